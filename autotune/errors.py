@@ -1,0 +1,39 @@
+"""What can go wrong, named by what the caller should do about it."""
+
+from __future__ import annotations
+
+__all__ = ["AutotuneError", "NothingFits", "PlanError", "SpaceError", "StudyError", "TaskError", "UserError"]
+
+
+class AutotuneError(Exception):
+    """Anything this package raises on purpose. ``exit_code`` is what the CLI leaves with."""
+
+    exit_code = 1
+
+
+class UserError(AutotuneError):
+    """The user's input is at fault; the message says what was wanted, what was got, where, and what to do."""
+
+    exit_code = 2
+
+
+class TaskError(UserError):
+    """A task file is missing something, does not import, or its code raised."""
+
+
+class PlanError(UserError):
+    """A plan is malformed, belongs to another model, or asks for what this model or device cannot do."""
+
+
+class SpaceError(UserError):
+    """A search space names an unknown technique or value."""
+
+
+class StudyError(UserError):
+    """A study is locked, corrupt, or belongs to another task."""
+
+
+class NothingFits(AutotuneError):
+    """No configuration stayed within the budget: a result, with the nearest miss in the message."""
+
+    exit_code = 3

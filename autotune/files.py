@@ -1,0 +1,120 @@
+"""Files of ours: YAML of plain data in, YAML out, and writing that leaves a whole file or none."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from .errors import UserError
+
+__all__ = ["dump_yaml", "explain", "read_yaml", "write_text"]
+
+_MAX_YAML_BYTES = 2**20
+
+
+def dump_yaml(data: dict[str, Any]) -> str:
+    """YAML with keys in order and rows of plain values on one line each."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def write_text(path: Path, text: str, error: type[UserError]) -> None:
+    """Write a file atomically (temporary file beside it, fsync, rename).
+
+    Raises:
+        error: the path cannot be written; what stood there before is untouched.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as reason:
+        raise error(f"{path}: cannot be written: {reason.strerror or reason}. Choose another path with -o.") from None
+
+
+def read_yaml(text: str, source: str, error: type[UserError]) -> dict[str, Any]:
+    """A YAML mapping of plain data: no tags, no anchors (a billion laughs), no duplicate keys, at most 1 MiB.
+
+    Raises:
+        error: anything else, with the place.
+    """
+    if len(text) > _MAX_YAML_BYTES:
+        raise error(f"{source}: at most {_MAX_YAML_BYTES} characters of YAML were expected, but got {len(text)}.")
+    try:
+        data = yaml.load(text, Loader=_PlainLoader)  # noqa: S506 - a SafeLoader, with aliases refused
+    except (yaml.YAMLError, RecursionError) as reason:
+        raise error(f"{source}: not plain YAML: {' '.join(str(reason).split())}.") from None
+    if not isinstance(data, dict):
+        raise error(f"{source}: expected a mapping with `schema`, but got {type(data).__name__}.")
+    return data
+
+
+def explain(error: ValidationError, source: str, root: type[BaseModel]) -> str:
+    """A validation error of a ``root`` model, one line a problem: where, what was wanted, what was got."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        where = ".".join(str(part) for part in problem["loc"])
+        got = problem["input"]
+        known = _known_keys(problem["loc"], root) if problem["type"] == "extra_forbidden" else None
+        message = f"unknown key. Use one of: {', '.join(known)}" if known else problem["msg"]
+        shown = f", but got {got!r}" if isinstance(got, (str, int, float, bool)) and not known else ""
+        lines.append(f"{source}: {where}: {message.removeprefix('Value error, ')}{shown}")
+    return "\n".join(lines)
+
+
+def _known_keys(location: tuple[int | str, ...], root: type[BaseModel]) -> list[str] | None:
+    """The keys that are valid beside an unknown one, walking the models from ``root`` down."""
+    model: type[BaseModel] | None = root
+    for part in location[:-1]:
+        fields = model.model_fields if model else {}
+        found = next((f for n, f in fields.items() if part in (n, f.alias)), None)
+        candidates = [found.annotation, *getattr(found.annotation, "__args__", ())] if found else []
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return [f.alias or n for n, f in model.model_fields.items()] if model else None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """safe_load, with anchors and duplicate keys refused: neither stands in a file of ours."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not allowed", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value]
+        if len(keys) != len(set(map(str, keys))):
+            raise yaml.constructor.ConstructorError(None, None, "a key stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Rows of plain values on one line each, as people write them."""
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
+        flat = all(not isinstance(value, (dict, list)) for value in mapping.values())
+        return super().represent_mapping(tag, mapping, flow_style=flat and bool(mapping))
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

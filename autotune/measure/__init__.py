@@ -1,0 +1,7 @@
+"""Run a Training for some steps and say what it cost: speed, memory, and whether it still learns the same."""
+
+from __future__ import annotations
+
+from .measurement import InspectOptions, MeasureOptions, Measurement, Parity
+
+__all__ = ["InspectOptions", "MeasureOptions", "Measurement", "Parity"]

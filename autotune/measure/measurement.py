@@ -1,0 +1,77 @@
+"""What a measurement is asked for, and what it says. Plain data: the driver reads it without torch."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from ..plan import Peak, Speed
+
+__all__ = ["InspectOptions", "MeasureOptions", "Measurement", "Parity"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class InspectOptions(_Frozen):
+    """What the user said on the command line that bears on the facts."""
+
+    effective_batch: PositiveInt | None = None
+    """``--effective-batch``."""
+    allow_split: bool = False
+    """``--allow-split``."""
+
+
+class MeasureOptions(_Frozen):
+    """How long and how precisely."""
+
+    trial_time_s: PositiveFloat = 60.0
+    """The time share of the timed windows, seconds."""
+    precision: PositiveFloat = 0.02
+    """Measuring ends once the 95 % interval is within this share of the value on either side."""
+    enforce: bool = True
+    """Hold the process to the budget; False for the reference, which may be over it."""
+    parity_batch: PositiveInt
+    """Samples in an optimizer step of the parity run: the reference's effective batch, whatever the trial's is."""
+    reference_losses: tuple[float, ...] | None = None
+    """The reference's losses over its parity run; None for the reference itself."""
+    parity_limit: PositiveFloat = 0.01
+    """Largest deviation from the reference's losses, as a share of their mean."""
+    largest_of: PositiveInt | None = None
+    """Batch shapes vary: take the peak on the largest of so many batches."""
+
+
+class Parity(_Frozen):
+    """The losses of the first ten optimizer steps, with dropout off, against the reference's."""
+
+    losses: tuple[float, ...]
+    """Mean loss of each optimizer step."""
+    deviation: float = Field(default=0.0, ge=0)
+    """Largest difference from the reference, as a share of the reference's mean loss."""
+    strayed_at: PositiveInt | None = None
+    """First optimizer step beyond the limit, counted from 1; None where all are within it."""
+
+
+class Measurement(_Frozen):
+    """What one configuration cost in one process."""
+
+    samples_per_s: Speed
+    """Samples consumed per wall second, epoch starts amortised."""
+    peak: Peak
+    """Largest memory over the whole process."""
+    parity: Parity
+    """Whether it learns what the reference learns."""
+    num_steps: PositiveInt
+    """Optimizer steps within timed windows."""
+    num_windows: PositiveInt
+    """Timed windows."""
+    loader_wait: float = Field(ge=0, le=1)
+    """Share of the timed windows spent waiting for data."""
+    epoch_start_s: float = Field(ge=0)
+    """Seconds from asking for an epoch to its first batch."""
+    leak_bytes_per_step: float | None = None
+    """Memory gained by each optimizer step without end; None where it is stable."""
+    phases_s: dict[str, float]
+    """Seconds in ``load`` (torch and the user's file), ``apply``, ``parity``, ``warmup``, ``timed``."""
+    warnings: tuple[str, ...] = ()
+    """What the user should hear."""

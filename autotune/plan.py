@@ -1,0 +1,227 @@
+"""``Plan``: one choice per technique and the evidence it was chosen on. The YAML file is this object, nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from .errors import PlanError
+from .files import dump_yaml, explain, read_yaml, write_text
+from .techniques import Settings
+from .units import Bytes, Ratio
+
+__all__ = [
+    "Budget",
+    "Environment",
+    "Evidence",
+    "Gain",
+    "Peak",
+    "Plan",
+    "SearchRecord",
+    "Speed",
+    "TaskRef",
+    "load_plan",
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TaskRef(_Section):
+    """The task that a plan was found for."""
+
+    source: str
+    """The task's file as it was given, ``model.py`` or ``model.py:name``."""
+    fingerprint: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    """Hash of parameter names, shapes, dtypes, trainable flags, and batch shapes, before any technique."""
+
+
+class Budget(_Section):
+    """What the device may charge the training process."""
+
+    limit: Bytes | None = None
+    """Bytes; absent when the search had no limit."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """torch's device type."""
+    margin: float = Field(default=0.03, ge=0, lt=1)
+    """The measured peak times 1 + margin stays within the limit."""
+
+    def holds(self, peak_bytes: int) -> bool:
+        """Whether a configuration with this measured peak fits."""
+        return self.limit is None or peak_bytes * (1 + self.margin) <= self.limit
+
+
+class Speed(_Section):
+    """Samples per second with a 95 % interval."""
+
+    value: PositiveFloat
+    """Samples consumed per wall second."""
+    low: float
+    """Lower end of the 95 % interval."""
+    high: float
+    """Upper end."""
+    repeats: PositiveInt = 1
+    """Fresh processes that it was measured in."""
+
+
+class Peak(_Section):
+    """Largest memory over the repeats."""
+
+    process: Bytes
+    """What the device charged the process: what the budget is held against."""
+    reserved: Bytes | None = None
+    """CUDA: the allocator's largest reservation."""
+    allocated: Bytes | None = None
+    """CUDA: the largest sum of live tensors."""
+    host: Bytes | None = None
+    """CUDA: the process's largest host memory."""
+    allocator_retries: int = 0
+    """CUDA: how often the allocator had to free its cache and try again."""
+    largest_of: PositiveInt | None = None
+    """Batch shapes vary: the peak is that of the largest of so many batches."""
+
+
+class Evidence(_Section):
+    """What one configuration was measured at, in fresh interpreters."""
+
+    samples_per_s: Speed
+    """Its speed."""
+    peak: Peak
+    """Its memory."""
+    fits: bool = True
+    """Whether it stays within the budget (a reference may not)."""
+
+
+class Gain(_Section):
+    """The plan against the reference."""
+
+    speed: Ratio | None
+    """Samples per second over the reference's; null when the reference could not be measured."""
+    memory: Ratio | None
+    """Peak over the reference's."""
+    reason: str | None = None
+    """Why there is no gain to state."""
+
+
+class Environment(_Section):
+    """Where the evidence was measured."""
+
+    torch: str
+    """torch's version."""
+    device: str
+    """The device as its vendor calls it."""
+    driver: str | None = None
+    """The device's driver."""
+    autotune: str
+    """This package's version."""
+    python: str
+    """Python's version."""
+
+
+class SearchRecord(_Section):
+    """How the plan was found."""
+
+    trials: int
+    """Configurations measured, the reference included."""
+    seconds: float
+    """Wall time of the search, finalists included."""
+    stopped: str
+    """Why it ended, in words."""
+    study: str
+    """The Optuna study's name."""
+    sampler: str
+    """The sampler that proposed."""
+    seed: int
+    """Seed of the task and of the sampler."""
+
+
+class Plan(_Section):
+    """One choice per technique, plus the evidence it was chosen on.
+
+    ``Plan(settings=…)`` alone is a plan without evidence: what a trial applies, and what may be written by hand.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, populate_by_name=True, title="autotune plan"
+    )
+
+    schema_: Literal["autotune/plan@1"] = Field(default="autotune/plan@1", alias="schema")
+    """The format's name and version."""
+    task: TaskRef | None = None
+    """The task; absent in a plan that may be applied to any."""
+    budget: Budget = Budget()
+    """The limit and the device."""
+    settings: Settings
+    """One row per technique that departs from the user's own setting."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know, such as an effective batch that was not held or a lossy choice."""
+    measured: Evidence | None = None
+    """The plan's own evidence."""
+    reference: Evidence | None = None
+    """The user's job as it stands."""
+    gain: Gain | None = None
+    """The plan against the reference."""
+    environment: Environment | None = None
+    """Where it was measured."""
+    search: SearchRecord | None = None
+    """How it was found."""
+
+    def to_yaml(self) -> str:
+        """The file's text; :meth:`from_yaml` reads it back to an equal plan."""
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"settings", "gain"})
+        ordered: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            key = field.alias or name
+            if name == "settings":
+                ordered[key] = self.settings.model_dump(mode="json", exclude_defaults=True)
+            elif name == "gain" and self.gain is not None:
+                ordered[key] = self.gain.model_dump(mode="json", exclude={"reason"} if not self.gain.reason else None)
+            elif key in data and data[key] != []:
+                ordered[key] = data[key]
+        return dump_yaml(ordered)
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str = "plan") -> Self:
+        """Parse a plan's text; ``source`` names it in errors.
+
+        Raises:
+            PlanError: not YAML, not a plan, or an unknown technique or value.
+        """
+        data = read_yaml(text, source, PlanError)
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise PlanError(explain(error, source, cls)) from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the YAML file whole or not at all.
+
+        Raises:
+            PlanError: the path cannot be written.
+        """
+        write_text(Path(path), self.to_yaml(), PlanError)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan; builds nothing and touches no device.
+
+    Args:
+        path: a YAML file written by ``autotune search`` (or by hand).
+
+    Returns:
+        The plan.
+
+    Raises:
+        PlanError: no such file, not YAML, not a plan, or an unknown technique or value.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise PlanError(f"{path}: no such file. `autotune search model.py` writes a plan.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: cannot be read as a plan: {error}.") from None
+    return Plan.from_yaml(text, str(path))

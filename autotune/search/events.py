@@ -1,0 +1,78 @@
+"""What a search tells whoever watches it. Frozen data; the CLI draws it, tests assert on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..techniques import Facts, Settings
+from ..workers import Outcome
+
+__all__ = ["Event", "FinalistEnded", "Inspected", "SearchStarted", "Stopped", "TrialEnded", "TrialStarted", "Warned"]
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """The task loaded, and this is what is known of it."""
+
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class SearchStarted:
+    """The space is known; trials follow."""
+
+    study: str
+    num_configurations: int
+    num_trials: int
+    resumed_trials: int
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something the user asked for and did not get, or must know."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class TrialStarted:
+    """A trial process is about to run. Number 0 is the reference; finalists carry their round."""
+
+    number: int
+    settings: Settings
+    finalist_round: int | None = None
+
+
+@dataclass(frozen=True)
+class TrialEnded:
+    """A trial's outcome is known and stored."""
+
+    number: int
+    settings: Settings
+    outcome: Outcome
+    feasible: bool
+    """Whether it fits the budget, keeps parity and does not leak."""
+    is_best: bool
+    """Whether it is the fastest feasible one so far."""
+
+
+@dataclass(frozen=True)
+class FinalistEnded:
+    """One fresh-interpreter run of a finalist or of the reference ended."""
+
+    number: int
+    """The trial that first measured this configuration; 0 is the reference."""
+    settings: Settings
+    round: int
+    num_rounds: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """No more configurations will be tried."""
+
+    reason: str
+
+
+Event = Inspected | SearchStarted | Warned | TrialStarted | TrialEnded | FinalistEnded | Stopped

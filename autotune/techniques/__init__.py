@@ -1,0 +1,58 @@
+"""The techniques: one file each, one line each in :class:`Settings`. Field order is the order of display."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import get_args
+
+from pydantic import BaseModel, ConfigDict
+
+from ._base import Exactness, LoaderSpec, Technique
+from .allocator import Allocator
+from .batch import Batch
+from .checkpointing import Checkpointing
+from .data_loading import DataLoading
+from .facts import Device, Facts
+from .memory_format import MemoryFormat
+from .optimizer import Optimizer
+from .precision import Precision
+
+__all__ = ["TECHNIQUES", "Device", "Exactness", "Facts", "LoaderSpec", "Settings", "Technique"]
+
+
+class Settings(BaseModel):
+    """One choice per technique; what is left at the user's own setting has no row in YAML."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: Batch | None = None
+    precision: Precision = Precision()
+    checkpointing: Checkpointing = Checkpointing()
+    memory_format: MemoryFormat = MemoryFormat()
+    data_loading: DataLoading = DataLoading()
+    optimizer: Optimizer = Optimizer()
+    allocator: Allocator = Allocator()
+
+    def techniques(self) -> Iterator[Technique]:
+        """Every technique with its chosen setting, in field order; the batch only where it is set."""
+        return (value for name in type(self).model_fields if (value := getattr(self, name)) is not None)
+
+    def environment(self) -> dict[str, str]:
+        """All environment variables that these settings need before the process starts."""
+        return {key: value for technique in self.techniques() for key, value in technique.environment().items()}
+
+    def canonical(self) -> str:
+        """The same text for the same configuration: what a result is looked up by."""
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+
+
+def _techniques() -> Iterator[tuple[str, type[Technique]]]:
+    for name, field in Settings.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Technique):
+                yield name, kind
+
+
+TECHNIQUES: dict[str, type[Technique]] = dict(_techniques())
+"""Every technique by its name, in the order of :class:`Settings`."""

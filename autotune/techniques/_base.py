@@ -1,0 +1,88 @@
+"""What a technique is: a frozen config and the hooks by which it changes a training stack.
+
+Hooks import torch inside the function, so that reading a plan, or driving a search, needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from .facts import Facts
+
+__all__ = ["Exactness", "LoaderSpec", "Technique"]
+
+Exactness = Literal["exact", "rounding", "lossy"]
+"""``exact``: same arithmetic up to reordering. ``rounding``: lower precision. ``lossy``: changes the function."""
+
+
+@dataclass(frozen=True)
+class LoaderSpec:
+    """What a DataLoader is about to be built from; ``on_loader`` returns a changed copy."""
+
+    dataset: Any
+    """Map-style or iterable dataset."""
+    collate: Callable[[list[Any]], Any] | None
+    """The user's collate function; None is torch's default_collate."""
+    options: dict[str, Any]
+    """DataLoader keywords other than dataset, batching, sampler and collate_fn."""
+    device: torch.device
+    """Where batches go."""
+
+
+class Technique(BaseModel):
+    """One way to save memory or time.
+
+    A default instance (``Precision()``) is the user's own setting and does nothing; such a technique has no row in a
+    plan. ``Batch`` alone has no default.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: ClassVar[str]
+    """The key in a plan's settings and in a search space."""
+    ordered: ClassVar[bool] = False
+    """Whether ``choices`` lie on a line (small to large), so that a sampler may interpolate."""
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[Self, ...]:
+        """What is worth trying for this model and device: the user's own setting first, then the most promising."""
+        raise NotImplementedError
+
+    def exactness(self, facts: Facts) -> Exactness:
+        """How this setting may change the result for this model."""
+        return "exact"
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """Why this setting cannot be had for this model and device, in words; None when it can."""
+        return None
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables that must be set before the process starts."""
+        return {}
+
+    def not_in_force(self) -> str | None:
+        """What of :meth:`environment` the running process was started without, in words; None when all is there."""
+        return None
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Change the model in place; ``blocks`` are its repeated blocks in forward order."""
+
+    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Change the optimizer in place."""
+
+    def on_loader(self, spec: LoaderSpec) -> LoaderSpec:
+        """What the loader is built from instead."""
+        return spec
+
+    def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
+        """Entered around each forward pass and loss."""
+        return nullcontext()

@@ -1,0 +1,101 @@
+"""Batch size: how many samples one forward pass sees, and how many such passes make one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import Field, PositiveInt, model_validator
+
+from ._base import Exactness, Technique
+from .facts import Facts
+
+__all__ = ["Batch"]
+
+SPLIT_TOLERANCE = 1e-3
+"""Relative L2 difference of the gradient above which a split changes the optimization: fp32 reordering stays
+below 1e-5, BatchNorm and token-averaged losses are at 1e-2 and more."""
+
+_LARGEST_FREE_GROWTH = 16
+
+
+class Batch(Technique):
+    """Micro-batches of ``micro`` samples, ``accumulate`` of them to one optimizer step."""
+
+    name: ClassVar[str] = "batch"
+    ordered: ClassVar[bool] = True
+
+    micro: PositiveInt
+    """Samples in one forward pass, >= 1."""
+    accumulate: PositiveInt = 1
+    """Forward passes in one optimizer step, >= 1."""
+    effective: PositiveInt | None = Field(default=None)
+    """Samples in one optimizer step where the last micro-batch is smaller; micro * accumulate otherwise."""
+
+    @model_validator(mode="after")
+    def _check_effective(self) -> Batch:
+        full = self.micro * self.accumulate
+        if self.effective is not None and not full - self.micro < self.effective < full:
+            raise ValueError(
+                f"effective: {self.accumulate} micro-batches of {self.micro} hold {full - self.micro + 1} to "
+                f"{full - 1} samples when the last is smaller, but got {self.effective}. "
+                f"Leave it out for {full}."
+            )
+        return self
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in one optimizer step."""
+        return self.effective or self.micro * self.accumulate
+
+    @classmethod
+    def of(cls, effective: int, micro: int) -> Batch:
+        """``effective`` samples an optimizer step in micro-batches of at most ``micro``."""
+        micro = min(micro, effective)
+        accumulate = -(-effective // micro)
+        return cls(micro=micro, accumulate=accumulate, effective=effective if effective % micro else None)
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[Batch, ...]:
+        """Small to large: halves of a held effective batch; powers of two times the assumed one otherwise."""
+        effective, length = facts.effective_batch, facts.dataset_length
+        if facts.effective_batch_held:
+            sizes = [effective, *_halves(effective)] if _may_split(facts) else [effective]
+            found = [cls.of(effective, micro) for micro in sorted(sizes)]
+        else:
+            sizes = [*_halves(effective), *(effective * 2**k for k in range(_LARGEST_FREE_GROWTH.bit_length()))]
+            found = [cls(micro=micro) for micro in sorted(sizes) if length is None or micro <= max(length, effective)]
+        return tuple(batch for batch in found if batch.unavailable(facts) is None)
+
+    def exactness(self, facts: Facts) -> Exactness:
+        """Measured: a split is lossy where the gradient of a split batch differs from the whole batch's."""
+        return "exact" if self.accumulate == 1 or _split_is_exact(facts) else "lossy"
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """Splits that change the gradient need ``--allow-split``; iterable datasets need equal micro-batches."""
+        if self.accumulate > 1 and not _may_split(facts):
+            return (
+                f"splitting a batch changes this model's gradient by {facts.split_error:.1%} "
+                "(BatchNorm in training, or a loss averaged over varying counts); --allow-split permits it"
+                if facts.split_error is not None
+                else "whether splitting a batch changes the gradient could not be measured; --allow-split permits it"
+            )
+        if self.effective is not None and facts.dataset_kind == "iterable":
+            return f"an iterable dataset cannot be cut into {self.accumulate} uneven micro-batches"
+        return None
+
+
+def _halves(effective: int) -> Iterator[int]:
+    """effective / 2, / 4, … rounded up, down to 1."""
+    size = effective
+    while size > 1:
+        size = -(-size // 2)
+        yield size
+
+
+def _split_is_exact(facts: Facts) -> bool:
+    return facts.split_error is not None and facts.split_error <= SPLIT_TOLERANCE
+
+
+def _may_split(facts: Facts) -> bool:
+    return facts.allow_split or _split_is_exact(facts)

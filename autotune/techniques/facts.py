@@ -1,0 +1,91 @@
+"""What is known of a task before any trial: the result of inspecting it once, in a child process."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["Device", "Facts"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Device(_Frozen):
+    """The device that trials run on."""
+
+    type: Literal["cpu", "cuda"]
+    """torch's device type."""
+    name: str
+    """As the vendor calls it."""
+    memory_bytes: int
+    """All of the device's memory (of the machine, for a CPU)."""
+    capability: tuple[int, int] | None = None
+    """CUDA compute capability."""
+    bf16: bool
+    """Whether the device computes in bfloat16 natively."""
+    driver: str | None = None
+    """The driver's version."""
+
+
+class Facts(_Frozen):
+    """A task's properties, measured without any technique applied."""
+
+    fingerprint: str
+    """``sha256:…`` of parameter names, shapes, dtypes, trainable flags, and batch shapes."""
+    device: Device
+    torch_version: str
+    cpu_count: int
+    """Processors this process may use."""
+    host_memory_bytes: int
+    """Host memory available when the task was inspected."""
+
+    num_parameters: int
+    num_trainable: int
+    num_blocks: int
+    """Repeated blocks (or the root's children) that checkpointing can choose from."""
+    block_name: str
+    """Class of the repeated blocks, for people."""
+    conv_dims: tuple[int, ...]
+    """Spatial dimensions of the model's convolutions: (2,) for an image model, () for none."""
+    has_training_batch_norm: bool
+
+    dataset_length: int | None
+    """None for an iterable dataset without a length."""
+    dataset_kind: Literal["map", "iterable"]
+    dataset_bytes: int | None
+    """Bytes of the whole dataset's tensors, from one sample; None when unknown."""
+    dataset_deterministic: bool
+    """Whether reading a sample twice gives the same values, so that an epoch may be cached."""
+    stackable: bool
+    """Whether all samples collate by default_collate to one shape, so that an epoch can lie on the device."""
+    shapes_vary: bool
+    """Whether batch shapes differ between batches."""
+    shards_by_worker: bool
+    """Whether an iterable dataset says that it splits itself between loader workers."""
+    loader_options: dict[str, int | bool]
+    """The user's DataLoader keywords of today."""
+    loader_samples_per_s: dict[int, float]
+    """Samples per second of the loader alone, by number of workers."""
+
+    effective_batch: int
+    """Samples in one optimizer step of the reference."""
+    effective_batch_held: bool
+    """Whether the effective batch is the user's and stays fixed."""
+    effective_batch_assumed: bool
+    """Whether it was given nowhere."""
+    split_error: float | None
+    """Relative L2 difference of the gradient when a batch is split in two; None where it could not be measured."""
+    allow_split: bool
+    """Whether the user allows splits that change the gradient."""
+
+    optimizer: str
+    """The optimizer's class."""
+    optimizer_implementations: tuple[str, ...]
+    """Of ``for_loop``, ``foreach``, ``fused``: what the class supports here."""
+    allocators: tuple[str, ...]
+    """Of ``tcmalloc``, ``jemalloc``: what is installed where trials run."""
+    warnings: tuple[str, ...] = ()
+    """What the user should hear before the search starts."""

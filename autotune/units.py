@@ -1,0 +1,109 @@
+"""Bytes, durations and ratios as people write them. Only ``cli``, ``report`` and the YAML schema use the text forms."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+__all__ = [
+    "MIB",
+    "Bytes",
+    "Ratio",
+    "ceil_mib",
+    "format_bytes",
+    "format_duration",
+    "parse_bytes",
+    "parse_duration",
+]
+
+MIB = 2**20
+
+_UNITS = {
+    "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SPELLED = ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB")
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_bytes(text: str | float) -> int:
+    """Bytes from ``8GiB`` (2**33), ``8GB`` (8 * 10**9), ``512 MiB`` or a plain number of bytes.
+
+    Raises:
+        ValueError: not a number with a known unit.
+    """
+    if isinstance(text, bool):
+        raise ValueError(f"not a size: {text!r}. Write for example 8GiB, 512 MiB or 8GB.")
+    if isinstance(text, (int, float)):
+        if not math.isfinite(text):
+            raise ValueError(f"not a size: {text!r}. Write for example 8GiB, 512 MiB or 8GB.")
+        return int(text)
+    match = _NUMBER.fullmatch(text)
+    unit = _UNITS.get((match[2] or "b").lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"not a size: {text!r}. Write for example 8GiB, 512 MiB or 8GB.")
+    return round(float(match[1]) * unit)
+
+
+def format_bytes(num_bytes: int) -> str:
+    """The shortest text with at most two decimals that :func:`parse_bytes` reads back to the same number."""
+    for unit in _SPELLED:
+        size = _UNITS[unit.lower()]
+        text = f"{num_bytes / size:.2f}".rstrip("0").rstrip(".")
+        if num_bytes >= size and parse_bytes(f"{text} {unit}") == num_bytes and float(text) < 100_000:
+            return f"{text} {unit}"
+    return f"{num_bytes} B"
+
+
+def ceil_mib(num_bytes: int) -> int:
+    """``num_bytes`` rounded up to whole MiB: what a plan states as a peak, never less than was measured."""
+    return -(-num_bytes // MIB) * MIB
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from ``90s``, ``20m``, ``1.5h`` or a plain number of seconds.
+
+    Raises:
+        ValueError: not a positive number with a known unit.
+    """
+    match = _NUMBER.fullmatch(text)
+    unit = _SECONDS.get(match[2].lower()) if match else None
+    if match is None or unit is None or float(match[1]) <= 0:
+        raise ValueError(f"not a duration: {text!r}. Write for example 90s, 20m or 1.5h.")
+    return float(match[1]) * unit
+
+
+def format_duration(seconds: float) -> str:
+    """``47 s``, ``3 min 05 s`` or ``2 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _parse_ratio(value: str | float) -> float:
+    return float(value.removesuffix("x")) if isinstance(value, str) else float(value)
+
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    PlainSerializer(format_bytes, return_type=str, when_used="json"),
+    WithJsonSchema({"type": ["string", "integer"], "description": "bytes: 8 GiB is 2**33, 8 GB is 8 * 10**9"}),
+]
+"""A size in bytes: an int in Python, ``8 GiB`` in YAML."""
+
+Ratio = Annotated[
+    float,
+    BeforeValidator(_parse_ratio),
+    PlainSerializer(lambda value: f"{value!r}x", return_type=str, when_used="json"),
+    WithJsonSchema({"type": ["string", "number"], "pattern": r"^[0-9.]+x$"}),
+]
+"""A ratio: a float in Python, ``2.31x`` in YAML."""

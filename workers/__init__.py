@@ -1,0 +1,19 @@
+"""What runs trials: the executor contract, the fork server, the trial child, and the executors."""
+
+from __future__ import annotations
+
+from ._base import Executor, TrialRequest
+from .outcome import Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
+
+__all__ = [
+    "Crashed",
+    "Executor",
+    "Failed",
+    "Inspected",
+    "Measured",
+    "NonFinite",
+    "OutOfMemory",
+    "Outcome",
+    "TimedOut",
+    "TrialRequest",
+]

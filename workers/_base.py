@@ -1,0 +1,74 @@
+"""The executor contract: what goes into an isolated trial, and who runs it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+
+from ..measure import InspectOptions, MeasureOptions
+from ..plan import Plan
+from .outcome import Outcome
+
+__all__ = ["Executor", "TrialRequest"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TrialRequest(_Frozen):
+    """One question for one fresh process."""
+
+    id: str
+    """Names the trial in logs."""
+    task: str
+    """``path/to/model.py`` or ``path/to/model.py:name``."""
+    seed: int = 0
+    """Seeds everything before the model is built."""
+    kind: Literal["inspect", "measure"] = "measure"
+    """What to do with the task."""
+    device: Literal["cpu", "cuda"]
+    """torch's device type."""
+    plan: Plan | None = None
+    """What to apply: settings, and the budget to hold. None to inspect."""
+    inspect: InspectOptions = InspectOptions()
+    """For ``kind: inspect``."""
+    measure: MeasureOptions | None = None
+    """For ``kind: measure``."""
+    fresh: bool = False
+    """Start a new interpreter, as a job is started, instead of forking a server that has imported torch."""
+    deadline_s: PositiveFloat = 600.0
+    """The trial and its descendants are ended after this."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that the driver hands on (thread counts); the plan's own are added where the trial runs."""
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """What the watchdog ends the trial at on a CPU: the budget and a quarter; None where it is not enforced."""
+        if self.plan is None or self.measure is None or not self.measure.enforce or self.plan.budget.limit is None:
+            return None
+        return self.plan.budget.limit * 5 // 4
+
+
+class Executor(ABC):
+    """Runs trial requests somewhere, each in a process of its own. Use as a context manager."""
+
+    num_slots: int
+    """Trials that run at once: one per device."""
+
+    @abstractmethod
+    def submit(self, request: TrialRequest) -> Future[Outcome]:
+        """Queue a request. The future always gets an outcome; it never raises for what a trial did."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every process this executor started, and their descendants. Futures still open get ``Crashed``."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,104 @@
+"""What comes back from a trial: data, never an exception that crosses a process."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from ..measure import Measurement
+from ..techniques import Facts
+
+__all__ = [
+    "OUTCOME",
+    "Crashed",
+    "Failed",
+    "Inspected",
+    "Measured",
+    "NonFinite",
+    "OutOfMemory",
+    "Outcome",
+    "TimedOut",
+]
+
+
+class _Outcome(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    output: str = ""
+    """What the trial printed, captured at file-descriptor level: the first and the last 32 KiB."""
+    seconds: float = 0.0
+    """Wall time of the whole trial, as its parent saw it."""
+
+
+class Inspected(_Outcome):
+    """The answer to an inspect request."""
+
+    kind: Literal["inspected"] = "inspected"
+    facts: Facts
+    """What is known of the task."""
+
+
+class Measured(_Outcome):
+    """The trial ran to its end."""
+
+    kind: Literal["measured"] = "measured"
+    measurement: Measurement
+    """What it cost; it may still be over the budget, leak, or stray."""
+
+
+class OutOfMemory(_Outcome):
+    """The device, the watchdog, or the kernel refused more memory."""
+
+    kind: Literal["out_of_memory"] = "out_of_memory"
+    peak_bytes: int
+    """Memory charged when it ended: the configuration needs at least this much."""
+    message: str
+    """Who refused, and where."""
+
+
+class TimedOut(_Outcome):
+    """The trial was ended at its deadline."""
+
+    kind: Literal["timed_out"] = "timed_out"
+    deadline_s: float
+    """The deadline."""
+    message: str = ""
+    """What it was doing: the phase, and the Python stack where it could be had."""
+
+
+class Crashed(_Outcome):
+    """The process ended without an answer: a signal, or an exit behind Python's back."""
+
+    kind: Literal["crashed"] = "crashed"
+    message: str
+    """``Segmentation fault (SIGSEGV)``, or the exit code, and what it was doing."""
+
+
+class NonFinite(_Outcome):
+    """The loss was not a finite number."""
+
+    kind: Literal["non_finite"] = "non_finite"
+    step: int
+    """Optimizer step, counted from 1."""
+    message: str = ""
+    """The value, and where."""
+
+
+class Failed(_Outcome):
+    """The user's code raised, or the request asked for what cannot be done."""
+
+    kind: Literal["failed"] = "failed"
+    message: str
+    """The last line: exception class and message."""
+    traceback: str = ""
+    """The user's traceback without our frames; empty where the message says all (a TaskError, a PlanError)."""
+
+
+Outcome = Annotated[
+    Inspected | Measured | OutOfMemory | TimedOut | Crashed | NonFinite | Failed, Field(discriminator="kind")
+]
+"""Any of them; ``kind`` tells which."""
+
+OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+"""Reads an outcome from JSON: ``OUTCOME.validate_json(text)``."""
