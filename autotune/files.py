@@ -55,7 +55,7 @@ def read_yaml(text: str, source: str, error: type[UserError]) -> dict[str, Any]:
     if len(text) > _MAX_YAML_BYTES:
         raise error(f"{source}: at most {_MAX_YAML_BYTES} characters of YAML were expected, but got {len(text)}.")
     try:
-        data = yaml.load(text, Loader=_PlainLoader)  # noqa: S506 - a SafeLoader, with aliases refused
+        data = yaml.load(text, Loader=_PlainLoader)
     except (yaml.YAMLError, RecursionError) as reason:
         raise error(f"{source}: not plain YAML: {' '.join(str(reason).split())}.") from None
     if not isinstance(data, dict):

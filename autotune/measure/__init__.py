@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .measurement import InspectOptions, MeasureOptions, Measurement, Parity
+from .measurement import InspectOptions, Measurement, MeasureOptions, Parity
 
 __all__ = ["InspectOptions", "MeasureOptions", "Measurement", "Parity"]

@@ -1,0 +1,166 @@
+"""``apply(plan, task) -> Training``: the only apply path, and the only place where techniques are put in order."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+
+from .errors import PlanError, TaskError
+from .fingerprint import fingerprint
+from .loader import Loader
+from .plan import Plan
+from .task import SIGNATURES, Task, seed_everything
+from .techniques import LoaderSpec, Settings
+from .techniques.batch import Batch
+from .techniques.checkpointing import find_blocks
+from .training import Training
+
+__all__ = ["apply", "build_loader", "build_model", "reference_batch"]
+
+_ASSUMED_BATCH = 32
+
+
+def apply(plan: Plan, task: Task | None = None, **pieces: Any) -> Training:
+    """Build a task's training stack with a plan in force.
+
+    Everything is seeded with the plan's seed before ``build_model``. Train and eval modes stay as the user set them.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`; ``Plan(settings=Settings())`` is the user's job as it stands.
+        task: the task, or
+        **pieces: ``model=``, ``dataset=``, ``loss=`` (a ``compute_loss``), optionally ``optimizer=`` (built, or a
+            function of the parameters), and any other field of :class:`autotune.Task`.
+
+    Returns:
+        The training: ``model``, ``optimizer``, ``loader`` and ``step``.
+
+    Raises:
+        PlanError: the plan is for another model, or asks for what this model or device cannot do.
+        TaskError: the task's pieces do not fit together.
+    """
+    task = task if task is not None else _task_of(pieces)
+    device = _device(plan)
+    settings = plan.settings
+    seed_everything(plan.search.seed if plan.search else 0)
+    model = build_model(task)
+    dataset = task.build_dataset()
+    _check_task(plan, task, model, dataset)
+    _warn_of_environment(settings)
+
+    # pruning -> layers -> checkpointing -> memory format and device -> compile -> optimizer
+    blocks = find_blocks(model, task.blocks)
+    settings.checkpointing.on_model(model, blocks)
+    model = model.to(device)
+    settings.memory_format.on_model(model, blocks)
+    settings.precision.on_model(model, blocks)
+    optimizer = task.make_optimizer(model)
+    settings.optimizer.on_optimizer(optimizer)
+
+    batch = settings.batch or reference_batch(task, dataset)
+    spec = loader_spec(task, dataset, device)
+    loader = build_loader(task, settings.data_loading.on_loader(spec), batch)
+    return Training(model, optimizer, loader, task.compute_loss, settings)
+
+
+def build_model(task: Task) -> nn.Module:
+    """The user's model.
+
+    Raises:
+        TaskError: ``build_model`` returned something else.
+    """
+    model = task.build_model()
+    if not isinstance(model, nn.Module):
+        raise TaskError(
+            f"{task.source or 'task'}: build_model returned {type(model).__name__}. "
+            f"Wanted: {SIGNATURES['build_model']}."
+        )
+    return model
+
+
+def loader_spec(task: Task, dataset: Any, device: torch.device) -> LoaderSpec:
+    """What the user's own DataLoader is built from; an iterable dataset gets at most one worker unless it shards."""
+    options = dict(task.loader_options)
+    if isinstance(dataset, IterableDataset) and not task.shards_by_worker and options.get("num_workers", 0) > 1:
+        warnings.warn(
+            f"loader_options asks for {options['num_workers']} workers on an iterable dataset, which would read every "
+            "sample that often; 1 is used. Set shards_by_worker = True if the dataset splits itself.",
+            stacklevel=3,
+        )
+        options["num_workers"] = 1
+    return LoaderSpec(dataset, task.collate, options, device)
+
+
+def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0) -> Loader:
+    """A loader over micro-batches, in the user's order or a seeded shuffle.
+
+    Raises:
+        TaskError: the dataset is empty, or ``build_sampler`` returned a batch sampler.
+    """
+    if isinstance(spec.dataset, IterableDataset):
+        return Loader(spec, batch, None)
+    if len(spec.dataset) == 0:
+        raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
+    if task.build_sampler is None:
+        return Loader(spec, batch, RandomSampler(spec.dataset, generator=torch.Generator().manual_seed(seed)))
+    sampler = task.build_sampler(spec.dataset)
+    if isinstance(sampler, BatchSampler):
+        raise TaskError(
+            "build_sampler returned a BatchSampler, but the batch size is decided here. Return a sampler of indices."
+        )
+    return Loader(spec, batch, sampler)
+
+
+def reference_batch(task: Task, dataset: Any, effective: int | None = None) -> Batch:
+    """The user's batch as it stands: ``effective`` or ``batch_size``, else 32; never more than the dataset holds."""
+    size = effective or task.batch_size or _ASSUMED_BATCH
+    length = None if isinstance(dataset, IterableDataset) else len(dataset)
+    return Batch(micro=max(1, min(size, length)) if length is not None else size)
+
+
+def _task_of(pieces: dict[str, Any]) -> Task:
+    missing = [name for name in ("model", "dataset", "loss") if name not in pieces]
+    if missing:
+        raise TaskError(f"apply needs a task, or model=, dataset= and loss=; missing: {', '.join(missing)}.")
+    model, dataset, loss = pieces.pop("model"), pieces.pop("dataset"), pieces.pop("loss")
+    optimizer = pieces.pop("optimizer", None)
+    build = (lambda parameters: optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    try:
+        return Task(
+            build_model=lambda: model, build_dataset=lambda: dataset, compute_loss=loss, build_optimizer=build, **pieces
+        )
+    except TypeError as error:
+        raise TaskError(f"apply: {error}. Pass fields of autotune.Task.") from None
+
+
+def _device(plan: Plan) -> torch.device:
+    if plan.budget.device == "cuda" and not torch.cuda.is_available():
+        raise PlanError(
+            "budget.device: the plan is for cuda, but torch sees no CUDA device here. "
+            "Run it where there is one, or search again with --device cpu."
+        )
+    return torch.device(plan.budget.device, torch.cuda.current_device() if plan.budget.device == "cuda" else None)
+
+
+def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:
+    if plan.task is None:
+        return
+    found = fingerprint(model, dataset, task.collate)
+    if found != plan.task.fingerprint:
+        raise PlanError(
+            f"task.fingerprint: the plan was found for {plan.task.source} ({plan.task.fingerprint[:19]}…), but this "
+            f"model is another ({found[:19]}…): its parameters, their shapes, dtypes or trainable flags, or the batch "
+            "shapes differ. Search again for this model."
+        )
+
+
+def _warn_of_environment(settings: Settings) -> None:
+    for technique in settings.techniques():
+        if reason := technique.not_in_force():
+            warnings.warn(
+                f"{technique.name}: {reason}. Start the job with `autotune run plan.yaml -- python train.py`.",
+                stacklevel=3,
+            )

@@ -1,0 +1,190 @@
+"""``Loader``: micro-batches on the device, cut so that optimizer steps see whole effective batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from .errors import TaskError
+from .techniques import LoaderSpec
+from .techniques.batch import Batch
+
+__all__ = ["Loader", "Position", "num_samples_in", "to_device"]
+
+_WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+
+
+class Position(NamedTuple):
+    """Where a micro-batch stands in its optimizer step."""
+
+    num_samples: int
+    """Samples in this micro-batch."""
+    ends_step: bool
+    """Whether it is the last of its optimizer step."""
+
+
+class Loader:
+    """A DataLoader over one :class:`Batch`: yields micro-batches on the device and knows where each stands.
+
+    A short tail of the dataset forms a smaller optimizer step of its own.
+    """
+
+    def __init__(self, spec: LoaderSpec, batch: Batch, sampler: Any) -> None:
+        """
+        Args:
+            spec: dataset, collate, options and device.
+            batch: how an optimizer step is cut into micro-batches.
+            sampler: indices of a map-style dataset; None for an iterable one.
+
+        Raises:
+            TaskError: the dataset is empty, or the sampler yields batches.
+        """
+        self.batch = batch
+        self.device = spec.device
+        self.position: Position | None = None
+        """Of the micro-batch yielded last; taken away by the step that consumes it."""
+        self.epoch = 0
+        self._positions: deque[Position] = deque()
+        self._sampler = sampler
+        options = _worker_options(spec.options)
+        if isinstance(spec.dataset, IterableDataset):
+            self._data: DataLoader[Any] = DataLoader(
+                spec.dataset, batch_size=batch.micro, collate_fn=spec.collate, **options
+            )
+            self._iterate = self._iterate_stream
+        else:
+            if len(spec.dataset) == 0:
+                raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
+            cut = _Cut(sampler, batch, self._positions)
+            self._data = DataLoader(spec.dataset, batch_sampler=cut, collate_fn=spec.collate, **options)
+            self._iterate = self._iterate_map
+        self._non_blocking = bool(options.get("pin_memory"))
+
+    def __len__(self) -> int:
+        """Micro-batches in one epoch."""
+        return len(self._data)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings of the underlying DataLoader that bear on speed."""
+        names = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+        return {name: getattr(self._data, name) for name in names}
+
+    def __iter__(self) -> Iterator[Any]:
+        self._positions.clear()
+        self.position = None
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(self.epoch)
+        self.epoch += 1
+        for batch, position in self._iterate():
+            moved = to_device(batch, self.device, self._non_blocking)
+            self.position = position
+            yield moved
+
+    def take_position(self) -> Position | None:
+        """The position of the micro-batch yielded last, once."""
+        position, self.position = self.position, None
+        return position
+
+    def _iterate_map(self) -> Iterator[tuple[Any, Position]]:
+        for batch in self._data:
+            yield batch, self._positions.popleft()
+
+    def _iterate_stream(self) -> Iterator[tuple[Any, Position]]:
+        """One batch behind the stream, so that the last one is known to end its step."""
+        count, held = 0, None
+        for batch in self._data:
+            if held is not None:
+                count += 1
+                yield held, Position(num_samples_in(held), count % self.batch.accumulate == 0)
+            held = batch
+        if held is None:
+            raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
+        yield held, Position(num_samples_in(held), True)
+
+
+class _Cut(Sampler[list[int]]):
+    """Cuts each effective batch of a sampler into micro-batches, and says where each stands as it is handed out."""
+
+    def __init__(self, sampler: Any, batch: Batch, positions: deque[Position]) -> None:
+        self._sampler, self._batch, self._positions = sampler, batch, positions
+
+    def __iter__(self) -> Iterator[list[int]]:
+        step: list[int] = []
+        for index in self._sampler:
+            step.append(index)
+            if len(step) == self._batch.num_samples:
+                yield from self._pieces(step)
+                step = []
+        if step:
+            yield from self._pieces(step)
+
+    def _pieces(self, step: list[int]) -> Iterator[list[int]]:
+        micro = self._batch.micro
+        for start in range(0, len(step), micro):
+            piece = step[start : start + micro]
+            self._positions.append(Position(len(piece), start + micro >= len(step)))
+            yield piece
+
+    def __len__(self) -> int:
+        whole, tail = divmod(len(self._sampler), self._batch.num_samples)
+        return whole * self._batch.accumulate + -(-tail // self._batch.micro)
+
+
+def _worker_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """DataLoader keywords without those that need workers where there are none, and the start method said aloud."""
+    chosen = dict(options)
+    if chosen.get("num_workers", 0) == 0:
+        return {key: value for key, value in chosen.items() if key not in _WORKER_OPTIONS}
+    start = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    chosen.setdefault("multiprocessing_context", start)
+    return chosen
+
+
+def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """A nested batch (dicts, tuples, lists, dataclasses, anything with ``.to``) with its tensors on ``device``."""
+    if hasattr(batch, "to"):
+        try:
+            return batch.to(device, non_blocking=non_blocking)
+        except TypeError:
+            return batch.to(device)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: to_device(value, device, non_blocking) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple):
+        moved = [to_device(value, device, non_blocking) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    if isinstance(batch, list):
+        return [to_device(value, device, non_blocking) for value in batch]
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        changes = {f.name: to_device(getattr(batch, f.name), device, non_blocking) for f in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **changes)
+    return batch
+
+
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a nested batch, in order."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_in(value)
+    elif isinstance(batch, (tuple, list)):
+        for value in batch:
+            yield from tensors_in(value)
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for f in dataclasses.fields(batch):
+            yield from tensors_in(getattr(batch, f.name))
+
+
+def num_samples_in(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its first tensor that has one; the length of a list; else 1."""
+    for tensor in tensors_in(batch):
+        if tensor.ndim:
+            return len(tensor)
+    return len(batch) if isinstance(batch, list) else 1

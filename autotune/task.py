@@ -1,0 +1,186 @@
+"""``Task``: what the user supplies. ``load_task("model.py")`` reads it; the file need not import this package."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .errors import TaskError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["SIGNATURES", "Task", "load_task", "seed_everything"]
+
+SIGNATURES = {
+    "build_model": "def build_model() -> torch.nn.Module",
+    "build_dataset": "def build_dataset() -> torch.utils.data.Dataset",
+    "compute_loss": "def compute_loss(model, batch) -> torch.Tensor  # a mean, or (loss_sum, count)",
+    "build_optimizer": "def build_optimizer(parameters) -> torch.optim.Optimizer  # or build_optimizer(model)",
+    "collate": "def collate(samples: list) -> batch",
+    "build_sampler": "def build_sampler(dataset) -> torch.utils.data.Sampler",
+    "evaluate": "def evaluate(model) -> float  # higher is better",
+}
+"""The functions a task file may define, with the signature each must have. The first three are required."""
+
+_REQUIRED = ("build_model", "build_dataset", "compute_loss")
+_LOADER_OPTIONS = frozenset(
+    {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn"}
+    | {"multiprocessing_context", "generator"}
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training job: how to build the model, the data, the loss, and what is optional.
+
+    Raises:
+        TaskError: a piece is not callable, ``batch_size`` is not a positive int, or ``loader_options`` names what
+            this package decides itself.
+    """
+
+    build_model: Callable[[], nn.Module]
+    """Called once, after everything is seeded."""
+    build_dataset: Callable[[], Any]
+    """Map-style or iterable dataset."""
+    compute_loss: Callable[[nn.Module, Any], Any]
+    """(model, batch) -> the batch's mean loss, or (loss_sum, count), which makes splitting exact for such losses."""
+    build_optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    """Receives all parameters in order, or the model if that is what its argument is called. None is AdamW."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """DataLoader's collate_fn."""
+    build_sampler: Callable[[Any], Any] | None = None
+    """The order of samples; None is a seeded shuffle."""
+    loader_options: Mapping[str, Any] = field(default_factory=dict)
+    """DataLoader keywords that the user trains with today."""
+    evaluate: Callable[[nn.Module], float] | None = None
+    """Quality, higher is better; lossy techniques need it."""
+    batch_size: int | None = None
+    """The effective batch that the user trains with, held fixed; None leaves it free."""
+    blocks: Sequence[str] = ()
+    """Module paths of the blocks that checkpointing chooses from (or of their containers); empty finds them."""
+    shards_by_worker: bool = False
+    """Whether an iterable dataset splits itself between loader workers."""
+    source: str = ""
+    """Where it was loaded from."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} must be a function, but got {type(value).__name__}. Wanted: {signature}"
+            for name, signature in SIGNATURES.items()
+            if (value := getattr(self, name)) is not None and not callable(value)
+        ]
+        size = self.batch_size
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            problems.append(f"batch_size must be a whole number of samples, at least 1, but got {size!r}")
+        if not isinstance(self.loader_options, Mapping):
+            problems.append(f"loader_options must be a dict, but got {type(self.loader_options).__name__}")
+        elif unknown := sorted(set(self.loader_options) - _LOADER_OPTIONS):
+            problems.append(
+                f"loader_options may hold {', '.join(sorted(_LOADER_OPTIONS))}, but got {', '.join(unknown)}. "
+                "Batching, order and collation have their own entries: batch_size, build_sampler, collate"
+            )
+        if problems:
+            raise TaskError("\n".join(f"{self.source or 'task'}: {problem}." for problem in problems))
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The user's optimizer over the model, or AdamW with torch's defaults."""
+        import torch
+
+        if self.build_optimizer is None:
+            return torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+        first = next(iter(inspect.signature(self.build_optimizer).parameters), "")
+        optimizer = self.build_optimizer(model if first == "model" else list(model.parameters()))
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TaskError(
+                f"{self.source or 'task'}: build_optimizer returned {type(optimizer).__name__}. "
+                f"Wanted: {SIGNATURES['build_optimizer']}."
+            )
+        return optimizer
+
+
+def seed_everything(seed: int) -> None:
+    """Seed ``random``, numpy where it is loaded, and torch on every device."""
+    import torch
+
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def load_task(source: str) -> Task:
+    """Read a task from a Python file.
+
+    Args:
+        source: ``path/to/model.py``, or ``path/to/model.py:name`` for a ``Task`` object of that name. The file defines
+            the functions of :data:`SIGNATURES`, or ``task = autotune.Task(...)``. Modules beside it can be imported.
+
+    Returns:
+        The task, with ``source`` set.
+
+    Raises:
+        TaskError: no such file, or missing pieces, all named at once with the signature that is wanted.
+        Exception: whatever the file itself raises when it is run.
+    """
+    path, name = _split(source)
+    if not path.is_file():
+        raise TaskError(f"{path}: no such file. `autotune init {path}` writes a starting file.")
+    module = _import(path)
+    if name is None and not isinstance(getattr(module, "task", None), Task):
+        return _from_functions(module, source)
+    task = getattr(module, name or "task", None)
+    if not isinstance(task, Task):
+        known = sorted(key for key, value in vars(module).items() if isinstance(value, Task))
+        raise TaskError(
+            f"{path}: expected a Task called {name!r}, but found {'no Task' if not known else ', '.join(known)}. "
+            f"Define `{name} = autotune.Task(...)`."
+        )
+    return replace(task, source=source)
+
+
+def _split(source: str) -> tuple[Path, str | None]:
+    stem, colon, name = source.rpartition(":")
+    if colon and name.isidentifier() and not Path(source).exists():
+        return Path(stem), name
+    return Path(source), None
+
+
+def _import(path: Path) -> ModuleType:
+    """Run the file as ``python path`` would: its folder first on sys.path, under its own name where that is free."""
+    path = path.resolve()
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    loaded = sys.modules.get(path.stem)
+    free = path.stem not in sys.stdlib_module_names and (
+        loaded is None or getattr(loaded, "__file__", None) == str(path)
+    )
+    name = path.stem if free else f"autotune_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{path}: not a Python file. Name a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_functions(module: ModuleType, source: str) -> Task:
+    missing = [name for name in _REQUIRED if not hasattr(module, name)]
+    if missing:
+        lines = "\n".join(f"    {SIGNATURES[name]}" for name in missing)
+        raise TaskError(
+            f"{source}: missing {', '.join(missing)}. A task file defines:\n{lines}\n"
+            "or `task = autotune.Task(...)`. `autotune init` writes a commented example."
+        )
+    names = {f.name for f in fields(Task)} - {"source"}
+    return Task(**{name: getattr(module, name) for name in names if hasattr(module, name)}, source=source)

@@ -1,0 +1,95 @@
+"""Allocator: who hands out memory. Chosen before the process starts, so it lives in the environment."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from ..errors import PlanError
+from ._base import Technique
+from .facts import Facts
+
+__all__ = ["PACKAGES", "Allocator", "installed_allocators"]
+
+_LIBRARIES = {"tcmalloc": ("tcmalloc_minimal", "tcmalloc"), "jemalloc": ("jemalloc",)}
+PACKAGES = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}
+"""Debian's and Ubuntu's package of each, for ``doctor``."""
+_CUDA_VARIABLE, _EXPANDABLE = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
+
+
+class Allocator(Technique):
+    """The C allocator of the process, or the CUDA caching allocator's segments."""
+
+    name: ClassVar[str] = "allocator"
+
+    kind: Literal["system", "tcmalloc", "jemalloc", "expandable_segments"] = "system"
+    """``system`` is the C library's; ``tcmalloc`` and ``jemalloc`` are preloaded; ``expandable_segments`` is CUDA's."""
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[Allocator, ...]:
+        """What is installed, tcmalloc first: it repeats to the megabyte."""
+        offered = (cls(kind="tcmalloc"), cls(kind="jemalloc"), cls(kind="expandable_segments"))
+        return (cls(), *(choice for choice in offered if choice.unavailable(facts) is None))
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """A C allocator is for CPU training and must be installed; expandable segments are CUDA's."""
+        if self.kind == "expandable_segments":
+            return None if facts.device.type == "cuda" else "expandable_segments is CUDA's allocator"
+        if self.kind == "system":
+            return None
+        if facts.device.type == "cuda":
+            return f"{self.kind} serves host memory, which is not what a CUDA budget is held against"
+        if self.kind not in facts.allocators:
+            return f"{self.kind} is not installed: apt-get install {PACKAGES[self.kind]}"
+        return None
+
+    def environment(self) -> dict[str, str]:
+        """``LD_PRELOAD`` with the library added, or CUDA's allocator configuration.
+
+        Raises:
+            PlanError: the library is not installed on this machine.
+
+        Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
+        """
+        if self.kind == "system":
+            return {}
+        if self.kind == "expandable_segments":
+            own = os.environ.get(_CUDA_VARIABLE)
+            return {_CUDA_VARIABLE: _EXPANDABLE if not own or own == _EXPANDABLE else f"{own},{_EXPANDABLE}"}
+        library = _find(self.kind)
+        if library is None:
+            raise PlanError(
+                f"settings.allocator.kind: {self.kind} is not installed here. "
+                f"Install it (Debian and Ubuntu: apt-get install {PACKAGES[self.kind]}), or use kind: system."
+            )
+        own = os.environ.get("LD_PRELOAD", "")
+        return {"LD_PRELOAD": own if library in own.split(":") else ":".join(filter(None, (library, own)))}
+
+    def not_in_force(self) -> str | None:
+        """Whether the library is mapped, or the variable is set."""
+        if self.kind == "system":
+            return None
+        if self.kind == "expandable_segments":
+            in_force = _EXPANDABLE in os.environ.get(_CUDA_VARIABLE, os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+            return None if in_force else f"the plan was measured with {_CUDA_VARIABLE}={_EXPANDABLE}, which is not set"
+        if not sys.platform.startswith("linux"):
+            return None
+        maps = Path("/proc/self/maps").read_text()
+        in_force = any(f"lib{name}" in maps for name in _LIBRARIES[self.kind])
+        return None if in_force else f"the plan was measured with {self.kind} preloaded, which this process is not"
+
+
+@cache
+def _find(kind: str) -> str | None:
+    """The library's file name, as the dynamic linker finds it."""
+    names = (ctypes.util.find_library(name) for name in _LIBRARIES[kind])
+    return next((name for name in names if name), None)
+
+
+def installed_allocators() -> tuple[str, ...]:
+    """Of ``tcmalloc`` and ``jemalloc``: what this machine has."""
+    return tuple(kind for kind in _LIBRARIES if sys.platform.startswith("linux") and _find(kind))

@@ -1,0 +1,205 @@
+"""Activation checkpointing: keep a block's input, recompute its inside during backward."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import PositiveInt, model_validator
+
+from ..errors import PlanError, TaskError
+from ._base import Technique
+from .facts import Facts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Checkpointing", "find_blocks"]
+
+_COVERAGE = 0.8
+"""Share of the outer blocks' parameters that inner blocks must hold to be chosen instead: the blocks of a stage do,
+the heads of an attention layer do not."""
+
+
+class Checkpointing(Technique):
+    """Recompute every k-th of the model's repeated blocks, non-reentrant.
+
+    Source: Chen et al. 2016, arXiv:1604.06174; https://docs.pytorch.org/docs/stable/checkpoint.html
+    """
+
+    name: ClassVar[str] = "checkpointing"
+
+    kind: Literal["none", "blocks"] = "none"
+    """``none`` keeps everything, as stock."""
+    every: PositiveInt = 1
+    """Recompute the first of each ``every`` blocks: 1 is all of them."""
+
+    @model_validator(mode="after")
+    def _check_every(self) -> Checkpointing:
+        if self.kind == "none" and self.every != 1:
+            raise ValueError(f"every: kind none recomputes nothing, but got every: {self.every}. Use kind: blocks.")
+        return self
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[Checkpointing, ...]:
+        """None, all, every second, every third and every fourth of the blocks there are."""
+        steps = [every for every in (1, 2, 3, 4) if every <= facts.num_blocks]
+        return (cls(), *(cls(kind="blocks", every=every) for every in steps))
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """There must be enough blocks."""
+        if self.kind == "blocks" and self.every > facts.num_blocks:
+            return f"the model has {facts.num_blocks} blocks"
+        return None
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Give the chosen blocks a forward that checkpoints; parameters, hooks and ``state_dict`` keys stay.
+
+        Raises:
+            PlanError: ``every`` exceeds the number of blocks.
+        """
+        if self.kind == "none":
+            return
+        if self.every > len(blocks):
+            raise PlanError(
+                f"settings.checkpointing.every: must divide into the model's {len(blocks)} blocks at least once, "
+                f"but got {self.every}. Use 1 to {len(blocks)}, or kind: none."
+                if blocks
+                else "settings.checkpointing.kind: the model has no modules to recompute. Use kind: none."
+            )
+        for block in blocks[:: self.every]:
+            # On the instance, so that hooks run once, outside; a bound method, so that deepcopy rebinds it.
+            block.forward = functools.partial(_checkpointed, block.forward, block)
+
+
+def _checkpointed(forward: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    contexts = functools.partial(_contexts, block)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return nullcontext(), _spare_running_statistics(block)
+
+
+@contextmanager
+def _spare_running_statistics(block: nn.Module) -> Iterator[None]:
+    """Let recomputation update copies of running statistics: the first forward has updated the real ones.
+
+    Copies and not None, so that recomputation saves as many tensors as the first forward did.
+    """
+    from torch.nn.modules.batchnorm import _NormBase
+
+    norms = [module for module in block.modules() if isinstance(module, _NormBase) and module.training]
+    kept = [dict(norm._buffers) for norm in norms]
+    for norm in norms:
+        for name, buffer in norm._buffers.items():
+            norm._buffers[name] = None if buffer is None else buffer.clone()
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, kept, strict=True):
+            norm._buffers.update(buffers)
+
+
+def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:
+    """The model's repeated blocks, in registration order, none inside another.
+
+    A block is a module of a class that occurs at least twice in one ``ModuleList`` or ``Sequential``, and not a single
+    torch layer. Where blocks nest, the inner ones are taken if they hold most of the outer ones' parameters (stages of
+    blocks), the outer ones otherwise (blocks of heads). Without repeated blocks: the root's children.
+
+    Args:
+        model: before any technique.
+        paths: module paths of blocks, or of containers whose children are blocks; these are taken instead.
+
+    Returns:
+        The blocks, each once.
+
+    Raises:
+        TaskError: a path names no module.
+    """
+    if paths:
+        return _named_blocks(model, paths)
+    blocks = _repeated(model)
+    while inner := _distinct([found for block in blocks for found in _repeated(block)]):
+        if _num_parameters(inner) < _COVERAGE * _num_parameters(blocks):
+            break
+        blocks = inner
+    return blocks or _distinct(_callable_children(model))
+
+
+def _named_blocks(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
+    known = dict(model.named_modules())
+    unknown = [path for path in paths if path not in known]
+    if unknown:
+        raise TaskError(f"blocks: the model has no module {', '.join(unknown)}. Use paths of model.named_modules().")
+    chosen = (known[path] for path in paths)
+    return _distinct([block for module in chosen for block in (module.children() if _holds(module) else (module,))])
+
+
+def _repeated(root: nn.Module) -> list[nn.Module]:
+    """The outermost blocks below ``root``: members of containers whose class is repeated within one container."""
+    containers = [module for module in root.modules() if _holds(module)]
+    classes = {
+        kind
+        for container in containers
+        for kind, count in Counter(type(child) for child in container.children()).items()
+        if count >= 2
+    }
+    members = {
+        id(child)
+        for container in containers
+        for child in container.children()
+        if type(child) in classes and _is_block(child)
+    }
+    return _distinct(list(_outermost(root, members)))
+
+
+def _outermost(module: nn.Module, members: set[int]) -> Iterator[nn.Module]:
+    for child in module.children():
+        if id(child) in members:
+            yield child
+        else:
+            yield from _outermost(child, members)
+
+
+def _holds(module: nn.Module) -> bool:
+    """Whether the module is a container of others."""
+    from torch import nn
+
+    return isinstance(module, (nn.ModuleList, nn.Sequential))
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether recomputing the module is worth the name: it can be called, and is more than one torch layer."""
+    from torch import nn
+
+    if isinstance(module, nn.ModuleList):
+        return False
+    return any(True for _ in module.children()) or not type(module).__module__.startswith("torch.nn.")
+
+
+def _callable_children(model: nn.Module) -> list[nn.Module]:
+    from torch import nn
+
+    return [
+        inner
+        for child in model.children()
+        for inner in (child.children() if isinstance(child, (nn.ModuleList, nn.ModuleDict)) else (child,))
+    ]
+
+
+def _distinct(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    return list({id(module): module for module in modules}.values())
+
+
+def _num_parameters(modules: Sequence[nn.Module]) -> int:
+    return sum(p.numel() for p in {p for module in modules for p in module.parameters()})

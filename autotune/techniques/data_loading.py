@@ -1,0 +1,199 @@
+"""Data loading: worker processes, prefetching, pinning, and an epoch kept in host or device memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import NonNegativeInt, PositiveInt, model_validator
+
+from ..errors import PlanError
+from ._base import LoaderSpec, Technique
+from .facts import Facts
+
+__all__ = ["DataLoading"]
+
+_CACHE_SHARE = 0.5
+"""Share of the available memory that a cached epoch may take to be worth a trial."""
+_GAIN = 1.1
+"""A worker count is tried if the loader alone is faster by this much than with any smaller count."""
+_PREFETCHES = (2, 4)
+
+
+class DataLoading(Technique):
+    """The DataLoader's own options, and a cache. What is left out stays as the user has it."""
+
+    name: ClassVar[str] = "data_loading"
+
+    num_workers: NonNegativeInt | None = None
+    """Loader worker processes; 0 loads in the training process."""
+    prefetch_factor: PositiveInt | None = None
+    """Batches that each worker holds ready."""
+    pin_memory: bool | None = None
+    """Load into page-locked memory, from which copies to a CUDA device overlap with computation."""
+    persistent_workers: bool | None = None
+    """Keep workers between epochs."""
+    cache: Literal["none", "host", "device"] = "none"
+    """Read the dataset once, when training starts, and keep it in host or device memory."""
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> DataLoading:
+        if self.num_workers == 0 and (self.prefetch_factor or self.persistent_workers):
+            raise ValueError("num_workers: prefetch_factor and persistent_workers need at least 1 worker, but got 0")
+        if self.cache != "none" and self.num_workers:
+            raise ValueError(f"num_workers: a cached epoch needs no workers, but got {self.num_workers}. Use 0.")
+        return self
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[DataLoading, ...]:
+        """The user's own, a cached epoch where it fits, and the worker counts that the loader alone gains from."""
+        pin = True if facts.device.type == "cuda" else None
+        caches = (cls(num_workers=0, cache="device"), cls(num_workers=0, pin_memory=pin, cache="host"))
+        found = [cls(), *(choice for choice in caches if choice._is_worth_trying(facts))]
+        for count in _worthwhile_workers(facts):
+            found += [_with_workers(count, prefetch, pin) for prefetch in (_PREFETCHES if count else (None,))]
+        same = _as_user_has_it(facts)
+        return tuple(choice for choice in found if choice == cls() or choice.model_dump() != same)
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """An epoch can be cached only if reading it twice gives the same, and it fits."""
+        if self.cache != "none":
+            return self._why_no_cache(facts)
+        workers = self.num_workers or 0
+        if facts.dataset_kind == "iterable" and workers > 1 and not facts.shards_by_worker:
+            return "an iterable dataset without shards_by_worker would be read once by each worker"
+        if self.pin_memory and facts.device.type == "cpu":
+            return "pin_memory serves copies to a CUDA device"
+        return None
+
+    def on_loader(self, spec: LoaderSpec) -> LoaderSpec:
+        """Change the options, and read the dataset into a cache where one is asked for.
+
+        Raises:
+            PlanError: the cache cannot hold this dataset.
+
+        Source: https://docs.pytorch.org/docs/stable/data.html
+        """
+        names = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+        chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
+        changed = dataclasses.replace(spec, options={**spec.options, **chosen})
+        return changed if self.cache == "none" else _cached(changed, self.cache)
+
+    def _is_worth_trying(self, facts: Facts) -> bool:
+        """Device memory is host memory on a CPU: there, the stacked epoch is called host."""
+        return self.unavailable(facts) is None and (self.cache == "host" or facts.device.type == "cuda")
+
+    def _why_no_cache(self, facts: Facts) -> str | None:
+        if facts.dataset_kind == "iterable":
+            return "an iterable dataset has no fixed epoch to keep"
+        if not facts.dataset_deterministic:
+            return "the dataset returns other values when it is read again (augmentation)"
+        if self.cache == "device" and not facts.stackable:
+            return "the samples do not stack to one shape"
+        room = facts.host_memory_bytes if self.cache == "host" else facts.device.memory_bytes
+        if facts.dataset_bytes is None or facts.dataset_bytes > _CACHE_SHARE * room:
+            return f"the dataset's {facts.dataset_bytes} bytes exceed half of the {self.cache} memory"
+        return None
+
+
+def _with_workers(count: int, prefetch: int | None, pin: bool | None) -> DataLoading:
+    persistent = True if count else None
+    return DataLoading(num_workers=count, prefetch_factor=prefetch, pin_memory=pin, persistent_workers=persistent)
+
+
+def _worthwhile_workers(facts: Facts) -> Iterator[int]:
+    best = 0.0
+    for count, rate in sorted(facts.loader_samples_per_s.items()):
+        if rate > _GAIN * best:
+            best = rate
+            yield count
+
+
+def _as_user_has_it(facts: Facts) -> dict[str, Any]:
+    own = facts.loader_options
+    workers = own.get("num_workers", 0)
+    prefetch = (own.get("prefetch_factor") or 2) if workers else None
+    persistent = own.get("persistent_workers") or None
+    pin = own.get("pin_memory") or None
+    return {
+        "num_workers": workers,
+        "prefetch_factor": prefetch,
+        "pin_memory": pin,
+        "persistent_workers": persistent,
+        "cache": "none",
+    }
+
+
+def _cached(spec: LoaderSpec, place: Literal["host", "device"]) -> LoaderSpec:
+    """Read every sample once; stacked tensors where default_collate would stack them, a list of samples otherwise."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(spec.dataset, IterableDataset):
+        raise PlanError("settings.data_loading.cache: an iterable dataset has no fixed epoch to keep. Use cache: none.")
+    stacked = _stack(spec.dataset) if spec.collate is None else None
+    if stacked is None and place == "device":
+        raise PlanError("settings.data_loading.cache: the samples do not stack to one shape. Use cache: host.")
+    options = {
+        key: value for key, value in spec.options.items() if key not in ("prefetch_factor", "persistent_workers")
+    }
+    options["num_workers"] = 0
+    if stacked is None:
+        samples = [spec.dataset[index] for index in range(len(spec.dataset))]
+        return dataclasses.replace(spec, dataset=samples, options=options)
+    if place == "device":
+        stacked = _map_tensors(lambda tensor: tensor.to(spec.device), stacked)
+        options["pin_memory"] = False
+    cache = _Stacked(stacked, len(spec.dataset))
+    return dataclasses.replace(spec, dataset=cache, collate=_as_it_is, options=options)
+
+
+class _Stacked:
+    """A dataset as nested tensors with one row a sample; a batch is one gather instead of a Python loop."""
+
+    def __init__(self, rows: Any, length: int) -> None:
+        self._rows, self._length = rows, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        import torch
+
+        where = torch.tensor(indices)
+        return _map_tensors(lambda tensor: tensor[where.to(tensor.device)], self._rows)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _stack(dataset: Any) -> Any | None:
+    """All samples by default_collate, filled into place chunk by chunk; None where they do not stack."""
+    import torch
+    from torch.utils.data import default_collate
+
+    length, chunk = len(dataset), 256
+    rows: Any = None
+    try:
+        for start in range(0, length, chunk):
+            part = default_collate([dataset[index] for index in range(start, min(start + chunk, length))])
+            if rows is None:
+                rows = _map_tensors(lambda tensor: torch.empty((length, *tensor.shape[1:]), dtype=tensor.dtype), part)
+            _fill(rows, part, start)
+    except (TypeError, RuntimeError):
+        return None
+    return rows
+
+
+def _fill(rows: Any, part: Any, start: int) -> None:
+    from torch.utils._pytree import tree_leaves
+
+    for whole, piece in zip(tree_leaves(rows), tree_leaves(part), strict=True):
+        whole[start : start + len(piece)] = piece
+
+
+def _map_tensors(function: Any, nested: Any) -> Any:
+    from torch.utils._pytree import tree_map
+
+    return tree_map(function, nested)

@@ -1,0 +1,77 @@
+"""Optimizer implementation: the same update as one loop, grouped kernels, or one fused kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from ..errors import PlanError
+from ._base import Technique
+from .facts import Facts
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Optimizer", "supported_implementations"]
+
+Implementation = Literal["default", "for_loop", "foreach", "fused"]
+_FLAGS: dict[str, dict[str, bool]] = {
+    "for_loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True, "fused": False},
+    "fused": {"foreach": False, "fused": True},
+}
+
+
+class Optimizer(Technique):
+    """How the user's optimizer computes its update; which optimizer, and its hyper-parameters, stay the user's."""
+
+    name: ClassVar[str] = "optimizer"
+
+    kind: Implementation = "default"
+    """``default`` is as the user built it; ``foreach`` needs temporaries the size of the parameters."""
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[Optimizer, ...]:
+        """What the class supports: fused first, being the fastest where it exists."""
+        kinds: tuple[Implementation, ...] = ("fused", "foreach", "for_loop")
+        return (cls(), *(cls(kind=kind) for kind in kinds if kind in facts.optimizer_implementations))
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """The class decides."""
+        if self.kind in ("default", *facts.optimizer_implementations):
+            return None
+        known = ", ".join(facts.optimizer_implementations) or "no choice of implementation"
+        return f"{facts.optimizer} has {known}"
+
+    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the class's own ``foreach`` and ``fused`` flags, before the first step.
+
+        Raises:
+            PlanError: the optimizer's class has no such implementation.
+
+        Source: https://docs.pytorch.org/docs/stable/optim.html#algorithms
+        """
+        if self.kind == "default":
+            return
+        supported = supported_implementations(optimizer)
+        if self.kind not in supported:
+            raise PlanError(
+                f"settings.optimizer.kind: {type(optimizer).__name__} supports {', '.join(supported) or 'no choice'}, "
+                f"but got {self.kind}. Use kind: default."
+            )
+        flags = {key: value for key, value in _FLAGS[self.kind].items() if key in optimizer.defaults}
+        optimizer.defaults.update(flags)
+        for group in optimizer.param_groups:
+            group.update(flags)
+
+
+def supported_implementations(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Of ``for_loop``, ``foreach``, ``fused``: what the optimizer's class takes for its parameters."""
+    found = ("for_loop",) if {"foreach", "fused"} & optimizer.defaults.keys() else ()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if "foreach" in optimizer.defaults:
+        found += ("foreach",)
+    if "fused" in optimizer.defaults and all(
+        p.is_floating_point() and p.device.type in ("cpu", "cuda", "mps", "xpu") for p in parameters
+    ):
+        found += ("fused",)
+    return found

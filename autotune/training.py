@@ -1,0 +1,146 @@
+"""``Training``: a task with a plan applied. ``step(batch)`` is the whole loop; its pieces serve people's own loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import TaskError
+from .loader import Loader, Position
+from .techniques import Settings
+from .techniques.batch import Batch
+
+__all__ = ["StepResult", "Training"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one micro-batch did."""
+
+    loss: torch.Tensor
+    """The micro-batch's mean loss, detached."""
+    stepped: bool
+    """Whether the optimizer stepped (a loss scaler that found infinite gradients skips its step)."""
+
+
+class Training:
+    """A model, its optimizer and its loader, with every technique of a plan in force.
+
+    Built by :func:`autotune.apply`. Gradients of the micro-batches of one optimizer step add up to the gradient of the
+    whole effective batch: each mean loss is weighted by its share of the samples, each ``(loss_sum, count)`` by the
+    step's total count.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: Loader,
+        compute_loss: Callable[[nn.Module, Any], Any],
+        settings: Settings,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.loader = loader
+        self.settings = settings
+        self.device = loader.device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision.scales_loss)
+        self._compute_loss = compute_loss
+        self._weight = 0.0
+        self._expected = 0.0
+        self._micro_batches = 0
+        self._position: Position | None = None
+
+    def with_loader(self, loader: Loader) -> Training:
+        """The same model, optimizer and scaler over other micro-batches."""
+        other = Training(self.model, self.optimizer, loader, self._compute_loss, self.settings)
+        other.scaler = self.scaler
+        return other
+
+    @property
+    def batch(self) -> Batch:
+        """How an optimizer step is cut into micro-batches."""
+        return self.loader.batch
+
+    def step(self, batch: Any) -> StepResult:
+        """Forward, backward, and after the last micro-batch of an optimizer step the optimizer.
+
+        Args:
+            batch: a micro-batch on the device, as ``loader`` yields it.
+
+        Returns:
+            The detached mean loss, and whether the optimizer stepped.
+
+        Raises:
+            TaskError: ``compute_loss`` returned neither a scalar tensor nor (loss_sum, count).
+        """
+        with self.forward_context():
+            loss = self._compute_loss(self.model, batch)
+        self.backward(loss)
+        stepped = self.optimizer_step()
+        mean = loss[0] / loss[1] if isinstance(loss, tuple) else loss
+        return StepResult(mean.detach(), stepped)
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """What the forward pass and the loss run in (autocast)."""
+        stack = ExitStack()
+        for technique in self.settings.techniques():
+            stack.enter_context(technique.forward_context(self.device.type))
+        return stack
+
+    def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any]) -> None:
+        """Add a micro-batch's share to the gradients of the current optimizer step.
+
+        Args:
+            loss: the micro-batch's mean loss, or (loss_sum, count).
+
+        Raises:
+            TaskError: neither of the two.
+        """
+        value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise TaskError(f"compute_loss must return a scalar tensor, or (loss_sum, count), but got {got}.")
+        position = self.loader.take_position() or self._assumed_position()
+        self._position = position
+        self._micro_batches += 1
+        samples = self.batch.num_samples
+        weight = float(position.num_samples if count is None else count)
+        if self._expected == 0.0:
+            self._expected = float(samples) if count is None else max(weight, 1.0) * samples / position.num_samples
+        self._weight += weight
+        share = value * (weight / self._expected) if count is None else value / self._expected
+        self.scaler.scale(share.reshape(())).backward()
+
+    def optimizer_step(self) -> bool:
+        """Step the optimizer if the current micro-batch ends its optimizer step.
+
+        Returns:
+            Whether the optimizer stepped.
+        """
+        if self._position is None or not self._position.ends_step:
+            return False
+        if self._weight not in (0.0, self._expected):
+            self._rescale_gradients(self._expected / self._weight)
+        before = self.scaler.get_scale() if self.scaler.is_enabled() else 0.0
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._weight = self._expected = 0.0
+        self._micro_batches = 0
+        return not self.scaler.is_enabled() or self.scaler.get_scale() >= before
+
+    def _assumed_position(self) -> Position:
+        """For batches that are not our loader's: full micro-batches, ``accumulate`` of them to a step."""
+        return Position(self.batch.micro, self._micro_batches + 1 >= self.batch.accumulate)
+
+    def _rescale_gradients(self, factor: float) -> None:
+        """A short tail, or counts that varied: what was divided by the expected total is divided by the actual one."""
+        parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+        for gradient in (p.grad for p in parameters if p.grad is not None):
+            gradient.mul_(factor)
