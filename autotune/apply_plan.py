@@ -24,14 +24,15 @@ __all__ = ["apply", "build_loader", "build_model", "reference_batch"]
 _ASSUMED_BATCH = 32
 
 
-def apply(plan: Plan, task: Task | None = None, **pieces: Any) -> Training:
+def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pieces: Any) -> Training:
     """Build a task's training stack with a plan in force.
 
-    Everything is seeded with the plan's seed before ``build_model``. Train and eval modes stay as the user set them.
+    Everything is seeded before ``build_model``. Train and eval modes stay as the user set them.
 
     Args:
         plan: as read by :func:`autotune.load_plan`; ``Plan(settings=Settings())`` is the user's job as it stands.
-        task: the task, or
+        task: the task, or ``pieces``.
+        seed: of everything random, the order of samples included; None is the seed that the plan was found with, or 0.
         **pieces: ``model=``, ``dataset=``, ``loss=`` (a ``compute_loss``), optionally ``optimizer=`` (built, or a
             function of the parameters), and any other field of :class:`autotune.Task`.
 
@@ -45,7 +46,8 @@ def apply(plan: Plan, task: Task | None = None, **pieces: Any) -> Training:
     task = task if task is not None else _task_of(pieces)
     device = _device(plan)
     settings = plan.settings
-    seed_everything(plan.search.seed if plan.search else 0)
+    seed = seed if seed is not None else plan.search.seed if plan.search else 0
+    seed_everything(seed)
     model = build_model(task)
     dataset = task.build_dataset()
     _check_task(plan, task, model, dataset)
@@ -62,7 +64,7 @@ def apply(plan: Plan, task: Task | None = None, **pieces: Any) -> Training:
 
     batch = settings.batch or reference_batch(task, dataset)
     spec = loader_spec(task, dataset, device)
-    loader = build_loader(task, settings.data_loading.on_loader(spec), batch)
+    loader = build_loader(task, settings.data_loading.on_loader(spec), batch, seed)
     return Training(model, optimizer, loader, task.compute_loss, settings)
 
 
@@ -142,7 +144,7 @@ def _device(plan: Plan) -> torch.device:
             "budget.device: the plan is for cuda, but torch sees no CUDA device here. "
             "Run it where there is one, or search again with --device cpu."
         )
-    return torch.device(plan.budget.device, torch.cuda.current_device() if plan.budget.device == "cuda" else None)
+    return torch.device("cuda", torch.cuda.current_device()) if plan.budget.device == "cuda" else torch.device("cpu")
 
 
 def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:

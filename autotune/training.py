@@ -115,7 +115,7 @@ class Training:
             self._expected = float(samples) if count is None else max(weight, 1.0) * samples / position.num_samples
         self._weight += weight
         share = value * (weight / self._expected) if count is None else value / self._expected
-        self.scaler.scale(share.reshape(())).backward()
+        self.scaler.scale(share.reshape(())).backward()  # type: ignore[no-untyped-call]
 
     def optimizer_step(self) -> bool:
         """Step the optimizer if the current micro-batch ends its optimizer step.

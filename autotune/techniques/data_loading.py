@@ -134,10 +134,7 @@ def _cached(spec: LoaderSpec, place: Literal["host", "device"]) -> LoaderSpec:
     stacked = _stack(spec.dataset) if spec.collate is None else None
     if stacked is None and place == "device":
         raise PlanError("settings.data_loading.cache: the samples do not stack to one shape. Use cache: host.")
-    options = {
-        key: value for key, value in spec.options.items() if key not in ("prefetch_factor", "persistent_workers")
-    }
-    options["num_workers"] = 0
+    options = {**spec.options, "num_workers": 0}
     if stacked is None:
         samples = [spec.dataset[index] for index in range(len(spec.dataset))]
         return dataclasses.replace(spec, dataset=samples, options=options)
