@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["SIGNATURES", "Task", "load_task", "seed_everything"]
+__all__ = ["SIGNATURES", "Task", "load_task", "seed_everything", "split_source"]
 
 SIGNATURES = {
     "build_model": "def build_model() -> torch.nn.Module",
@@ -131,9 +131,7 @@ def load_task(source: str) -> Task:
         TaskError: no such file, or missing pieces, all named at once with the signature that is wanted.
         Exception: whatever the file itself raises when it is run.
     """
-    path, name = _split(source)
-    if not path.is_file():
-        raise TaskError(f"{path}: no such file. `autotune init {path}` writes a starting file.")
+    path, name = split_source(source)
     module = _import(path)
     if name is None and not isinstance(getattr(module, "task", None), Task):
         return _from_functions(module, source)
@@ -145,6 +143,18 @@ def load_task(source: str) -> Task:
             f"Define `{name} = autotune.Task(...)`."
         )
     return replace(task, source=source)
+
+
+def split_source(source: str) -> tuple[Path, str | None]:
+    """The file of ``path/to/model.py[:name]``, and the name.
+
+    Raises:
+        TaskError: no such file.
+    """
+    path, name = _split(source)
+    if not path.is_file():
+        raise TaskError(f"{path}: no such file. `autotune init {path}` writes a starting file.")
+    return path, name
 
 
 def _split(source: str) -> tuple[Path, str | None]:
