@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +46,7 @@ class Loader:
             TaskError: the dataset is empty, or the sampler yields batches.
         """
         self.batch = batch
+        self.spec = spec
         self.device = spec.device
         self.position: Position | None = None
         """Of the micro-batch yielded last; taken away by the step that consumes it."""
@@ -75,6 +76,12 @@ class Loader:
         """The settings of the underlying DataLoader that bear on speed."""
         names = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
         return {name: getattr(self._data, name) for name in names}
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples in one epoch; None for a stream that does not say."""
+        counted = self._sampler if isinstance(self._sampler, Sized) else self.spec.dataset
+        return len(counted) if isinstance(counted, Sized) else None
 
     def __iter__(self) -> Iterator[Any]:
         self._positions.clear()

@@ -26,6 +26,8 @@ class StepResult:
     """The micro-batch's mean loss, detached."""
     stepped: bool
     """Whether the optimizer stepped (a loss scaler that found infinite gradients skips its step)."""
+    weight: float
+    """What the mean is over: samples, or the count that came with the loss."""
 
 
 class Training:
@@ -81,10 +83,10 @@ class Training:
         """
         with self.forward_context():
             loss = self._compute_loss(self.model, batch)
-        self.backward(loss)
+        weight = self._add(loss)
         stepped = self.optimizer_step()
         mean = loss[0] / loss[1] if isinstance(loss, tuple) else loss
-        return StepResult(mean.detach(), stepped)
+        return StepResult(mean.detach(), stepped, weight)
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """What the forward pass and the loss run in (autocast)."""
@@ -102,6 +104,10 @@ class Training:
         Raises:
             TaskError: neither of the two.
         """
+        self._add(loss)
+
+    def _add(self, loss: Any) -> float:
+        """Backward, weighted by the micro-batch's share of its optimizer step; returns the weight before sharing."""
         value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
