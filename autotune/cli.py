@@ -1,0 +1,266 @@
+"""``autotune``: parse, call one function per command, and leave with the right exit code."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .errors import AutotuneError
+from .search.options import SearchOptions
+from .units import parse_bytes, parse_duration
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="autotune",
+    help="Find, prove and write the fastest configuration of a PyTorch training job inside a memory budget.",
+    epilog="Exit codes: 0 done, 1 our bug, 2 your input, 3 nothing fits, 130 interrupted with the best so far saved.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _budget(text: str) -> int:
+    try:
+        num_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if num_bytes <= 0:
+        raise typer.BadParameter(f"a budget of {text} leaves no memory at all. Write for example 8GiB, 512 MiB or 8GB.")
+    return num_bytes
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _margin(value: float) -> float:
+    if not 0 <= value < 1:
+        raise typer.BadParameter(f"expected a share from 0 up to 1, such as 0.03, but got {value}.")
+    return value
+
+
+_Option = typer.Option
+_Task = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The task file; `autotune init` writes one.")]
+_PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
+_Output = Annotated[Path, _Option("--output", "-o", help="Where the plan goes.")]
+_Budget = Annotated[
+    int | None,
+    _Option(
+        parser=_budget,
+        metavar="SIZE",
+        help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9.",
+        show_default="no limit: speed alone",
+    ),
+]
+_Trials = Annotated[int, _Option(min=1, help="Configurations to measure, the reference included, the finalists not.")]
+_MaxTime = Annotated[
+    float | None,
+    _Option(
+        parser=_duration,
+        metavar="TIME",
+        help="Bounds everything, finalists included: 90s, 20m, 1.5h.",
+        show_default="no limit",
+    ),
+]
+_TrialTime = Annotated[
+    float,
+    _Option(
+        parser=_duration,
+        metavar="TIME",
+        help="At most so long for the timed steps of one trial; it ends sooner once its speed is known to 2 %.",
+        show_default="60s",
+    ),
+]
+_Space = Annotated[str, _Option(metavar="NAME|FILE", help="What may be tried: a preset's name or a YAML file.")]
+_EffectiveBatch = Annotated[
+    int | None,
+    _Option(min=1, help="Samples that one optimizer step sees, held fixed.", show_default="the task's batch_size"),
+]
+_AllowSplit = Annotated[bool, _Option("--allow-split", help="Split batches even where that changes the gradient.")]
+_Margin = Annotated[
+    float, _Option(callback=_margin, help="The measured peak times 1 + margin must be within the budget.")
+]
+_Seed = Annotated[int, _Option(min=0, help="Seeds the task and the sampler.")]
+_Sampler = Annotated[Literal["tpe", "gp"], _Option(help="The Optuna sampler that proposes.")]
+_ExecutorName = Annotated[Literal["local", "ray"], _Option(help="What runs the trials, each in its own process.")]
+_Address = Annotated[
+    str | None,
+    _Option(
+        metavar="HOST:PORT",
+        help="Join this Ray cluster, shipping the task's folder to it.",
+        show_default="a cluster of its own on this machine",
+    ),
+]
+_Storage = Annotated[
+    str | None, _Option(metavar="URL", help="Optuna storage of the study.", show_default="SQLite under .autotune/")
+]
+_Resume = Annotated[bool, _Option("--resume", help="Go on with this task's newest study.")]
+_DryRun = Annotated[
+    bool, _Option("--dry-run", help="Print the space, its size and an estimate of the time; measure nothing.")
+]
+_Device = Annotated[
+    Literal["cpu", "cuda"] | None,
+    _Option(help="Device type that trials run on.", show_default="cuda where this machine has it, else cpu"),
+]
+_Strict = Annotated[bool, _Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
+_Json = Annotated[bool, _Option("--json", help="Print one JSON document on stdout.")]
+
+
+@app.command(short_help="Search for the fastest plan within a memory budget.")
+def search(  # the command's options, one line each: typer's form
+    task: _Task,
+    output: _Output = SearchOptions.output,
+    budget: _Budget = SearchOptions.budget_bytes,
+    trials: _Trials = SearchOptions.trials,
+    max_time: _MaxTime = SearchOptions.max_time_s,
+    trial_time: _TrialTime = SearchOptions.trial_time_s,
+    space: _Space = SearchOptions.space,
+    effective_batch: _EffectiveBatch = SearchOptions.effective_batch,
+    allow_split: _AllowSplit = SearchOptions.allow_split,
+    margin: _Margin = SearchOptions.margin,
+    seed: _Seed = SearchOptions.seed,
+    sampler: _Sampler = SearchOptions.sampler,
+    executor: _ExecutorName = "ray",
+    address: _Address = None,
+    storage: _Storage = SearchOptions.storage,
+    resume: _Resume = SearchOptions.resume,
+    dry_run: _DryRun = False,
+    device: _Device = None,
+    json: _Json = False,
+) -> None:
+    """Find the fastest configuration of MODEL.PY that stays within the budget, and write it as a plan.
+
+    Ctrl-C once finishes the running trials and writes the best so far; twice stops at once.
+    """
+    from . import commands
+
+    options = SearchOptions(
+        task=task,
+        output=output,
+        budget_bytes=budget,
+        trials=trials,
+        max_time_s=max_time,
+        trial_time_s=trial_time,
+        space=space,
+        effective_batch=effective_batch,
+        allow_split=allow_split,
+        margin=margin,
+        seed=seed,
+        sampler=sampler,
+        storage=storage,
+        resume=resume,
+        device=device or commands.default_device(),
+    )
+    command = commands.preview if dry_run else commands.search
+    with _one_document(json):
+        raise typer.Exit(command(options, commands.Where(executor, address), json))
+
+
+@app.command(short_help="Explain a plan in words.")
+def show(plan: _PlanPath, json: _Json = False) -> None:
+    """Explain a plan in words: what each row does, what it was measured at, and how to apply it."""
+    from . import commands
+
+    with _one_document(json):
+        commands.show(plan, json)
+
+
+@app.command(short_help="Measure a plan again.")
+def verify(
+    plan: _PlanPath,
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL.PY[:NAME]", help="The task file.", show_default="as the plan names it, beside it"
+        ),
+    ] = None,
+    strict: _Strict = False,
+    trial_time: _TrialTime = SearchOptions.trial_time_s,
+    executor: _ExecutorName = "ray",
+    address: _Address = None,
+    json: _Json = False,
+) -> None:
+    """Measure a plan again. Exits with 0 when it holds, 3 when it is over its budget, 2 for another model."""
+    from . import commands
+
+    with _one_document(json):
+        found = commands.verify(plan, task, commands.Where(executor, address), trial_time, json)
+    if not found.holds or (strict and found.slower):
+        raise typer.Exit(3)
+
+
+@app.command(
+    short_help="Start a job as its plan needs it.",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def run(
+    plan: _PlanPath,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The job, such as python train.py.")],
+) -> None:
+    """Start a job with the environment that a plan needs in force, and AUTOTUNE_PLAN naming the plan.
+
+    Some settings (the allocator) have to be there before a process starts; this puts them there.
+    """
+    from . import commands
+
+    commands.run(plan, command[1:] if command[0] == "--" else command)
+
+
+@app.command(short_help="Write a commented task file that runs.")
+def init(
+    path: Annotated[Path, typer.Argument(metavar="MODEL.PY", help="The file to write; it must not exist.")] = Path(
+        "model.py"
+    ),
+) -> None:
+    """Write a commented task file that runs as it stands, to be filled with your own model and data."""
+    from .starter import write_starter
+
+    write_starter(path)
+    print(path)
+    print(f"Next: put your model in, then `autotune search {path} --budget 2GiB`.", file=sys.stderr)
+
+
+@app.command(short_help="Tell what this machine offers and lacks.")
+def doctor(json: _Json = False) -> None:
+    """Tell what this machine offers: devices, memory, versions, allocators; what is missing and how to get it."""
+    from . import commands
+
+    commands.doctor(json)
+
+
+@contextmanager
+def _one_document(json: bool) -> Iterator[None]:
+    """With ``--json``, stdout has one document also when it goes wrong."""
+    try:
+        yield
+    except AutotuneError as error:
+        if json:
+            print(jsonlib.dumps({"exit_code": error.exit_code, "error": str(error)}, indent=2))
+        raise
+
+
+def main() -> None:
+    """The ``autotune`` command."""
+    try:
+        app()
+    except AutotuneError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception:  # noqa: BLE001 - the outermost frame
+        traceback.print_exc()
+        print("This is a bug in autotune, not in your input. Please report it with the text above.", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,244 @@
+"""What each command does, once its options are parsed. Imports what it needs when it is needed."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from .errors import TaskError, UserError
+from .plan import load_plan
+from .search.options import SearchOptions
+from .task import split_source
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from .plan import Plan
+    from .search.events import Event
+    from .search.verify import Verification
+    from .workers import Executor
+
+__all__ = ["Where", "default_device", "doctor", "preview", "run", "search", "show", "verify"]
+
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where trials run."""
+
+    executor: Literal["local", "ray"]
+    address: str | None = None
+    """A Ray cluster's; None is this machine."""
+
+    def open(self, task: str, device: Literal["cpu", "cuda"]) -> Executor:
+        """An executor; the caller closes it.
+
+        Raises:
+            UserError: no such task file, Ray is asked for and is not installed, or ``address`` is given without it.
+        """
+        path, _ = split_source(task)  # first, since an executor takes seconds to start
+        if self.executor == "local":
+            if self.address is not None:
+                raise UserError("--address names a Ray cluster, but --executor is local. Leave one of them out.")
+            from .workers.local import LocalExecutor
+
+            return LocalExecutor(device=device)
+        try:
+            from .workers.ray_pool import RayExecutor
+        except ModuleNotFoundError as error:
+            if error.name != "ray":
+                raise
+            raise UserError("--executor ray needs Ray: `pip install ray`, or use --executor local.") from None
+        return RayExecutor(device=device, address=self.address, working_dir=path.parent)
+
+
+def default_device() -> Literal["cpu", "cuda"]:
+    """``cuda`` where this machine shows a GPU and torch is built for it, found without importing torch."""
+    from .workers.devices import visible_gpus
+
+    return "cuda" if not version("torch").endswith("+cpu") and visible_gpus() else "cpu"
+
+
+def search(options: SearchOptions, where: Where, json: bool) -> int:
+    """Run a search and print the plan's path, or one JSON document.
+
+    Returns:
+        The exit code: 0, or 130 after a Ctrl-C.
+    """
+    from .report.live import watching
+    from .report.show import as_json, summary
+    from .search.driver import search as run_search
+
+    stop = threading.Event()
+    try:
+        with (
+            where.open(options.task, options.device) as executor,
+            watching(options, _console(sys.stderr)) as display,
+            _interrupts(stop, display.interrupted, executor.close),
+        ):
+            plan = run_search(options, executor, display.observe, stop)
+    except KeyboardInterrupt:
+        print("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.", file=sys.stderr)
+        return _INTERRUPTED
+    code = _INTERRUPTED if stop.is_set() else 0
+    _print(sys.stderr, summary(plan, options.output))
+    if json:
+        stopped = plan.search.stopped if plan.search else None
+        _print_json({"exit_code": code, "path": str(options.output), "stopped": stopped, "plan": as_json(plan)})
+    else:
+        print(options.output)
+    return code
+
+
+def preview(options: SearchOptions, where: Where, json: bool) -> int:
+    """Print what a search would try, and return 0."""
+    from .report.preview import as_json, explain
+    from .search.preview import preview as run_preview
+
+    with where.open(options.task, options.device) as executor:
+        found = run_preview(options, executor)
+    if json:
+        _print_json(as_json(found))
+    else:
+        _print(sys.stdout, explain(found, options))
+    return 0
+
+
+def show(path: Path, json: bool) -> None:
+    """Print a plan in words, or as JSON."""
+    from .report.show import as_json, explain
+
+    plan = load_plan(path)
+    if json:
+        _print_json({"path": str(path), "plan": as_json(plan)})
+    else:
+        _print(sys.stdout, explain(plan, path))
+
+
+def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json: bool) -> Verification:
+    """Measure a plan again and print what was found.
+
+    Args:
+        path: the plan.
+        task: None is the plan's own, beside the plan.
+        where: what runs it.
+        trial_time_s: the time share of each repeat's timed windows, seconds.
+        json: print one JSON document.
+    """
+    from .report.verification import as_json, explain, line
+    from .search.verify import verify as run_verify
+
+    plan = load_plan(path)
+    task = task or _beside(path, plan)
+    print(f"runs {task} with {path}", file=sys.stderr)
+
+    def observe(event: Event) -> None:
+        said = line(event, plan)
+        if said is not None:
+            print(said, file=sys.stderr)
+
+    with where.open(task, plan.budget.device) as executor:
+        found = run_verify(plan, task, executor, observe, trial_time_s)
+    if json:
+        _print_json({"path": str(path), "task": task, **as_json(found)})
+    else:
+        _print(sys.stdout, explain(found, plan))
+    return found
+
+
+def run(path: Path, command: Sequence[str]) -> NoReturn:
+    """Become ``command``, with the plan's environment in force and ``AUTOTUNE_PLAN`` naming the plan.
+
+    Raises:
+        UserError: the plan cannot be read or needs what is not installed, or there is no such command.
+    """
+    environment = {**os.environ, **load_plan(path).settings.environment(), "AUTOTUNE_PLAN": str(path.resolve())}
+    try:
+        os.execvpe(command[0], list(command), environment)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"{command[0]}: cannot be started: {reason}. Give a command, such as python train.py."
+        ) from None
+
+
+def doctor(json: bool) -> None:
+    """Print what this machine offers."""
+    from .report.doctor import examine, explain
+
+    found = examine()
+    if json:
+        _print_json(found)
+    else:
+        _print(sys.stdout, explain(found))
+
+
+def _beside(path: Path, plan: Plan) -> str:
+    """The plan's own task: below the plan's folder as it is named, or beside the plan. A plan runs no other file.
+
+    Raises:
+        UserError: there is none.
+    """
+    if plan.task is None:
+        raise UserError(f"{path}: it names no task. Give it: `autotune verify {path} model.py`.")
+    folder, source = path.parent, plan.task.source
+    for candidate in (str(folder / source), str(folder / Path(source).name)):
+        try:
+            file, _ = split_source(candidate)
+        except TaskError:
+            continue
+        if file.resolve().is_relative_to(folder.resolve()):
+            return candidate
+    raise UserError(f"{path}: its task {source} is not beside it. Give it: `autotune verify {path} path/to/model.py`.")
+
+
+@contextmanager
+def _interrupts(stop: threading.Event, interrupted: Callable[[], None], close: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C sets ``stop``; the second also ends the running trials; a third gives up waiting for either."""
+    closer = threading.Thread(target=close, name="close")  # not in the handler: what it interrupts may hold a lock
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if not stop.is_set():
+            stop.set()
+            interrupted()
+        elif closer.ident is None:
+            closer.start()
+        else:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if closer.ident is not None:
+            closer.join()
+
+
+def _console(file: Any) -> Console:
+    from rich.console import Console
+
+    return Console(file=file)
+
+
+def _print(file: Any, words: RenderableType) -> None:
+    console = _console(file)
+    with console.capture() as captured:
+        console.print(words)
+    lines = captured.get().splitlines()
+    print("\n".join(line.rstrip() for line in lines), file=file)  # rich pads a table's rows with spaces
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(jsonlib.dumps(document, indent=2, ensure_ascii=False))

@@ -1,0 +1,153 @@
+"""What this machine offers a search, what will be skipped and why, and how to get what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, get_args
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from .. import __version__
+from ..measure.inspect import describe_device
+from ..techniques import TECHNIQUES, Device, Facts, Technique
+from ..techniques.allocator import PACKAGES, installed_allocators
+from ..workers.devices import visible_gpus
+from .tables import rows_table
+from .words import size, technique_words
+
+__all__ = ["examine", "explain"]
+
+_PACKAGES = ("torch", "optuna", "ray", "pydantic", "nvidia-ml-py")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def examine() -> dict[str, Any]:
+    """Everything ``autotune doctor`` says, as plain data. Imports torch and touches the devices."""
+    import torch
+
+    types = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    devices = [describe_device(kind) for kind in types]
+    return {
+        "devices": [device.model_dump(exclude_none=True) for device in devices],
+        "versions": {"python": platform.python_version(), "autotune": __version__, **_versions()},
+        "threads": {
+            "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "torch": torch.get_num_threads(),
+            **{name: os.environ.get(name) for name in _THREADS},
+        },
+        "allocators": {name: name in installed_allocators() for name in PACKAGES},
+        "executors": {"local": _local(), "ray": None if _version("ray") else "not installed: pip install ray"},
+        "skipped": [row for device in devices for row in _skipped(device)],
+        "advice": list(_advice(torch.cuda.is_available())),
+    }
+
+
+def explain(found: dict[str, Any]) -> RenderableType:
+    """The same for people."""
+    parts: list[RenderableType] = []
+    sections = {
+        "Devices": [(row["type"], _device(row)) for row in found["devices"]],
+        "Versions": [(name, value or "not installed") for name, value in found["versions"].items()],
+        "Threads": [(name, str(value if value is not None else "not set")) for name, value in found["threads"].items()],
+        "Allocators": [(name, "installed" if there else "missing") for name, there in found["allocators"].items()],
+        "Executors": [(name, why or "ready") for name, why in found["executors"].items()],
+        "Skipped here": [(row["device"], f"{row['setting']}: {row['reason']}") for row in found["skipped"]],
+        "Advice": [("-", text) for text in found["advice"]],
+    }
+    for title, rows in sections.items():
+        if rows:
+            parts += [Text(f"{title}", style="bold"), rows_table(rows), Text()]
+    return Group(*parts[:-1])
+
+
+def _versions() -> dict[str, str | None]:
+    return {name: _version(name) for name in _PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _local() -> str | None:
+    """Why the local executor does less than it could; None when it does all."""
+    whole = hasattr(os, "fork") and hasattr(os, "pidfd_open") and platform.system() == "Linux"
+    return None if whole else "every trial starts a new interpreter: fork servers need Linux"
+
+
+def _skipped(device: Device) -> Iterator[dict[str, str]]:
+    """Settings that no task can have on this device; what depends on the task is not judged here."""
+    facts = _any_task(device)
+    for name, technique in TECHNIQUES.items():
+        for setting in _kinds(technique):
+            reason = setting.unavailable(facts)
+            if reason is not None:
+                yield {"device": device.type, "technique": name, "setting": technique_words(setting), "reason": reason}
+
+
+def _kinds(technique: type[Technique]) -> Iterator[Technique]:
+    field = technique.model_fields.get("kind")
+    for kind in get_args(field.annotation) if field else ():
+        yield technique.model_validate({"kind": kind})
+
+
+def _any_task(device: Device) -> Facts:
+    """A task that has everything, so that only the device can be the reason for what cannot be had."""
+    return Facts(
+        fingerprint="",
+        device=device,
+        torch_version="",
+        cpu_count=1,
+        host_memory_bytes=device.memory_bytes,
+        num_parameters=1,
+        num_trainable=1,
+        num_blocks=2,
+        block_name="Block",
+        conv_dims=(2,),
+        has_training_batch_norm=False,
+        dataset_length=1,
+        dataset_kind="map",
+        dataset_bytes=1,
+        dataset_deterministic=True,
+        stackable=True,
+        shapes_vary=False,
+        shards_by_worker=True,
+        loader_options={},
+        loader_samples_per_s={},
+        effective_batch=1,
+        effective_batch_held=False,
+        effective_batch_assumed=False,
+        split_error=0.0,
+        allow_split=True,
+        optimizer="AdamW",
+        optimizer_implementations=("for_loop", "foreach", "fused"),
+        allocators=installed_allocators(),
+    )
+
+
+def _advice(has_cuda: bool) -> Iterator[str]:
+    if not has_cuda:
+        for name, package in PACKAGES.items():
+            if name not in installed_allocators():
+                yield f"{name}: apt-get install {package} (Debian, Ubuntu). On a CPU it decides what a job is charged."
+    if not has_cuda and visible_gpus():
+        yield "A GPU is here that this torch cannot use: install torch's CUDA build (https://pytorch.org)."
+    for name in _THREADS:
+        if name in os.environ:
+            yield f"{name}={os.environ[name]} is handed on to trials; unset it to let torch use every processor."
+
+
+def _device(row: dict[str, Any]) -> str:
+    parts = [row["name"], size(row["memory_bytes"])]
+    if "capability" in row:
+        parts.append("compute capability {}.{}".format(*row["capability"]))
+    parts.append("bf16" if row["bf16"] else "no native bf16")
+    if "driver" in row:
+        parts.append(f"driver {row['driver']}")
+    return ", ".join(parts)

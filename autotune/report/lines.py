@@ -1,0 +1,74 @@
+"""One plain line for each event of a search: for pipes, logs and ``NO_COLOR``-minded people."""
+
+from __future__ import annotations
+
+from ..search.events import (
+    Event,
+    FinalistEnded,
+    Inspected,
+    SearchStarted,
+    Stopped,
+    TrialEnded,
+    TrialStarted,
+    Warned,
+)
+from ..techniques import Facts
+from ..units import format_duration
+from .progress import Progress, finalist_label, trial_label
+from .words import count, outcome_words, over_reference, settings_words
+
+__all__ = ["facts_words", "line"]
+
+
+def line(event: Event, progress: Progress) -> str:
+    """What an event says, after ``progress`` has taken it in."""
+    return f"[{format_duration(progress.elapsed_s)}] {_said(event, progress)}"
+
+
+def _said(event: Event, progress: Progress) -> str:
+    match event:
+        case Inspected(facts):
+            return f"task: {facts_words(facts)}"
+        case SearchStarted(study, num_configurations, num_trials, resumed):
+            done = f", {resumed} of them done before" if resumed else ""
+            return f"study {study}: {count(num_configurations, 'configuration')}, up to {num_trials} trials{done}"
+        case Warned(message):
+            return f"note: {message}"
+        case TrialStarted(number, settings, finalist_round):
+            again = "" if finalist_round is None else f", round {finalist_round}"
+            label = trial_label(number) if finalist_round is None else finalist_label(number)
+            return f"{label}{again} starts: {settings_words(settings, progress.facts)}"
+        case TrialEnded():
+            return f"{trial_label(event.number)}: {_trial(event, progress)}"
+        case FinalistEnded():
+            said = outcome_words(event.outcome, progress.budget)
+            return f"{finalist_label(event.number)}, round {event.round} of {event.num_rounds}: {said}"
+        case Stopped(reason):
+            return f"no more trials: {reason}"
+
+
+def _trial(event: TrialEnded, progress: Progress) -> str:
+    said = outcome_words(event.outcome, progress.budget)
+    if event.outcome.kind == "measured" and event.number and progress.reference is not None:
+        said += over_reference(event.outcome.measurement, progress.reference)
+    return f"{said} (best so far)" if event.is_best and event.number else said
+
+
+def facts_words(facts: Facts) -> str:
+    """The model, the data and the device in one line."""
+    parts = [f"{_millions(facts.num_parameters)} parameters"]
+    if facts.num_trainable < facts.num_parameters:
+        parts[0] += f" ({_millions(facts.num_trainable)} train)"
+    if facts.num_blocks:
+        parts.append(f"{facts.num_blocks} blocks of {facts.block_name}")
+    if facts.dataset_length is not None:
+        parts.append(count(facts.dataset_length, "sample"))
+    held = "" if facts.effective_batch_held else ", assumed" if facts.effective_batch_assumed else ", free"
+    parts.append(f"batch {facts.effective_batch}{held}")
+    return f"{', '.join(parts)}; on {facts.device.name} ({facts.device.type})"
+
+
+def _millions(number: int) -> str:
+    if number < 10_000:
+        return str(number)
+    return f"{number / 1e6:.2f} M" if number < 10**9 else f"{number / 1e9:.2f} G"

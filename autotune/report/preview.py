@@ -1,0 +1,63 @@
+"""What ``--dry-run`` prints: the space, its size, and an estimate of the time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..search.options import SearchOptions
+from ..search.preview import Preview
+from ..techniques import Technique
+from ..units import format_bytes, format_duration
+from .lines import facts_words
+from .tables import rows_table
+from .words import count, technique_words
+
+__all__ = ["as_json", "explain"]
+
+
+def as_json(found: Preview) -> dict[str, Any]:
+    """Plain data."""
+    return {
+        "configurations": found.num_configurations,
+        "trials": found.num_trials,
+        "estimate_s": found.estimate_s,
+        "choices": {
+            name: [choice.model_dump(mode="json", exclude_defaults=True) for choice in choices]
+            for name, choices in found.choices.items()
+        },
+        "unavailable": [
+            {"technique": row.technique, "setting": row.setting.model_dump(mode="json"), "reason": row.reason}
+            for row in found.unavailable
+        ],
+        "facts": found.facts.model_dump(mode="json"),
+    }
+
+
+def explain(found: Preview, options: SearchOptions) -> RenderableType:
+    """The same for people."""
+    within = f" within {format_bytes(options.budget_bytes)}" if options.budget_bytes else ""
+    size = count(found.num_configurations, "configuration")
+    trials = f"{count(found.num_trials, 'trial')}, then the finalists: at most {format_duration(found.estimate_s)}"
+    missing = [(row.technique, f"{technique_words(row.setting)}: {row.reason}") for row in found.unavailable]
+    parts: list[RenderableType] = [
+        Text(f"{options.task}{within}: {size}", style="bold"),
+        Text("\nTask", style="bold"),
+        rows_table([("", facts_words(found.facts))]),
+        Text("\nSpace", style="bold"),
+        rows_table([(name, _choices(choices, found)) for name, choices in found.choices.items()]),
+    ]
+    if missing:
+        parts += [Text("\nNot to be had here", style="bold"), rows_table(missing)]
+    parts += [Text("\nSearch", style="bold"), rows_table([("", trials)])]
+    return Group(*parts)
+
+
+def _choices(choices: tuple[Technique, ...], found: Preview) -> str:
+    words = (
+        technique_words(choice, found.facts) if choice.model_dump(exclude_defaults=True) else "as it is"
+        for choice in choices
+    )
+    return " | ".join(words)

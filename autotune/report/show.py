@@ -1,0 +1,159 @@
+"""A plan in words: what each row does, what it was measured at, how it was found, and how to apply it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.text import Text
+
+from ..errors import PlanError
+from ..files import read_yaml
+from ..plan import Budget, Evidence, Plan, Speed
+from ..units import format_bytes, format_duration
+from .tables import rows_table
+from .words import count, purpose, rate, settings_words, size, technique_words, times
+
+__all__ = ["as_json", "explain", "peak_words", "speed_words", "summary"]
+
+Rows = list[tuple[str, RenderableType]]
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The plan as its YAML file has it."""
+    return read_yaml(plan.to_yaml(), "plan", PlanError)
+
+
+def explain(plan: Plan, path: Path) -> RenderableType:
+    """All that ``autotune show`` says."""
+    parts: list[RenderableType] = [Text(_headline(plan, path), style="bold")]
+    sections = {
+        "Settings": None,
+        "Measured": _measured(plan),
+        "Found": _found(plan),
+        "Measured on": _environment(plan),
+    }
+    for title, rows in sections.items():
+        if rows is None:
+            parts += [Text(f"\n{title}", style="bold"), _settings(plan)]
+        elif rows:
+            parts += [Text(f"\n{title}", style="bold"), rows_table(rows)]
+    if plan.notes:
+        parts += [Text("\nNotes", style="bold"), rows_table([("-", note) for note in plan.notes])]
+    parts += [Text("\nTo apply it", style="bold"), *_how_to_apply(plan, path)]
+    return Group(*parts)
+
+
+def summary(plan: Plan, path: Path) -> RenderableType:
+    """What the end of a search says: the choice, its evidence, and what to do next."""
+    rows = [("settings", settings_words(plan.settings)), *_measured(plan)]
+    rows += [("note", note) for note in plan.notes]
+    rows.append(("next", f"autotune show {path}"))
+    return Group(Text(f"\n{_headline(plan, path)}", style="bold"), rows_table(rows))
+
+
+def _headline(plan: Plan, path: Path) -> str:
+    if plan.gain is not None and plan.gain.speed is not None:
+        what = f"{times(plan.gain.speed)} the reference's speed"
+    elif plan.measured is not None:
+        what = f"{rate(plan.measured.samples_per_s.value)} samples/s"
+    else:
+        what = "settings without evidence"
+    within = f", within {format_bytes(plan.budget.limit)}" if plan.budget.limit else ", no memory limit"
+    return f"{path}: {what}{within if plan.measured else ''}, on {plan.budget.device}"
+
+
+def _settings(plan: Plan) -> RenderableType:
+    rows = [
+        (technique.name, Text(technique_words(technique)).append(f"\n{purpose(technique)}", style="dim"))
+        for technique in plan.settings.techniques()
+        if technique.model_dump(exclude_defaults=True)
+    ]
+    return rows_table(rows or [("none", Text("everything is as the task has it"))])
+
+
+def _measured(plan: Plan) -> Rows:
+    rows: Rows = []
+    if plan.measured is not None:
+        rows += [("speed", speed_words(plan.measured.samples_per_s)), ("peak", peak_words(plan.measured, plan.budget))]
+    if plan.reference is not None:
+        over = "" if plan.reference.fits else ", over the budget"
+        speed, peak = plan.reference.samples_per_s, size(plan.reference.peak.process)
+        rows.append(("reference", f"{speed_words(speed)}; peak {peak}{over}"))
+    if plan.gain is not None:
+        rows.append(("gain", _gain(plan)))
+    return rows
+
+
+def speed_words(speed: Speed) -> str:
+    """Samples per second with the interval and the number of processes."""
+    interval = f"95 %: {rate(speed.low)} to {rate(speed.high)}"
+    processes = count(speed.repeats, "fresh process", "fresh processes")
+    return f"{rate(speed.value)} samples/s ({interval}; {processes})"
+
+
+def peak_words(evidence: Evidence, budget: Budget) -> str:
+    """Memory against the budget, with what is known beside it."""
+    peak = evidence.peak
+    words = size(peak.process)
+    if budget.limit is not None:
+        used = peak.process / budget.limit
+        words += f" of {format_bytes(budget.limit)} ({used:.0%}; {budget.margin:.0%} is kept as a margin)"
+    named = (("reserved", peak.reserved), ("allocated", peak.allocated), ("host", peak.host))
+    parts = [f"{name} {size(value)}" for name, value in named if value is not None]
+    if peak.allocator_retries:
+        parts.append(count(peak.allocator_retries, "allocator retry", "allocator retries"))
+    if peak.largest_of is not None:
+        parts.append(f"on the largest of {peak.largest_of} batches")
+    return "; ".join([words, *parts])
+
+
+def _gain(plan: Plan) -> str:
+    gain = plan.gain
+    if gain is None or gain.speed is None:
+        return f"unknown: {gain.reason if gain and gain.reason else 'the reference could not be measured'}"
+    return f"{times(gain.speed)} the speed" + (f", {times(gain.memory)} the memory" if gain.memory else "")
+
+
+def _found(plan: Plan) -> Rows:
+    record = plan.search
+    rows: Rows = []
+    if plan.task is not None:
+        rows.append(("for", f"{plan.task.source}, model {plan.task.fingerprint[:19]}…"))
+    if record is not None:
+        rows.append(("by", f"{count(record.trials, 'trial')} in {format_duration(record.seconds)}: {record.stopped}"))
+        rows.append(("study", f"{record.study} (sampler {record.sampler}, seed {record.seed})"))
+    return rows
+
+
+def _environment(plan: Plan) -> Rows:
+    there = plan.environment
+    if there is None:
+        return []
+    driver = f", driver {there.driver}" if there.driver else ""
+    versions = f"torch {there.torch}, Python {there.python}, autotune {there.autotune}"
+    return [("device", there.device + driver), ("versions", versions)]
+
+
+def _how_to_apply(plan: Plan, path: Path) -> Iterator[RenderableType]:
+    source = json.dumps(plan.task.source if plan.task else "model.py")
+    code = (
+        f"plan = autotune.load_plan({json.dumps(str(path))})\n"
+        f"training = autotune.apply(plan, autotune.load_task({source}))\n"
+        "for batch in training.loader:\n"
+        "    result = training.step(batch)"
+    )
+    yield Syntax(code, "python", background_color="default", theme="ansi_dark", padding=(0, 2), word_wrap=True)
+    try:
+        environment = plan.settings.environment()
+    except PlanError as error:
+        yield Padding(Text(f"Not on this machine as it is: {error}", style="yellow"), (0, 2))
+        return
+    if environment:
+        variables = " ".join(f"{key}={value}" for key, value in environment.items())
+        yield Padding(f"Start the job by `autotune run {path} -- python train.py`: it needs {variables}.", (0, 2))

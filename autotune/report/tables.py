@@ -1,0 +1,20 @@
+"""The one table that all reports share: names on the left, words on the right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+from rich.table import Table
+
+__all__ = ["rows_table"]
+
+
+def rows_table(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Two columns, indented by two; the words wrap within theirs."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(ratio=1)
+    for name, words in rows:
+        table.add_row(f"  {name}" if name else " ", words)
+    return table

@@ -1,0 +1,61 @@
+"""What ``autotune verify`` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from ..plan import Plan
+from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
+from ..search.verify import Verification
+from .lines import facts_words
+from .show import peak_words, speed_words
+from .tables import rows_table
+from .words import outcome_words, settings_words
+
+__all__ = ["as_json", "explain", "line"]
+
+
+def line(event: Event, plan: Plan) -> str | None:
+    """One line of progress, or None where there is nothing to say."""
+    match event:
+        case Inspected(facts):
+            return f"task: {facts_words(facts)}\nsettings: {settings_words(plan.settings, facts)}"
+        case TrialStarted(_, _, finalist_round):
+            return f"run {finalist_round} starts, in a fresh interpreter"
+        case FinalistEnded():
+            return f"run {event.round} of {event.num_rounds}: {outcome_words(event.outcome, plan.budget)}"
+        case Warned(message):
+            return f"note: {message}"
+        case _:
+            return None
+
+
+def as_json(found: Verification) -> dict[str, Any]:
+    """Plain data."""
+    return {
+        "holds": found.holds,
+        "over_budget": found.over_budget,
+        "slower": found.slower,
+        "warnings": list(found.warnings),
+        "measured": found.measured.model_dump(mode="json", exclude_none=True) if found.measured else None,
+    }
+
+
+def explain(found: Verification, plan: Plan) -> RenderableType:
+    """The verdict and what it rests on."""
+    verdict = "The plan holds." if found.holds else f"The plan does not hold: {found.over_budget}."
+    if found.slower:
+        verdict += f" It is slower than it says: {found.slower}."
+    rows: list[tuple[str, RenderableType]] = []
+    if found.measured is not None:
+        rows += [
+            ("speed", speed_words(found.measured.samples_per_s)),
+            ("peak", peak_words(found.measured, plan.budget)),
+        ]
+    if plan.measured is not None:
+        stated = f"{speed_words(plan.measured.samples_per_s)}; {peak_words(plan.measured, plan.budget)}"
+        rows.append(("the plan said", stated))
+    return Group(Text(verdict, style="bold"), rows_table(rows))

@@ -1,0 +1,90 @@
+"""The real command line, in a process of its own, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = (sys.executable, "-m", "autotune")
+_MARK = "AUTOTUNE_TEST_MARK"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    left_behind: list[int]
+    """Pids of processes that were still there when it had ended, grandchildren and daemons included."""
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This environment with the checkout importable and nothing that changes the output's form."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS")}
+    return {**kept, "PYTHONPATH": str(ROOT), **extra}
+
+
+class Running:
+    """``autotune`` at work, in a session of its own, marked so that all that comes of it can be found."""
+
+    def __init__(self, arguments: tuple[str | Path, ...], cwd: Path, extra: Mapping[str, str]) -> None:
+        mark = uuid.uuid4().hex
+        self._mark = f"{_MARK}={mark}"
+        self.process = subprocess.Popen(
+            [*PROGRAM, *map(str, arguments)],
+            cwd=cwd,
+            env=environment(**{_MARK: mark}, **extra),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def read_until(self, words: str) -> str:
+        """Standard error, line by line, up to the line that has ``words``."""
+        said = ""
+        for line in self.process.stderr:
+            said += line
+            if words in line:
+                return said
+        raise AssertionError(f"{words!r} was never said:\n{said}")
+
+    def finish(self, timeout_s: float = 120) -> Ended:
+        """Wait for the end."""
+        try:
+            stdout, stderr = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            stdout, stderr = self.process.communicate()
+            raise AssertionError(f"no end within {timeout_s} s:\n{stdout}\n{stderr}") from None
+        return Ended(self.process.returncode, stdout, stderr, marked_processes(self._mark))
+
+
+def start(*arguments: str | Path, cwd: Path, **extra: str) -> Running:
+    """Start ``autotune``; ``extra`` adds environment variables."""
+    return Running(arguments, cwd, extra)
+
+
+def autotune(*arguments: str | Path, cwd: Path, timeout_s: float = 120, **extra: str) -> Ended:
+    """Run ``autotune`` to its end; ``extra`` adds environment variables."""
+    return Running(arguments, cwd, extra).finish(timeout_s)
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Pids of all processes that were started with a mark in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+    return found
