@@ -1,0 +1,45 @@
+# make install   .venv with everything
+# make demo      a real search on a real model, then training with the plan it wrote
+# make test      every check
+# make bench     the figures of the README
+# make gpu       device tests and benchmarks with the python3 at hand; installs nothing
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+.DEFAULT_GOAL := install
+.PHONY: install demo test bench gpu clean
+
+install: $(INSTALLED)
+
+# torch comes first and by itself: its pin decides which build everything else resolves against.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python >= 3.11 is needed, but $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[test]'
+	@touch $@
+
+demo: install
+	cd examples/char_gpt && ../../$(BIN)/autotune search model.py --budget 640MiB --trials 10 --trial-time 2s --max-time 120s
+	$(BIN)/autotune show examples/char_gpt/plan.yaml
+	cd examples/char_gpt && ../../$(BIN)/autotune run plan.yaml -- ../../$(BIN)/python train.py --steps 150
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q
+
+bench: install
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.honesty
+
+gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
+gpu:
+	$(PYTHON) -m pytest -q -m gpu
+	$(PYTHON) -m benchmarks.overhead --device cuda --executor local
+	$(PYTHON) -m benchmarks.honesty --device cuda
+
+clean:
+	rm -rf .venv build dist *.egg-info
