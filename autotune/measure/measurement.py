@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from ..plan import Peak, Speed
+from ..plan import Budget, Peak, Speed
 
 __all__ = ["InspectOptions", "MeasureOptions", "Measurement", "Parity"]
 
@@ -31,6 +31,8 @@ class MeasureOptions(_Frozen):
     """Measuring ends once the 95 % interval is within this share of the value on either side."""
     enforce: bool = True
     """Hold the process to the budget; False for the reference, which may be over it."""
+    budget: Budget | None = None
+    """With ``enforce``: once the peak is over it, a few windows are enough. None measures to the end."""
     parity_batch: PositiveInt
     """Samples in an optimizer step of the parity run: the reference's effective batch, whatever the trial's is."""
     reference_losses: tuple[float, ...] | None = None

@@ -1,0 +1,105 @@
+"""What is known of a dataset, from a few of its samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, default_collate
+
+from ..errors import TaskError
+from ..loader import tensors_in
+from ..task import Task, seed_everything
+
+__all__ = ["DatasetFacts", "inspect_dataset"]
+
+NUM_SAMPLES = 16
+_REREAD_S = 1.0
+_FEWEST_REREAD = 4
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """A dataset's properties."""
+
+    samples: list[Any]
+    """Up to 16 samples, as the dataset gives them: drawn from all of a map-style one, the first of a stream."""
+    length: int | None
+    """Samples; None for a stream that does not say."""
+    num_bytes: int | None
+    """Bytes of all samples' tensors, by the mean of those read; None when unknown."""
+    deterministic: bool
+    """Whether samples read again are the same; a stream is not read again."""
+    stackable: bool
+    """Whether the samples collate to one shape by torch's own collate."""
+    shapes_vary: bool
+    """Whether samples collate to different shapes."""
+
+
+def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
+    """Read a few samples, some of them twice.
+
+    Raises:
+        TaskError: the dataset is empty, or is none.
+        Exception: whatever the user's dataset or collate raises.
+    """
+    streams = isinstance(dataset, IterableDataset)
+    if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TaskError(
+            f"{task.source or 'task'}: build_dataset must return a map-style dataset (__len__ and __getitem__) or an "
+            f"IterableDataset, but got {type(dataset).__name__}."
+        )
+    length = len(dataset) if hasattr(dataset, "__len__") else None
+    indices = [] if streams or length is None else _spread(length)
+    samples = list(itertools.islice(iter(dataset), NUM_SAMPLES)) if streams else [dataset[i] for i in indices]
+    if not samples:
+        raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
+    collate = task.collate or default_collate
+    collated = [list(tensors_in(collate([sample]))) for sample in samples]
+    shapes = {tuple((t.dtype, t.shape) for t in tensors) for tensors in collated}
+    sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in collated]
+    return DatasetFacts(
+        samples=samples,
+        length=length,
+        num_bytes=length * sum(sizes) // len(sizes) if length is not None and any(sizes) else None,
+        deterministic=not streams and _reads_the_same(dataset, indices, collate),
+        stackable=not streams and task.collate is None and len(shapes) == 1 and any(sizes),
+        shapes_vary=len(shapes) > 1,
+    )
+
+
+def _spread(length: int) -> list[int]:
+    """Up to 16 places of a dataset, the first and the last among them, in an order that is not the dataset's."""
+    count = min(NUM_SAMPLES, length)
+    places = sorted({round(k * (length - 1) / max(1, count - 1)) for k in range(count)})
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))
+    return [places[k] for k in order.tolist()]
+
+
+def _reads_the_same(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any]) -> bool:
+    """Whether samples collated under two states of the random generators agree.
+
+    Sixteen of them, since an augmentation that flips a coin agrees by chance every other time; after a second, four.
+    """
+    began_s = perf_counter()
+    for count, index in enumerate(indices):
+        if count >= _FEWEST_REREAD and perf_counter() - began_s > _REREAD_S:
+            break
+        reads = []
+        for seed in (1, 2):
+            seed_everything(seed + 2 * count)
+            reads.append(list(tensors_in(collate([dataset[index]]))))
+        if not _equal(*reads):
+            return False
+    return True
+
+
+def _equal(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
+    return len(left) == len(right) and all(
+        a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (a.ne(a) & b.ne(b))).all())
+        for a, b in zip(left, right, strict=True)
+    )

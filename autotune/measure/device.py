@@ -1,0 +1,77 @@
+"""What is known of the device that trials run on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ..techniques import Device
+from .context import driver_version
+
+__all__ = ["available_host_bytes", "inspect_device", "num_processors"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def inspect_device(kind: Literal["cpu", "cuda"]) -> Device:
+    """The CPU, or the current CUDA device."""
+    if kind == "cpu":
+        bf16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return Device(type="cpu", name=_cpu_name(), memory_bytes=_host_bytes(), bf16=bf16)
+    properties = torch.cuda.get_device_properties()
+    return Device(
+        type="cuda",
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        capability=(properties.major, properties.minor),
+        bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+        driver=driver_version(),
+    )
+
+
+def num_processors() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_host_bytes() -> int:
+    """Host memory that can still be had: the kernel's estimate, or what the container's limit leaves."""
+    available = _meminfo().get("MemAvailable", _host_bytes())
+    limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
+    return min(available, max(0, limit - (used or 0))) if limit is not None else available
+
+
+def _host_bytes() -> int:
+    total = _meminfo().get("MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _cgroup_bytes("memory.max")
+    return min(total, limit) if limit is not None else total
+
+
+def _meminfo() -> dict[str, int]:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+
+
+def _cgroup_bytes(name: str) -> int | None:
+    """A figure of this container's control group (version 2); None without one, or without a limit."""
+    try:
+        text = (_CGROUP / name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,0 +1,21 @@
+"""What a measurement finds wrong with a training, other than what it costs."""
+
+from __future__ import annotations
+
+from ..errors import AutotuneError
+
+__all__ = ["NonFiniteLoss"]
+
+
+class NonFiniteLoss(AutotuneError):
+    """The loss was NaN or infinite."""
+
+    def __init__(self, step: int, value: float) -> None:
+        """
+        Args:
+            step: the optimizer step, counted from 1 over the whole measurement.
+            value: the loss.
+        """
+        super().__init__(f"a finite loss was wanted, but it is {value} at optimizer step {step}.")
+        self.step = step
+        self.value = value

@@ -1,0 +1,107 @@
+"""``Feed``: a loader's micro-batches, epoch after epoch, and what waiting for them cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from ..errors import TaskError
+from ..loader import Loader, Position
+
+__all__ = ["Feed"]
+
+_END = object()
+
+
+class Feed:
+    """Iterates over a loader for ever.
+
+    An epoch's start is counted apart from waiting within it: from the call that found the last epoch exhausted (which
+    ends its workers) to the next epoch's first batch.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self.num_batches = 0
+        """Micro-batches handed out."""
+        self.wait_s = 0.0
+        """Seconds spent waiting within epochs."""
+        self.between_s = 0.0
+        """Seconds spent between epochs."""
+        self._loader = loader
+        self._epoch: Iterator[Any] | None = None
+        self._first: Any = None
+        self._starts_s: list[float] = []
+        self._samples_seen = 0
+        self._samples_counted: int | None = None
+
+    def open(self) -> None:
+        """Start the first epoch, and with it the workers, before anything else grows the process they are forked from.
+
+        Raises:
+            TaskError: the dataset or its sampler is empty.
+        """
+        self._first = self._start(ended_s=0.0)
+
+    def next(self) -> tuple[Any, Position]:
+        """The next micro-batch, on the device, and where it stands.
+
+        Raises:
+            TaskError: the dataset or its sampler is empty.
+        """
+        batch = self._take()
+        self.num_batches += 1
+        position = self._loader.position
+        assert position is not None, "a loader knows where each batch stands"
+        self._samples_seen += position.num_samples
+        return batch, position
+
+    def restart(self) -> None:
+        """Leave the epoch that is running and start another, so that its start is known."""
+        self._epoch = None
+        self._first = self._start(ended_s=0.0)
+
+    @property
+    def has_restarted(self) -> bool:
+        """Whether an epoch's start other than the first has been seen."""
+        return len(self._starts_s) > 1
+
+    @property
+    def epoch_start_s(self) -> float:
+        """Mean seconds from asking for an epoch to its first batch; the first counts only while there is no other."""
+        return statistics.fmean(self._starts_s[1:] or self._starts_s or [0.0])
+
+    @property
+    def epoch_samples(self) -> int | None:
+        """Samples in one epoch: as counted, or as the loader says; None for a stream that has not ended yet."""
+        return self._samples_counted or self._loader.num_samples
+
+    def _take(self) -> Any:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if self._epoch is None:
+            return self._start(ended_s=0.0)
+        asked_s = perf_counter()
+        batch = next(self._epoch, _END)
+        waited_s = perf_counter() - asked_s
+        if batch is not _END:
+            self.wait_s += waited_s
+            return batch
+        self._samples_counted, self._samples_seen = self._samples_seen, 0
+        if self._loader.device.type == "cuda":
+            torch.cuda.synchronize(self._loader.device)  # steps still queued belong to the epoch that ended
+        return self._start(waited_s)
+
+    def _start(self, ended_s: float) -> Any:
+        began_s = perf_counter()
+        self._epoch = iter(self._loader)
+        batch = next(self._epoch, _END)
+        if batch is _END:
+            raise TaskError("build_sampler returned a sampler without indices. Training needs at least one sample.")
+        self._starts_s.append(ended_s + perf_counter() - began_s)
+        self.between_s += self._starts_s[-1]
+        return batch

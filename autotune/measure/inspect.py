@@ -1,0 +1,122 @@
+"""``inspect_task``: what is known of a task before any trial."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.data import IterableDataset
+
+from ..apply_plan import build_model, loader_spec, reference_batch
+from ..fingerprint import fingerprint
+from ..task import Task, seed_everything
+from ..techniques import Facts
+from ..techniques.allocator import installed_allocators
+from ..techniques.checkpointing import find_blocks
+from ..techniques.optimizer import supported_implementations
+from .dataset import DatasetFacts, inspect_dataset
+from .device import available_host_bytes, inspect_device, num_processors
+from .loading import loader_rates
+from .measurement import InspectOptions
+from .split import Split, measure_split
+
+__all__ = ["inspect_task"]
+
+
+def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cuda"]) -> Facts:
+    """Build the model and the dataset, read a few samples, run one batch forward and backward, time the loader.
+
+    Args:
+        task: as loaded.
+        options: what the user said.
+        device: torch's device type.
+
+    Raises:
+        TaskError: the dataset is empty, or a piece returns what it must not.
+        NonFiniteLoss: the first loss is NaN or infinite.
+        Exception: whatever the user's code raises.
+    """
+    seed_everything(0)
+    model = build_model(task)
+    dataset = task.build_dataset()
+    data = inspect_dataset(task, dataset)
+    found_fingerprint = fingerprint(model, dataset, task.collate)
+    model = model.to(device)
+    batch = reference_batch(task, dataset, options.effective_batch)
+    split = _split(task, model, data, device)
+    spec = loader_spec(task, dataset, torch.device(device))
+    streams = isinstance(dataset, IterableDataset)
+    most_workers = 1 if streams and not task.shards_by_worker else num_processors()
+    optimizer = task.make_optimizer(model)
+    return Facts(
+        fingerprint=found_fingerprint,
+        device=inspect_device(device),
+        torch_version=torch.__version__,
+        cpu_count=num_processors(),
+        host_memory_bytes=available_host_bytes(),
+        **_model_facts(task, model),
+        dataset_length=data.length,
+        dataset_kind="iterable" if streams else "map",
+        dataset_bytes=data.num_bytes,
+        dataset_deterministic=data.deterministic,
+        stackable=data.stackable,
+        shapes_vary=data.shapes_vary,
+        shards_by_worker=task.shards_by_worker,
+        loader_options={k: v for k, v in task.loader_options.items() if isinstance(v, (int, bool))},
+        loader_samples_per_s=loader_rates(task, spec, batch, most_workers, split.samples_per_s),
+        effective_batch=batch.num_samples,
+        effective_batch_held=(options.effective_batch or task.batch_size) is not None,
+        effective_batch_assumed=(options.effective_batch or task.batch_size) is None,
+        split_error=split.error,
+        allow_split=options.allow_split,
+        optimizer=type(optimizer).__name__,
+        optimizer_implementations=supported_implementations(optimizer),
+        allocators=installed_allocators(),
+        warnings=tuple(_warnings(task, options, model, data, split)),
+    )
+
+
+def _model_facts(task: Task, model: nn.Module) -> dict[str, Any]:
+    blocks = find_blocks(model, task.blocks)
+    parameters = list(model.parameters())
+    return {
+        "num_parameters": sum(p.numel() for p in parameters),
+        "num_trainable": sum(p.numel() for p in parameters if p.requires_grad),
+        "num_blocks": len(blocks),
+        "block_name": type(blocks[0]).__name__ if blocks else "",
+        "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
+        "has_training_batch_norm": any(isinstance(m, _BatchNorm) and m.training for m in model.modules()),
+    }
+
+
+def _split(task: Task, model: nn.Module, data: DatasetFacts, device: str) -> Split:
+    """On fewer samples where the device cannot hold the batch's activations: trials may still, recomputing them."""
+    samples = data.samples
+    while True:
+        try:
+            return measure_split(task, model, samples, torch.device(device))
+        except torch.OutOfMemoryError:
+            if len(samples) == 1:
+                raise
+        model.zero_grad()
+        samples = samples[: len(samples) // 2]
+
+
+def _warnings(task: Task, options: InspectOptions, model: nn.Module, data: DatasetFacts, split: Split) -> list[str]:
+    found = []
+    asked = options.effective_batch or task.batch_size
+    if asked is not None and data.length is not None and data.length < asked:
+        found.append(f"the dataset has {data.length} samples, fewer than the batch size of {asked}, and caps it")
+    if not any(module.training for module in model.modules()):
+        found.append("the whole model is in eval mode: dropout is off, BatchNorm is frozen; build_model decides")
+    if not any(p.requires_grad for p in model.parameters()):
+        found.append("no parameter of the model trains")
+    if split.error is None:
+        found.append(f"whether splitting a batch changes the gradient could not be measured: {split.reason}")
+    workers = task.loader_options.get("num_workers", 0)
+    if data.length is None and workers > 1 and not task.shards_by_worker:
+        found.append(f"loader_options asks for {workers} workers on a stream that does not split itself; 1 is used")
+    return found

@@ -1,0 +1,81 @@
+"""Memory: what the device charges the training process, and holding it to a budget.
+
+On a CPU a process is charged its own peak (VmHWM) and the private bytes of its descendants. No page is counted twice:
+a batch in shared memory is in VmHWM once this process has mapped and read it, and a page that two processes map is
+private to neither. What is left out are pages that only loader workers share: prefetched batches that no one maps at
+the moment, and pages of before the fork that this process has since replaced but several workers keep.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..plan import Budget, Peak
+from .context import context_bytes, open_context
+from .processes import descendants, own_live_bytes, own_peak_bytes, private_bytes
+
+__all__ = ["Charge", "enforce_budget"]
+
+
+def enforce_budget(limit_bytes: int | None) -> None:
+    """Let a CUDA process allocate no more than a device of this size would. Call it before anything touches the device.
+
+    The context is taken off first: the allocator's fraction does not cover it
+    (https://github.com/pytorch/pytorch/issues/58466). Where torch sees no CUDA device nothing is done: a watchdog
+    outside ends CPU trials.
+
+    Args:
+        limit_bytes: the budget; None only opens the context, so that its size is known later.
+    """
+    if not torch.cuda.is_available():
+        return
+    open_context()
+    if limit_bytes is not None:
+        total = torch.cuda.get_device_properties().total_memory
+        share = (limit_bytes - context_bytes()) / total
+        torch.cuda.set_per_process_memory_fraction(min(max(share, 0.0), 1.0))
+
+
+class Charge:
+    """What this process is charged, since it started."""
+
+    def __init__(self, device: torch.device, largest_of: int | None = None) -> None:
+        """
+        Args:
+            device: that the training runs on.
+            largest_of: the peak is that of the largest of so many batches.
+        """
+        self._is_cuda = device.type == "cuda"
+        self._largest_of = largest_of
+        self._descendants_bytes = 0
+
+    def sample_descendants(self) -> None:
+        """Look at the loader's workers, which leave no record of their peak. Costs about 1 ms for each."""
+        self._descendants_bytes = max(self._descendants_bytes, sum(private_bytes(pid) for pid in descendants()))
+
+    def high_water_bytes(self) -> int:
+        """The peak of what the training itself takes: CUDA's reservation, or this process. Costs next to nothing."""
+        return torch.cuda.max_memory_reserved() if self._is_cuda else own_peak_bytes()
+
+    def live_bytes(self) -> int | None:
+        """Memory in use now: CUDA's live tensors, or this process's anonymous and shared pages; None if unknown."""
+        return torch.cuda.memory_allocated() if self._is_cuda else own_live_bytes()
+
+    def peak(self) -> Peak:
+        """The peak so far."""
+        host = own_peak_bytes() + self._descendants_bytes
+        if not self._is_cuda:
+            return Peak(process=host, largest_of=self._largest_of)
+        reserved = torch.cuda.max_memory_reserved()
+        return Peak(
+            process=reserved + context_bytes(),
+            reserved=reserved,
+            allocated=torch.cuda.max_memory_allocated(),
+            host=host,
+            allocator_retries=torch.cuda.memory_stats().get("num_alloc_retries", 0),
+            largest_of=self._largest_of,
+        )
+
+    def exceeds(self, budget: Budget | None) -> bool:
+        """Whether the peak is already more than the budget allows."""
+        return budget is not None and not budget.holds(self.peak().process)

@@ -1,0 +1,132 @@
+"""Parity: the losses of the first ten optimizer steps on one fixed list of batches, against the reference's."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from ..apply_plan import build_loader
+from ..loader import Loader
+from ..task import Task, seed_everything
+from ..techniques.batch import Batch
+from ..training import Training
+from .dropout import without_dropout
+from .errors import NonFiniteLoss
+from .feed import Feed
+from .measurement import MeasureOptions, Parity
+
+__all__ = ["NUM_STEPS", "compare", "run_parity"]
+
+NUM_STEPS = 10
+_SCALE = 2.0**10
+"""The loss scale of an fp16 parity run: torch's 2**16 has to skip steps before it suits a model, and a skipped step is
+no departure from the reference."""
+
+
+def run_parity(
+    training: Training, task: Task, options: MeasureOptions, after_step: Callable[[int], None] = lambda step: None
+) -> Parity:
+    """Train ten optimizer steps with dropout off, and compare their mean losses with the reference's.
+
+    Every configuration sees the same samples in the same order, read in this process. What the dataset draws at random
+    comes from one stream of random numbers, what the model draws from another that starts anew with each step, so
+    that neither depends on how a step is cut.
+
+    Args:
+        training: as applied; its parameters and optimizer go on from here.
+        task: what it was built from.
+        options: samples a step, the reference's losses and the limit.
+        after_step: called with the number of each optimizer step that ended.
+
+    Raises:
+        NonFiniteLoss: a step's mean loss is NaN or infinite.
+    """
+    run = training.with_loader(_fixed_loader(training, task, options.parity_batch))
+    run.scaler = torch.amp.GradScaler(training.device.type, init_scale=_SCALE, enabled=training.scaler.is_enabled())
+    feed, loading = Feed(run.loader), _Randomness(0)
+    losses = []
+    with without_dropout(training.model):
+        for step in range(1, NUM_STEPS + 1):
+            losses.append(_mean_loss(run, feed, loading, _Randomness(step)))
+            if not math.isfinite(losses[-1]):
+                raise NonFiniteLoss(step, losses[-1])
+            after_step(step)
+    return compare(losses, options.reference_losses, options.parity_limit)
+
+
+def compare(losses: Sequence[float], reference: Sequence[float] | None, limit: float) -> Parity:
+    """How far losses are from the reference's, as a share of the reference's mean magnitude."""
+    if reference is None:
+        return Parity(losses=tuple(losses))
+    scale = sum(map(abs, reference)) / len(reference) or 1.0
+    deviations = [abs(loss - wanted) / scale for loss, wanted in zip(losses, reference, strict=False)]
+    strayed = next((step for step, deviation in enumerate(deviations, 1) if deviation > limit), None)
+    return Parity(losses=tuple(losses), deviation=max(deviations), strayed_at=strayed)
+
+
+def _fixed_loader(training: Training, task: Task, num_samples: int) -> Loader:
+    spec = dataclasses.replace(training.loader.spec, options={})
+    micro = min(training.batch.micro, num_samples)
+    if isinstance(spec.dataset, IterableDataset):  # read in equal micro-batches
+        micro = next(size for size in range(micro, 0, -1) if num_samples % size == 0)
+    return build_loader(task, spec, Batch.of(num_samples, micro))
+
+
+def _mean_loss(run: Training, feed: Feed, loading: _Randomness, computing: _Randomness) -> float:
+    total = weight = 0.0
+    while True:
+        with loading:
+            batch, position = feed.next()
+        with computing:
+            result = run.step(batch)
+        if result.weight:
+            total += float(result.loss) * result.weight
+            weight += result.weight
+        if position.ends_step:
+            return total / weight if weight else 0.0
+
+
+class _Randomness:
+    """A stream of random numbers, for ``random``, numpy where it is loaded, and torch: in force within its block."""
+
+    def __init__(self, seed: int) -> None:
+        before = _states()
+        seed_everything(seed)
+        self._own = _states()
+        _restore(before)
+
+    def __enter__(self) -> None:
+        self._outer = _states()
+        _restore(self._own)
+
+    def __exit__(self, *exc: object) -> None:
+        self._own = _states()
+        _restore(self._outer)
+
+
+def _states() -> tuple[Any, Any, Any, Any]:
+    numpy = sys.modules.get("numpy")
+    on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return (
+        random.getstate(),
+        numpy.random.get_state() if numpy else None,
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state() if on_device else None,
+    )
+
+
+def _restore(states: tuple[Any, Any, Any, Any]) -> None:
+    own, of_numpy, of_torch, of_cuda = states
+    random.setstate(own)
+    if of_numpy is not None:
+        sys.modules["numpy"].random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+    if of_cuda is not None:
+        torch.cuda.set_rng_state(of_cuda)

@@ -1,0 +1,143 @@
+"""``measure``: run a training for some steps and say what it cost."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+from ..loader import tensors_in
+from ..task import Task
+from ..training import Training
+from ..units import format_bytes
+from .leak import LeakWatch
+from .measurement import Measurement, MeasureOptions
+from .memory import Charge
+from .parity import NUM_STEPS, run_parity
+from .speed import Window, speed_of, time_windows
+from .steps import Steps
+
+__all__ = ["measure"]
+
+_WARMUP_SHARE = 0.25
+"""Longest warm-up, as a share of the trial's time."""
+_STABLE = 1.005
+"""A peak that grew by less than this is stable."""
+_CALM_STEPS = 2
+"""Steps in a row without a skip and with a stable peak, before timing begins."""
+
+
+def measure(training: Training, task: Task, options: MeasureOptions) -> Measurement:
+    """Parity, warm-up, timed windows, peaks; in this order, in this process.
+
+    Args:
+        training: fresh from :func:`autotune.apply`.
+        task: what it was built from.
+        options: how long, how precisely, and against what.
+
+    Returns:
+        The measurement. ``phases_s`` holds ``parity``, ``warmup`` and ``timed``.
+
+    Raises:
+        NonFiniteLoss: a loss was NaN or infinite.
+        Exception: whatever the user's code raises.
+    """
+    phases_s: dict[str, float] = {}
+    steps = Steps(training, num_steps=NUM_STEPS)
+    charge = Charge(training.device, options.largest_of)
+    leaks = LeakWatch(charge, training.device.type)
+    with _timed(phases_s, "parity"):
+        if training.loader.options["num_workers"]:
+            steps.feed.open()  # workers are forked from a process as small as a job's
+        parity = run_parity(training, task, options, leaks.note)
+    with _timed(phases_s, "warmup"):
+        if options.largest_of:
+            _run_largest(steps, options.largest_of)
+        warnings = _warm_up(steps, charge, leaks, options.trial_time_s * _WARMUP_SHARE)
+    with _timed(phases_s, "timed"):
+        windows = _time(steps, charge, leaks, options)
+    peak = charge.peak()
+    leak, found = _look_for_leak(steps, leaks, options.trial_time_s * _WARMUP_SHARE)
+    if training.loader.options["persistent_workers"] and not steps.feed.has_restarted:
+        steps.feed.restart()  # the first start forked them, which no other will
+    speed = speed_of(windows, steps.feed)
+    return Measurement(
+        samples_per_s=speed,
+        peak=peak,
+        parity=parity,
+        num_steps=sum(window.num_steps for window in windows),
+        num_windows=len(windows),
+        loader_wait=min(1.0, sum(w.wait_s for w in windows) / sum(w.seconds for w in windows)),
+        epoch_start_s=steps.feed.epoch_start_s,
+        leak_bytes_per_step=leak,
+        phases_s=phases_s,
+        warnings=(*warnings, *found),
+    )
+
+
+def _run_largest(steps: Steps, num_batches: int) -> None:
+    """One optimizer step on the largest of the first batches of one epoch, so that the peak is that batch's."""
+    largest, size = None, -1
+    for _ in range(num_batches):
+        batch, _ = steps.feed.next()
+        elements = sum(tensor.numel() for tensor in tensors_in(batch))
+        if elements > size:
+            largest, size = batch, elements
+        if steps.feed.has_restarted:
+            break
+    steps.repeat(largest)
+    steps.settle()
+
+
+def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> list[str]:
+    """Until the loader's head start is used up, the loss scaler has stopped skipping, and the peak is stable."""
+    options = steps.training.loader.options
+    head_start = 2 * options["num_workers"] * (options["prefetch_factor"] or 0)
+    peak_bytes, num_calm, began_s = charge.high_water_bytes(), 0, perf_counter()
+    while True:
+        skipped = steps.step().skipped
+        steps.settle()
+        leaks.note(steps.num_steps)
+        before, peak_bytes = peak_bytes, charge.high_water_bytes()
+        num_calm = num_calm + 1 if not skipped and peak_bytes <= before * _STABLE else 0
+        if num_calm >= _CALM_STEPS and steps.feed.num_batches >= head_start:
+            return []
+        if perf_counter() - began_s > limit_s:
+            return [f"timing began after {limit_s:.1f} s of warm-up, before the training had settled"]
+
+
+def _time(steps: Steps, charge: Charge, leaks: LeakWatch, options: MeasureOptions) -> list[Window]:
+    budget = options.budget if options.enforce else None
+    charge.sample_descendants()
+    over, high_water = charge.exceeds(budget), charge.high_water_bytes()
+    gc.collect()
+
+    def at_edge() -> bool:
+        nonlocal over, high_water
+        leaks.note(steps.num_steps)
+        before, high_water = high_water, charge.high_water_bytes()
+        over = over or (high_water > before and charge.exceeds(budget))
+        return over
+
+    windows = time_windows(steps, options, at_edge)
+    charge.sample_descendants()
+    return windows
+
+
+def _look_for_leak(steps: Steps, leaks: LeakWatch, limit_s: float) -> tuple[float | None, Sequence[str]]:
+    suspected = leaks.suspected()
+    if suspected is None:
+        return None, ()
+    confirmed = leaks.confirm(steps, limit_s)
+    if confirmed is not None:
+        return confirmed, ()
+    grown = format_bytes(round(suspected))
+    return None, (f"memory grew by about {grown} each step, but not on one batch over and over: a dataset that caches",)
+
+
+@contextmanager
+def _timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
+    began_s = perf_counter()
+    yield
+    phases_s[name] = perf_counter() - began_s

@@ -1,0 +1,101 @@
+"""Speed: consecutive windows of whole optimizer steps, until their throughput is known well enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from ..plan import Speed
+from .feed import Feed
+from .interval import confidence_interval
+from .measurement import MeasureOptions
+from .steps import Steps
+
+__all__ = ["FEWEST_WINDOWS", "Window", "speed_of", "time_windows"]
+
+_SHORTEST_S = 0.05
+FEWEST_WINDOWS = 3
+_ENOUGH_WINDOWS = 8
+_NEXT_LOOK = 1.25
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some whole optimizer steps, the device waited for at both ends. Epoch starts are left out."""
+
+    seconds: float
+    """Wall time."""
+    num_samples: int
+    """Samples consumed."""
+    num_steps: int
+    """Optimizer steps."""
+    wait_s: float
+    """Seconds of it spent waiting for data."""
+
+
+def time_windows(steps: Steps, options: MeasureOptions, at_edge: Callable[[], bool]) -> list[Window]:
+    """Run windows until the interval is narrow enough, or the time share is used.
+
+    The interval is looked at rarely (after 8 windows, then a quarter more each time), since looking gives loader
+    workers time to get ahead; and it must be narrow twice running, since one look among many finds it so by chance.
+
+    Args:
+        steps: warmed up.
+        options: the time share and the precision.
+        at_edge: called between windows, outside their time; True ends the run once there are the fewest windows.
+
+    Returns:
+        At least :data:`FEWEST_WINDOWS` windows.
+
+    Raises:
+        NonFiniteLoss: a loss was NaN or infinite.
+    """
+    windows: list[Window] = []
+    next_look, num_narrow = _ENOUGH_WINDOWS, 0
+    began_s = perf_counter()
+    while True:
+        windows.append(_time_window(steps))
+        if at_edge() and len(windows) >= FEWEST_WINDOWS:
+            return windows
+        if perf_counter() - began_s >= options.trial_time_s and len(windows) >= FEWEST_WINDOWS:
+            return windows
+        if len(windows) == next_look:
+            next_look = math.ceil(next_look * _NEXT_LOOK)
+            num_narrow = num_narrow + 1 if _is_narrow(windows, options.precision) else 0
+            if num_narrow == 2:
+                return windows
+
+
+def speed_of(windows: Sequence[Window], feed: Feed) -> Speed:
+    """Samples per second over the windows, each epoch's start spread over the epoch's samples."""
+    start_s = feed.epoch_start_s / feed.epoch_samples if feed.epoch_samples else 0.0
+    value = sum(w.num_samples for w in windows) / sum(w.seconds for w in windows)
+    low, high = _interval(windows)
+    value, low, high = (rate / (1 + rate * start_s) for rate in (value, low, high))
+    return Speed(value=value, low=low, high=high)
+
+
+def _time_window(steps: Steps) -> Window:
+    feed = steps.feed
+    steps.settle()
+    wait_s, between_s = feed.wait_s, feed.between_s
+    num_samples = num_steps = 0
+    began_s = perf_counter()
+    while perf_counter() - began_s - (feed.between_s - between_s) < _SHORTEST_S:
+        num_samples += steps.step().num_samples
+        num_steps += 1
+    steps.settle()
+    seconds = perf_counter() - began_s - (feed.between_s - between_s)
+    return Window(seconds, num_samples, num_steps, min(feed.wait_s - wait_s, seconds))
+
+
+def _interval(windows: Sequence[Window]) -> tuple[float, float]:
+    return confidence_interval([w.num_samples for w in windows], [w.seconds for w in windows])
+
+
+def _is_narrow(windows: Sequence[Window], precision: float) -> bool:
+    value = sum(w.num_samples for w in windows) / sum(w.seconds for w in windows)
+    low, high = _interval(windows)
+    return max(high - value, value - low) <= precision * value

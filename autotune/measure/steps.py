@@ -1,0 +1,76 @@
+"""``Steps``: optimizer steps one after another, with losses that are looked at only once the device is waited for."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..training import StepResult, Training
+from .errors import NonFiniteLoss
+from .feed import Feed
+
+__all__ = ["Step", "Steps"]
+
+
+class Step(NamedTuple):
+    """One optimizer step."""
+
+    num_samples: int
+    """Samples it consumed."""
+    skipped: bool
+    """Whether the loss scaler found infinite gradients."""
+
+
+class Steps:
+    """Drives a training over its own loader."""
+
+    def __init__(self, training: Training, num_steps: int = 0) -> None:
+        """
+        Args:
+            training: what to run.
+            num_steps: optimizer steps taken before, so that steps are counted from the process's first.
+        """
+        self.training = training
+        self.feed = Feed(training.loader)
+        self.num_steps = num_steps
+        self._losses: list[tuple[int, torch.Tensor]] = []
+
+    def step(self) -> Step:
+        """One whole optimizer step."""
+        num_samples = 0
+        while True:
+            batch, position = self.feed.next()
+            result = self.training.step(batch)
+            self._keep(result)
+            num_samples += position.num_samples
+            if position.ends_step:
+                self.num_steps += 1
+                return Step(num_samples, not result.stepped)
+
+    def repeat(self, batch: Any) -> None:
+        """One optimizer step in which every micro-batch is this one."""
+        self.training.loader.take_position()
+        for _ in range(self.training.batch.accumulate):
+            self._keep(self.training.step(batch))
+        self.num_steps += 1
+
+    def settle(self) -> None:
+        """Wait for the device, and look at the losses since the last time.
+
+        Raises:
+            NonFiniteLoss: one of them is NaN or infinite.
+        """
+        if self.training.device.type == "cuda":
+            torch.cuda.synchronize(self.training.device)
+        if not self._losses:
+            return
+        values = torch.stack([loss for _, loss in self._losses])
+        if not bool(values.isfinite().all()):
+            step, value = next((n, float(v)) for (n, v) in self._losses if not v.isfinite())
+            raise NonFiniteLoss(step, value)
+        self._losses.clear()
+
+    def _keep(self, result: StepResult) -> None:
+        if result.weight:  # a micro-batch that counts for nothing has no mean
+            self._losses.append((self.num_steps + 1, result.loss.float().reshape(())))
