@@ -1,1 +1,125 @@
 """SearchSpace: for each technique, the choices that may be tried. Presets are the YAML files beside this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
+
+from ..errors import SpaceError
+from ..files import explain, read_yaml
+from ..techniques import TECHNIQUES, Facts, Technique
+
+__all__ = ["SearchSpace", "Unavailable", "load_space", "presets"]
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A choice that the space names and that cannot be had here."""
+
+    technique: str
+    """The technique's name."""
+    setting: Technique
+    """The choice."""
+    reason: str
+    """Why not, in words."""
+
+
+class _Space(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, populate_by_name=True, title="autotune search space"
+    )
+
+    schema_: Literal["autotune/space@1"] = Field(default="autotune/space@1", alias="schema")
+    """The format's name and version."""
+
+
+def _row(kind: type[Technique]) -> tuple[Any, Any]:
+    """One field of the model: ``auto``, or a list of ``kind``."""
+    auto = Annotated[Literal["auto"], Tag("auto")]
+    explicit = Annotated[tuple[kind, ...], Field(min_length=1), Tag("list")]  # type: ignore[valid-type]
+    either = Annotated[auto | explicit, Discriminator(lambda row: "auto" if isinstance(row, str) else "list")]
+    summary = (kind.__doc__ or "").strip().splitlines()[0]
+    return either | None, Field(default=None, description=f"{summary} `auto`, or a list of choices.")
+
+
+_fields: dict[str, Any] = {name: _row(kind) for name, kind in TECHNIQUES.items()}
+_Rows = create_model("_Rows", __base__=_Space, **_fields)
+
+
+class SearchSpace(_Rows):  # a row for each technique, whatever techniques there are
+    """For each technique ``auto`` or the choices to try; one that is absent stays at the user's own setting."""
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str = "space") -> Self:
+        """Parse a space's text; ``source`` names it in errors.
+
+        Raises:
+            SpaceError: not YAML, not a space, or an unknown technique or value.
+        """
+        try:
+            return cls.model_validate(read_yaml(text, source, SpaceError))
+        except ValidationError as error:
+            raise SpaceError(explain(error, source, cls)) from None
+
+    def choices(self, facts: Facts) -> dict[str, tuple[Technique, ...]]:
+        """What may be tried for this model and device, by technique, without repetition.
+
+        Raises:
+            SpaceError: of a technique's choices none can be had.
+        """
+        missing = self.unavailable(facts)
+        found = {}
+        for name, wanted in self._wanted(facts).items():
+            reasons = [row for row in missing if row.technique == name]
+            refused = [row.setting for row in reasons]
+            found[name] = tuple(dict.fromkeys(choice for choice in wanted if choice not in refused))
+            if not found[name]:
+                listed = "; ".join(f"{row.setting.model_dump_json()}: {row.reason}" for row in reasons)
+                raise SpaceError(f"space: {name}: at least one available choice is needed, but got {listed}. Use auto.")
+        return found
+
+    def unavailable(self, facts: Facts) -> tuple[Unavailable, ...]:
+        """Choices that the space names and that cannot be had for this model and device."""
+        return tuple(
+            Unavailable(name, choice, reason)
+            for name, wanted in self._wanted(facts).items()
+            for choice in wanted
+            if (reason := choice.unavailable(facts)) is not None
+        )
+
+    def _wanted(self, facts: Facts) -> dict[str, tuple[Technique, ...]]:
+        rows = {name: getattr(self, name) for name in TECHNIQUES}
+        return {
+            name: TECHNIQUES[name].choices(facts) if row == "auto" else row
+            for name, row in rows.items()
+            if row is not None
+        }
+
+
+def presets() -> tuple[str, ...]:
+    """Names that :func:`load_space` knows without a file."""
+    return tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.yaml")))
+
+
+def load_space(name_or_path: str) -> SearchSpace:
+    """Read a search space.
+
+    Args:
+        name_or_path: a preset's name, or a YAML file.
+
+    Raises:
+        SpaceError: neither a preset nor a file, not YAML, or an unknown technique or value.
+    """
+    path = Path(__file__).with_name(f"{name_or_path}.yaml") if name_or_path in presets() else Path(name_or_path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpaceError(
+            f"{name_or_path}: neither a file nor a preset. Write a YAML file, or use one of: {', '.join(presets())}."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpaceError(f"{path}: cannot be read as a search space: {error}.") from None
+    return SearchSpace.from_yaml(text, str(path))
