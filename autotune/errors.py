@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["AutotuneError", "NothingFits", "PlanError", "SpaceError", "StudyError", "TaskError", "UserError"]
+__all__ = [
+    "AutotuneError",
+    "Interrupted",
+    "NothingFits",
+    "PlanError",
+    "SpaceError",
+    "StudyError",
+    "TaskError",
+    "UserError",
+]
 
 
 class AutotuneError(Exception):
@@ -37,3 +46,9 @@ class NothingFits(AutotuneError):
     """No configuration stayed within the budget: a result, with the nearest miss in the message."""
 
     exit_code = 3
+
+
+class Interrupted(AutotuneError):
+    """The user stopped a search before it had anything to write; what was measured is kept."""
+
+    exit_code = 130

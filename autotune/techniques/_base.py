@@ -36,6 +36,8 @@ class LoaderSpec:
     """DataLoader keywords other than dataset, batching, sampler and collate_fn."""
     device: torch.device
     """Where batches go."""
+    user_dataset: Any
+    """The dataset as the user built it, which a sampler is built from; ``dataset`` may be a cache of it."""
 
 
 class Technique(BaseModel):
@@ -51,6 +53,8 @@ class Technique(BaseModel):
     """The key in a plan's settings and in a search space."""
     ordered: ClassVar[bool] = False
     """Whether ``choices`` lie on a line (small to large), so that a sampler may interpolate."""
+    trades_time: ClassVar[bool] = False
+    """Whether it only ever buys memory with time: no first guess where the reference fits."""
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Self, ...]:

@@ -1,0 +1,181 @@
+"""Which configuration to measure next: first guesses, the sampler's proposals, and what is known without measuring."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from ..techniques import Settings, Technique
+from .study import Study, Tried
+
+__all__ = ["Candidates", "ConfigurationSpace", "Proposal"]
+
+_PATIENCE = 5
+"""Proposals in a row that need no measuring before one is drawn from what is left."""
+
+
+class ConfigurationSpace:
+    """The choices as Optuna sees them: an index where they lie on a line, a label elsewhere."""
+
+    def __init__(self, choices: Mapping[str, tuple[Technique, ...]], reference: Settings) -> None:
+        self.choices = dict(choices)
+        self._reference = reference
+        self._labels = {name: tuple(map(_label, row)) for name, row in self.choices.items()}
+        self.distributions: dict[str, BaseDistribution] = {
+            name: IntDistribution(0, len(row) - 1) if row[0].ordered else CategoricalDistribution(self._labels[name])
+            for name, row in self.choices.items()
+            if len(row) > 1
+        }
+
+    @property
+    def num_configurations(self) -> int:
+        """Settings that may be measured, the reference included."""
+        return math.prod(map(len, self.choices.values())) + (self.params(self._reference) is None)
+
+    def settings(self, params: Mapping[str, Any]) -> Settings:
+        """The settings that Optuna's ``params`` stand for; what is not a parameter stays as the reference has it."""
+        chosen = {name: row[0] for name, row in self.choices.items()}
+        for name, value in params.items():
+            row = self.choices[name]
+            chosen[name] = row[value] if row[0].ordered else row[self._labels[name].index(value)]
+        return self._reference.model_copy(update=chosen)
+
+    def params(self, settings: Settings) -> dict[str, Any] | None:
+        """The reverse; None where a choice is not in the space."""
+        params: dict[str, Any] = {}
+        for name, row in self.choices.items():
+            choice = getattr(settings, name)
+            if choice not in row:
+                return None
+            if name in self.distributions:
+                params[name] = row.index(choice) if row[0].ordered else _label(choice)
+        return params
+
+    def shuffled(self, seed: str) -> Iterator[Settings]:
+        """Every configuration of the choices once, in an order of its own for each ``seed``."""
+        size = math.prod(map(len, self.choices.values()))
+        rng = random.Random(seed)
+        start, stride = rng.randrange(size), rng.randrange(1, size + 1)
+        while math.gcd(stride, size) != 1:  # a stride prime to the size visits every index once
+            stride += 1
+        for step in range(size):
+            rest, chosen = (start + step * stride) % size, {}
+            for name, row in self.choices.items():
+                rest, index = divmod(rest, len(row))
+                chosen[name] = row[index]
+            yield self._reference.model_copy(update=chosen)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration that is about to be measured."""
+
+    trial: optuna.Trial
+    number: int
+    settings: Settings
+
+
+class Candidates:
+    """Proposes what to measure; never the same configuration twice, nor one that is known not to fit."""
+
+    def __init__(self, study: Study, space: ConfigurationSpace, reference: Settings) -> None:
+        self._study, self._space, self._reference = study, space, reference
+        self._in_flight: set[str] = set()
+
+    def reference(self) -> Proposal:
+        """Trial 0."""
+        params = self._space.params(self._reference)
+        trial = self._study.ask(self._space.distributions if params else {}, params or {})
+        return self._begin(trial, self._reference)
+
+    def next(self) -> Proposal | None:
+        """What to measure next; None when every configuration has been measured or is known not to fit."""
+        for guess in self._guesses():
+            if self._is_new(guess):
+                return self._ask_for(guess)
+        for _ in range(_PATIENCE if self._space.distributions else 0):
+            trial = self._study.ask(self._space.distributions)
+            settings = self._space.settings(trial.params)
+            if self._is_new(settings):
+                return self._begin(trial, settings)
+            self._study.skip(trial, self._measured(settings) or self._witness(settings))
+        left = self._space.shuffled(f"{self._study.record.seed}:{len(self._study.tried)}")
+        return next((self._ask_for(settings) for settings in left if self._is_new(settings)), None)
+
+    def finish(self, proposal: Proposal) -> None:
+        """A proposal is no longer in flight."""
+        self._in_flight.discard(proposal.settings.canonical())
+
+    def _guesses(self) -> Iterator[Settings]:
+        """Before the sampler: the most promising choice of everything at the largest batch that fits, by bisection; and
+        again with what buys memory for time, where the reference's own batch did not fit without."""
+        for with_trades in (False, True):
+            promising = {
+                name: row[min(1, len(row) - 1)]
+                for name, row in self._space.choices.items()
+                if name != "batch" and (with_trades or not row[0].trades_time)
+            }
+            combination = self._reference.model_copy(update=promising)
+            yield combination
+            first = self._measured(combination)
+            if first is None or not first.verdict.over_memory:
+                return
+            yield from self._bisect(combination)
+
+    def _bisect(self, combination: Settings) -> Iterator[Settings]:
+        """The next batch between the largest that is known to fit and the smallest that is known not to."""
+        batches = self._space.choices.get("batch", ())
+        fits, over = -1, len(batches)
+        for index, batch in enumerate(batches):
+            known = self._measured(combination.model_copy(update={"batch": batch}))
+            if known is not None and known.verdict.over_memory:
+                over = min(over, index)
+            elif known is not None:
+                fits = max(fits, index)
+        if over - fits > 1:
+            yield combination.model_copy(update={"batch": batches[(fits + over) // 2]})
+
+    def _is_new(self, settings: Settings) -> bool:
+        known = settings.canonical() in self._in_flight or self._measured(settings) or self._witness(settings)
+        return not known
+
+    def _measured(self, settings: Settings) -> Tried | None:
+        return self._study.by_settings.get(settings.canonical())
+
+    def _witness(self, settings: Settings) -> Tried | None:
+        """A trial that did not fit and proves that ``settings``, which need at least as much memory, do not either.
+
+        The proof holds between configurations that are equal in everything but the batch. With a larger micro-batch
+        every activation grows and nothing shrinks, unless accumulation ends: only then are there no gradients of
+        earlier micro-batches beside the activations, so that a split batch proves nothing about a whole one.
+        """
+        batch = settings.batch
+        if batch is None:
+            return None
+        for row in self._study.tried:
+            tried = row.settings.batch
+            if tried is None or not row.verdict.over_memory or tried.micro >= batch.micro:
+                continue
+            same = row.settings.model_copy(update={"batch": batch}) == settings
+            if same and (tried.accumulate == 1 or batch.accumulate > 1):
+                return row
+        return None
+
+    def _ask_for(self, settings: Settings) -> Proposal:
+        return self._begin(self._study.ask(self._space.distributions, self._space.params(settings)), settings)
+
+    def _begin(self, trial: optuna.Trial, settings: Settings) -> Proposal:
+        self._in_flight.add(settings.canonical())
+        return Proposal(trial, self._study.begin(trial, settings), settings)
+
+
+def _label(choice: Technique) -> str:
+    """A text that stands for a choice in the study, whatever other choices there are."""
+    return json.dumps(choice.model_dump(mode="json", exclude_defaults=True), sort_keys=True)

@@ -1,0 +1,156 @@
+"""The end of a search: the plan and what its reader must know, or why nothing fits and what would."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator
+
+from .. import __version__
+from ..errors import NothingFits
+from ..plan import Environment, Evidence, Plan, SearchRecord, TaskRef
+from ..techniques import Settings
+from ..techniques.batch import Batch
+from ..units import ceil_mib, format_bytes
+from ..workers import Measured, OutOfMemory
+from .evidence import combine, gain, overlap
+from .finalists import Fallen, Final
+from .inquiry import LARGEST_OF
+from .pace import NUM_REPEATS
+from .session import Session
+from .study import Tried
+
+__all__ = ["conclude", "nothing_fits"]
+
+
+def conclude(session: Session, final: Final, stopped: str) -> Plan:
+    """The plan of the winner.
+
+    Raises:
+        NothingFits: there is none; the message has the nearest miss.
+    """
+    winner = final.winner
+    if winner is None:
+        raise nothing_fits(session, final.fallen)
+    assert isinstance(winner.outcome, Measured)
+    measured = combine(final.repeats or [winner.outcome.measurement], session.budget)
+    reference, reason = _reference(session, final)
+    facts, options = session.facts, session.options
+    return Plan(
+        task=TaskRef(source=options.task, fingerprint=facts.fingerprint),
+        budget=session.budget,
+        settings=winner.settings,
+        notes=tuple(_notes(session, final, measured, reference)),
+        measured=measured,
+        reference=measured if winner.number == 0 else reference,
+        gain=gain(measured, measured if winner.number == 0 else reference, reason),
+        environment=Environment(
+            torch=facts.torch_version,
+            device=facts.device.name,
+            driver=facts.device.driver,
+            autotune=__version__,
+            python=platform.python_version(),
+        ),
+        search=SearchRecord(
+            trials=len(session.study.tried),
+            seconds=round(session.seconds(), 1),
+            stopped=stopped,
+            study=session.study.name,
+            sampler=options.sampler,
+            seed=options.seed,
+        ),
+    )
+
+
+def nothing_fits(session: Session, fallen: tuple[Fallen, ...] = ()) -> NothingFits:
+    """Why no configuration can be used: the nearest miss, and what would help."""
+    tried = session.study.tried
+    limit = session.budget.limit
+    head = f"Nothing fits: none of {len(tried)} configurations can be used"
+    if limit is not None:
+        head += f" within {format_bytes(limit)} (margin {session.budget.margin:.0%})"
+    lines = [f"{head}."]
+    misses = [(peak, row) for row in tried if (peak := _miss(row)) is not None]
+    misses += [(row.peak_bytes, row.tried) for row in fallen if row.peak_bytes is not None]
+    helps = []
+    if misses:
+        peak, nearest = min(misses, key=lambda miss: miss[0])
+        at_least = "at least " if isinstance(nearest.outcome, OutOfMemory) else ""
+        lines.append(f"Nearest miss: {at_least}{format_bytes(ceil_mib(peak))} with {in_words(nearest.settings)}.")
+        needed = format_bytes(ceil_mib(round(peak * (1 + session.budget.margin))))
+        helps.append(f"--budget {needed.replace(' ', '')}{' or more' if at_least else ''} would admit it")
+    else:
+        lines += [f"Trial {row.number}: {row.verdict.reason}." for row in tried]
+    effective = session.facts.effective_batch
+    refused = Batch.of(effective, -(-effective // 2)).unavailable(session.facts) if effective > 1 else None
+    if session.facts.effective_batch_held and refused is not None and misses:
+        helps.append(f"smaller micro-batches were not tried: {refused}")
+    if helps:
+        lines.append(f"What would help: {'; '.join(helps)}.")
+    return NothingFits("\n".join(lines))
+
+
+def in_words(settings: Settings) -> str:
+    """Settings as a plan has them, on one line."""
+    rows = settings.model_dump(mode="json", exclude_defaults=True)
+    return ", ".join(f"{name} {json.dumps(row)}" for name, row in rows.items()).replace('"', "")
+
+
+def _miss(row: Tried) -> int | None:
+    """The peak of a trial that only memory kept from being used."""
+    if not row.verdict.over_memory:
+        return None
+    if isinstance(row.outcome, OutOfMemory):
+        return row.outcome.peak_bytes
+    assert isinstance(row.outcome, Measured)
+    measurement = row.outcome.measurement
+    usable = measurement.parity.strayed_at is None and measurement.leak_bytes_per_step is None
+    return measurement.peak.process if usable else None
+
+
+def _reference(session: Session, final: Final) -> tuple[Evidence | None, str | None]:
+    """The reference's evidence, or why there is none."""
+    tried = session.reference
+    if tried is None:
+        return None, "the reference was not measured"
+    if isinstance(tried.outcome, OutOfMemory):
+        peak = format_bytes(ceil_mib(tried.outcome.peak_bytes))
+        return None, f"the reference ran out of memory at {peak}: {tried.outcome.message}"
+    assert isinstance(tried.outcome, Measured)
+    return combine(final.reference or [tried.outcome.measurement], session.budget), None
+
+
+def _notes(session: Session, final: Final, measured: Evidence, reference: Evidence | None) -> Iterator[str]:
+    winner, facts = final.winner, session.facts
+    assert winner is not None
+    yield from _batch_notes(session, winner.settings)
+    for technique in winner.settings.techniques():
+        if technique.exactness(facts) == "lossy":
+            yield f"{technique.name} is lossy for this model: it changes the gradient, not only its rounding"
+    if facts.shapes_vary:
+        yield f"batch shapes vary: the peak is that of the largest of {LARGEST_OF} batches"
+    if reference is not None and not reference.fits:
+        yield "the reference is over the budget; it was measured without enforcement"
+    if winner.number != 0 and reference is not None and overlap(measured.samples_per_s, reference.samples_per_s):
+        yield "the gain in speed is within the spread of the measurements"
+    if not final.repeats:
+        yield "measured once, during the search: nothing was repeated in a fresh interpreter. `autotune verify` does"
+    elif len(final.repeats) < NUM_REPEATS:
+        yield f"measured in {len(final.repeats)} fresh interpreters, not in {NUM_REPEATS}: the time was used up"
+    if reference is not None and winner.number != 0 and not final.reference and final.repeats:
+        yield "the reference was measured once, during the search"
+    for row in final.fallen:
+        yield f"trial {row.tried.number} looked faster in the search and fell in a fresh interpreter: {row.reason}"
+
+
+def _batch_notes(session: Session, settings: Settings) -> Iterator[str]:
+    facts = session.facts
+    if facts.effective_batch_assumed:
+        yield f"no batch size was given anywhere: the reference's {facts.effective_batch} is assumed"
+    if not facts.effective_batch_held and settings.batch is not None:
+        found = settings.batch.num_samples
+        if found != facts.effective_batch:
+            yield (
+                f"an optimizer step sees {found} samples, the reference's {facts.effective_batch}: this changes the "
+                "optimization and the learning rate that suits it. --effective-batch holds it"
+            )

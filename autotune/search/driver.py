@@ -1,0 +1,215 @@
+"""The search: inspect, measure the reference, ask and tell until told to stop, settle the finalists, write the plan."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+
+from ..errors import Interrupted, PlanError, TaskError
+from ..plan import Budget, Plan
+from ..search_spaces import SearchSpace, load_space
+from ..techniques import Facts
+from ..workers import Executor, Measured, Outcome, OutOfMemory
+from .candidates import Candidates, ConfigurationSpace, Proposal
+from .conclude import conclude
+from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
+from .finalists import settle
+from .inquiry import Inquiry, failure, inspect, reference_settings
+from .options import SearchOptions
+from .pace import LEAST_SHARE_S, Clock, Pace
+from .record import StudyRecord
+from .session import Session
+from .storage import default_storage
+from .study import Study
+
+__all__ = ["INTERRUPTED", "search"]
+
+INTERRUPTED = "interrupted"
+"""``Plan.search.stopped`` after the user's Ctrl-C."""
+
+
+def search(
+    options: SearchOptions,
+    executor: Executor,
+    observe: Callable[[Event], None],
+    stop: threading.Event,
+    clock: Clock = time.monotonic,
+) -> Plan:
+    """Find the fastest configuration that stays within the budget, and save it as a plan.
+
+    Args:
+        options: what the user asked for.
+        executor: runs the trials; stays the caller's to close.
+        observe: is told what happens, in the thread that called.
+        stop: once set, running trials are finished and the best so far is written, with ``search.stopped``
+            :data:`INTERRUPTED`.
+        clock: seconds; what ``options.max_time_s`` is held against.
+
+    Returns:
+        The plan, as it was written to ``options.output``.
+
+    Raises:
+        TaskError: the task cannot be loaded, or the job as it stands fails for another reason than memory.
+        SpaceError: an unknown technique or value in the space.
+        PlanError: the output cannot be written; said before anything runs.
+        StudyError: the study is locked, corrupt, or belongs to another task.
+        NothingFits: no configuration stays within the budget.
+        Interrupted: ``stop`` was set before anything usable had been measured.
+    """
+    pace = Pace(options.trial_time_s, options.max_time_s, clock)
+    _check_writable(options.output)
+    space = load_space(options.space)
+    facts = inspect(options, executor, pace, stop)
+    observe(Inspected(facts))
+    study = _open_study(options, space, facts)
+    try:
+        facts = study.record.facts
+        inquiry = Inquiry(options.task, options.seed, study.record.budget, facts)
+        session = Session(options, executor, observe, stop, pace, study, facts, inquiry)
+        plan = _search(session, space)
+    finally:
+        study.close()
+    plan.save(options.output)
+    return plan
+
+
+def _search(session: Session, space: SearchSpace) -> Plan:
+    for message in session.facts.warnings:
+        session.warn(message)
+    for row in space.unavailable(session.facts):
+        session.warn(f"--space: {row.technique} {row.setting.model_dump_json(exclude_defaults=True)}: {row.reason}.")
+    reference = reference_settings(session.facts)
+    configurations = ConfigurationSpace(space.choices(session.facts), reference)
+    size = configurations.num_configurations
+    num_trials = min(session.options.trials, size)
+    session.observe(SearchStarted(session.study.name, size, num_trials, len(session.study.tried)))
+    candidates = Candidates(session.study, configurations, reference)
+    if session.reference is None and not session.stop.is_set():
+        _measure(session, candidates, candidates.reference)
+    _check_reference(session)
+    stopped = _explore(session, candidates)
+    session.observe(Stopped(stopped))
+    if session.stop.is_set() and not session.feasible:
+        raise Interrupted(
+            f"Interrupted before any usable configuration was measured ({len(session.study.tried)} trials are kept). "
+            "Go on with --resume."
+        )
+    final = settle(session)
+    return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
+
+
+def _measure(session: Session, candidates: Candidates, propose: Callable[[], Proposal]) -> None:
+    """Run one trial to its end: the reference."""
+    share_s = session.pace.trial_share_s(session.options.trials) or LEAST_SHARE_S
+    proposal = propose()
+    future = _start(session, proposal, share_s)
+    _end(session, candidates, proposal, future.result())
+
+
+def _check_reference(session: Session) -> None:
+    """The job as it stands must run, but for its memory.
+
+    Raises:
+        TaskError: it fails, or gains memory each step.
+    """
+    reference = session.reference
+    if reference is None:
+        return
+    outcome, task = reference.outcome, session.options.task
+    if isinstance(outcome, Measured):
+        if outcome.measurement.leak_bytes_per_step is not None:
+            raise TaskError(
+                f"{task}: the job as it stands {reference.verdict.reason}, so that no configuration can be measured. "
+                "A list that keeps each step's loss with its graph is the usual cause: keep loss.item()."
+            )
+        if reference.verdict.over_memory:
+            session.warn(f"the reference is {reference.verdict.reason}; it was measured without enforcement.")
+    elif isinstance(outcome, OutOfMemory):
+        session.warn(f"the reference does not fit the device ({reference.verdict.reason}): there is no gain to state.")
+    else:
+        raise TaskError(f"{task}: the job as it stands fails: {failure(outcome)}")
+
+
+def _explore(session: Session, candidates: Candidates) -> str:
+    """Keep every slot busy until there is a reason to stop; returns it, in words."""
+    running: dict[Future[Outcome], Proposal] = {}
+    reason = None
+    while running or reason is None:
+        if reason is None:
+            reason = _fill(session, candidates, running)
+        for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+            _end(session, candidates, running.pop(future), future.result())
+    return reason
+
+
+def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome], Proposal]) -> str | None:
+    """Start trials in free slots; the reason to start no more, or None."""
+    num_trials = session.options.trials
+    while len(running) < session.executor.num_slots:
+        trials_left = num_trials - len(session.study.tried) - len(running)
+        if session.stop.is_set():
+            return INTERRUPTED
+        if trials_left <= 0:
+            return f"all {num_trials} trials were measured"
+        share_s = session.pace.trial_share_s(-(-trials_left // session.executor.num_slots))
+        if share_s is None:
+            return "the time was used up"
+        proposal = candidates.next()
+        if proposal is None:
+            return None if running else "every configuration has been measured, or is known not to fit"
+        running[_start(session, proposal, share_s)] = proposal
+    return None
+
+
+def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
+    session.observe(TrialStarted(proposal.number, proposal.settings))
+    return session.submit(f"trial-{proposal.number:03d}", proposal.settings, share_s, fresh=False)
+
+
+def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: Outcome) -> None:
+    """Store an outcome before anything else is done with it."""
+    candidates.finish(proposal)
+    if session.was_cut_off(outcome):
+        return
+    best = session.feasible[:1]
+    tried = session.study.finish(proposal.trial, proposal.number, proposal.settings, outcome)
+    session.learn(f"trial-{proposal.number:03d}", outcome, fresh=False)
+    is_best = session.feasible[:1] != best
+    session.observe(TrialEnded(proposal.number, proposal.settings, outcome, tried.verdict.feasible, is_best))
+
+
+def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Study:
+    record = StudyRecord(
+        task=options.task,
+        fingerprint=facts.fingerprint,
+        budget=Budget(limit=options.budget_bytes, device=options.device, margin=options.margin),
+        seed=options.seed,
+        effective_batch=options.effective_batch,
+        allow_split=options.allow_split,
+        space=space.model_dump(mode="json", by_alias=True, exclude_none=True),
+        facts=facts,
+    )
+    stem = Path(options.task).stem
+    url = options.storage or default_storage(stem)
+    begin = Study.resume if options.resume else Study.create
+    return begin(url, stem, record, options.sampler)
+
+
+def _check_writable(path: Path) -> None:
+    """Find out before the search that its result cannot be written.
+
+    Raises:
+        PlanError: so it is.
+    """
+    if path.is_dir():
+        raise PlanError(f"{path}: a file was expected, but it is a folder. Choose another path with -o.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as reason:
+        raise PlanError(f"{path}: cannot be written: {reason.strerror}. Choose another path with -o.") from None

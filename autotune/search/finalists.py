@@ -1,0 +1,170 @@
+"""After the search: the best few are measured again in fresh interpreters, and the figures of one round are reported.
+
+A first round picks the winner, so that it is not picked on the numbers that are reported: the best of many noisy
+numbers flatters itself. Then winner and reference take turns, so that a drift of the machine meets both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..measure import Measurement
+from ..workers import Measured, Outcome, OutOfMemory
+from .events import FinalistEnded, TrialStarted
+from .pace import NUM_FINALISTS, NUM_REPEATS
+from .session import Session
+from .study import Tried
+
+__all__ = ["Fallen", "Final", "settle"]
+
+
+@dataclass(frozen=True)
+class Fallen:
+    """A configuration that the search found feasible and a fresh interpreter did not."""
+
+    tried: Tried
+    reason: str
+    peak_bytes: int | None
+    """Its peak in the run that failed; None where none was measured."""
+
+
+@dataclass(frozen=True)
+class Final:
+    """What the finalists came to."""
+
+    winner: Tried | None
+    """None when nothing fits."""
+    repeats: tuple[Measurement, ...]
+    """The winner's fresh measurements; empty when there was no time for any."""
+    reference: tuple[Measurement, ...]
+    """The reference's."""
+    fallen: tuple[Fallen, ...] = ()
+    """Configurations that did not hold what the search measured."""
+
+
+def settle(session: Session) -> Final:
+    """Choose among the feasible configurations and measure the choice for the plan.
+
+    Returns:
+        The winner with its repeats: fewer than three, or none, where ``--max-time`` or an interruption left no more.
+    """
+    return _Finals(session).settle()
+
+
+class _OutOfTime(Exception):
+    """No time for another run, or the user asked to stop."""
+
+
+@dataclass
+class _Finals:
+    session: Session
+    generation: str = field(init=False)
+    reference_runs: list[Measurement] = field(default_factory=list)
+    fallen: list[Fallen] = field(default_factory=list)
+
+    def settle(self) -> Final:
+        feasible = self.session.feasible
+        finalists = self._finalists(feasible)
+        self.generation = "-".join(str(row.number) for row in finalists)
+        compared, num_repeats = self.session.pace.finalist_runs(len(finalists), int(self._repeats_reference()))
+        order = finalists[:compared]
+        if compared > 1 and num_repeats:
+            order = self._compare(order, num_repeats)
+        order += [row for row in feasible if row not in finalists[:compared]]
+        for candidate in order if num_repeats else []:
+            repeats, complete = self._repeat(candidate, num_repeats)
+            if repeats is not None:
+                return self._final(candidate, repeats)
+            if not complete:
+                break
+        gone = {row.tried.number for row in self.fallen}
+        left = [row for row in order if row.number not in gone]
+        return self._final(left[0] if left else None, [])
+
+    def _final(self, winner: Tried | None, repeats: Sequence[Measurement]) -> Final:
+        reference = repeats if winner is not None and winner.number == 0 else self.reference_runs
+        return Final(winner, tuple(repeats), tuple(reference), tuple(self.fallen))
+
+    def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
+        """The fastest few, and the reference where it fits."""
+        best = [row for row in feasible if row.number != 0][:NUM_FINALISTS]
+        return best + [row for row in feasible if row.number == 0]
+
+    def _repeats_reference(self) -> bool:
+        reference = self.session.reference
+        return reference is not None and isinstance(reference.outcome, Measured)
+
+    def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried]:
+        """Round 0: each once, fastest first; those that fall are left out."""
+        speeds: dict[int, float] = {}
+        try:
+            for position, row in enumerate(finalists):
+                runs_left = len(finalists) - position + num_repeats * (1 + self._repeats_reference())
+                measurement = self._hold(row, 0, self._run(row, 0, runs_left))
+                if measurement is not None:
+                    speeds[row.number] = measurement.samples_per_s.value
+        except _OutOfTime:
+            return [row for row in finalists if row.number not in {fallen.tried.number for fallen in self.fallen}]
+        return sorted((row for row in finalists if row.number in speeds), key=lambda row: -speeds[row.number])
+
+    def _repeat(self, candidate: Tried, num_repeats: int) -> tuple[list[Measurement] | None, bool]:
+        """Reporting rounds, the candidate and the reference in turn: the repeats, or None where it fell or none ended;
+        and whether there was time."""
+        repeats: list[Measurement] = []
+        pairs = 1 + (candidate.number != 0 and self._repeats_reference())
+        try:
+            for number in range(1, num_repeats + 1):
+                runs_left = (num_repeats - number + 1) * pairs
+                measurement = self._hold(candidate, number, self._run(candidate, number, runs_left))
+                if measurement is None:
+                    return None, True
+                repeats.append(measurement)
+                if pairs == 2 and len(self.reference_runs) < number:
+                    self._run_reference(number, runs_left - 1)
+        except _OutOfTime:
+            return repeats or None, False
+        return repeats, True
+
+    def _run_reference(self, number: int, runs_left: int) -> None:
+        reference = self.session.reference
+        assert reference is not None
+        outcome = self._run(reference, number, runs_left)
+        if isinstance(outcome, Measured):
+            self.reference_runs.append(outcome.measurement)
+        else:
+            self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
+
+    def _run(self, row: Tried, number: int, runs_left: int) -> Outcome:
+        """One fresh run, or what an earlier driver stored of it."""
+        session = self.session
+        key = f"fresh:{self.generation}:{number}:{row.number}"
+        outcome = session.study.evidence(key)
+        if outcome is None:
+            share_s = session.pace.finalist_share_s(runs_left)
+            if share_s is None or session.stop.is_set():
+                raise _OutOfTime
+            name = f"finalist-{row.number:03d}-round-{number}"
+            session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
+            outcome = session.submit(name, row.settings, share_s, fresh=True).result()
+            if session.was_cut_off(outcome):
+                raise _OutOfTime
+            session.study.keep_evidence(key, outcome)
+            session.learn(name, outcome, fresh=True)
+        session.observe(FinalistEnded(row.number, row.settings, number, NUM_REPEATS, outcome))
+        return outcome
+
+    def _hold(self, row: Tried, number: int, outcome: Outcome) -> Measurement | None:
+        """The measurement, or None where the configuration falls."""
+        verdict = self.session.judge(outcome)
+        if verdict.feasible and isinstance(outcome, Measured):
+            return outcome.measurement
+        reason = verdict.reason or "it did not end well"
+        peak = outcome.measurement.peak.process if isinstance(outcome, Measured) else None
+        peak = outcome.peak_bytes if isinstance(outcome, OutOfMemory) else peak
+        self.fallen.append(Fallen(row, reason, peak if verdict.over_memory else None))
+        self.session.warn(f"trial {row.number} is out: {reason}, in fresh interpreter {number + 1}. The next is tried.")
+        return None
+
+    def _why(self, outcome: Outcome) -> str:
+        return self.session.judge(outcome).reason or outcome.kind

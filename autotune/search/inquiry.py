@@ -1,0 +1,137 @@
+"""What is asked of an executor: the task's facts, and the measurement of one configuration."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import Interrupted, TaskError
+from ..measure import InspectOptions, MeasureOptions
+from ..plan import Budget, Plan
+from ..techniques import Exactness, Facts, Settings
+from ..techniques.batch import Batch
+from ..units import format_bytes
+from ..workers import (
+    Crashed,
+    Executor,
+    Failed,
+    Inspected,
+    NonFinite,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+    TrialRequest,
+)
+from .options import SearchOptions
+from .pace import Pace
+
+__all__ = ["Inquiry", "exactness", "failure", "inspect", "reference_settings"]
+
+PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.05, "lossy": 0.25}
+"""How far the first losses may stray from the reference's, as a share of their mean."""
+
+LARGEST_OF = 64
+"""Where batch shapes vary, the peak is taken on the largest of so many batches."""
+
+_HANDED_ON = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_OUTPUT_LINES = 20
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """Makes measure requests for one task and budget."""
+
+    task: str
+    seed: int
+    budget: Budget
+    facts: Facts
+
+    def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> TrialRequest:
+        """One configuration, to be measured in a fresh process."""
+        return TrialRequest(
+            id=name,
+            task=os.path.abspath(self.task),  # a worker's current directory may be another,
+            seed=self.seed,
+            device=self.budget.device,
+            plan=Plan(settings=settings, budget=self.budget),
+            measure=measure,
+            deadline_s=deadline_s,
+            environment=handed_on(),
+        )
+
+    def measure_options(
+        self, settings: Settings, share_s: float, losses: tuple[float, ...] | None, enforce: bool = True
+    ) -> MeasureOptions:
+        """How long and against what a configuration is measured."""
+        return MeasureOptions(
+            trial_time_s=share_s,
+            enforce=enforce,
+            parity_batch=self.facts.effective_batch,
+            reference_losses=losses,
+            parity_limit=PARITY_LIMITS[exactness(settings, self.facts)],
+            largest_of=LARGEST_OF if self.facts.shapes_vary else None,
+        )
+
+
+def reference_settings(facts: Facts) -> Settings:
+    """The user's job as it stands: the effective batch in one piece, everything else untouched."""
+    return Settings(batch=Batch.of(facts.effective_batch, facts.effective_batch))
+
+
+def exactness(settings: Settings, facts: Facts) -> Exactness:
+    """The least exact of the settings' techniques."""
+    found = {technique.exactness(facts) for technique in settings.techniques()}
+    return "lossy" if "lossy" in found else "rounding" if "rounding" in found else "exact"
+
+
+def inspect(options: SearchOptions, executor: Executor, pace: Pace, stop: threading.Event | None = None) -> Facts:
+    """Ask a child process for the task's facts.
+
+    Raises:
+        TaskError: the task cannot be loaded or inspected; carries the user's traceback.
+        Interrupted: the executor was closed on the user's second Ctrl-C.
+    """
+    request = TrialRequest(
+        id="inspect",
+        task=os.path.abspath(options.task),
+        seed=options.seed,
+        kind="inspect",
+        device=options.device,
+        inspect=InspectOptions(effective_batch=options.effective_batch, allow_split=options.allow_split),
+        deadline_s=pace.deadline_s(0.0, spare_finalists=False),
+        environment=handed_on(),
+    )
+    outcome = executor.submit(request).result()
+    if isinstance(outcome, Inspected):
+        return outcome.facts
+    if stop is not None and stop.is_set() and isinstance(outcome, Crashed):
+        raise Interrupted("Interrupted while the task was being inspected; nothing had been measured.")
+    if isinstance(outcome, Failed) and not outcome.traceback:
+        raise TaskError(outcome.message)
+    raise TaskError(f"{options.task}: the task cannot be inspected: {failure(outcome)}")
+
+
+def failure(outcome: Outcome) -> str:
+    """Why a trial did not end well, with the user's traceback or the last of the output where they say more."""
+    tail = "\n".join(outcome.output.strip().splitlines()[-_OUTPUT_LINES:])
+    match outcome:
+        case Failed():
+            return "\n\n".join(filter(None, (outcome.message, outcome.traceback.rstrip())))
+        case OutOfMemory():
+            return f"out of memory at {format_bytes(outcome.peak_bytes)}: {outcome.message}"
+        case TimedOut():
+            said = f"it did not end within {outcome.deadline_s:.0f} s. {outcome.message}".rstrip()
+        case Crashed():
+            said = outcome.message
+        case NonFinite():
+            said = f"the loss is not finite at optimizer step {outcome.step}. {outcome.message}".rstrip()
+        case _:
+            raise AssertionError(f"{outcome.kind} is no failure")
+    return f"{said}\n\nIts last output:\n{tail}" if tail else said
+
+
+def handed_on() -> dict[str, str]:
+    """Thread counts that the user set for the driver hold for the trials too."""
+    return {key: os.environ[key] for key in _HANDED_ON if key in os.environ}

@@ -1,0 +1,125 @@
+"""How ``--max-time`` is shared out: between the trials, and between them and the finalists."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..workers import Measured, Outcome
+
+__all__ = ["LEAST_SHARE_S", "NUM_FINALISTS", "NUM_REPEATS", "Clock", "Pace"]
+
+Clock = Callable[[], float]
+"""Seconds since some moment, like ``time.monotonic``."""
+
+NUM_FINALISTS = 3
+"""Configurations that are measured again, besides the reference."""
+NUM_REPEATS = 3
+"""Fresh interpreters that a plan's figures come from."""
+
+LEAST_SHARE_S = 1.0
+"""Timed windows shorter than this say little."""
+_FINALISTS_PART = 0.5
+"""The finalists' reserve is at most this part of ``--max-time``."""
+_GUESSED_OVERHEAD_S = 2.0
+"""A trial's time outside its timed windows, before any is known."""
+_FRESH_EXTRA_S = 3.0
+"""What a fresh interpreter adds (importing torch), before any is known."""
+_LOAD_LIMIT_S = 600.0
+"""How long a task may take that nothing is known of, besides its timed windows."""
+_LEAST_LIMIT_S = 60.0
+_SLOWER_BY = 10.0
+"""A configuration may take this many times the reference's overhead before it counts as hanging."""
+
+
+@dataclass
+class Pace:
+    """Time left, and how much of it the next trial gets. Learns what a trial costs beside its timed windows."""
+
+    trial_time_s: float
+    """``--trial-time``."""
+    max_time_s: float | None
+    """``--max-time``."""
+    clock: Clock = time.monotonic
+    started: float = field(init=False)
+    _overheads_s: list[float] = field(default_factory=list, init=False)
+    _fresh_overheads_s: list[float] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        """Time runs from here."""
+        self.started = self.clock()
+
+    def elapsed_s(self) -> float:
+        """Seconds since the search was asked for."""
+        return self.clock() - self.started
+
+    def left_s(self) -> float:
+        """Seconds of ``--max-time`` that are left; infinite without it."""
+        return math.inf if self.max_time_s is None else self.max_time_s - self.elapsed_s()
+
+    def learn(self, outcome: Outcome, fresh: bool) -> None:
+        """Take in what a trial cost."""
+        if isinstance(outcome, Measured):
+            overhead = max(0.0, outcome.seconds - outcome.measurement.phases_s.get("timed", 0.0))
+            (self._fresh_overheads_s if fresh else self._overheads_s).append(overhead)
+
+    def trial_share_s(self, trials_left: int) -> float | None:
+        """Seconds of timed windows for the next of ``trials_left`` trials; None when only the finalists' is left."""
+        if self.max_time_s is None:
+            return self.trial_time_s
+        left = self.left_s() - self._reserve_s()
+        if left < self._overhead_s() + LEAST_SHARE_S:
+            return None
+        return self._share(left / trials_left - self._overhead_s())
+
+    def deadline_s(self, share_s: float, spare_finalists: bool) -> float:
+        """When a trial counts as hanging: generously above what the reference took, within the time that is left."""
+        known = max(_LEAST_LIMIT_S, _SLOWER_BY * max(self._overheads_s[:1] + self._fresh_overheads_s[:1], default=0.0))
+        limit = share_s + (known if self._overheads_s else _LOAD_LIMIT_S)
+        left = self.left_s() - (self._reserve_s() if spare_finalists else 0.0)
+        return max(LEAST_SHARE_S, min(limit, left))
+
+    def finalist_runs(self, num_candidates: int, num_references: int) -> tuple[int, int]:
+        """How many candidates a first round compares (1: none is needed), and how many repeats are reported.
+
+        ``(1, 0)`` when there is no time to repeat anything.
+        """
+        affordable = self.left_s() / (self._fresh_overhead_s() + LEAST_SHARE_S)
+        pairs = 1 + num_references
+        for compared, repeats in ((num_candidates, NUM_REPEATS), *((1, repeats) for repeats in (NUM_REPEATS, 2, 1))):
+            if (compared if compared > 1 else 0) + repeats * pairs <= affordable:
+                return compared, repeats
+        return 1, 0
+
+    def finalist_share_s(self, runs_left: int) -> float | None:
+        """Seconds of timed windows for the next of ``runs_left`` fresh runs; None when there is no time for it."""
+        if self.max_time_s is None:
+            return self.trial_time_s
+        if self.left_s() < self._fresh_overhead_s():
+            return None
+        return self._share(self.left_s() / runs_left - self._fresh_overhead_s())
+
+    def estimate_s(self, num_trials: int) -> float:
+        """At most how long a search of ``num_trials`` takes, by what is known so far."""
+        runs = NUM_FINALISTS + 1 + 2 * NUM_REPEATS
+        whole = num_trials * (self._overhead_s() + self.trial_time_s)
+        whole += runs * (self._fresh_overhead_s() + self.trial_time_s)
+        return whole if self.max_time_s is None else min(whole, self.max_time_s)
+
+    def _reserve_s(self) -> float:
+        if self.max_time_s is None:
+            return 0.0
+        runs = NUM_FINALISTS + 1 + 2 * NUM_REPEATS
+        return min(_FINALISTS_PART * self.max_time_s, runs * (self._fresh_overhead_s() + self.trial_time_s))
+
+    def _share(self, seconds: float) -> float:
+        return max(LEAST_SHARE_S, min(self.trial_time_s, seconds))
+
+    def _overhead_s(self) -> float:
+        return statistics.fmean(self._overheads_s) if self._overheads_s else _GUESSED_OVERHEAD_S
+
+    def _fresh_overhead_s(self) -> float:
+        return max(self._fresh_overheads_s, default=self._overhead_s() + _FRESH_EXTRA_S)

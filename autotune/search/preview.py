@@ -1,0 +1,50 @@
+"""``--dry-run``: what a search would try, and how long it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..search_spaces import Unavailable, load_space
+from ..techniques import Facts, Technique
+from ..workers import Executor
+from .candidates import ConfigurationSpace
+from .inquiry import inspect, reference_settings
+from .options import SearchOptions
+from .pace import Pace
+
+__all__ = ["Preview", "preview"]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A search that has not begun."""
+
+    facts: Facts
+    """What is known of the task."""
+    choices: Mapping[str, tuple[Technique, ...]]
+    """What may be tried, by technique."""
+    unavailable: tuple[Unavailable, ...]
+    """What the space names and cannot be had."""
+    num_configurations: int
+    """Size of the space, the reference included."""
+    num_trials: int
+    """Configurations that would be measured."""
+    estimate_s: float
+    """At most so many seconds, finalists included; trials end earlier where their speed settles earlier."""
+
+
+def preview(options: SearchOptions, executor: Executor) -> Preview:
+    """Inspect the task and say what a search would do; measures nothing and writes nothing.
+
+    Raises:
+        TaskError: the task cannot be loaded or inspected.
+        SpaceError: an unknown technique or value in the space.
+    """
+    pace = Pace(options.trial_time_s, options.max_time_s)
+    space = load_space(options.space)
+    facts = inspect(options, executor, pace)
+    choices = space.choices(facts)
+    size = ConfigurationSpace(choices, reference_settings(facts)).num_configurations
+    num_trials = min(options.trials, size)
+    return Preview(facts, choices, space.unavailable(facts), size, num_trials, pace.estimate_s(num_trials))

@@ -1,0 +1,71 @@
+"""What a study's measurements rest on, so that only like is resumed with like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ..errors import StudyError
+from ..plan import Budget
+from ..techniques import Facts
+from ..units import format_bytes
+
+__all__ = ["StudyRecord", "check_same"]
+
+
+class StudyRecord(BaseModel):
+    """What a study's measurements rest on: two that differ here cannot be mixed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    task: str
+    """The task as it was given."""
+    fingerprint: str
+    """The task's fingerprint."""
+    budget: Budget
+    """Limit, device, margin."""
+    seed: int
+    """``--seed``."""
+    effective_batch: int | None
+    """``--effective-batch``."""
+    allow_split: bool
+    """``--allow-split``."""
+    space: dict[str, Any]
+    """The search space, as plain data."""
+    facts: Facts
+    """What was known of the task when the study began: the choices follow from it."""
+
+
+def check_same(name: str, stored: StudyRecord, asked: StudyRecord) -> None:
+    """Measurements of two tasks, budgets, machines or torches cannot be compared."""
+    if stored.fingerprint != asked.fingerprint:
+        raise StudyError(
+            f"--resume: study {name} belongs to another task ({stored.task}, {stored.fingerprint[:15]}…), "
+            f"but got {asked.task} ({asked.fingerprint[:15]}…). Leave out --resume to begin another study."
+        )
+    different = [
+        f"{what} was {before}, but is {now}"
+        for (what, before), (_, now) in zip(_compared(stored), _compared(asked), strict=True)
+        if before != now
+    ]
+    if different:
+        raise StudyError(
+            f"--resume: study {name} cannot go on: {'; '.join(different)}. "
+            "Give the same options again, or leave out --resume to begin another study."
+        )
+
+
+def _compared(record: StudyRecord) -> list[tuple[str, object]]:
+    limit = record.budget.limit
+    return [
+        ("--budget", "none" if limit is None else format_bytes(limit)),
+        ("--margin", record.budget.margin),
+        ("--device", record.budget.device),
+        ("--seed", record.seed),
+        ("--effective-batch", record.effective_batch),
+        ("--allow-split", record.allow_split),
+        ("--space", record.space),
+        ("torch", record.facts.torch_version),
+        ("the device", record.facts.device.name),
+    ]

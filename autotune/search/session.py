@@ -1,0 +1,115 @@
+"""One running search: what its phases share, and how it runs a request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..plan import Budget
+from ..techniques import Facts, Settings
+from ..workers import Crashed, Executor, Measured, Outcome
+from .events import Event, Warned
+from .inquiry import Inquiry, exactness, reference_settings
+from .options import SearchOptions
+from .pace import Pace
+from .storage import FOLDER
+from .study import Study, Tried
+from .verdict import Verdict, judge
+
+__all__ = ["Session"]
+
+
+@dataclass
+class Session:
+    """A search that is under way."""
+
+    options: SearchOptions
+    executor: Executor
+    observe: Callable[[Event], None]
+    stop: threading.Event
+    pace: Pace
+    study: Study
+    facts: Facts
+    inquiry: Inquiry
+    _said: set[str] = field(default_factory=set, init=False)
+    _earlier_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Take over what an earlier driver learned."""
+        for row in self.study.tried:
+            self._earlier_s += row.outcome.seconds
+            self.pace.learn(row.outcome, fresh=False)
+
+    @property
+    def budget(self) -> Budget:
+        """What configurations are held against."""
+        return self.inquiry.budget
+
+    @property
+    def reference_settings(self) -> Settings:
+        """The user's job as it stands."""
+        return reference_settings(self.facts)
+
+    @property
+    def reference(self) -> Tried | None:
+        """Trial 0, once it has been measured."""
+        return next((row for row in self.study.tried if row.number == 0), None)
+
+    @property
+    def feasible(self) -> list[Tried]:
+        """What may be used, fastest first."""
+        rows = [row for row in self.study.tried if row.verdict.feasible]
+        return sorted(rows, key=lambda row: -(row.verdict.log_speed or 0.0))
+
+    def seconds(self) -> float:
+        """Wall time of the search so far, with the trials of drivers before this one."""
+        return self._earlier_s + self.pace.elapsed_s()
+
+    def submit(self, name: str, settings: Settings, share_s: float, fresh: bool) -> Future[Outcome]:
+        """Ask for a measurement; the reference is not held to the budget."""
+        is_reference = settings == self.reference_settings
+        measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
+        deadline_s = self.pace.deadline_s(share_s, spare_finalists=not fresh)
+        request = self.inquiry.request(name, settings, measure, deadline_s)
+        return self.executor.submit(request.model_copy(update={"fresh": fresh}))
+
+    def learn(self, name: str, outcome: Outcome, fresh: bool) -> None:
+        """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
+        self.pace.learn(outcome, fresh)
+        if outcome.output:
+            self._keep_output(FOLDER / self.study.name / f"{name}.log", outcome.output)
+        for message in outcome.measurement.warnings if isinstance(outcome, Measured) else ():
+            self.warn(message)
+
+    def judge(self, outcome: Outcome) -> Verdict:
+        """Hold an outcome against the budget."""
+        return judge(outcome, self.budget, self.facts.device.memory_bytes)
+
+    def warn(self, message: str) -> None:
+        """Say something once."""
+        if message not in self._said:
+            self._said.add(message)
+            self.observe(Warned(message))
+
+    def was_cut_off(self, outcome: Outcome) -> bool:
+        """Whether a trial ended because the executor was closed on the user's second Ctrl-C: no result of its own."""
+        return self.stop.is_set() and isinstance(outcome, Crashed)
+
+    def _keep_output(self, path: Path, text: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as reason:
+            self.warn(f"{path.parent}: the trials' output cannot be kept: {reason.strerror}.")
+
+    def _losses(self) -> tuple[float, ...] | None:
+        """The reference's losses; where it was never measured, those of the first exact configuration that was."""
+        for row in self.study.tried:
+            if isinstance(row.outcome, Measured) and (
+                row.number == 0 or exactness(row.settings, self.facts) == "exact"
+            ):
+                return row.outcome.measurement.parity.losses or None
+        return None

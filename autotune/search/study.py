@@ -1,0 +1,228 @@
+"""The Optuna study: what was asked, what came back, and everything needed to go on after a kill at any moment."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from ..errors import StudyError
+from ..techniques import Settings
+from ..workers import Outcome
+from ..workers.outcome import OUTCOME
+from .record import StudyRecord, check_same
+from .sampler import build_sampler
+from .storage import Lock, open_storage, storage_errors
+from .verdict import CONSTRAINTS, Verdict, judge
+
+__all__ = ["Study", "Tried"]
+
+_KEPT_OUTPUT = 2048
+"""Characters of a trial's output at either end that go into the study; the whole is in its log."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A configuration and what came back."""
+
+    number: int
+    """Counts measured configurations from 0, the reference."""
+    settings: Settings
+    outcome: Outcome
+    verdict: Verdict
+
+
+class Study:
+    """One search's trials in a storage. Only this class writes there."""
+
+    def __init__(self, store: _Store, study: optuna.Study, record: StudyRecord) -> None:
+        self.name: str = study.study_name
+        self.record = record
+        self.tried: list[Tried] = []
+        """What was measured, in order of its number."""
+        self.by_settings: dict[str, Tried] = {}
+        """The same by ``settings.canonical()``."""
+        self._store, self._study = store, study
+        self._next_number = 0
+
+    @classmethod
+    def create(cls, url: str, stem: str, record: StudyRecord, sampler: Literal["tpe", "gp"]) -> Self:
+        """Begin ``<stem>-<k>``, k being the first free number.
+
+        Raises:
+            StudyError: the storage is locked, corrupt, or cannot be written.
+        """
+        store, newest = _open(url, stem)
+        with _released(store.lock), storage_errors(url):
+            name = f"{stem}-{newest + 1}"
+            study = optuna.create_study(storage=store.storage, study_name=name, direction="maximize")
+            for key, value in record.model_dump(mode="json").items():
+                study.set_user_attr(key, value)
+            study.set_user_attr("sampler", sampler)
+            study.sampler = build_sampler(sampler, record.seed, 0)
+        return cls(store, study, record)
+
+    @classmethod
+    def resume(cls, url: str, stem: str, record: StudyRecord, sampler: Literal["tpe", "gp"]) -> Self:
+        """Go on with the newest study of this stem: what was measured is kept, what was in flight is asked again.
+
+        Raises:
+            StudyError: there is none, it belongs to another task or was searched under other options, or the storage
+                is locked or corrupt.
+        """
+        store, newest = _open(url, stem)
+        with _released(store.lock), storage_errors(url):
+            if newest == 0:
+                raise StudyError(f"--resume: {url} has no study of {stem}. Leave out --resume to begin one.")
+            study = optuna.load_study(study_name=f"{stem}-{newest}", storage=store.storage)
+            try:
+                stored = StudyRecord.model_validate(study.user_attrs)
+            except ValueError:
+                raise StudyError(
+                    f"--resume: study {study.study_name} in {url} was killed as it began, or is not ours. "
+                    "Leave out --resume to begin another."
+                ) from None
+            check_same(study.study_name, stored, record)
+            study.set_user_attr("sampler", sampler)
+            study.sampler = build_sampler(sampler, record.seed, len(study.get_trials(deepcopy=False)))
+            resumed = cls(store, study, stored)
+            resumed._recover()
+        return resumed
+
+    def ask(self, distributions: Mapping[str, BaseDistribution], params: dict[str, Any] | None = None) -> optuna.Trial:
+        """The sampler's next proposal, or ``params`` where given."""
+        with storage_errors(self._store.url):
+            if params is not None:
+                self._study.enqueue_trial(params)
+            return self._study.ask(dict(distributions))
+
+    def begin(self, trial: optuna.Trial, settings: Settings) -> int:
+        """A proposal is about to be measured; returns its number."""
+        number, self._next_number = self._next_number, self._next_number + 1
+        with storage_errors(self._store.url):
+            trial.set_user_attr("number", number)
+            trial.set_user_attr("settings", settings.model_dump(mode="json", exclude_defaults=True))
+        return number
+
+    def finish(self, trial: optuna.Trial, number: int, settings: Settings, outcome: Outcome) -> Tried:
+        """Store an outcome, then tell Optuna: a kill in between is made good on resume."""
+        with storage_errors(self._store.url):
+            trial.set_user_attr("outcome", _trimmed(outcome).model_dump(mode="json"))
+            tried = self._take(number, settings, outcome)
+            self._tell(trial, tried.verdict)
+        return tried
+
+    def skip(self, trial: optuna.Trial, known: Tried | None) -> None:
+        """A proposal that is not measured: tell what is ``known`` of it, or withdraw it."""
+        with storage_errors(self._store.url):
+            if known is None:
+                self._study.tell(trial, state=TrialState.FAIL)
+            else:
+                trial.set_user_attr("known_from", known.number)
+                self._tell(trial, known.verdict)
+
+    def evidence(self, key: str) -> Outcome | None:
+        """An outcome that :meth:`keep_evidence` stored."""
+        with storage_errors(self._store.url):
+            stored = self._study.user_attrs.get(key)
+        return None if stored is None else OUTCOME.validate_python(stored)
+
+    def keep_evidence(self, key: str, outcome: Outcome) -> None:
+        """Store a finalist's outcome under a key of its own."""
+        with storage_errors(self._store.url):
+            self._study.set_user_attr(key, _trimmed(outcome).model_dump(mode="json"))
+
+    def close(self) -> None:
+        """Let another driver use the storage."""
+        self._store.lock.release()
+
+    def _take(self, number: int, settings: Settings, outcome: Outcome) -> Tried:
+        verdict = judge(outcome, self.record.budget, self.record.facts.device.memory_bytes)
+        tried = Tried(number, settings, outcome, verdict)
+        self.tried.append(tried)
+        self.tried.sort(key=lambda row: row.number)
+        self.by_settings[settings.canonical()] = tried
+        return tried
+
+    def _tell(self, trial: optuna.Trial, verdict: Verdict) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # set_constraint warns where a killed driver had already set it
+            for key, value in zip(CONSTRAINTS, verdict.constraints, strict=True):
+                trial.set_constraint(key, value)
+        known = [row.verdict.log_speed for row in self.tried if row.verdict.log_speed is not None]
+        imputed = statistics.median(known) if known else 0.0
+        if not trial.params:  # outside the space: a COMPLETE trial without parameters would empty the sampler's space
+            self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            return
+        value = imputed if verdict.log_speed is None else verdict.log_speed
+        self._study.tell(trial, value, skip_if_finished=True)
+
+    def _recover(self) -> None:
+        """Read what was measured; tell what has an outcome, and ask again for what has none."""
+        for frozen in self._study.get_trials(deepcopy=False):
+            attrs = frozen.user_attrs
+            outcome = OUTCOME.validate_python(attrs["outcome"]) if "outcome" in attrs else None
+            settings = Settings.model_validate(attrs["settings"]) if "settings" in attrs else None
+            tried = self._take(attrs["number"], settings, outcome) if outcome and settings else None
+            if frozen.state == TrialState.RUNNING:
+                self._settle(frozen, tried)
+        self._next_number = 1 + max((row.number for row in self.tried), default=-1)
+
+    def _settle(self, frozen: FrozenTrial, tried: Tried | None) -> None:
+        if tried is not None:
+            study_id = self._store.storage.get_study_id_from_name(self.name)
+            trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
+            self._tell(optuna.Trial(self._study, trial_id), tried.verdict)
+            return
+        if (
+            frozen.user_attrs.get("number", 0) > 0
+        ):  # the reference is asked for by the driver; without a number, nobody was
+            self._study.enqueue_trial(frozen.params)
+        self._study.tell(frozen.number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+@contextmanager
+def _released(lock: Lock) -> Iterator[None]:
+    """Release a lock where opening the study fails."""
+    try:
+        yield
+    except BaseException:
+        lock.release()
+        raise
+
+
+@dataclass(frozen=True)
+class _Store:
+    """An open storage, ours alone."""
+
+    url: str
+    storage: optuna.storages.BaseStorage
+    lock: Lock
+
+
+def _open(url: str, stem: str) -> tuple[_Store, int]:
+    """Lock and open a storage; the number of the newest study of ``stem``, 0 for none."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    lock = Lock(url)
+    with _released(lock), storage_errors(url):
+        storage = open_storage(url)
+        names = optuna.get_all_study_names(storage)
+    numbers = [int(match[1]) for name in names if (match := re.fullmatch(re.escape(stem) + r"-(\d+)", name))]
+    return _Store(url, storage, lock), max(numbers, default=0)
+
+
+def _trimmed(outcome: Outcome) -> Outcome:
+    """The outcome with only the ends of its output."""
+    text = outcome.output
+    if len(text) <= 2 * _KEPT_OUTPUT:
+        return outcome
+    cut = f"{text[:_KEPT_OUTPUT]}\n… {len(text) - 2 * _KEPT_OUTPUT} characters left out …\n{text[-_KEPT_OUTPUT:]}"
+    return outcome.model_copy(update={"output": cut})

@@ -1,0 +1,96 @@
+"""What an outcome means for the search: whether it may be used, why not in words, and what the sampler is told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..measure import Measurement
+from ..plan import Budget
+from ..units import ceil_mib, format_bytes
+from ..workers import Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
+
+__all__ = ["CONSTRAINTS", "Verdict", "judge"]
+
+CONSTRAINTS = ("memory", "parity", "leak", "failure")
+"""Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing."""
+
+_BOUND = 5.0
+"""Log ratios are kept within +-5, so that no constraint's scale drowns the others."""
+_OUT_OF_MEMORY = 0.1
+"""Least violation of a trial that ran out of memory: how much more it wanted is not known."""
+_UNKNOWN = 0.0
+"""A constraint that an outcome says nothing about: neither violated nor with room to spare."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An outcome against the budget."""
+
+    feasible: bool
+    """Whether it fits the budget, keeps parity and does not leak."""
+    reason: str | None
+    """Why it is infeasible, in words."""
+    over_memory: bool
+    """Whether it ran out of memory or over the budget."""
+    log_speed: float | None
+    """Natural logarithm of samples per second; None where it was not measured."""
+    constraints: tuple[float, ...]
+    """One for each of :data:`CONSTRAINTS`, feasible where <= 0."""
+
+
+def judge(outcome: Outcome, budget: Budget, device_memory_bytes: int) -> Verdict:
+    """Hold an outcome against a budget.
+
+    Args:
+        outcome: of a measure request.
+        budget: the limit and its margin.
+        device_memory_bytes: what an out-of-memory trial is compared with where there is no limit.
+    """
+    match outcome:
+        case Measured(measurement=measurement):
+            return _judge_measurement(measurement, budget)
+        case OutOfMemory():
+            limit = budget.limit or device_memory_bytes
+            violation = max(_log_ratio(outcome.peak_bytes * (1 + budget.margin), limit), _OUT_OF_MEMORY)
+            reason = f"out of memory at {format_bytes(ceil_mib(outcome.peak_bytes))}: {outcome.message}"
+            return Verdict(False, reason, True, None, (violation, _UNKNOWN, _UNKNOWN, -1.0))
+        case NonFinite():
+            return Verdict(False, f"the loss was not finite at step {outcome.step}", False, None, _failure())
+        case TimedOut():
+            return Verdict(False, f"did not end within {outcome.deadline_s:.0f} s", False, None, _failure())
+        case Crashed() | Failed():
+            return Verdict(False, outcome.message, False, None, _failure())
+        case Inspected():
+            raise AssertionError("a measure request was answered by an inspection")
+
+
+def _judge_measurement(measurement: Measurement, budget: Budget) -> Verdict:
+    peak, parity = measurement.peak.process, measurement.parity
+    over = not budget.holds(peak)
+    reasons = []
+    if over and budget.limit is not None:
+        excess = format_bytes(ceil_mib(round(peak * (1 + budget.margin)) - budget.limit))
+        reasons.append(f"over the budget by {excess}, margin included")
+    if parity.strayed_at is not None:
+        reasons.append(f"strays from the reference's loss at step {parity.strayed_at} (by {parity.deviation:.1%})")
+    if measurement.leak_bytes_per_step is not None:
+        leak = format_bytes(ceil_mib(round(measurement.leak_bytes_per_step)))
+        reasons.append(f"leaks about {leak} each step")
+    constraints = (
+        _log_ratio(peak * (1 + budget.margin), budget.limit) if budget.limit else -1.0,
+        -1.0 if parity.strayed_at is None else 1.0,
+        -1.0 if measurement.leak_bytes_per_step is None else 1.0,
+        -1.0,
+    )
+    log_speed = math.log(measurement.samples_per_s.value)
+    return Verdict(not reasons, "; ".join(reasons) or None, over, log_speed, constraints)
+
+
+def _failure() -> tuple[float, ...]:
+    return (_UNKNOWN, _UNKNOWN, _UNKNOWN, 1.0)
+
+
+def _log_ratio(value: float, limit: float) -> float:
+    """How far over (positive) or under; the sign is exactly that of ``value > limit``."""
+    return max(-_BOUND, min(_BOUND, math.log(value / limit)))

@@ -1,0 +1,130 @@
+"""``autotune verify``: measure a plan again where it is to be used, and hold it against what it states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import PlanError, TaskError
+from ..measure import Measurement
+from ..plan import Budget, Evidence, Plan
+from ..techniques import Facts
+from ..units import ceil_mib, format_bytes
+from ..workers import Executor, Failed, Measured, Outcome, OutOfMemory
+from .events import Event, FinalistEnded, Inspected, TrialStarted, Warned
+from .evidence import combine
+from .inquiry import Inquiry, failure, inspect
+from .options import SearchOptions
+from .pace import NUM_REPEATS, Pace
+
+__all__ = ["Verification", "verify"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A plan, measured again."""
+
+    measured: Evidence | None
+    """What it cost now; None where it ran out of memory."""
+    over_budget: str | None
+    """By how much, in words; None where it holds."""
+    slower: str | None
+    """By how much, in words; None where it is as fast as stated, or nothing is stated."""
+    warnings: tuple[str, ...]
+    """What else is not as it was: another torch, another device."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the plan stays within its budget."""
+        return self.over_budget is None
+
+
+def verify(
+    plan: Plan, task: str, executor: Executor, observe: Callable[[Event], None], trial_time_s: float = 60.0
+) -> Verification:
+    """Measure a plan in three fresh interpreters.
+
+    Args:
+        plan: with the budget to hold and, where a search wrote it, the evidence to compare with.
+        task: ``model.py`` or ``model.py:name``.
+        executor: runs it; stays the caller's to close.
+        observe: is told what happens.
+        trial_time_s: the time share of each repeat's timed windows, seconds.
+
+    Raises:
+        PlanError: the plan was found for another model, or asks for what cannot be had here.
+        TaskError: the task cannot be loaded, or fails for another reason than memory.
+    """
+    seed = plan.search.seed if plan.search else 0
+    pace = Pace(trial_time_s, None)
+    device = plan.budget.device
+    facts = inspect(SearchOptions(task, device=device, seed=seed, allow_split=True), executor, pace)
+    observe(Inspected(facts))
+    _check_task(plan, task, facts)
+    warnings = _differences(plan, facts)
+    for message in warnings:
+        observe(Warned(message))
+    inquiry = Inquiry(task, seed, plan.budget, facts)
+    repeats: list[Measurement] = []
+    for number in range(1, NUM_REPEATS + 1):
+        observe(TrialStarted(0, plan.settings, finalist_round=number))
+        measure = inquiry.measure_options(plan.settings, trial_time_s, None)
+        deadline_s = pace.deadline_s(trial_time_s, spare_finalists=False)
+        request = inquiry.request(f"verify-{number}", plan.settings, measure, deadline_s)
+        outcome = executor.submit(request.model_copy(update={"fresh": True})).result()
+        observe(FinalistEnded(0, plan.settings, number, NUM_REPEATS, outcome))
+        if isinstance(outcome, OutOfMemory):
+            at = format_bytes(ceil_mib(outcome.peak_bytes))
+            return Verification(None, f"out of memory at {at}: {outcome.message}", None, warnings)
+        repeats.append(_measurement(outcome, task))
+        pace.learn(outcome, fresh=True)
+    measured = combine(repeats, plan.budget)
+    return Verification(measured, _over(plan.budget, measured), _slower(plan, measured), warnings)
+
+
+def _check_task(plan: Plan, task: str, facts: Facts) -> None:
+    if plan.task is not None and plan.task.fingerprint != facts.fingerprint:
+        raise PlanError(
+            f"plan: it was found for {plan.task.source} ({plan.task.fingerprint[:15]}…), but {task} has other "
+            f"parameters or batches ({facts.fingerprint[:15]}…). Search again: `autotune search {task}`."
+        )
+    for technique in plan.settings.techniques():
+        if (reason := technique.unavailable(facts)) is not None:
+            raise PlanError(f"plan: settings.{technique.name}: cannot be had here: {reason}.")
+
+
+def _differences(plan: Plan, facts: Facts) -> tuple[str, ...]:
+    if plan.environment is None:
+        return ()
+    then = plan.environment
+    compared = (("torch", then.torch, facts.torch_version), ("device", then.device, facts.device.name))
+    return tuple(
+        f"the plan was measured with {what} {before}, and this is {now}"
+        for what, before, now in compared
+        if before != now
+    )
+
+
+def _measurement(outcome: Outcome, task: str) -> Measurement:
+    if isinstance(outcome, Measured):
+        return outcome.measurement
+    if isinstance(outcome, Failed) and not outcome.traceback:
+        raise PlanError(outcome.message)
+    raise TaskError(f"{task}: the plan cannot be measured: {failure(outcome)}")
+
+
+def _over(budget: Budget, measured: Evidence) -> str | None:
+    if measured.fits or budget.limit is None:
+        return None
+    excess = round(measured.peak.process * (1 + budget.margin)) - budget.limit
+    return f"over the budget by {format_bytes(ceil_mib(excess))}, margin included"
+
+
+def _slower(plan: Plan, measured: Evidence) -> str | None:
+    """Slower is what lies below the plan's own interval, its own included."""
+    if plan.measured is None:
+        return None
+    stated, now = plan.measured.samples_per_s, measured.samples_per_s
+    if now.high >= stated.low:
+        return None
+    return f"{now.value:.5g} samples/s, {1 - now.value / stated.value:.1%} below the plan's {stated.value:.5g}"

@@ -1,0 +1,97 @@
+"""A made-up task whose every configuration's speed and peak is known by arithmetic, for the search tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.search.candidates import ConfigurationSpace
+from autotune.search.inquiry import reference_settings
+from autotune.search_spaces import SearchSpace
+from autotune.techniques import Device, Facts, Settings
+from autotune.workers.table import Row
+
+MIB = 2**20
+FINGERPRINT = "sha256:" + "a" * 64
+
+SPACE = SearchSpace.from_yaml(
+    """
+    schema: autotune/space@1
+    batch: auto
+    precision: auto
+    checkpointing: [{kind: none}, {kind: blocks, every: 1}, {kind: blocks, every: 2}]
+    allocator: auto
+    """
+)
+
+
+def facts(**changes: Any) -> Facts:
+    """A task of twelve blocks with an effective batch of 64, on a CPU with bfloat16 and tcmalloc."""
+    known: dict[str, Any] = dict(
+        fingerprint=FINGERPRINT,
+        device=Device(type="cpu", name="A CPU", memory_bytes=64 * 2**30, bf16=True),
+        torch_version="2.13.0",
+        cpu_count=2,
+        host_memory_bytes=32 * 2**30,
+        num_parameters=10**6,
+        num_trainable=10**6,
+        num_blocks=12,
+        block_name="Block",
+        conv_dims=(),
+        has_training_batch_norm=False,
+        dataset_length=10_000,
+        dataset_kind="map",
+        dataset_bytes=10**6,
+        dataset_deterministic=True,
+        stackable=True,
+        shapes_vary=False,
+        shards_by_worker=False,
+        loader_options={},
+        loader_samples_per_s={0: 1e6},
+        effective_batch=64,
+        effective_batch_held=True,
+        effective_batch_assumed=False,
+        split_error=1e-6,
+        allow_split=False,
+        optimizer="AdamW",
+        optimizer_implementations=("for_loop", "foreach", "fused"),
+        allocators=("tcmalloc",),
+    )
+    return Facts(**{**known, **changes})
+
+
+def speed(settings: Settings) -> float:
+    """Samples per second: 1/time, a sample's time and a micro-batch's overhead."""
+    assert settings.batch is not None
+    per_sample = 0.010 * (0.6 if settings.precision.kind == "bf16" else 1.0)
+    if settings.checkpointing.kind == "blocks":
+        per_sample *= 1 + 0.33 / settings.checkpointing.every
+    if settings.allocator.kind == "tcmalloc":
+        per_sample *= 0.95
+    step = per_sample * settings.batch.num_samples + 0.02 * settings.batch.accumulate
+    return settings.batch.num_samples / step
+
+
+def peak(settings: Settings) -> int:
+    """Bytes: 200 MiB, and 10 MiB of activations for each sample of a micro-batch, less what is recomputed."""
+    assert settings.batch is not None
+    activations = 10 * MIB * settings.batch.micro * (0.6 if settings.precision.kind == "bf16" else 1.0)
+    if settings.checkpointing.kind == "blocks":
+        activations *= 1 - 0.8 / settings.checkpointing.every
+    total = 200 * MIB + activations
+    return round(total * (0.85 if settings.allocator.kind == "tcmalloc" else 1.0))
+
+
+def configurations(known: Facts, space: SearchSpace = SPACE) -> Iterator[Settings]:
+    """Every configuration of a space, and the reference."""
+    reference = reference_settings(known)
+    yield reference
+    yield from ConfigurationSpace(space.choices(known), reference).shuffled("all")
+
+
+def table(known: Facts, space: SearchSpace = SPACE) -> list[Row]:
+    """A row for each configuration."""
+    return [
+        Row(settings=settings, samples_per_s=(speed(settings),), peak_bytes=(peak(settings),))
+        for settings in configurations(known, space)
+    ]
