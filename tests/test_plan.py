@@ -1,0 +1,149 @@
+"""Plans as files: exact round trips, the committed schema, and what a hostile or mistaken file is answered with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+import autotune
+from autotune.errors import PlanError, SpaceError
+from autotune.plan import Budget, Gain, Plan, load_plan
+from autotune.schemas import SCHEMAS, schema_text
+from autotune.search_spaces import SearchSpace, presets
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.precision import Precision
+
+GOLDEN = Path(__file__).parent / "golden" / "plan.yaml"
+PACKAGE = Path(autotune.__file__).parent
+HEAD = "schema: autotune/plan@1\n"
+
+
+def test_the_golden_plan_is_written_back_to_the_letter():
+    assert load_plan(GOLDEN).to_yaml() == GOLDEN.read_text()
+
+
+def test_the_golden_plan_says_what_its_rows_say():
+    plan = load_plan(GOLDEN)
+    assert plan.budget.limit == 8 * 2**30
+    assert plan.settings.batch == Batch(micro=64, accumulate=4)
+    assert plan.settings.precision == Precision(kind="bf16")
+    assert plan.gain == Gain(speed=2.31, memory=0.74)
+    assert plan.reference is not None
+    assert not plan.reference.fits
+
+
+def test_a_saved_plan_is_read_back_equal(tmp_path: Path):
+    plan = Plan(settings=Settings(batch=Batch(micro=3)), budget=Budget(limit=123_456_789, margin=0.1), notes=("a: b",))
+    plan.save(tmp_path / "new" / "plan.yaml")
+    assert load_plan(tmp_path / "new" / "plan.yaml") == plan
+
+
+def test_a_gain_that_is_not_known_is_null_with_its_reason():
+    plan = Plan(settings=Settings(), gain=Gain(speed=None, memory=None, reason="it did not fit"))
+    assert Plan.from_yaml(plan.to_yaml()) == plan
+    assert yaml.safe_load(plan.to_yaml())["gain"] == {"speed": None, "memory": None, "reason": "it did not fit"}
+
+
+def test_a_technique_at_the_users_own_setting_has_no_row():
+    plan = Plan(settings=Settings(batch=Batch(micro=3), precision=Precision(kind="fp32")))
+    assert yaml.safe_load(plan.to_yaml())["settings"] == {"batch": {"micro": 3}}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_committed_schema_is_current(name: str):
+    """`python -m autotune.schemas` writes it."""
+    assert (PACKAGE / name).read_text() == schema_text(SCHEMAS[name])
+
+
+@pytest.mark.parametrize("path", [GOLDEN, *(PACKAGE / "search_spaces" / f"{name}.yaml" for name in presets())])
+def test_the_committed_schemas_accept_our_own_files(path: Path):
+    data = yaml.safe_load(path.read_text())
+    kind = data["schema"].removeprefix("autotune/").partition("@")[0]
+    jsonschema.validate(data, json.loads((PACKAGE / f"{kind}.schema.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("plan.schema.json", "settings: {precison: {}}"), ("space.schema.json", "precison: auto")]
+)
+def test_the_committed_schemas_refuse_an_unknown_technique(name: str, rows: str):
+    version = name.partition(".")[0]
+    data = yaml.safe_load(f"schema: autotune/{version}@1\n{rows}")
+    with pytest.raises(jsonschema.ValidationError, match="precison"):
+        jsonschema.validate(data, json.loads((PACKAGE / name).read_text()))
+
+
+BOMB = "a: &a [x, x]\n" + "\n".join(f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}, *{chr(97 + i)}]" for i in range(9))
+
+NOT_PLAIN = [
+    ("!!python/object/apply:os.system ['true']", "not plain YAML.*python/object"),
+    ("settings: !!python/object:autotune.plan.Plan {}", "not plain YAML.*python/object"),
+    (BOMB, "aliases are not allowed"),
+    ("settings: {}\nsettings: {}", "a key stands twice"),
+    ("settings: [", "not plain YAML"),
+    ("[" * 5000, "not plain YAML"),
+    ("- 1", "expected a mapping with `schema`, but got list"),
+    ("", "expected a mapping with `schema`, but got NoneType"),
+    ("x" * (2**20 + 1), "at most 1048576 characters"),
+]
+
+NOT_A_PLAN = [
+    ("settings: {pruning: {kind: magic}}", "settings.pruning: unknown key. Use one of: batch, precision"),
+    ("settings: {precision: {kind: fp8}}", "settings.precision.kind: .*'bf16'.*but got 'fp8'"),
+    ("settings: {precision: {kind: bf16, knid: 1}}", "settings.precision.knid: unknown key. Use one of: kind"),
+    ("settings: {batch: {micro: 0}}", "settings.batch.micro: .*greater than 0, but got 0"),
+    (
+        "settings: {batch: {micro: 4, accumulate: 2, effective: 9}}",
+        "settings.batch: effective: .*hold 5 to 7 samples.*but got 9",
+    ),
+    ("settings: {}\nbudget: {limit: much}", "budget.limit: not a size: 'much'"),
+    ("settings: {}\ntask: {source: a.py, fingerprint: none}", "task.fingerprint: .*but got 'none'"),
+    ("{}", "settings: Field required"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), NOT_PLAIN, ids=range(len(NOT_PLAIN)))
+@pytest.mark.parametrize(("model", "error"), [(Plan, PlanError), (SearchSpace, SpaceError)])
+def test_a_hostile_file_is_refused_unread(
+    model: type[Plan] | type[SearchSpace], error: type[Exception], text: str, message: str
+):
+    with pytest.raises(error, match=f"here.yaml: .*{message}"):
+        model.from_yaml(text, "here.yaml")
+
+
+@pytest.mark.parametrize(("text", "message"), NOT_A_PLAN, ids=range(len(NOT_A_PLAN)))
+def test_a_mistake_is_answered_with_its_place_and_what_is_valid(text: str, message: str):
+    with pytest.raises(PlanError, match=f"here.yaml: {message}"):
+        Plan.from_yaml(text, "here.yaml")
+
+
+def test_a_later_format_is_refused_with_the_one_that_is_read():
+    with pytest.raises(PlanError, match="schema: .*autotune/plan@1.*but got 'autotune/plan@2'"):
+        Plan.from_yaml("schema: autotune/plan@2\nsettings: {}")
+
+
+def test_no_such_plan_names_the_command_that_writes_one(tmp_path: Path):
+    with pytest.raises(PlanError, match="no such file. `autotune search"):
+        load_plan(tmp_path / "plan.yaml")
+
+
+def test_a_folder_is_no_plan(tmp_path: Path):
+    with pytest.raises(PlanError, match="cannot be read as a plan"):
+        load_plan(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_no_plan(tmp_path: Path):
+    (tmp_path / "plan.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PlanError, match="cannot be read as a plan"):
+        load_plan(tmp_path / "plan.yaml")
+
+
+def test_a_path_that_cannot_be_written_leaves_what_is_there(tmp_path: Path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(PlanError, match="cannot be written"):
+        Plan(settings=Settings()).save(tmp_path / "file" / "plan.yaml")
+    assert (tmp_path / "file").read_text() == "mine"

@@ -1,0 +1,98 @@
+"""Search spaces: what they offer, and what they say of what they cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from search_tables import facts
+
+from autotune.errors import SpaceError
+from autotune.search_spaces import SearchSpace, load_space, presets
+from autotune.techniques import TECHNIQUES
+from autotune.techniques.batch import Batch
+from autotune.techniques.precision import Precision
+
+HEAD = "schema: autotune/space@1\n"
+
+
+def test_the_default_preset_has_a_row_for_every_technique():
+    assert set(load_space("default").choices(facts())) == set(TECHNIQUES)
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_loads_and_offers_something(preset):
+    choices = load_space(preset).choices(facts())
+    assert any(len(row) > 1 for row in choices.values())
+
+
+def test_the_exact_preset_offers_nothing_that_rounds():
+    known = facts()
+    offered = [choice for row in load_space("exact").choices(known).values() for choice in row]
+    assert {choice.exactness(known) for choice in offered} == {"exact"}
+
+
+def test_a_technique_without_a_row_is_not_offered():
+    assert list(SearchSpace.from_yaml(HEAD + "precision: auto").choices(facts())) == ["precision"]
+
+
+def test_explicit_choices_keep_their_order_and_lose_repetitions():
+    space = SearchSpace.from_yaml(HEAD + "batch: [{micro: 8}, {micro: 4, accumulate: 2}, {micro: 8, accumulate: 1}]")
+    assert space.choices(facts())["batch"] == (Batch(micro=8), Batch(micro=4, accumulate=2))
+
+
+def test_what_the_device_cannot_do_is_left_out_with_its_reason():
+    space = SearchSpace.from_yaml(HEAD + "precision: [{kind: fp32}, {kind: fp16}]")
+    assert space.choices(facts())["precision"] == (Precision(),)
+    (missing,) = space.unavailable(facts())
+    assert (missing.technique, missing.setting) == ("precision", Precision(kind="fp16"))
+    assert "CUDA" in missing.reason
+
+
+def test_a_technique_left_without_any_choice_is_an_error_with_the_reasons():
+    space = SearchSpace.from_yaml(HEAD + "precision: [{kind: fp16}]")
+    with pytest.raises(SpaceError, match=r"precision: .*fp16.*CUDA"):
+        space.choices(facts())
+
+
+def test_a_lossy_split_is_refused_by_name_until_it_is_allowed():
+    space = SearchSpace.from_yaml(HEAD + "batch: [{micro: 64}, {micro: 32, accumulate: 2}]")
+    (missing,) = space.unavailable(facts(split_error=0.09))
+    assert "--allow-split" in missing.reason
+    assert space.unavailable(facts(split_error=0.09, allow_split=True)) == ()
+
+
+def test_an_unknown_technique_is_answered_with_the_known_ones():
+    with pytest.raises(SpaceError, match=r"here: prcision: unknown key. Use one of: .*precision"):
+        SearchSpace.from_yaml(HEAD + "prcision: auto", "here")
+
+
+def test_an_unknown_value_is_answered_with_the_known_ones():
+    with pytest.raises(SpaceError, match=r"precision.*'bf16'.*but got 'fp8'"):
+        SearchSpace.from_yaml(HEAD + "precision: [{kind: fp8}]")
+
+
+def test_a_word_other_than_auto_is_refused():
+    with pytest.raises(SpaceError, match=r"precision.*'auto'.*but got 'all'"):
+        SearchSpace.from_yaml(HEAD + "precision: all")
+
+
+def test_an_empty_list_is_refused():
+    with pytest.raises(SpaceError, match=r"precision.*at least 1 item"):
+        SearchSpace.from_yaml(HEAD + "precision: []")
+
+
+def test_a_name_that_is_neither_preset_nor_file_is_answered_with_the_presets():
+    with pytest.raises(SpaceError, match=r"quick: neither a file nor a preset.*default, exact"):
+        load_space("quick")
+
+
+def test_a_file_of_ones_own_is_read(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(HEAD + "precision: auto\n")
+    assert list(load_space(str(path)).choices(facts())) == ["precision"]
+
+
+def test_another_format_version_is_refused():
+    with pytest.raises(SpaceError, match=r"schema.*autotune/space@1.*but got 'autotune/space@2'"):
+        SearchSpace.from_yaml("schema: autotune/space@2\nprecision: auto")
