@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -19,7 +20,7 @@ from .techniques.batch import Batch
 from .techniques.checkpointing import find_blocks
 from .training import Training
 
-__all__ = ["apply", "build_loader", "build_model", "reference_batch"]
+__all__ = ["apply", "build_loader", "build_model", "loader_spec", "reference_batch"]
 
 _ASSUMED_BATCH = 32
 
@@ -43,7 +44,10 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
         PlanError: the plan is for another model, or asks for what this model or device cannot do.
         TaskError: the task's pieces do not fit together.
     """
-    task = task if task is not None else _task_of(pieces)
+    if task is None:
+        task = _task_of(pieces)
+    elif pieces:
+        raise TaskError(f"apply takes a task, or pieces of one, but got both: {', '.join(pieces)}. Pass one of them.")
     device = _device(plan)
     settings = plan.settings
     seed = seed if seed is not None else plan.search.seed if plan.search else 0
@@ -84,36 +88,43 @@ def build_model(task: Task) -> nn.Module:
 
 
 def loader_spec(task: Task, dataset: Any, device: torch.device) -> LoaderSpec:
-    """What the user's own DataLoader is built from; an iterable dataset gets at most one worker unless it shards."""
-    options = dict(task.loader_options)
-    if isinstance(dataset, IterableDataset) and not task.shards_by_worker and options.get("num_workers", 0) > 1:
-        warnings.warn(
-            f"loader_options asks for {options['num_workers']} workers on an iterable dataset, which would read every "
-            "sample that often; 1 is used. Set shards_by_worker = True if the dataset splits itself.",
-            stacklevel=3,
-        )
-        options["num_workers"] = 1
-    return LoaderSpec(dataset, task.collate, options, device)
+    """What the user's own DataLoader is built from."""
+    return LoaderSpec(dataset, task.collate, dict(task.loader_options), device, user_dataset=dataset)
 
 
 def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0) -> Loader:
     """A loader over micro-batches, in the user's order or a seeded shuffle.
 
+    An iterable dataset gets at most one worker unless it says that it splits itself between them.
+
     Raises:
         TaskError: the dataset is empty, or ``build_sampler`` returned a batch sampler.
+        PlanError: an iterable dataset cannot be cut into uneven micro-batches.
     """
     if isinstance(spec.dataset, IterableDataset):
-        return Loader(spec, batch, None)
+        return Loader(spec if task.shards_by_worker else _with_one_worker(spec), batch, None)
     if len(spec.dataset) == 0:
         raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
     if task.build_sampler is None:
         return Loader(spec, batch, RandomSampler(spec.dataset, generator=torch.Generator().manual_seed(seed)))
-    sampler = task.build_sampler(spec.dataset)
+    sampler = task.build_sampler(spec.user_dataset)
     if isinstance(sampler, BatchSampler):
         raise TaskError(
             "build_sampler returned a BatchSampler, but the batch size is decided here. Return a sampler of indices."
         )
     return Loader(spec, batch, sampler)
+
+
+def _with_one_worker(spec: LoaderSpec) -> LoaderSpec:
+    workers = spec.options.get("num_workers", 0)
+    if workers <= 1:
+        return spec
+    warnings.warn(
+        f"{workers} loader workers on an iterable dataset would read every sample {workers} times; 1 is used. "
+        "Set shards_by_worker = True if the dataset splits itself.",
+        stacklevel=4,
+    )
+    return dataclasses.replace(spec, options={**spec.options, "num_workers": 1})
 
 
 def reference_batch(task: Task, dataset: Any, effective: int | None = None) -> Batch:

@@ -40,9 +40,9 @@ def _budget(text: str) -> int:
     return num_bytes
 
 
-def _duration(text: str) -> float:
+def _duration(text: str | float) -> float:  # typer parses defaults too
     try:
-        return parse_duration(text)
+        return parse_duration(str(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import multiprocessing
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
-from .errors import TaskError
+from .errors import PlanError, TaskError
 from .techniques import LoaderSpec
 from .techniques.batch import Batch
 
@@ -43,7 +44,8 @@ class Loader:
             sampler: indices of a map-style dataset; None for an iterable one.
 
         Raises:
-            TaskError: the dataset is empty, or the sampler yields batches.
+            TaskError: the dataset is empty.
+            PlanError: an iterable dataset cannot be cut into uneven micro-batches.
         """
         self.batch = batch
         self.spec = spec
@@ -55,16 +57,20 @@ class Loader:
         self._sampler = sampler
         options = _worker_options(spec.options)
         if isinstance(spec.dataset, IterableDataset):
+            if batch.effective is not None:
+                raise PlanError(
+                    f"settings.batch.effective: an iterable dataset is read in equal micro-batches of {batch.micro}, "
+                    f"but got {batch.effective} samples in {batch.accumulate} of them. Use a micro that divides it."
+                )
+            counted = _Counted(spec.collate or default_collate)
             self._data: DataLoader[Any] = DataLoader(
-                spec.dataset, batch_size=batch.micro, collate_fn=spec.collate, **options
+                spec.dataset, batch_size=batch.micro, collate_fn=counted, **options
             )
-            self._iterate = self._iterate_stream
         else:
             if len(spec.dataset) == 0:
                 raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
             cut = _Cut(sampler, batch, self._positions)
             self._data = DataLoader(spec.dataset, batch_sampler=cut, collate_fn=spec.collate, **options)
-            self._iterate = self._iterate_map
         self._non_blocking = bool(options.get("pin_memory"))
 
     def __len__(self) -> int:
@@ -89,7 +95,10 @@ class Loader:
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(self.epoch)
         self.epoch += 1
-        for batch, position in self._iterate():
+        # No bound method kept on self: in a cycle, the garbage collector closes the queues of persistent workers before
+        # their iterator tells them to stop, and each is waited for 5 s.
+        iterate = self._iterate_map if self._sampler is not None else self._iterate_stream
+        for batch, position in iterate():
             moved = to_device(batch, self.device, self._non_blocking)
             self.position = position
             yield moved
@@ -105,15 +114,25 @@ class Loader:
 
     def _iterate_stream(self) -> Iterator[tuple[Any, Position]]:
         """One batch behind the stream, so that the last one is known to end its step."""
-        count, held = 0, None
-        for batch in self._data:
+        place, held = 0, None
+        for num_samples, batch in self._data:
             if held is not None:
-                count += 1
-                yield held, Position(num_samples_in(held), count % self.batch.accumulate == 0)
-            held = batch
+                place += 1
+                yield held[1], Position(held[0], place % self.batch.accumulate == 0)
+            held = num_samples, batch
         if held is None:
             raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
-        yield held, Position(num_samples_in(held), True)
+        yield held[1], Position(held[0], True)
+
+
+class _Counted:
+    """Collates a stream's samples and says how many there were: worker processes end in short batches of their own."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> tuple[int, Any]:
+        return len(samples), self._collate(samples)
 
 
 class _Cut(Sampler[list[int]]):
@@ -162,15 +181,24 @@ def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> A
         except TypeError:
             return batch.to(device)
     if isinstance(batch, Mapping):
-        return type(batch)({key: to_device(value, device, non_blocking) for key, value in batch.items()})  # type: ignore[call-arg]
+        items = {key: to_device(value, device, non_blocking) for key, value in batch.items()}
+        if not isinstance(batch, MutableMapping):
+            return items
+        # A copy, since a defaultdict or a user's mapping is not built from a dict.
+        copied = copy.copy(batch)
+        copied.update(items)
+        return copied
     if isinstance(batch, tuple):
         moved = [to_device(value, device, non_blocking) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     if isinstance(batch, list):
         return [to_device(value, device, non_blocking) for value in batch]
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        changes = {f.name: to_device(getattr(batch, f.name), device, non_blocking) for f in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **changes)
+        # A copy, since fields may be frozen, or no argument of the constructor.
+        record = copy.copy(batch)
+        for f in dataclasses.fields(batch):
+            object.__setattr__(record, f.name, to_device(getattr(batch, f.name), device, non_blocking))
+        return record
     return batch
 
 

@@ -76,6 +76,9 @@ batch_size = 128
 # loader_options = {{"num_workers": 2}}  # What your DataLoader is given today; torch's defaults otherwise.
 
 
+# blocks = ["2", "3"]  # Module paths that checkpointing chooses from; it finds repeated blocks by itself.
+
+
 # shards_by_worker = True  # For an iterable dataset that splits itself between loader workers.
 '''
 

@@ -180,7 +180,11 @@ def _import(path: Path) -> ModuleType:
         raise TaskError(f"{path}: not a Python file. Name a file that ends in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -26,8 +26,13 @@ class StepResult:
     """The micro-batch's mean loss, detached."""
     stepped: bool
     """Whether the optimizer stepped (a loss scaler that found infinite gradients skips its step)."""
-    weight: float
-    """What the mean is over: samples, or the count that came with the loss."""
+    count: float | torch.Tensor
+    """What the mean is over: samples, or the count that came with the loss, on its device."""
+
+    @property
+    def weight(self) -> float:
+        """``count`` as a number; waits for the device."""
+        return float(self.count)
 
 
 class Training:
@@ -53,8 +58,8 @@ class Training:
         self.device = loader.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision.scales_loss)
         self._compute_loss = compute_loss
-        self._weight = 0.0
-        self._expected = 0.0
+        self._weight: float | torch.Tensor = 0.0
+        self._expected: float | torch.Tensor = 0.0
         self._micro_batches = 0
         self._position: Position | None = None
 
@@ -83,10 +88,10 @@ class Training:
         """
         with self.forward_context():
             loss = self._compute_loss(self.model, batch)
-        weight = self._add(loss)
+        count = self._add(loss)
         stepped = self.optimizer_step()
-        mean = loss[0] / loss[1] if isinstance(loss, tuple) else loss
-        return StepResult(mean.detach(), stepped, weight)
+        mean = loss[0] / _divisor(count) if isinstance(loss, tuple) else loss
+        return StepResult(mean.detach(), stepped, count)
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """What the forward pass and the loss run in (autocast)."""
@@ -106,22 +111,24 @@ class Training:
         """
         self._add(loss)
 
-    def _add(self, loss: Any) -> float:
-        """Backward, weighted by the micro-batch's share of its optimizer step; returns the weight before sharing."""
+    def _add(self, loss: Any) -> float | torch.Tensor:
+        """Backward of the micro-batch's share of its optimizer step; returns what its mean is over."""
         value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise TaskError(f"compute_loss must return a scalar tensor, or (loss_sum, count), but got {got}.")
         position = self.loader.take_position() or self._assumed_position()
+        weight: float | torch.Tensor = float(position.num_samples) if count is None else _scalar(count)
+        if self._micro_batches == 0:
+            # A step of one micro-batch, a short tail too, is divided by its own total, as a stock loop does.
+            whole = position.num_samples if position.ends_step else self.batch.num_samples
+            self._expected = _divisor(weight) * (whole / position.num_samples)
         self._position = position
         self._micro_batches += 1
-        samples = self.batch.num_samples
-        weight = float(position.num_samples if count is None else count)
-        if self._expected == 0.0:
-            self._expected = float(samples) if count is None else max(weight, 1.0) * samples / position.num_samples
-        self._weight += weight
+        self._weight = self._weight + weight
         share = value * (weight / self._expected) if count is None else value / self._expected
         self.scaler.scale(share.reshape(())).backward()  # type: ignore[no-untyped-call]
+        return weight
 
     def optimizer_step(self) -> bool:
         """Step the optimizer if the current micro-batch ends its optimizer step.
@@ -131,22 +138,37 @@ class Training:
         """
         if self._position is None or not self._position.ends_step:
             return False
-        if self._weight not in (0.0, self._expected):
-            self._rescale_gradients(self._expected / self._weight)
+        if self._micro_batches > 1:
+            self._settle_gradients()
         before = self.scaler.get_scale() if self.scaler.is_enabled() else 0.0
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self._weight = self._expected = 0.0
-        self._micro_batches = 0
+        self._micro_batches, self._position = 0, None
         return not self.scaler.is_enabled() or self.scaler.get_scale() >= before
 
     def _assumed_position(self) -> Position:
         """For batches that are not our loader's: full micro-batches, ``accumulate`` of them to a step."""
         return Position(self.batch.micro, self._micro_batches + 1 >= self.batch.accumulate)
 
-    def _rescale_gradients(self, factor: float) -> None:
+    def _settle_gradients(self) -> None:
         """A short tail, or counts that varied: what was divided by the expected total is divided by the actual one."""
+        if not isinstance(self._weight, torch.Tensor) and self._weight == self._expected:
+            return
+        factor = self._expected / _divisor(self._weight)
         parameters = (p for group in self.optimizer.param_groups for p in group["params"])
         for gradient in (p.grad for p in parameters if p.grad is not None):
             gradient.mul_(factor)
+
+
+def _scalar(count: Any) -> float | torch.Tensor:
+    """A count as it came: a tensor stays on its device, so that no step waits for it."""
+    return count.detach().reshape(()) if isinstance(count, torch.Tensor) else float(count)
+
+
+def _divisor(count: float | torch.Tensor) -> float | torch.Tensor:
+    """The count, or 1 where there is none: micro-batches without a valid token add nothing, instead of 0 / 0."""
+    if isinstance(count, torch.Tensor):
+        return torch.where(count == 0, 1, count)
+    return count or 1.0

@@ -2,61 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
+from autotune.plan import Plan
 from autotune.search.candidates import ConfigurationSpace
+from autotune.search.driver import search
+from autotune.search.events import Event
 from autotune.search.inquiry import reference_settings
-from autotune.search_spaces import SearchSpace
+from autotune.search.options import SearchOptions
+from autotune.search_spaces import SearchSpace, load_space
 from autotune.techniques import Device, Facts, Settings
-from autotune.workers.table import Row
+from autotune.workers.table import Row, TableExecutor
+
+E = TypeVar("E")
 
 MIB = 2**20
 FINGERPRINT = "sha256:" + "a" * 64
 
-SPACE = SearchSpace.from_yaml(
-    """
-    schema: autotune/space@1
-    batch: auto
-    precision: auto
-    checkpointing: [{kind: none}, {kind: blocks, every: 1}, {kind: blocks, every: 2}]
-    allocator: auto
-    """
-)
+SPACE_YAML = """
+schema: autotune/space@1
+batch: auto
+precision: auto
+checkpointing: [{kind: none}, {kind: blocks, every: 1}, {kind: blocks, every: 2}]
+allocator: auto
+"""
+SPACE = SearchSpace.from_yaml(SPACE_YAML)
 
 
 def facts(**changes: Any) -> Facts:
     """A task of twelve blocks with an effective batch of 64, on a CPU with bfloat16 and tcmalloc."""
-    known: dict[str, Any] = dict(
-        fingerprint=FINGERPRINT,
-        device=Device(type="cpu", name="A CPU", memory_bytes=64 * 2**30, bf16=True),
-        torch_version="2.13.0",
-        cpu_count=2,
-        host_memory_bytes=32 * 2**30,
-        num_parameters=10**6,
-        num_trainable=10**6,
-        num_blocks=12,
-        block_name="Block",
-        conv_dims=(),
-        has_training_batch_norm=False,
-        dataset_length=10_000,
-        dataset_kind="map",
-        dataset_bytes=10**6,
-        dataset_deterministic=True,
-        stackable=True,
-        shapes_vary=False,
-        shards_by_worker=False,
-        loader_options={},
-        loader_samples_per_s={0: 1e6},
-        effective_batch=64,
-        effective_batch_held=True,
-        effective_batch_assumed=False,
-        split_error=1e-6,
-        allow_split=False,
-        optimizer="AdamW",
-        optimizer_implementations=("for_loop", "foreach", "fused"),
-        allocators=("tcmalloc",),
-    )
+    known: dict[str, Any] = {
+        "fingerprint": FINGERPRINT,
+        "device": Device(type="cpu", name="A CPU", memory_bytes=64 * 2**30, bf16=True),
+        "torch_version": "2.13.0",
+        "cpu_count": 2,
+        "host_memory_bytes": 32 * 2**30,
+        "num_parameters": 10**6,
+        "num_trainable": 10**6,
+        "num_blocks": 12,
+        "block_name": "Block",
+        "conv_dims": (),
+        "has_training_batch_norm": False,
+        "dataset_length": 10_000,
+        "dataset_kind": "map",
+        "dataset_bytes": 10**6,
+        "dataset_deterministic": True,
+        "stackable": True,
+        "shapes_vary": False,
+        "shards_by_worker": False,
+        "loader_options": {},
+        "loader_samples_per_s": {0: 1e6},
+        "effective_batch": 64,
+        "effective_batch_held": True,
+        "effective_batch_assumed": False,
+        "split_error": 1e-6,
+        "allow_split": False,
+        "optimizer": "AdamW",
+        "optimizer_implementations": ("for_loop", "foreach", "fused"),
+        "allocators": ("tcmalloc",),
+    }
     return Facts(**{**known, **changes})
 
 
@@ -91,7 +99,57 @@ def configurations(known: Facts, space: SearchSpace = SPACE) -> Iterator[Setting
 
 def table(known: Facts, space: SearchSpace = SPACE) -> list[Row]:
     """A row for each configuration."""
-    return [
-        Row(settings=settings, samples_per_s=(speed(settings),), peak_bytes=(peak(settings),))
-        for settings in configurations(known, space)
-    ]
+    return [row(settings) for settings in configurations(known, space)]
+
+
+def row(settings: Settings, **changes: Any) -> Row:
+    """A configuration's row by arithmetic, or as ``changes`` say."""
+    return Row(settings=settings, **{"samples_per_s": (speed(settings),), "peak_bytes": (peak(settings),), **changes})
+
+
+@dataclass
+class Run:
+    """One search over a table, and all that could be seen of it."""
+
+    executor: TableExecutor
+    events: list[Event]
+    plan: Plan | None = None
+
+    @property
+    def measured(self) -> list[Settings]:
+        """What was asked for in the search itself, in order."""
+        return [r.plan.settings for r in self.executor.requests if r.plan is not None and not r.fresh]
+
+    @property
+    def fresh(self) -> list[Settings]:
+        """What was asked for in fresh interpreters, in order."""
+        return [r.plan.settings for r in self.executor.requests if r.plan is not None and r.fresh]
+
+    def seen(self, kind: type[E]) -> list[E]:
+        """Events of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def run_search(
+    options: SearchOptions,
+    known: Facts | None = None,
+    rows: Iterable[Row] | None = None,
+    executor: TableExecutor | None = None,
+    **rest: Any,
+) -> Run:
+    """Search a table: all of it unless ``rows`` replace some; in the current directory."""
+    known = known or facts()
+    space = load_space(options.space)
+    replaced = [*table(known, space), *(rows or ())]
+    executor = executor or TableExecutor(known, replaced)
+    run = Run(executor, [])
+    run.plan = search(options, executor, run.events.append, rest.pop("stop", threading.Event()), **rest)
+    return run
+
+
+def options(**changes: Any) -> SearchOptions:
+    """The test space (a file in the current directory), ten trials, one sampler seed."""
+    space = Path("space.yaml")
+    if not space.exists():
+        space.write_text(SPACE_YAML)
+    return SearchOptions(**{"task": "model.py", "space": "space.yaml", "trials": 10, **changes})

@@ -122,12 +122,12 @@ def test_a_mistake_is_answered_with_its_place_and_what_is_valid(text: str, messa
 
 
 def test_a_later_format_is_refused_with_the_one_that_is_read():
-    with pytest.raises(PlanError, match="schema: .*autotune/plan@1.*but got 'autotune/plan@2'"):
+    with pytest.raises(PlanError, match=r"schema: .*autotune/plan@1.*but got 'autotune/plan@2'"):
         Plan.from_yaml("schema: autotune/plan@2\nsettings: {}")
 
 
 def test_no_such_plan_names_the_command_that_writes_one(tmp_path: Path):
-    with pytest.raises(PlanError, match="no such file. `autotune search"):
+    with pytest.raises(PlanError, match=r"no such file. `autotune search"):
         load_plan(tmp_path / "plan.yaml")
 
 

@@ -61,7 +61,7 @@ class Feed:
 
     def restart(self) -> None:
         """Leave the epoch that is running and start another, so that its start is known."""
-        self._epoch = None
+        self._epoch, self._samples_seen = None, 0
         self._first = self._start(ended_s=0.0)
 
     @property

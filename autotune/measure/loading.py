@@ -53,20 +53,21 @@ def loader_rates(
 
 
 def _rate(task: Task, spec: LoaderSpec, batch: Batch, num_workers: int) -> float:
-    """Samples per second, once the batches that workers had ready at the first one are used up."""
-    options = {**spec.options, "num_workers": num_workers}
+    """Samples per second, once the batches that workers had ready at the first one are used up.
+
+    Workers stay between epochs; an epoch's start counts, so that an epoch of few batches ends in time.
+    """
+    persistent = {"persistent_workers": True} if num_workers else {}
+    options = {**spec.options, "num_workers": num_workers, **persistent}
     alone = dataclasses.replace(spec, options=options, device=torch.device("cpu"))
     feed = Feed(build_loader(task, alone, batch))
     feed.open()
-    head_start = 2 * num_workers * (options.get("prefetch_factor") or 2)
-    num_samples, began_s, between_s, count = 0, perf_counter(), feed.between_s, 0
-    while True:
-        _, position = feed.next()
-        count += 1
-        elapsed_s = perf_counter() - began_s - (feed.between_s - between_s)
-        if count == head_start and elapsed_s < _SHARE_S / 2:
-            num_samples, began_s, between_s = 0, perf_counter(), feed.between_s
-            continue
-        num_samples += position.num_samples
-        if elapsed_s >= _SHARE_S:
-            return num_samples / elapsed_s
+    began_s = perf_counter()
+    for _ in range(2 * num_workers * (options.get("prefetch_factor") or 2)):
+        feed.next()
+        if perf_counter() - began_s > _SHARE_S:
+            break
+    num_samples, began_s = 0, perf_counter()
+    while perf_counter() - began_s < _SHARE_S:
+        num_samples += feed.next()[1].num_samples
+    return num_samples / (perf_counter() - began_s)

@@ -6,13 +6,12 @@ import os
 import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from .. import __version__
-from ..measure.inspect import describe_device
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import PACKAGES, installed_allocators
 from ..workers.devices import visible_gpus
@@ -29,18 +28,20 @@ def examine() -> dict[str, Any]:
     """Everything ``autotune doctor`` says, as plain data. Imports torch and touches the devices."""
     import torch
 
-    types = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    devices = [describe_device(kind) for kind in types]
+    from ..measure.device import inspect_device, num_processors
+
+    types: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    devices = [inspect_device(kind) for kind in types]
     return {
         "devices": [device.model_dump(exclude_none=True) for device in devices],
         "versions": {"python": platform.python_version(), "autotune": __version__, **_versions()},
         "threads": {
-            "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "processors": num_processors(),
             "torch": torch.get_num_threads(),
             **{name: os.environ.get(name) for name in _THREADS},
         },
         "allocators": {name: name in installed_allocators() for name in PACKAGES},
-        "executors": {"local": _local(), "ray": None if _version("ray") else "not installed: pip install ray"},
+        "executors": {"local": _local(), "ray": "ready" if _version("ray") else "not installed: pip install ray"},
         "skipped": [row for device in devices for row in _skipped(device)],
         "advice": list(_advice(torch.cuda.is_available())),
     }
@@ -54,7 +55,7 @@ def explain(found: dict[str, Any]) -> RenderableType:
         "Versions": [(name, value or "not installed") for name, value in found["versions"].items()],
         "Threads": [(name, str(value if value is not None else "not set")) for name, value in found["threads"].items()],
         "Allocators": [(name, "installed" if there else "missing") for name, there in found["allocators"].items()],
-        "Executors": [(name, why or "ready") for name, why in found["executors"].items()],
+        "Executors": list(found["executors"].items()),
         "Skipped here": [(row["device"], f"{row['setting']}: {row['reason']}") for row in found["skipped"]],
         "Advice": [("-", text) for text in found["advice"]],
     }
@@ -75,10 +76,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _local() -> str | None:
-    """Why the local executor does less than it could; None when it does all."""
+def _local() -> str:
     whole = hasattr(os, "fork") and hasattr(os, "pidfd_open") and platform.system() == "Linux"
-    return None if whole else "every trial starts a new interpreter: fork servers need Linux"
+    return "ready" if whole else "ready, but every trial starts a new interpreter: fork servers need Linux"
 
 
 def _skipped(device: Device) -> Iterator[dict[str, str]]:

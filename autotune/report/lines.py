@@ -17,7 +17,7 @@ from ..units import format_duration
 from .progress import Progress, finalist_label, trial_label
 from .words import count, outcome_words, over_reference, settings_words
 
-__all__ = ["facts_words", "line"]
+__all__ = ["facts_words", "line", "round_words"]
 
 
 def line(event: Event, progress: Progress) -> str:
@@ -35,14 +35,14 @@ def _said(event: Event, progress: Progress) -> str:
         case Warned(message):
             return f"note: {message}"
         case TrialStarted(number, settings, finalist_round):
-            again = "" if finalist_round is None else f", round {finalist_round}"
+            again = "" if finalist_round is None else f", {round_words(finalist_round)}"
             label = trial_label(number) if finalist_round is None else finalist_label(number)
             return f"{label}{again} starts: {settings_words(settings, progress.facts)}"
         case TrialEnded():
             return f"{trial_label(event.number)}: {_trial(event, progress)}"
         case FinalistEnded():
             said = outcome_words(event.outcome, progress.budget)
-            return f"{finalist_label(event.number)}, round {event.round} of {event.num_rounds}: {said}"
+            return f"{finalist_label(event.number)}, {round_words(event.round, event.num_rounds)}: {said}"
         case Stopped(reason):
             return f"no more trials: {reason}"
 
@@ -52,6 +52,13 @@ def _trial(event: TrialEnded, progress: Progress) -> str:
     if event.outcome.kind == "measured" and event.number and progress.reference is not None:
         said += over_reference(event.outcome.measurement, progress.reference)
     return f"{said} (best so far)" if event.is_best and event.number else said
+
+
+def round_words(number: int, whole: int | None = None) -> str:
+    """Round 0 chooses among the finalists; those after it are reported."""
+    if number == 0:
+        return "to choose"
+    return f"round {number}" + (f" of {whole}" if whole is not None else "")
 
 
 def facts_words(facts: Facts) -> str:

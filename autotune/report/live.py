@@ -18,7 +18,7 @@ from ..search.events import Event, TrialEnded, Warned
 from ..search.options import SearchOptions
 from ..units import format_duration
 from ..workers import Measured, Outcome, OutOfMemory
-from .lines import line
+from .lines import line, round_words
 from .progress import Progress, finalist_label
 from .words import over_reference, rate, remark, settings_words, size, times
 
@@ -109,7 +109,7 @@ def draw(progress: Progress, max_rows: int, interrupted: bool = False) -> Render
 def _trials(progress: Progress) -> RenderableType:
     words = f"{progress.num_trials_ended} of {progress.num_trials}"
     if progress.finalist_round is not None:
-        words += f" · finalists, round {progress.finalist_round[0]} of {progress.finalist_round[1]}"
+        words += f" · finalists, {round_words(*progress.finalist_round)}"
     elif progress.stopped is not None:
         words += f" · {progress.stopped}"
     elif (left := progress.trials_left_s) is not None:

@@ -29,8 +29,8 @@ from .pace import Pace
 
 __all__ = ["Inquiry", "exactness", "failure", "inspect", "reference_settings"]
 
-PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.05, "lossy": 0.25}
-"""How far the first losses may stray from the reference's, as a share of their mean."""
+PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.02, "lossy": 0.1}
+"""How far the first loss may stray from the reference's, as a share of their mean; the n-th loss may n times that."""
 
 LARGEST_OF = 64
 """Where batch shapes vary, the peak is taken on the largest of so many batches."""

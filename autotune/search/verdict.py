@@ -12,8 +12,9 @@ from ..workers import Crashed, Failed, Inspected, Measured, NonFinite, Outcome, 
 
 __all__ = ["CONSTRAINTS", "Verdict", "judge"]
 
-CONSTRAINTS = ("memory", "parity", "leak", "failure")
-"""Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing."""
+CONSTRAINTS = ("failure", "leak", "memory", "parity")
+"""Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing. Alphabetical, since that
+is the order in which SQLite gives them back."""
 
 _BOUND = 5.0
 """Log ratios are kept within +-5, so that no constraint's scale drowns the others."""
@@ -54,7 +55,7 @@ def judge(outcome: Outcome, budget: Budget, device_memory_bytes: int) -> Verdict
             limit = budget.limit or device_memory_bytes
             violation = max(_log_ratio(outcome.peak_bytes * (1 + budget.margin), limit), _OUT_OF_MEMORY)
             reason = f"out of memory at {format_bytes(ceil_mib(outcome.peak_bytes))}: {outcome.message}"
-            return Verdict(False, reason, True, None, (violation, _UNKNOWN, _UNKNOWN, -1.0))
+            return Verdict(False, reason, True, None, (-1.0, _UNKNOWN, violation, _UNKNOWN))
         case NonFinite():
             return Verdict(False, f"the loss was not finite at step {outcome.step}", False, None, _failure())
         case TimedOut():
@@ -78,17 +79,17 @@ def _judge_measurement(measurement: Measurement, budget: Budget) -> Verdict:
         leak = format_bytes(ceil_mib(round(measurement.leak_bytes_per_step)))
         reasons.append(f"leaks about {leak} each step")
     constraints = (
+        -1.0,
+        -1.0 if measurement.leak_bytes_per_step is None else 1.0,
         _log_ratio(peak * (1 + budget.margin), budget.limit) if budget.limit else -1.0,
         -1.0 if parity.strayed_at is None else 1.0,
-        -1.0 if measurement.leak_bytes_per_step is None else 1.0,
-        -1.0,
     )
     log_speed = math.log(measurement.samples_per_s.value)
     return Verdict(not reasons, "; ".join(reasons) or None, over, log_speed, constraints)
 
 
 def _failure() -> tuple[float, ...]:
-    return (_UNKNOWN, _UNKNOWN, _UNKNOWN, 1.0)
+    return (1.0, _UNKNOWN, _UNKNOWN, _UNKNOWN)
 
 
 def _log_ratio(value: float, limit: float) -> float:

@@ -19,6 +19,7 @@ _LIBRARIES = {"tcmalloc": ("tcmalloc_minimal", "tcmalloc"), "jemalloc": ("jemall
 PACKAGES = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}
 """Debian's and Ubuntu's package of each, for ``doctor``."""
 _CUDA_VARIABLE, _EXPANDABLE = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
+_CUDA_OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 class Allocator(Technique):
@@ -58,7 +59,7 @@ class Allocator(Technique):
         if self.kind == "system":
             return {}
         if self.kind == "expandable_segments":
-            own = os.environ.get(_CUDA_VARIABLE)
+            own = os.environ.get(_CUDA_VARIABLE) or os.environ.get(_CUDA_OLD_VARIABLE)
             return {_CUDA_VARIABLE: _EXPANDABLE if not own or own == _EXPANDABLE else f"{own},{_EXPANDABLE}"}
         library = _find(self.kind)
         if library is None:
@@ -74,7 +75,7 @@ class Allocator(Technique):
         if self.kind == "system":
             return None
         if self.kind == "expandable_segments":
-            in_force = _EXPANDABLE in os.environ.get(_CUDA_VARIABLE, os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+            in_force = _EXPANDABLE in os.environ.get(_CUDA_VARIABLE, os.environ.get(_CUDA_OLD_VARIABLE, ""))
             return None if in_force else f"the plan was measured with {_CUDA_VARIABLE}={_EXPANDABLE}, which is not set"
         if not sys.platform.startswith("linux"):
             return None

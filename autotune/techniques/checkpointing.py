@@ -31,6 +31,7 @@ class Checkpointing(Technique):
     """
 
     name: ClassVar[str] = "checkpointing"
+    trades_time: ClassVar[bool] = True
 
     kind: Literal["none", "blocks"] = "none"
     """``none`` keeps everything, as stock."""
@@ -112,9 +113,9 @@ def _spare_running_statistics(block: nn.Module) -> Iterator[None]:
 def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:
     """The model's repeated blocks, in registration order, none inside another.
 
-    A block is a module of a class that occurs at least twice in one ``ModuleList`` or ``Sequential``, and not a single
-    torch layer. Where blocks nest, the inner ones are taken if they hold most of the outer ones' parameters (stages of
-    blocks), the outer ones otherwise (blocks of heads). Without repeated blocks: the root's children.
+    A block is a module of a class that occurs at least twice in one ``ModuleList`` or ``Sequential``, and more than a
+    single layer. Where blocks nest, the inner ones are taken if the outer ones are stages of blocks, and not blocks of
+    heads or experts. Without repeated blocks: the root's children.
 
     Args:
         model: before any technique.
@@ -130,7 +131,7 @@ def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:
         return _named_blocks(model, paths)
     blocks = _repeated(model)
     while inner := _distinct([found for block in blocks for found in _repeated(block)]):
-        if _num_parameters(inner) < _COVERAGE * _num_parameters(blocks):
+        if not _are_stages(blocks, inner):
             break
         blocks = inner
     return blocks or _distinct(_callable_children(model))
@@ -163,6 +164,19 @@ def _repeated(root: nn.Module) -> list[nn.Module]:
     return _distinct(list(_outermost(root, members)))
 
 
+def _are_stages(outer: Sequence[nn.Module], inner: Sequence[nn.Module]) -> bool:
+    """Stages consist of their inner blocks, some of them twins; modules of one's own that are all alike are blocks."""
+    if _num_parameters(inner) < _COVERAGE * _num_parameters(outer):
+        return False
+    if len(outer) > 1 and _num_shapes(outer) == 1 and not all(_holds(module) for module in outer):
+        return False
+    return any(_num_shapes(twins) < len(twins) for twins in map(_repeated, outer))
+
+
+def _num_shapes(modules: Sequence[nn.Module]) -> int:
+    return len({tuple(p.shape for p in module.parameters()) for module in modules})
+
+
 def _outermost(module: nn.Module, members: set[int]) -> Iterator[nn.Module]:
     for child in module.children():
         if id(child) in members:
@@ -179,12 +193,15 @@ def _holds(module: nn.Module) -> bool:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Whether recomputing the module is worth the name: it can be called, and is more than one torch layer."""
+    """Whether recomputing the module is worth the name: it can be called, and is more than one layer."""
     from torch import nn
 
     if isinstance(module, nn.ModuleList):
         return False
-    return any(True for _ in module.children()) or not type(module).__module__.startswith("torch.nn.")
+    if any(True for _ in module.children()):
+        return True
+    # A user's activation or normalisation is a layer as torch's are; a module of raw weight matrices may be a block.
+    return not type(module).__module__.startswith("torch.nn.") and any(p.ndim > 1 for p in module.parameters())
 
 
 def _callable_children(model: nn.Module) -> list[nn.Module]:

@@ -54,6 +54,7 @@ class DataLoading(Technique):
         for count in _worthwhile_workers(facts):
             found += [_with_workers(count, prefetch, pin) for prefetch in (_PREFETCHES if count else (None,))]
         same = _as_user_has_it(facts)
+        found = [choice for choice in found if choice.unavailable(facts) is None]
         return tuple(choice for choice in found if choice == cls() or choice.model_dump() != same)
 
     def unavailable(self, facts: Facts) -> str | None:
@@ -167,7 +168,6 @@ def _as_it_is(batch: Any) -> Any:
 
 def _stack(dataset: Any) -> Any | None:
     """All samples by default_collate, filled into place chunk by chunk; None where they do not stack."""
-    import torch
     from torch.utils.data import default_collate
 
     length, chunk = len(dataset), 256
@@ -176,17 +176,23 @@ def _stack(dataset: Any) -> Any | None:
         for start in range(0, length, chunk):
             part = default_collate([dataset[index] for index in range(start, min(start + chunk, length))])
             if rows is None:
-                rows = _map_tensors(lambda tensor: torch.empty((length, *tensor.shape[1:]), dtype=tensor.dtype), part)
+                rows = _map_tensors(lambda tensor: tensor.new_empty((length, *tensor.shape[1:])), part)
             _fill(rows, part, start)
-    except (TypeError, RuntimeError):
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return None
     return rows
 
 
 def _fill(rows: Any, part: Any, start: int) -> None:
-    from torch.utils._pytree import tree_leaves
+    """Raises TypeError where a chunk differs from the first in structure, shape or dtype: assigning would convert."""
+    from torch.utils._pytree import tree_flatten
 
-    for whole, piece in zip(tree_leaves(rows), tree_leaves(part), strict=True):
+    (wholes, structure), (pieces, other) = tree_flatten(rows), tree_flatten(part)
+    if structure != other:
+        raise TypeError("samples differ in structure")
+    for whole, piece in zip(wholes, pieces, strict=True):
+        if whole.dtype != piece.dtype or whole.shape[1:] != piece.shape[1:]:
+            raise TypeError("samples differ in dtype or shape")
         whole[start : start + len(piece)] = piece
 
 

@@ -53,6 +53,8 @@ class Precision(Technique):
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         """Allow TF32 in matrix products and convolutions, process-wide as torch has it.
 
+        By torch's older names: once the newer ``fp32_precision`` is set, reading an older one raises.
+
         Raises:
             PlanError: this device cannot compute in TF32.
         """
@@ -62,8 +64,8 @@ class Precision(Technique):
 
         if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
             raise PlanError("settings.precision.kind: tf32 needs a CUDA device of compute capability 8.0. Use fp32.")
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-        torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Autocast around forward and loss.

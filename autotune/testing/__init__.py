@@ -1,0 +1,1 @@
+"""Contracts whose tests every member of a family inherits: techniques, executors."""

@@ -1,0 +1,169 @@
+"""``TechniqueContract``: what a technique must hold on every model of the zoo. A new one's tests inherit it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from ..apply_plan import apply
+from ..plan import Plan
+from ..task import Task
+from ..techniques import Exactness, Settings, Technique
+from ..techniques.batch import Batch
+from .runs import Run, relative_difference, run_applied, run_by_hand, without_dropout
+from .zoo import BATCH_SIZE, ZOO
+from .zoo_facts import BARE, facts_of
+
+__all__ = ["TechniqueContract"]
+
+_LARGEST_DIFFERENCE: dict[Exactness, dict[str, float]] = {
+    "exact": {"losses": 2e-5, "gradients": 2e-5, "trained states": 2e-5},
+    "rounding": {"losses": 0.01, "gradients": 0.25, "trained states": 0.01},
+}
+"""Relative L2 difference from the stock loop: fp32 reordering, and bfloat16's 8 bits of mantissa, which flip the signs
+at a ReLU behind a BatchNorm of few samples (16 % of the ResNet-like's first gradient)."""
+
+
+class TechniqueContract:
+    """Subclass it as ``class TestMine(TechniqueContract)`` and set ``technique``."""
+
+    technique: ClassVar[type[Technique]]
+    """The class under test; it must have its line in :class:`autotune.techniques.Settings`."""
+    bitwise: ClassVar[bool] = False
+    """Whether every setting gives the very bits of a stock loop, and not only the same up to reordering."""
+    keeps_random_numbers: ClassVar[bool] = True
+    """Whether dropout draws what it draws in a stock loop; where it does not, dropout is off for the comparison."""
+    lacking: ClassVar[tuple[Technique, ...]]
+    """Settings that a bare machine and model (:data:`autotune.testing.zoo_facts.BARE`) cannot have; at least one."""
+
+    @pytest.fixture(params=ZOO)
+    def zoo_task(self, request: pytest.FixtureRequest) -> Iterator[Task]:
+        """Each task of the zoo, on one thread; environments are not in force here, and saying so is another test's."""
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*was measured with.*")
+            yield ZOO[request.param]
+        torch.set_num_threads(num_threads)
+
+    def default(self) -> Technique:
+        """The setting that does nothing."""
+        return self.technique()
+
+    def test_default_is_bitwise_the_stock_loop(self, zoo_task: Task) -> None:
+        """Losses, gradients, parameters and buffers of the default are those of a plain loop, bit for bit."""
+        applied = run_applied(zoo_task, self._settings(self.default()))
+        assert applied.equals(run_by_hand(zoo_task))
+
+    def test_every_choice_agrees_with_the_stock_loop(self, zoo_task: Task) -> None:
+        """Losses, first gradients and trained state agree within the stated exactness; a lossy choice still learns."""
+        task = zoo_task if self.keeps_random_numbers else without_dropout(zoo_task)
+        facts, stock = facts_of(zoo_task), run_by_hand(task)
+        for choice in self._choices(zoo_task):
+            applied = run_applied(task, self._settings(choice))
+            exactness = choice.exactness(facts)
+            if self.bitwise:
+                assert applied.equals(stock), choice
+            elif exactness == "lossy":
+                assert all(loss.isfinite() for loss in applied.losses), choice
+            else:
+                for name, difference in _differences(applied, stock):
+                    assert difference <= _LARGEST_DIFFERENCE[exactness][name], (
+                        f"{choice!r}: {name} differ by {difference}"
+                    )
+
+    def test_every_choice_survives_yaml(self, zoo_task: Task) -> None:
+        """A plan with the choice is read back equal, and the default has no row."""
+        for choice in self._choices(zoo_task):
+            plan = Plan(settings=self._settings(choice))
+            text = plan.to_yaml()
+            assert Plan.from_yaml(text) == plan
+            assert (f"  {choice.name}:" in text) == (choice.model_dump(exclude_defaults=True) != {}), text
+
+    def test_choices_are_available_and_start_with_the_users_own(self, zoo_task: Task) -> None:
+        """What ``choices`` offers is available, offered once, and holds the default."""
+        choices = self._choices(zoo_task)
+        assert len(set(choices)) == len(choices)
+        assert all(choice.unavailable(facts_of(zoo_task)) is None for choice in choices)
+        assert self.default() in choices
+
+    def test_what_a_bare_machine_lacks_is_refused_in_words(self) -> None:
+        """Each of ``lacking`` is refused with a reason, and not offered."""
+        assert self.lacking
+        for setting in self.lacking:
+            assert len((setting.unavailable(BARE) or "").split()) >= 3, setting
+            assert setting not in self.technique.choices(BARE)
+
+    def test_state_dict_loads_both_ways(self, zoo_task: Task) -> None:
+        """Keys, shapes and dtypes of ``state_dict`` stay, so that checkpoints go to and from the stock model."""
+        for choice, model in self._applied_models(zoo_task):
+            stock = zoo_task.build_model()
+            assert _signature(model) == _signature(stock), choice
+            stock.load_state_dict(model.state_dict())
+            model.load_state_dict(zoo_task.build_model().state_dict())
+
+    def test_modes_and_trainable_flags_stay(self, zoo_task: Task) -> None:
+        """``training`` and ``requires_grad`` are as the user left them."""
+        stock = zoo_task.build_model()
+        for choice, model in self._applied_models(zoo_task):
+            assert _flags(model) == _flags(stock), choice
+
+    def test_a_deep_copy_is_a_model_of_its_own(self, zoo_task: Task) -> None:
+        """The copy gives the same loss and gradients, and none of them reach the original."""
+        batch = next(iter(apply(Plan(settings=Settings()), zoo_task).loader))
+        for choice, model in self._applied_models(zoo_task):
+            copied = copy.deepcopy(model)
+            losses = [_loss_and_backward(zoo_task, each, batch) for each in (copied, model)]
+            assert torch.equal(*losses), choice
+            pairs = zip(copied.parameters(), model.parameters(), strict=True)
+            assert all(a is not b and _equal_gradients(a, b) for a, b in pairs), choice
+
+    def _settings(self, choice: Technique) -> Settings:
+        batch = choice if isinstance(choice, Batch) else Batch(micro=BATCH_SIZE)
+        return Settings(**{"batch": batch, choice.name: choice})
+
+    def _choices(self, task: Task) -> tuple[Technique, ...]:
+        return self.technique.choices(facts_of(task))
+
+    def _applied_models(self, task: Task) -> Iterator[tuple[Technique, nn.Module]]:
+        for choice in self._choices(task):
+            yield choice, apply(Plan(settings=self._settings(choice)), task).model
+
+
+def _differences(one: Run, other: Run) -> Iterator[tuple[str, float]]:
+    assert len(one.losses) == len(other.losses)
+    losses = ({str(step): loss for step, loss in enumerate(run.losses)} for run in (one, other))
+    yield "losses", relative_difference(*losses)
+    yield "gradients", relative_difference(one.gradients, other.gradients)
+    yield "trained states", relative_difference(one.state, other.state)
+
+
+def _signature(model: nn.Module) -> list[tuple[str, torch.Size, torch.dtype]]:
+    return [(name, value.shape, value.dtype) for name, value in model.state_dict().items()]
+
+
+def _flags(model: nn.Module) -> dict[str, bool]:
+    return {
+        **{f"{name}.training": module.training for name, module in model.named_modules()},
+        **{f"{name}.requires_grad": p.requires_grad for name, p in model.named_parameters()},
+    }
+
+
+def _loss_and_backward(task: Task, model: nn.Module, batch: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    loss = task.compute_loss(model, batch)
+    value: torch.Tensor = loss[0] if isinstance(loss, tuple) else loss
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach()
+
+
+def _equal_gradients(one: nn.Parameter, other: nn.Parameter) -> bool:
+    if one.grad is None or other.grad is None:
+        return one.grad is other.grad
+    return torch.equal(one.grad, other.grad) and one.grad is not other.grad

@@ -1,0 +1,80 @@
+"""Facts of the zoo's tasks on a CPU that can do all a CPU can, and of a machine and model that lack everything."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from ..fingerprint import fingerprint
+from ..task import Task
+from ..techniques import Device, Facts
+from ..techniques.allocator import installed_allocators
+from ..techniques.checkpointing import find_blocks
+from ..techniques.optimizer import supported_implementations
+from ..units import MIB
+
+__all__ = ["BARE", "facts_of"]
+
+BARE = Facts(
+    fingerprint="sha256:" + 64 * "0",
+    device=Device(type="cpu", name="bare CPU", memory_bytes=64 * MIB, bf16=False),
+    torch_version="2.13.0",
+    cpu_count=1,
+    host_memory_bytes=64 * MIB,
+    num_parameters=1,
+    num_trainable=1,
+    num_blocks=0,
+    block_name="",
+    conv_dims=(),
+    has_training_batch_norm=True,
+    dataset_length=None,
+    dataset_kind="iterable",
+    dataset_bytes=None,
+    dataset_deterministic=False,
+    stackable=False,
+    shapes_vary=True,
+    shards_by_worker=False,
+    loader_options={},
+    loader_samples_per_s={},
+    effective_batch=8,
+    effective_batch_held=True,
+    effective_batch_assumed=False,
+    split_error=0.1,
+    allow_split=False,
+    optimizer="LBFGS",
+    optimizer_implementations=(),
+    allocators=(),
+)
+"""A machine without bfloat16 or allocators; a model without blocks or convolutions; a stream; no split permitted."""
+
+_CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+
+
+def facts_of(task: Task) -> Facts:
+    """What a zoo's task is, without measuring: splits are permitted, a loader worker gains where there is collation."""
+    model, dataset = task.build_model(), task.build_dataset()
+    modules = list(model.modules())
+    blocks = find_blocks(model)
+    batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training for module in modules)
+    stream = isinstance(dataset, IterableDataset)
+    known = {
+        "fingerprint": fingerprint(model, dataset, task.collate),
+        "device": Device(type="cpu", name="CPU", memory_bytes=2**30, bf16=True),
+        "host_memory_bytes": 2**30,
+        "num_blocks": len(blocks),
+        "block_name": type(blocks[0]).__name__,
+        "conv_dims": tuple({_CONVOLUTIONS[type(module)] for module in modules if type(module) in _CONVOLUTIONS}),
+        "has_training_batch_norm": batch_norm,
+        "dataset_length": None if stream else len(dataset),
+        "dataset_kind": "iterable" if stream else "map",
+        "dataset_bytes": None if stream else MIB,
+        "dataset_deterministic": True,
+        "stackable": task.collate is None,
+        "loader_samples_per_s": {0: 100.0} if task.collate is None else {0: 100.0, 1: 200.0},
+        "effective_batch": task.batch_size or 1,
+        "split_error": 0.1 if batch_norm else 0.0,
+        "allow_split": True,
+        "optimizer_implementations": supported_implementations(task.make_optimizer(model)),
+        "allocators": installed_allocators(),
+    }
+    return BARE.model_copy(update=known)

@@ -1,0 +1,1 @@
+"""Figures with their evidence: run `python -m benchmarks.<name>` from the repository's root."""

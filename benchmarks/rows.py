@@ -1,0 +1,44 @@
+"""Raw rows of a benchmark, kept with what they were measured on and by which command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from autotune import __version__
+from autotune.measure.device import inspect_device, num_processors
+
+__all__ = ["EXAMPLES", "HERE", "environment", "save_rows"]
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parent / "examples"
+
+
+def environment(device: Literal["cpu", "cuda"]) -> dict[str, Any]:
+    """What a row is worth nothing without: device, versions, date, command."""
+    import torch
+
+    module = Path(sys.argv[0]).stem
+    return {
+        "device": inspect_device(device).name,
+        "processors": num_processors(),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "autotune": __version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]]),
+    }
+
+
+def save_rows(name: str, device: Literal["cpu", "cuda"], rows: Iterable[dict[str, Any]]) -> Path:
+    """Write ``results/<name>-<device>.jsonl``, each row with its environment; git keeps the ones before."""
+    path = HERE / "results" / f"{name}-{device}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    where = environment(device)
+    path.write_text("".join(json.dumps({**row, **where}) + "\n" for row in rows), encoding="utf-8")
+    return path

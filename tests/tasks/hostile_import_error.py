@@ -1,0 +1,3 @@
+"""It imports what is not there."""
+
+import no_such_module  # noqa: F401

@@ -1,0 +1,368 @@
+"""Bad input, through the real command line: a clear message, the right exit code, nothing left behind, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from command_line import PROGRAM, Ended, autotune, environment, start
+
+from autotune.plan import Plan, load_plan
+
+TASKS = Path(__file__).parent / "tasks"
+QUICK = ("--executor", "local", "--device", "cpu", "--trials", "2", "--trial-time", "1", "--space", "space.yaml")
+SPACE = "schema: autotune/space@1\nbatch: auto\n"
+OURS = "/autotune/"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the tasks, a small space, and one file that must survive."""
+    for task in TASKS.glob("*.py"):
+        shutil.copy(task, tmp_path)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    return tmp_path
+
+
+def search(folder: Path, task: str, *options: str, **extra: str) -> Ended:
+    return autotune("search", task, *QUICK, *options, cwd=folder, **extra)
+
+
+def assert_refused(ended: Ended, *words: str, code: int = 2) -> None:
+    """It left with ``code``, said all ``words`` and none of our traceback, printed no data and left nothing behind."""
+    said = " ".join(ended.stderr.split())
+    assert ended.returncode == code, ended.stderr
+    assert [word for word in words if word not in said] == [], ended.stderr
+    assert 'autotune/cli.py"' not in ended.stderr
+    assert "This is a bug in autotune" not in ended.stderr
+    assert ended.stdout == ""
+    assert ended.left_behind == []
+
+
+# The task
+
+
+def test_no_such_file(folder):
+    ended = search(folder, "no_model.py")
+    assert_refused(ended, "no_model.py: no such file. `autotune init no_model.py` writes a starting file.")
+
+
+def test_a_file_without_build_model(folder):
+    (folder / "bare.py").write_text("def build_dataset(): ...\n")
+    ended = search(folder, "bare.py")
+    assert_refused(ended, "bare.py: missing build_model, compute_loss.", "def build_model() -> torch.nn.Module")
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("hostile_import_error.py", ("ModuleNotFoundError: No module named 'no_such_module'", "import no_such_module")),
+        ("hostile_raises.py", ("IndexError: list index out of range", "return widths[0]")),
+        ("hostile_nonscalar.py", ("compute_loss",)),
+        ("hostile_nan.py", ("not finite",)),
+        ("hostile_segfault.py", ("Segmentation fault (SIGSEGV)",)),
+        ("hostile_leak.py", ("leaks", "each step")),
+        ("hostile_exits.py", ("sys.exit(3)",)),
+        ("hostile_exits_at_once.py", ("4",)),
+        ("hostile_empty_dataset.py", ("dataset", "empty")),
+        ("hostile_worker_raises.py", ("hostile_worker_raises.py",)),
+    ],
+)
+def test_a_task_that_cannot_be_measured(task, words, folder):
+    """The message has what went wrong with the user's code, and no frame of ours."""
+    ended = search(folder, task)
+    assert_refused(ended, *words)
+    assert OURS not in ended.stderr
+
+
+def test_a_task_that_hangs_is_ended_and_told_where(folder):
+    ended = search(folder, "hostile_hang.py", "--max-time", "8s")
+    assert_refused(ended, "did not end within", "compute_loss")
+
+
+def test_a_task_that_prints_a_great_deal_is_measured_and_its_output_kept(folder):
+    ended = search(folder, "hostile_prints.py", "--max-time", "10s")
+    assert (ended.returncode, ended.stdout, ended.left_behind) == (0, "plan.yaml\n", [])
+    assert len(ended.stderr) < 10_000
+    logs = list(folder.glob(".autotune/*/*.log"))
+    assert logs
+    assert all(0 < log.stat().st_size < 100_000 for log in logs)
+
+
+def test_processes_that_a_task_leaves_are_ended(folder):
+    ended = search(folder, "hostile_leaves_processes.py", "--max-time", "10s", AUTOTUNE_TEST_PIDS=str(folder / "pids"))
+    assert (ended.returncode, ended.left_behind) == (0, [])
+    assert len((folder / "pids").read_text().split()) >= 4  # two for each process that built the model
+
+
+def test_a_dataset_smaller_than_the_batch_caps_the_micro_batch(folder):
+    (folder / "small.py").write_text("from healthy import *\nbatch_size = 100\n")
+    ended = search(folder, "small.py", "--max-time", "10s")
+    assert (ended.returncode, ended.left_behind) == (0, [])
+    assert "64 samples" in ended.stderr
+    batch = load_plan(folder / "plan.yaml").settings.batch
+    assert batch is not None
+    assert batch.micro <= 64
+
+
+# The budget
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("8 apples", "not a size: '8 apples'. Write for example 8GiB, 512 MiB or 8GB."),
+        ("0", "a budget of 0 leaves no memory at all."),
+        ("-1GiB", "not a size: '-1GiB'."),
+    ],
+)
+def test_a_budget_that_is_none(budget, words, folder):
+    assert_refused(search(folder, "healthy.py", f"--budget={budget}"), "--budget", words)
+
+
+def test_a_budget_below_the_smallest_configuration(folder):
+    ended = search(folder, "healthy.py", "--budget", "16MiB")
+    assert_refused(ended, "Nothing fits", "within 16 MiB", "Nearest miss:", "What would help: --budget", code=3)
+    assert not (folder / "plan.yaml").exists()
+
+
+# Spaces and plans
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("warp_drive: auto", "warp_drive: unknown key. Use one of: schema, batch, precision, checkpointing"),
+        ("precision: [{kind: fp7}]", "precision"),
+        ("precision: [{kind: bf16, speed: 11}]", "speed"),
+    ],
+)
+def test_an_unknown_technique_or_value_in_a_space(row, words, folder):
+    (folder / "space.yaml").write_text(f"{SPACE}{row}\n")
+    assert_refused(search(folder, "healthy.py"), "space.yaml", words)
+
+
+def test_an_unknown_space(folder):
+    ended = autotune("search", "healthy.py", "--executor", "local", "--space", "outer", cwd=folder)
+    assert_refused(ended, "outer", "default")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("warp_drive: {kind: on}", "settings.warp_drive: unknown key. Use one of: batch, precision, checkpointing"),
+        ("precision: {kind: fp7}", "settings.precision.kind: Input should be 'fp32', 'tf32', 'bf16' or 'fp16'"),
+        ("batch: {micro: 0}", "settings.batch.micro: Input should be greater than 0, but got 0"),
+    ],
+)
+def test_an_unknown_technique_or_value_in_a_plan(settings, words, folder):
+    (folder / "plan.yaml").write_text(f"schema: autotune/plan@1\nsettings:\n  {settings}\n")
+    assert_refused(autotune("show", "plan.yaml", cwd=folder), "plan.yaml", words)
+
+
+LAUGHS = "a: &a [ha, ha]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefghi"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("settings: [", "not plain YAML"),
+        ("- a\n- b\n", "expected a mapping"),
+        ("schema: !!python/object/apply:os.system ['touch hacked']\n", "not plain YAML"),
+        (LAUGHS, "aliases are not allowed"),
+        ("schema: autotune/plan@1\nschema: autotune/plan@1\n", "a key stands twice"),
+        ("[" * 100_000, "not plain YAML"),
+        ("\0", "not plain YAML"),
+    ],
+    ids=["malformed", "no mapping", "python object", "billion laughs", "twice", "deep", "binary"],
+)
+@pytest.mark.parametrize("command", ["show", "verify", "run"])
+def test_malformed_or_hostile_yaml(command, text, words, folder):
+    (folder / "plan.yaml").write_text(text)
+    rest = ("--", "true") if command == "run" else ()
+    assert_refused(autotune(command, "plan.yaml", *rest, cwd=folder), "plan.yaml", words)
+    assert not (folder / "hacked").exists()
+
+
+EVIDENCE = """\
+measured:
+  samples_per_s: {value: 1.0, low: 0.9, high: 1.1, repeats: 3}
+  peak: {process: 471 MiB}
+environment: {torch: 0.4.1, device: An abacus, autotune: 0.1.0, python: 3.11.2}
+"""
+
+
+def plan_text(fingerprint: str, settings: str = "batch: {micro: 8}", budget: str = "8 GiB") -> str:
+    return (
+        "schema: autotune/plan@1\n"
+        f"task: {{source: healthy.py, fingerprint: '{fingerprint}'}}\n"
+        f"budget: {{limit: {budget}}}\n"
+        f"settings:\n  {settings}\n{EVIDENCE}"
+    )
+
+
+def verify(folder: Path, *options: str) -> Ended:
+    return autotune("verify", "plan.yaml", "--executor", "local", "--trial-time", "1", *options, cwd=folder)
+
+
+def fingerprint(folder: Path) -> str:
+    ended = search(folder, "healthy.py", "--dry-run", "--json")
+    return json.loads(ended.stdout)["facts"]["fingerprint"]
+
+
+def test_a_plan_for_another_model(folder):
+    (folder / "plan.yaml").write_text(plan_text(f"sha256:{'0' * 64}"))
+    assert_refused(verify(folder), "it was found for healthy.py", "Search again")
+
+
+def test_a_plan_measured_with_another_torch_is_a_warning(folder):
+    (folder / "plan.yaml").write_text(plan_text(fingerprint(folder)))
+    ended = verify(folder)
+    assert (ended.returncode, ended.left_behind) == (0, [])
+    assert "the plan was measured with torch 0.4.1, and this is " in ended.stderr
+    assert f"runs {'healthy.py'}" in ended.stderr
+    assert "The plan holds." in ended.stdout
+
+
+def test_a_plan_over_its_budget_does_not_hold(folder):
+    (folder / "plan.yaml").write_text(plan_text(fingerprint(folder), budget="16 MiB"))
+    ended = verify(folder)
+    assert (ended.returncode, ended.left_behind) == (3, [])
+    assert "The plan does not hold" in ended.stdout
+
+
+def test_a_plan_runs_no_file_that_is_not_beside_it(folder, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "model.py"
+    elsewhere.write_text("raise SystemExit('it ran')")
+    text = plan_text(f"sha256:{'0' * 64}")
+    (folder / "plan.yaml").write_text(text.replace("healthy.py", str(elsewhere)))
+    assert_refused(verify(folder), f"its task {elsewhere} is not beside it")
+
+
+# Where things are written
+
+
+@pytest.mark.parametrize("output", ["healthy.py/plan.yaml", "tasks"])
+def test_an_output_that_cannot_be_written_is_told_before_anything_runs(output, folder):
+    (folder / "tasks").mkdir()
+    ended = search(folder, "healthy.py", "--output", output)
+    assert_refused(ended, output, "Choose another path with -o.")
+    assert not (folder / ".autotune").exists()
+
+
+def test_a_full_disk_loses_nothing(folder):
+    """The plan that was there stays whole, and the message names the disk."""
+    before = Plan.from_yaml("schema: autotune/plan@1\nsettings:\n  batch: {micro: 1}\n")
+    before.save(folder / "plan.yaml")
+    (folder / "full").mkdir()
+    script = (
+        f"mount -t tmpfs -o size=16k none {folder}/full && cp plan.yaml space.yaml full/ && cd full\n"
+        "dd if=/dev/zero of=filler bs=4k 2>/dev/null\n"
+        f"{' '.join(PROGRAM)} search ../healthy.py {' '.join(QUICK)}\n"
+        "code=$?; cat plan.yaml; exit $code"
+    )
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script]
+    if shutil.which("unshare") is None or subprocess.run([*command[:3], "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a small disk of their own")
+    ended = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2, ended.stderr
+    assert "No space left on device" in ended.stderr or "full" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert Plan.from_yaml(ended.stdout) == before
+
+
+# Ctrl-C
+
+
+def test_ctrl_c_finishes_the_running_trial_and_writes_the_best_so_far(folder):
+    running = start("search", "healthy.py", *QUICK, "--trials", "20", cwd=folder)
+    running.read_until("trial 1 starts")
+    running.process.send_signal(signal.SIGINT)
+    ended = running.finish()
+    assert (ended.returncode, ended.left_behind) == (130, [])
+    assert "Ctrl-C again stops at once" in ended.stderr
+    assert ended.stdout == "plan.yaml\n"
+    record = load_plan(folder / "plan.yaml").search
+    assert record is not None
+    assert (record.stopped, record.trials) == ("interrupted", 2)
+
+
+def test_ctrl_c_before_anything_was_measured_writes_nothing_and_keeps_the_study(folder):
+    running = start("search", "healthy.py", *QUICK, cwd=folder)
+    running.read_until("task:")
+    running.process.send_signal(signal.SIGINT)
+    running.process.send_signal(signal.SIGINT)
+    ended = running.finish()
+    assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "", [])
+    assert "--resume" in ended.stderr
+
+
+def test_ctrl_c_twice_ends_a_trial_that_hangs(folder):
+    hang = folder / "hang"
+    (folder / "hangs.py").write_text(
+        "import threading, pathlib, healthy\nfrom healthy import *\n"
+        "def compute_loss(model, batch):\n"
+        f"    if pathlib.Path({str(hang)!r}).exists():\n        threading.Event().wait()\n"
+        "    return healthy.compute_loss(model, batch)\n"
+    )
+    running = start("search", "hangs.py", *QUICK, "--trials", "20", cwd=folder)
+    running.read_until("trial 1 starts")
+    hang.touch()
+    running.process.send_signal(signal.SIGINT)
+    running.read_until("Ctrl-C again stops at once")
+    running.process.send_signal(signal.SIGINT)
+    ended = running.finish(timeout_s=20)
+    assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "plan.yaml\n", [])
+
+
+# Studies
+
+
+def test_a_study_of_another_task(folder):
+    first = search(folder, "healthy.py", "--max-time", "8s")
+    assert first.returncode == 0, first.stderr
+    other = (
+        (folder / "healthy.py").read_text().replace("nn.Linear(4, 8)", "nn.Linear(4, 16)").replace("(8, 1)", "(16, 1)")
+    )
+    (folder / "healthy.py").write_text(other)
+    before = (folder / ".autotune" / "healthy.db").read_bytes()
+    ended = search(folder, "healthy.py", "--resume", "--output", "other.yaml")
+    assert_refused(ended, "belongs to another task", "Leave out --resume")
+    assert (folder / ".autotune" / "healthy.db").read_bytes() == before
+
+
+def test_nothing_to_resume(folder):
+    assert_refused(search(folder, "healthy.py", "--resume"), "--resume")
+
+
+def test_a_study_file_that_is_corrupt_is_left_as_it_is(folder):
+    (folder / ".autotune").mkdir()
+    study = folder / ".autotune" / "healthy.db"
+    study.write_bytes(b"no database at all " * 100)
+    assert_refused(search(folder, "healthy.py"), "healthy.db")
+    assert study.read_bytes() == b"no database at all " * 100
+
+
+def test_a_study_file_that_another_program_has_locked(folder):
+    (folder / ".autotune").mkdir()
+    study = sqlite3.connect(folder / ".autotune" / "healthy.db")
+    study.execute("create table kept (x)")
+    study.execute("begin exclusive")
+    ended = search(folder, "healthy.py")
+    study.rollback()
+    assert_refused(ended, "healthy.db", "lock")
+
+
+def test_a_study_that_another_search_holds(folder):
+    first = start("search", "healthy.py", *QUICK, "--trials", "20", cwd=folder)
+    first.read_until("trial 1 starts")
+    second = search(folder, "healthy.py")
+    first.process.send_signal(signal.SIGINT)
+    first.finish()
+    assert_refused(second, str(first.process.pid))

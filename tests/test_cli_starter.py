@@ -1,0 +1,53 @@
+"""The file that ``autotune init`` writes is a task that runs, and so are its optional pieces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.starter import write_starter
+from autotune.task import SIGNATURES, Task, load_task
+
+
+def starter(folder: Path, with_optional: bool) -> Task:
+    path = folder / f"starter_{with_optional}.py"
+    write_starter(path)
+    text = path.read_text()
+    if with_optional:
+        head, mark, optional = text.partition("# Everything below is optional.\n")
+        path.write_text(head + mark + "".join(line.removeprefix("# ") for line in optional.splitlines(keepends=True)))
+    return load_task(str(path))
+
+
+@pytest.mark.parametrize("with_optional", [False, True])
+def test_it_trains(with_optional, tmp_path):
+    """Three steps on one batch, with the file's own pieces: the loss falls."""
+    import torch
+
+    torch.manual_seed(0)
+    task = starter(tmp_path, with_optional)
+    model, dataset = task.build_model(), task.build_dataset()
+    optimizer = task.make_optimizer(model)
+    batch = torch.utils.data.default_collate([dataset[index] for index in range(task.batch_size)])
+    losses = []
+    for _ in range(3):
+        loss = task.compute_loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_it_shows_every_optional_piece(tmp_path):
+    task = starter(tmp_path, with_optional=True)
+    assert [name for name in SIGNATURES if getattr(task, name) is None] == []
+    assert task.loader_options
+    assert task.shards_by_worker
+    assert task.blocks
+
+
+def test_its_quality_is_a_share(tmp_path):
+    task = starter(tmp_path, with_optional=True)
+    assert 0 <= task.evaluate(task.build_model()) <= 1

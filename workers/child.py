@@ -1,0 +1,85 @@
+"""The trial itself: one process, one request, one answer."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import IO, NoReturn
+
+from ..apply_plan import apply
+from ..measure.inspect import inspect_task
+from ..measure.memory import enforce_budget
+from ..measure.run import measure
+from ..task import load_task
+from ._base import TrialRequest
+from .failure import outcome_of
+from .folder import TrialFolder
+from .outcome import Inspected, Measured, Outcome
+
+__all__ = ["run_trial"]
+
+
+def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
+    """Answer the request in ``folder`` and end the process, whatever the task has left running in it.
+
+    Args:
+        folder: the trial's files.
+        spawned_s: ``time.monotonic()`` when the process was started.
+    """
+    trial = os.getpid()
+    stack = _write_stacks_to(folder)
+    request = folder.read_request()
+    sys.argv = [request.task]
+    outcome = _answer(request, folder, spawned_s)
+    if os.getpid() == trial:  # else the task has forked, and its child came back here
+        folder.write_outcome(outcome)
+    for stream in (sys.stdout, sys.stderr, stack):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(0)
+
+
+def _write_stacks_to(folder: TrialFolder) -> IO[str]:
+    """Have the Python stack written when the process crashes, and when its supervisor asks for it."""
+    stack = folder.stack.open("w", encoding="utf-8")
+    faulthandler.enable(stack, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    sys.stdout.reconfigure(line_buffering=True)  # what was printed before a crash is not lost
+    return stack
+
+
+def _answer(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:
+    try:
+        return _run(request, folder, spawned_s)
+    except BaseException as error:  # a trial's code may raise anything, sys.exit included; an outcome is data
+        return outcome_of(error, request.device)
+
+
+def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:
+    folder.write_phase("loading the task")
+    task = load_task(request.task)
+    load_s = time.monotonic() - spawned_s
+    if request.kind == "inspect":
+        folder.write_phase("inspecting the task")
+        return Inspected(facts=inspect_task(task, request.inspect, request.device))
+    assert request.plan is not None, "a measure request carries a plan"
+    assert request.measure is not None, "a measure request carries its options"
+    folder.write_phase("applying the plan")
+    started_s = time.monotonic()
+    if request.device == "cuda":
+        enforce_budget(request.plan.budget.limit if request.measure.enforce else None)
+    training = apply(request.plan, task, seed=request.seed)
+    apply_s = time.monotonic() - started_s
+    folder.write_phase("training")
+    measurement = measure(training, task, request.measure)
+    phases_s = {"load": load_s, "apply": apply_s, **measurement.phases_s}
+    return Measured(measurement=measurement.model_copy(update={"phases_s": phases_s}))
+
+
+if __name__ == "__main__":
+    run_trial(TrialFolder(Path(sys.argv[1])), float(sys.argv[2]))

@@ -1,0 +1,33 @@
+"""The environment that a trial starts with, built explicitly: what a job would see, and what its plan needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ._base import TrialRequest
+
+__all__ = ["THREAD_VARIABLES", "own_thread_variables", "trial_environment"]
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""How many threads a process computes with."""
+
+
+def trial_environment(request: TrialRequest, base: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a trial's process.
+
+    Args:
+        request: its own variables and its plan's come last.
+        base: what the process that starts trials has; Ray's own variables are left out.
+
+    Raises:
+        PlanError: the plan needs an allocator that is not installed here.
+    """
+    kept = {name: value for name, value in base.items() if not name.startswith("RAY_")}
+    settings = request.plan.settings.environment() if request.plan else {}
+    return {**kept, **request.environment, **settings}
+
+
+def own_thread_variables() -> dict[str, str]:
+    """This process's thread variables: what a driver hands on to trials that start elsewhere."""
+    return {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}

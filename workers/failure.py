@@ -1,0 +1,67 @@
+"""From what was raised in a trial to an outcome. Running out of memory has many types and texts."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+
+import torch
+
+from ..errors import UserError
+from ..measure.errors import NonFiniteLoss
+from ..measure.memory import Charge
+from .outcome import Failed, NonFinite, Outcome, OutOfMemory
+from .traces import traceback_of
+
+__all__ = ["is_out_of_memory", "outcome_of"]
+
+_OUT_OF_MEMORY = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "Failed to CUDA calloc",  # NCCL
+    "Cuda failure 'out of memory'",  # NCCL
+    "Cuda failure 2 'out of memory'",  # NCCL
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "unable to allocate shared memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+)
+
+
+def outcome_of(error: BaseException, device: str) -> Outcome:
+    """What an exception that ended a trial means."""
+    if isinstance(error, NonFiniteLoss):
+        return NonFinite(step=error.step, message=str(error))
+    if is_out_of_memory(error):
+        return OutOfMemory(peak_bytes=Charge(torch.device(device)).peak().process, message=_last_line(error))
+    if isinstance(error, SystemExit):
+        return Failed(message=f"the task called sys.exit({error.code!r})", traceback=traceback_of(error))
+    if isinstance(error, UserError):
+        return Failed(message=str(error), traceback=traceback_of(error.__cause__) if error.__cause__ else "")
+    return Failed(message=_last_line(error), traceback=traceback_of(error))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, or one that it was raised from, says that memory ran out: by type and by text."""
+    return any(
+        isinstance(link, (MemoryError, torch.OutOfMemoryError))
+        or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
+        or (isinstance(link, RuntimeError) and any(text in str(link) for text in _OUT_OF_MEMORY))
+        for link in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _last_line(error: BaseException) -> str:
+    """Class and message; of an error that a loader worker sent, the last line of the worker's own traceback."""
+    lines = f"{type(error).__name__}: {error}".rstrip().splitlines()
+    return lines[-1] if "Original Traceback" in str(error) else lines[0]

@@ -1,0 +1,94 @@
+"""The fork server: one small single-threaded process per environment, from which trials start in milliseconds.
+
+It has imported torch and nothing that starts threads or touches a device. It collects its trials' orphans, and when its
+client goes it ends every descendant and itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from ._base import TrialRequest
+from .folder import TrialFolder
+from .outcome import Outcome
+from .protocol import receive, send
+from .spawn import become_subreaper, spawn
+from .supervise import Limits, end_descendants, supervise
+from .verdict import verdict
+
+__all__ = ["main"]
+
+# torch._dynamo: the first AdamW of a process imports it, for a second.
+_PRELOADED = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils.data", "autotune.workers.child")
+
+
+class _Server:
+    """Answers trial requests, one at a time, until the client goes."""
+
+    def __init__(self, client: socket.socket, folder: Path) -> None:
+        self._client = client
+        self._folder = folder
+        self._may_fork = become_subreaper() and hasattr(os, "pidfd_open")
+        self._num_trials = 0
+        self._is_warm = False
+
+    def serve(self) -> None:
+        while (text := receive(self._client)) is not None:
+            outcome = self._run(TrialRequest.model_validate_json(text))
+            if outcome is None:
+                return
+            send(self._client, outcome.model_dump_json(by_alias=True))
+
+    def _run(self, request: TrialRequest) -> Outcome | None:
+        """The outcome; None when the client has gone meanwhile."""
+        fresh = request.fresh or not self._may_fork
+        if not fresh:
+            self._warm_up()
+        self._num_trials += 1
+        folder = TrialFolder(self._folder / f"trial-{self._num_trials}")
+        folder.path.mkdir()
+        folder.write_request(request)
+        child = spawn(folder, fresh, self._client.fileno())
+        ending = supervise(child, Limits(request.deadline_s, request.memory_limit_bytes), self._client)
+        outcome = verdict(request, folder, ending) if ending is not None else None
+        shutil.rmtree(folder.path, ignore_errors=True)
+        return outcome
+
+    def _warm_up(self) -> None:
+        """Import what every trial needs, once, and only where a trial will be forked."""
+        if not self._is_warm:
+            for module in _PRELOADED:
+                importlib.import_module(module)
+            gc.collect()
+            gc.freeze()  # a trial's collections leave these pages alone, so they stay shared
+            self._is_warm = True
+
+
+def main(client: int, folder: Path) -> None:
+    """Serve the client at the other end of an inherited socket.
+
+    Args:
+        client: the socket's file descriptor.
+        folder: a folder of this server's own, removed once the client has gone.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would take exit statuses away
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a Ray worker blocks SIGINT, and what it starts inherits that
+    with socket.socket(fileno=client) as connection:
+        try:
+            with contextlib.suppress(ConnectionError):  # the client went before its answer came
+                _Server(connection, folder).serve()
+        finally:
+            end_descendants()
+    shutil.rmtree(folder, ignore_errors=True)  # but after an exception the client reads our log there
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

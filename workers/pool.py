@@ -1,0 +1,82 @@
+"""Executors that have slots: a thread each, first come first served, and another try where a slot was lost."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from ._base import Executor, TrialRequest
+from .client import SlotLost
+from .outcome import Crashed, Outcome
+
+__all__ = ["Slot", "SlotPool", "done"]
+
+_RETRIES = 2
+_STOPPED = Crashed(message="stopped: the executor was closed")
+
+
+def done(outcome: Outcome) -> Future[Outcome]:
+    """A future that has its outcome already."""
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future
+
+
+class Slot(Protocol):
+    """Runs one trial at a time on a device of its own."""
+
+    def run(self, request: TrialRequest) -> Outcome:
+        """Run a trial.
+
+        Raises:
+            SlotLost: what runs trials has died, which says nothing of the trial; the next call starts anew.
+        """
+
+    def close(self) -> None:
+        """End everything this slot started, now; a trial that runs meanwhile is lost."""
+
+
+class SlotPool(Executor):
+    """An executor over some slots."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.num_slots = len(slots)
+        self._slots = slots
+        self._free: queue.LifoQueue[Slot] = queue.LifoQueue()  # a slot that has run is warm
+        for slot in slots:
+            self._free.put(slot)
+        self._threads = ThreadPoolExecutor(len(slots), thread_name_prefix="autotune-slot")
+        self._closing = threading.Event()
+
+    def submit(self, request: TrialRequest) -> Future[Outcome]:
+        """Queue a request."""
+        return done(_STOPPED) if self._closing.is_set() else self._threads.submit(self._run, request)
+
+    def close(self) -> None:
+        """End every process of every slot. Futures still open get ``Crashed``."""
+        self._closing.set()
+        for slot in self._slots:
+            slot.close()
+        self._threads.shutdown()
+
+    def _run(self, request: TrialRequest) -> Outcome:
+        slot = self._free.get()
+        try:
+            return self._try(slot, request)
+        finally:
+            self._free.put(slot)
+
+    def _try(self, slot: Slot, request: TrialRequest) -> Outcome:
+        """An outcome is never asked for again; a lost slot says nothing of the trial, so that is, twice."""
+        losses = []
+        while len(losses) <= _RETRIES and not self._closing.is_set():
+            try:
+                return slot.run(request)
+            except SlotLost as loss:
+                losses.append(str(loss))
+        if self._closing.is_set():
+            return _STOPPED
+        return Crashed(message=f"lost {len(losses)} times: {'; '.join(losses)}")

@@ -1,0 +1,113 @@
+"""Small facts about processes, by pid and start time: a pid alone may have been handed to a stranger."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from ..measure.processes import descendants, private_bytes
+
+__all__ = [
+    "ProcessId",
+    "charged_bytes",
+    "end",
+    "end_all_with",
+    "identify",
+    "is_alive",
+    "num_oom_kills",
+    "resident_bytes",
+    "with_variable",
+]
+
+_PROC = Path("/proc")
+_PATIENCE_S = 15.0
+"""How long killed processes may take to go: a device driver may hold them for a while."""
+
+
+class ProcessId(NamedTuple):
+    """A process, told apart from a later one with the same pid."""
+
+    pid: int
+    start: int
+    """Clock ticks from boot to its start; 0 where there is no /proc."""
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The process that has this pid now; None when it has ended, waited for or not."""
+    try:
+        # The name stands in parentheses and may hold both blanks and parentheses.
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether this very process still runs."""
+    return identify(process.pid) == process
+
+
+def with_variable(assignment: str) -> list[ProcessId]:
+    """Running processes that were started with ``NAME=value`` in their environment, or forked from one that was.
+
+    What finds a process whose parents are all gone; other users' processes cannot be read and are left out.
+    """
+    wanted = assignment.encode()
+    found = []
+    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
+        if not entry.name.isdigit():
+            continue
+        process = identify(int(entry.name))
+        with contextlib.suppress(OSError):
+            if process and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(process)
+    return found
+
+
+def end(processes: Iterable[ProcessId]) -> None:
+    """SIGKILL to each that is still the same process."""
+    for process in processes:
+        if is_alive(process):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def end_all_with(assignment: str) -> None:
+    """SIGKILL to every process of :func:`with_variable`, and again to what they started meanwhile."""
+    until_s = time.monotonic() + _PATIENCE_S
+    while (left := with_variable(assignment)) and time.monotonic() < until_s:
+        end(left)
+        time.sleep(0.01)
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process and its descendants, shared pages counted in each: an upper bound, cheap to read."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    statms = (_read(_PROC / str(p) / "statm").split() for p in (pid, *descendants(pid)))
+    return sum(int(statm[1]) * page for statm in statms if statm)
+
+
+def charged_bytes(pid: int) -> int:
+    """Resident memory of a process, plus what each of its descendants holds for itself alone."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    own = _read(_PROC / str(pid) / "statm").split()
+    return (int(own[1]) * page if own else 0) + sum(private_bytes(child) for child in descendants(pid))
+
+
+def num_oom_kills() -> int:
+    """How many processes the kernel has killed for memory since boot, on the whole machine; 0 where it does not say."""
+    counts = (line.split() for line in _read(_PROC / "vmstat").splitlines())
+    return next((int(value) for name, value in counts if name == "oom_kill"), 0)
+
+
+def _read(path: Path) -> str:
+    """The file's text; empty when its process is gone or the kernel does not have it."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,95 @@
+"""Starting a trial: a fork of this process, or a new interpreter, in the same supervised way."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from .folder import TrialFolder
+
+__all__ = ["Child", "become_subreaper", "spawn"]
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_FIRST_TO_GO = "1000"
+
+
+class Child(NamedTuple):
+    """A trial that has just been started."""
+
+    pid: int
+    output: int
+    """Read end of the pipe that its stdout and stderr go to."""
+
+
+def become_subreaper() -> bool:
+    """Have orphaned descendants become children of this process; False where the system cannot."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def spawn(folder: TrialFolder, fresh: bool, close: int) -> Child:
+    """Start a trial that answers the request in ``folder``.
+
+    Args:
+        folder: the trial's files.
+        fresh: start a new interpreter instead of going on in a fork of this one.
+        close: a file descriptor that the trial must not have.
+    """
+    spawned_s = time.monotonic()
+    server = os.getpid()
+    read_end, write_end = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = _fork()
+    if pid == 0:
+        try:
+            os.close(close)
+            os.close(read_end)
+            _become_trial(server, write_end)
+            _run(folder, fresh, spawned_s)
+        finally:
+            os._exit(1)
+    os.close(write_end)
+    return Child(pid, read_end)
+
+
+def _fork() -> int:
+    # numpy's OpenBLAS starts a thread at import, and stops it around forks by itself; Python 3.12 warns of any thread.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _become_trial(server: int, output: int) -> None:
+    """In the child: a session of its own, no terminal, output to the pipe, and an end when the server ends."""
+    os.setsid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(output)
+
+
+def _run(folder: TrialFolder, fresh: bool, spawned_s: float) -> NoReturn:
+    if fresh:
+        command = [sys.executable, "-P", "-m", "autotune.workers.child", str(folder.path), repr(spawned_s)]
+        os.execv(sys.executable, command)
+    from .child import run_trial
+
+    run_trial(folder, spawned_s)
+
+
+def _prctl(option: int, value: int) -> bool:
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    return prctl is not None and prctl(option, value, 0, 0, 0) == 0

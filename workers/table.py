@@ -1,0 +1,106 @@
+"""Trials from a table: nothing runs. For tests of the driver, and for replaying what was measured elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from ..measure import Measurement, Parity
+from ..plan import Peak, Speed
+from ..techniques import Facts, Settings
+from ._base import Executor, TrialRequest
+from .outcome import Crashed, Failed, Inspected, Measured, Outcome
+from .pool import done
+
+__all__ = ["Row", "TableExecutor"]
+
+_RELATIVE_INTERVAL = 0.01
+
+
+class Row(BaseModel):
+    """What one configuration does, each time it is asked for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    settings: Settings
+    """The configuration."""
+    samples_per_s: tuple[float, ...] = ()
+    """Samples per second, repeat by repeat."""
+    peak_bytes: tuple[int, ...] = ()
+    """Bytes charged, repeat by repeat."""
+    losses: tuple[float, ...] = (1.0,)
+    """Of the parity run."""
+    parity: Parity | None = None
+    """How the losses compare with the reference's; None is no deviation."""
+    leak_bytes_per_step: float | None = None
+    """Memory gained by each step without end."""
+    outcome: Outcome | None = None
+    """What comes back instead of a measurement."""
+
+    @model_validator(mode="after")
+    def _answers(self) -> Self:
+        if self.outcome is None and (not self.samples_per_s or len(self.samples_per_s) != len(self.peak_bytes)):
+            raise ValueError("a row has an outcome, or as many samples_per_s as peak_bytes, at least one")
+        return self
+
+    def outcome_at(self, repeat: int) -> Outcome:
+        """The outcome of the ``repeat``-th request, counted from 0; the rows start again after the last."""
+        if self.outcome is not None:
+            return self.outcome
+        at = repeat % len(self.samples_per_s)
+        speed, margin = self.samples_per_s[at], self.samples_per_s[at] * _RELATIVE_INTERVAL
+        measurement = Measurement(
+            samples_per_s=Speed(value=speed, low=speed - margin, high=speed + margin),
+            peak=Peak(process=self.peak_bytes[at]),
+            parity=self.parity or Parity(losses=self.losses),
+            num_steps=100,
+            num_windows=10,
+            loader_wait=0.0,
+            epoch_start_s=0.0,
+            leak_bytes_per_step=self.leak_bytes_per_step,
+            phases_s={"load": 0.0, "apply": 0.0, "parity": 0.0, "warmup": 0.0, "timed": 0.0},
+        )
+        return Measured(measurement=measurement)
+
+
+class TableExecutor(Executor):
+    """Answers each request with the row of its settings. Keeps the requests, in order, for whoever asks."""
+
+    def __init__(self, facts: Facts, rows: Iterable[Row], num_slots: int = 1) -> None:
+        """Take the table.
+
+        Args:
+            facts: the answer to every inspect request.
+            rows: one for each configuration that may be asked for.
+            num_slots: what to say of trials at once; every answer is there at once anyway.
+        """
+        self.num_slots = num_slots
+        self.requests: list[TrialRequest] = []
+        self._facts = facts
+        self._rows = {row.settings.canonical(): row for row in rows}
+        self._asked: Counter[str] = Counter()
+        self._is_closed = False
+
+    def submit(self, request: TrialRequest) -> Future[Outcome]:
+        """A future that is done already."""
+        return done(self._answer(request))
+
+    def close(self) -> None:
+        """Later requests get ``Crashed``."""
+        self._is_closed = True
+
+    def _answer(self, request: TrialRequest) -> Outcome:
+        if self._is_closed:
+            return Crashed(message="stopped: the executor was closed")
+        self.requests.append(request)
+        if request.plan is None:
+            return Inspected(facts=self._facts)
+        key = request.plan.settings.canonical()
+        if key not in self._rows:
+            return Failed(message=f"the table has no row for {key}; it has {len(self._rows)} others")
+        self._asked[key] += 1
+        return self._rows[key].outcome_at(self._asked[key] - 1)

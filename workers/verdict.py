@@ -1,0 +1,59 @@
+"""From how a trial's process ended to what it means."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ..units import MIB
+from ._base import TrialRequest
+from .folder import TrialFolder
+from .outcome import Crashed, Failed, Outcome, OutOfMemory, TimedOut
+from .supervise import Ending
+from .traces import without_our_frames
+
+__all__ = ["verdict"]
+
+_KILLED_WORKER = ("killed by signal: Killed", "exited unexpectedly")
+
+
+def verdict(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Outcome:
+    """The trial's own answer where it gave a whole one, else what its end says."""
+    answer = folder.read_outcome()
+    if answer is None:
+        answer = _of_ending(request, folder, ending)
+    elif isinstance(answer, Failed) and ending.oom_killed and any(text in answer.message for text in _KILLED_WORKER):
+        answer = OutOfMemory(
+            peak_bytes=ending.peak_bytes, message=f"the kernel killed a loader worker for memory: {answer.message}"
+        )
+    return answer.model_copy(update={"output": ending.output, "seconds": ending.seconds})
+
+
+def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Outcome:
+    doing = f"while {folder.read_phase()}"
+    stack = "\n".join(("", *_frames(folder.read_stack())))
+    if ending.ended_for == "memory":
+        limit = request.memory_limit_bytes or 0
+        message = (
+            f"ended {doing}: the process was charged {ending.peak_bytes / MIB:.0f} MiB, "
+            f"over the watchdog's limit of {limit / MIB:.0f} MiB (the budget and a quarter)"
+        )
+        return OutOfMemory(peak_bytes=ending.peak_bytes, message=message)
+    if ending.ended_for == "deadline":
+        where = f", at (innermost first):{stack}" if stack else "; its Python stack could not be had"
+        return TimedOut(deadline_s=request.deadline_s, message=f"ended {doing}{where}")
+    code = os.waitstatus_to_exitcode(ending.status)
+    if code >= 0:
+        return Crashed(message=f"exited with code {code} and without an answer {doing}")
+    if -code == signal.SIGKILL and ending.oom_killed:
+        return OutOfMemory(peak_bytes=ending.peak_bytes, message=f"ended {doing} by the kernel, for memory")
+    return Crashed(message=f"{_name(-code)} {doing}{stack}")
+
+
+def _name(number: int) -> str:
+    return f"{signal.strsignal(number)} ({signal.Signals(number).name})"
+
+
+def _frames(dump: str) -> list[str]:
+    """The frames of a faulthandler dump, innermost first, without ours."""
+    return [line for line in without_our_frames(dump).splitlines() if line.startswith('  File "')]
