@@ -16,7 +16,7 @@ from .errors import PlanError, TaskError
 from .techniques import LoaderSpec
 from .techniques.batch import Batch
 
-__all__ = ["Loader", "Position", "num_samples_in", "to_device"]
+__all__ = ["Loader", "Position", "tensors_in", "to_device"]
 
 _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
@@ -215,11 +215,3 @@ def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         for f in dataclasses.fields(batch):
             yield from tensors_in(getattr(batch, f.name))
-
-
-def num_samples_in(batch: Any) -> int:
-    """Samples in a batch: the first dimension of its first tensor that has one; the length of a list; else 1."""
-    for tensor in tensors_in(batch):
-        if tensor.ndim:
-            return len(tensor)
-    return len(batch) if isinstance(batch, list) else 1
