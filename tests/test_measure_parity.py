@@ -153,9 +153,9 @@ def test_each_step_is_told():
 
 
 def test_deviation_is_the_largest_difference_over_the_references_mean():
-    """Reference mean 2; differences 0, 0.1, 0.4: 20 % at the third step, the first beyond 10 %."""
-    found = compare([1.0, 2.1, 3.4], [1.0, 2.0, 3.0], limit=0.1)
-    assert found.deviation == pytest.approx(0.2)
+    """Reference mean 2; differences 0, 0.3, 0.8: 40 % at the third step, the first beyond 3 times 10 %."""
+    found = compare([1.0, 2.3, 3.8], [1.0, 2.0, 3.0], limit=0.1)
+    assert found.deviation == pytest.approx(0.4)
     assert found.strayed_at == 3
 
 

@@ -24,6 +24,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors import UserError
+from ..measure.processes import descendants
 from ..task import split_source
 from ._base import TrialRequest
 from .client import SlotLost
@@ -31,6 +32,7 @@ from .environment import THREAD_VARIABLES, own_thread_variables
 from .local import LocalSlot
 from .outcome import OUTCOME, Failed, Outcome
 from .pool import SlotPool, done
+from .process import identify
 from .reaper import Reaper
 
 __all__ = ["RayExecutor"]
@@ -71,9 +73,10 @@ class RayExecutor(SlotPool):
         self._shipped = working_dir.resolve() if address and working_dir else None
         self._reaper = None
         if self._connected_here:
-            if not address:
-                self._reaper = Reaper()
+            others = set(descendants(os.getpid()))
             _connect(address, self._shipped)
+            cluster = (identify(pid) for pid in descendants(os.getpid()) if pid not in others)
+            self._reaper = Reaper(process for process in cluster if process is not None)
         # On this machine a trial sees what a job started here would; elsewhere, what Ray's worker has less Ray's part.
         base = None if address else dict(os.environ)
         try:

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import uuid
+from collections.abc import Iterable
 
-from .process import end_all_with
+from .process import ProcessId, end
 
 __all__ = ["Reaper"]
 
-_MARK = "AUTOTUNE_CLUSTER"
-
 
 class Reaper:
-    """A process that waits for this one to end, and then ends all that was started since."""
+    """A process that waits for this one to end, and then ends some others."""
 
-    def __init__(self) -> None:
-        """Start it, and mark this process's environment, which what is started from now on inherits."""
-        unmarked = {name: value for name, value in os.environ.items() if name != _MARK}
-        os.environ[_MARK] = str(uuid.uuid4())
-        command = [sys.executable, "-P", "-m", __name__, f"{_MARK}={os.environ[_MARK]}"]
-        self._process = subprocess.Popen(command, env=unmarked, stdin=subprocess.PIPE, start_new_session=True)
+    def __init__(self, processes: Iterable[ProcessId]) -> None:
+        """Start it.
+
+        Args:
+            processes: to be ended.
+        """
+        command = [sys.executable, "-P", "-m", __name__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        assert self._process.stdin is not None, "asked for above"
+        self._process.stdin.writelines(f"{process.pid} {process.start}\n" for process in processes)
+        self._process.stdin.flush()
 
     def close(self) -> None:
-        """End what is left now, and the reaper."""
-        os.environ.pop(_MARK, None)
+        """End what is left of them now, and the reaper."""
         self._process.communicate()
 
 
-def main(assignment: str) -> None:
-    """Wait until nobody holds the other end of stdin, then end every process that carries the mark."""
-    sys.stdin.read()
-    end_all_with(assignment)
+def main() -> None:
+    """Read processes until nobody holds the other end of stdin, then end them."""
+    end(ProcessId(*map(int, line.split())) for line in sys.stdin.readlines())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -111,8 +111,8 @@ class GptBlock(nn.Module):
         rate = self.dropout.p if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
-        mixed = self.mlp(self.norm_2(x))
-        return x + self.dropout(mixed)
+        change: Tensor = self.dropout(self.mlp(self.norm_2(x)))
+        return x + change
 
 
 class Gpt(nn.Module):

@@ -56,7 +56,7 @@ def compute_loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
 
 
 def build_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.01)
+    return torch.optim.AdamW(parameters, lr=5e-4, weight_decay=0.01)
 
 
 def evaluate(model: nn.Module) -> float:
