@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import os
 import signal
 import sys
@@ -49,14 +50,15 @@ def _write_stacks_to(folder: TrialFolder) -> IO[str]:
     stack = folder.stack.open("w", encoding="utf-8")
     faulthandler.enable(stack, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    sys.stdout.reconfigure(line_buffering=True)  # what was printed before a crash is not lost
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what was printed before a crash is not lost
     return stack
 
 
 def _answer(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:
     try:
         return _run(request, folder, spawned_s)
-    except BaseException as error:  # a trial's code may raise anything, sys.exit included; an outcome is data
+    except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit included; an outcome is data
         return outcome_of(error, request.device)
 
 

@@ -47,7 +47,14 @@ class ForkServer:
         self._socket, theirs = socket.socketpair()
         name, _, value = self._mark.partition("=")
         with theirs, (self._folder / "log").open("wb") as log:
-            command = [sys.executable, "-P", "-m", f"{__package__}.fork_server", str(theirs.fileno()), self._folder]
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                f"{__package__}.fork_server",
+                str(theirs.fileno()),
+                str(self._folder),
+            ]
             self._process = subprocess.Popen(
                 command,
                 env={**environment, name: value},

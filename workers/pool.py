@@ -71,7 +71,7 @@ class SlotPool(Executor):
 
     def _try(self, slot: Slot, request: TrialRequest) -> Outcome:
         """An outcome is never asked for again; a lost slot says nothing of the trial, so that is, twice."""
-        losses = []
+        losses: list[str] = []
         while len(losses) <= _RETRIES and not self._closing.is_set():
             try:
                 return slot.run(request)

@@ -12,13 +12,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
-# Read when ray is imported, or by the processes of a cluster that is started from here.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of actors without a GPU
-os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # it would kill an actor for what its trial may use
-_FOR_WORKERS = {"RAY_kill_child_processes_on_worker_exit": "false"}  # a fork server ends its trials, and then itself
-os.environ.update(_FOR_WORKERS)
-
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -43,6 +36,14 @@ _CLOSE_S = 30.0
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only requests and outcomes cross Ray."""
 _NOT_SHIPPED = [".git", ".venv", ".autotune", "__pycache__"]
+_CONFIG = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of actors without a GPU
+    "RAY_memory_monitor_refresh_ms": "0",  # it would kill an actor for what its trial may use
+}
+"""What the processes of a cluster that is started here read from their environment."""
+_WORKER_CONFIG = {"RAY_kill_child_processes_on_worker_exit": "false"}
+"""What a worker reads: its fork servers are not killed with it, since they end their trials and then themselves."""
 _FORCED_BY_RAY = frozenset({*THREAD_VARIABLES, "PYTHONBREAKPOINT", "PYTHONUNBUFFERED"})
 """Variables that a Ray worker has and a job would not."""
 
@@ -181,17 +182,15 @@ def _connect(address: str | None, working_dir: Path | None) -> None:
     Raises:
         UserError: no cluster answers at the address.
     """
-    started_here = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES} if not address else {}
-    shipped = {"working_dir": str(working_dir), "excludes": _NOT_SHIPPED} if working_dir else {}
-    runtime_env = {**shipped, "env_vars": _FOR_WORKERS} if address else None
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+    if address:
+        shipped = {"working_dir": str(working_dir), "excludes": _NOT_SHIPPED} if working_dir else {}
+        options["runtime_env"] = {**shipped, "env_vars": _WORKER_CONFIG}
+    else:
+        os.environ.update({**_CONFIG, **_WORKER_CONFIG})
+        options |= {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     try:
-        ray.init(
-            address=address or "local",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env=runtime_env,
-            **started_here,
-        )
+        ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
         raise UserError(f"{where} could not be reached: {error}. Or use --executor local.") from None
@@ -205,11 +204,12 @@ def _placements(device: Literal["cpu", "cuda"], num_slots: int | None, reserve: 
     """
     every = {"max_concurrency": 2}  # run, and close meanwhile
     if device == "cuda":
-        num_gpus = int(ray.cluster_resources().get("GPU", 0))
+        num_gpus = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
         if not num_gpus or (num_slots or 0) > num_gpus:
             raise UserError(f"{num_slots or 1} CUDA device(s) were wanted, but the Ray cluster has {num_gpus}.")
         return [{**every, "num_gpus": 1} for _ in range(num_slots or num_gpus)]
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = [node for node in known if node["Alive"] and node["Resources"].get("CPU")]
     per_node = math.ceil((num_slots or len(nodes)) / len(nodes))
     return [
         {

@@ -18,7 +18,7 @@ from .pool import done
 
 __all__ = ["Row", "TableExecutor"]
 
-_RELATIVE_INTERVAL = 0.01
+_RELATIVE_INTERVAL = 0.01  # half the width of a made-up interval
 
 
 class Row(BaseModel):
