@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ..measure import MeasureOptions
+from ..measure.processes import descendants
 from ..plan import Budget, Plan
 from ..techniques import Settings
 from ..techniques.allocator import Allocator, installed_allocators
@@ -32,7 +33,7 @@ from ..workers.outcome import (
     OutOfMemory,
     TimedOut,
 )
-from ..workers.process import ProcessId, descendants, identify, is_alive
+from ..workers.process import ProcessId, identify, is_alive
 
 __all__ = ["ExecutorContract", "IsolationContract", "Pids", "wait_for_end"]
 

@@ -1,0 +1,116 @@
+"""What a trial's end means, and how little of its files is believed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+
+import pytest
+
+from autotune.measure import MeasureOptions
+from autotune.plan import Budget, Plan
+from autotune.techniques import Settings
+from autotune.workers import Crashed, Failed, OutOfMemory, TimedOut, TrialRequest
+from autotune.workers.capture import Capture
+from autotune.workers.environment import trial_environment
+from autotune.workers.folder import TrialFolder
+from autotune.workers.process import ProcessId, end, identify, is_alive
+from autotune.workers.protocol import receive, send
+from autotune.workers.supervise import Ending
+from autotune.workers.verdict import verdict
+
+REQUEST = TrialRequest(
+    id="1",
+    task="model.py",
+    device="cpu",
+    plan=Plan(settings=Settings(), budget=Budget(limit=2**30)),
+    measure=MeasureOptions(parity_batch=8),
+)
+KILLED = int(signal.SIGKILL)  # as os.wait4 gives it
+FAILED = Failed(message="RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return TrialFolder(tmp_path)
+
+
+def ending(**changes):
+    known = {"status": 0, "ended_for": None, "peak_bytes": 2**20, "oom_killed": False, "seconds": 1.5, "output": "hi\n"}
+    return Ending(**{**known, **changes})
+
+
+def test_an_answer_gets_its_output_and_its_seconds(folder):
+    folder.write_outcome(Failed(message="no"))
+    assert verdict(REQUEST, folder, ending()) == Failed(message="no", output="hi\n", seconds=1.5)
+
+
+def test_a_half_written_answer_is_none(folder):
+    folder.write_outcome(Failed(message="no"))
+    answer = folder.path / "outcome.json"
+    answer.write_bytes(answer.read_bytes()[:-2])
+    assert isinstance(verdict(REQUEST, folder, ending()), Crashed)
+
+
+def test_a_whole_answer_stands_even_where_the_process_was_ended_after_it(folder):
+    folder.write_outcome(Failed(message="no"))
+    assert isinstance(verdict(REQUEST, folder, ending(status=KILLED, ended_for="deadline")), Failed)
+
+
+def test_a_kill_is_out_of_memory_only_on_the_kernels_word(folder):
+    assert isinstance(verdict(REQUEST, folder, ending(status=KILLED)), Crashed)
+    outcome = verdict(REQUEST, folder, ending(status=KILLED, oom_killed=True))
+    assert isinstance(outcome, OutOfMemory)
+    assert outcome.peak_bytes == 2**20
+
+
+def test_a_loader_worker_that_the_kernel_killed_for_memory_is_out_of_memory(folder):
+    folder.write_outcome(FAILED)
+    assert isinstance(verdict(REQUEST, folder, ending()), Failed)
+    assert isinstance(verdict(REQUEST, folder, ending(oom_killed=True)), OutOfMemory)
+
+
+def test_a_trial_without_a_stack_says_so(folder):
+    folder.write_phase("training")
+    outcome = verdict(REQUEST, folder, ending(status=KILLED, ended_for="deadline"))
+    assert isinstance(outcome, TimedOut)
+    assert outcome.message == "ended while training; its Python stack could not be had"
+
+
+def test_only_what_is_printed_first_and_last_is_kept():
+    reader, writer = os.pipe()
+    capture = Capture(reader)
+    for byte in (b"a", b"b", b"c"):
+        os.write(writer, byte * 32 * 1024)
+        assert capture.read() == 32 * 1024
+    assert capture.read() is None
+    os.close(writer)
+    assert capture.read() == 0
+    os.close(reader)
+    assert capture.text() == "a" * 32768 + "\n[... 32768 bytes left out ...]\n" + "c" * 32768
+
+
+def test_a_message_of_any_length_crosses_and_half_of_one_is_none():
+    ours, theirs = socket.socketpair()
+    with ours:
+        send(ours, "short")
+        assert receive(theirs) == "short"
+        ours.sendall(struct.pack("!I", 100) + b"half")
+    with theirs:
+        assert receive(theirs) is None
+
+
+def test_a_process_with_another_start_time_is_a_stranger():
+    me = identify(os.getpid())
+    stranger = ProcessId(me.pid, me.start - 1)
+    assert is_alive(me)
+    assert not is_alive(stranger)
+    end([stranger])  # were it not a stranger, this test would not go on
+
+
+def test_the_requests_variables_come_last_and_rays_not_at_all():
+    request = REQUEST.model_copy(update={"environment": {"OMP_NUM_THREADS": "4"}})
+    base = {"OMP_NUM_THREADS": "1", "RAY_JOB_ID": "01", "HOME": "/home/user"}
+    assert trial_environment(request, base) == {"OMP_NUM_THREADS": "4", "HOME": "/home/user"}
