@@ -16,6 +16,7 @@ from autotune.measure import Parity
 from autotune.plan import load_plan
 from autotune.search.driver import search
 from autotune.search.events import Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted, Warned
+from autotune.search.inquiry import PARITY_LIMITS
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch
@@ -65,7 +66,7 @@ def test_later_trials_are_enforced_and_compared_with_the_references_losses():
     assert later.measure.enforce is True
     assert later.measure.reference_losses == (3.0, 2.0)
     assert later.measure.parity_batch == 64
-    assert later.measure.parity_limit == 0.05
+    assert later.measure.parity_limit == PARITY_LIMITS["rounding"]
 
 
 def test_the_largest_batch_that_fits_is_found_by_bisection():
@@ -77,15 +78,15 @@ def test_the_largest_batch_that_fits_is_found_by_bisection():
 
 def test_within_a_budget_the_best_of_all_that_fit_is_found():
     limit = 330 * MIB
-    run = run_search(options(budget_bytes=limit, trials=24))
+    run = run_search(options(budget_bytes=limit, trials=16))
     fitting = [speed(s) for s in configurations(facts()) if peak(s) * 1.03 <= limit]
     assert run.plan.measured.samples_per_s.value == pytest.approx(max(fitting), rel=1e-4)
 
 
 def test_no_configuration_is_measured_twice():
-    measured = run_search(options(trials=40)).measured
-    assert len(measured) == 40
-    assert len({settings.canonical() for settings in measured}) == 40
+    measured = run_search(options(trials=25)).measured
+    assert len(measured) == 25
+    assert len({settings.canonical() for settings in measured}) == 25
 
 
 def test_trials_count_the_reference_and_not_the_finalists():
@@ -105,7 +106,7 @@ def test_a_search_ends_when_every_configuration_has_been_measured():
 
 def test_a_larger_micro_batch_than_one_that_did_not_fit_is_not_tried():
     """One micro-batch size is over the budget; with everything else equal, no larger split one may follow it."""
-    run = run_search(options(budget_bytes=300 * MIB, trials=60))
+    run = run_search(options(budget_bytes=300 * MIB, trials=25))
     seen: list[Settings] = []
     for settings in run.measured:
         for other in seen:
@@ -201,7 +202,7 @@ def test_a_reference_that_fits_nowhere_leaves_the_gain_null_with_a_reason():
 def test_without_the_references_losses_the_first_exact_configuration_stands_in():
     rows = [row(settings, losses=(7.0,)) for settings in configurations(facts())]
     rows.append(row(REFERENCE, outcome=OutOfMemory(peak_bytes=10**9, message="no")))
-    requests = run_search(options(trials=30), rows=rows).executor.requests[1:]
+    requests = run_search(options(trials=8), rows=rows).executor.requests[1:]
     given = [request.measure.reference_losses for request in requests]
     assert given[0] is None
     assert given[-1] == (7.0,)
@@ -258,6 +259,11 @@ def test_a_task_that_raises_when_it_is_inspected_is_answered_with_its_traceback(
 
 
 def test_nothing_fits_names_the_nearest_miss_and_the_budget_that_admits_it():
+    """The smallest of all is bf16 under tcmalloc with every block recomputed, at a micro-batch of one."""
+    rows = "batch: [{micro: 64}, {micro: 1, accumulate: 64}]\nprecision: auto\nallocator: auto\n"
+    Path("space.yaml").write_text(
+        f"schema: autotune/space@1\n{rows}checkpointing: [{{kind: none}}, {{kind: blocks}}]\n"
+    )
     smallest = min(peak(s) for s in configurations(facts()))
     with pytest.raises(NothingFits) as caught:
         run_search(options(budget_bytes=64 * MIB, trials=50))
@@ -290,7 +296,7 @@ def test_a_batch_that_changes_the_optimization_is_noted():
 
 def test_a_lossy_choice_is_named():
     known = facts(split_error=0.09, allow_split=True)
-    run = run_search(options(budget_bytes=280 * MIB, trials=30), known=known)
+    run = run_search(options(budget_bytes=280 * MIB), known=known)
     assert run.plan.settings.batch.accumulate > 1
     assert any("batch is lossy" in note for note in run.plan.notes)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 import optuna
+import sqlalchemy.event
 import sqlalchemy.exc
 
 from ..errors import StudyError
@@ -51,7 +52,10 @@ def open_storage(url: str) -> optuna.storages.BaseStorage:
         _check_sqlite(path)
     try:
         with storage_errors(url):
-            return optuna.storages.get_storage(url)
+            storage = optuna.storages.RDBStorage(url)
+            if path is not None:
+                _write_ahead(storage)
+            return storage
     except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError, ValueError) as reason:
         raise StudyError(
             f"--storage: expected sqlite:///path.db or postgresql://user@host/name, but got {url!r} ({reason})."
@@ -60,6 +64,22 @@ def open_storage(url: str) -> optuna.storages.BaseStorage:
         raise StudyError(
             f"--storage {url}: its database driver is not installed. For PostgreSQL: pip install psycopg2-binary."
         ) from None
+
+
+def _write_ahead(storage: optuna.storages.RDBStorage) -> None:
+    """Commit without waiting for the disk: a trial takes some twenty commits, which cost 0.2 s where each waits.
+
+    A killed process loses nothing by it, and a power cut at most the last commits.
+
+    Source: https://www.sqlite.org/wal.html
+    """
+
+    def configure(connection: sqlite3.Connection, record: object) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+
+    sqlalchemy.event.listen(storage.engine, "connect", configure)
+    storage.engine.dispose()  # so that the connections that are open already are configured too
 
 
 def sqlite_path(url: str) -> Path | None:
@@ -94,7 +114,7 @@ def _check_sqlite(path: Path) -> None:
     if not path.exists() or path.stat().st_size == 0:
         return
     try:
-        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as database:
+        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=1.0, uri=True) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             intact = database.execute("PRAGMA quick_check(1)").fetchone()[0]
         database.close()
@@ -116,7 +136,7 @@ class Lock:
         """Take the lock, or say who has it.
 
         Raises:
-            StudyError: another driver holds it.
+            StudyError: another driver holds it, or it cannot be written (a full disk).
         """
         self._file: IO[str] | None = None
         path = sqlite_path(url)
@@ -136,9 +156,12 @@ class Lock:
                 f"{path}: another search is using this study (process {holder}). "
                 "Wait for it to end, or choose another file with --storage."
             ) from None
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        try:
+            self._file.truncate(0)
+            os.write(self._file.fileno(), str(os.getpid()).encode())  # unbuffered: closing must not try again
+        except OSError as reason:
+            self._file.close()
+            raise StudyError(f"{path}: cannot be written: {reason.strerror}. Choose another with --storage.") from None
 
     def release(self) -> None:
         """Let the next driver in."""
