@@ -1,8 +1,117 @@
-from autotune.techniques.allocator import Allocator
+"""``allocator``: its contract, the environment, and child processes that start with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+from line_task import floats, line, training_of
+
+import autotune
+from autotune.errors import PlanError
+from autotune.techniques import Settings
+from autotune.techniques import allocator as module
+from autotune.techniques.allocator import Allocator, installed_allocators
 from autotune.testing.techniques import TechniqueContract
+from autotune.testing.zoo_facts import BARE
+
+KINDS = ("tcmalloc", "jemalloc")
+needs = {
+    kind: pytest.mark.skipif(kind not in installed_allocators(), reason=f"{kind} is not installed") for kind in KINDS
+}
+each_installed = pytest.mark.parametrize("kind", [pytest.param(kind, marks=needs[kind]) for kind in KINDS])
 
 
 class TestAllocator(TechniqueContract):
     technique = Allocator
     bitwise = True
-    lacking = (Allocator(kind="tcmalloc"), Allocator(kind="jemalloc"), Allocator(kind="expandable_segments"))
+    lacking = (*(Allocator(kind=kind) for kind in KINDS), Allocator(kind="expandable_segments"))
+
+
+def libraries_of_child(environment: dict[str, str]) -> str:
+    """The shared libraries that a new interpreter, which knows nothing of this package, has mapped."""
+    code = "print(open('/proc/self/maps').read())"
+    child = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    assert child.stderr == ""
+    return child.stdout
+
+
+@each_installed
+def test_a_process_started_with_the_environment_has_the_library(kind):
+    """It is mapped in the child, and is not without the environment."""
+    environment = Settings(allocator=Allocator(kind=kind)).environment()
+    assert f"lib{kind}" in libraries_of_child(environment)
+    assert f"lib{kind}" not in libraries_of_child({"LD_PRELOAD": ""})
+
+
+@each_installed
+def test_what_is_preloaded_already_stays(kind, monkeypatch):
+    """The library stands before the user's own; and once, where it is the user's own."""
+    monkeypatch.setenv("LD_PRELOAD", "libm.so.6")
+    first = Allocator(kind=kind).environment()["LD_PRELOAD"]
+    assert first.endswith(":libm.so.6")
+    monkeypatch.setenv("LD_PRELOAD", first)
+    assert Allocator(kind=kind).environment() == {"LD_PRELOAD": first}
+
+
+@needs["tcmalloc"]
+def test_apply_warns_when_the_library_is_not_in_force():
+    """And says how to start the job; the default does not."""
+    with pytest.warns(UserWarning, match=r"tcmalloc preloaded, which this process is not.*`autotune run plan\.yaml"):
+        training_of(line(floats(2)), allocator=Allocator(kind="tcmalloc"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training_of(line(floats(2)))
+
+
+@each_installed
+def test_a_process_that_has_the_library_is_not_warned(kind):
+    code = f"from autotune.techniques.allocator import Allocator; print(Allocator(kind={kind!r}).not_in_force())"
+    environment = {**os.environ, **Allocator(kind=kind).environment()}
+    child = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert child.stdout == "None\n"
+
+
+def test_what_is_not_installed_says_how_to_get_it(monkeypatch):
+    """In the space, by its reason; in a plan, by an error."""
+    monkeypatch.setattr(module, "_find", lambda kind: None)
+    assert installed_allocators() == ()
+    assert Allocator(kind="jemalloc").unavailable(BARE) == "jemalloc is not installed: apt-get install libjemalloc2"
+    with pytest.raises(PlanError, match=r"apt-get install libtcmalloc-minimal4\), or use kind: system"):
+        Allocator(kind="tcmalloc").environment()
+
+
+def test_expandable_segments_join_the_users_configuration(monkeypatch):
+    """The user's other options stay, under the variable's older name too."""
+    segments = Allocator(kind="expandable_segments")
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert segments.environment() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert "is not set" in str(segments.not_in_force())
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(name, "max_split_size_mb:64")
+        joined = "max_split_size_mb:64,expandable_segments:True"
+        assert segments.environment() == {"PYTORCH_ALLOC_CONF": joined}
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", joined)
+    assert segments.not_in_force() is None
+
+
+def test_each_device_has_its_own():
+    """A C allocator for CPU training, expandable segments for CUDA's."""
+    has_all = {"allocators": KINDS}
+    cuda = BARE.device.model_copy(update={"type": "cuda"})
+    offered = {
+        "cpu": Allocator.choices(BARE.model_copy(update=has_all)),
+        "cuda": Allocator.choices(BARE.model_copy(update={**has_all, "device": cuda})),
+    }
+    assert [choice.kind for choice in offered["cpu"]] == ["system", "tcmalloc", "jemalloc"]
+    assert [choice.kind for choice in offered["cuda"]] == ["system", "expandable_segments"]
+
+
+def test_a_plan_needs_no_environment_by_itself():
+    assert autotune.Plan(settings=Settings()).settings.environment() == {}

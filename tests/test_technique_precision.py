@@ -1,7 +1,93 @@
+"""``precision``: its contract, what autocast computes in, and a loss scaler that steps and skips."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from line_task import floats, line, training_of
+
+from autotune.errors import PlanError
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.precision import Precision
+from autotune.testing.runs import run_applied
 from autotune.testing.techniques import TechniqueContract
+from autotune.testing.zoo import ZOO
+from autotune.testing.zoo_facts import BARE
 
 
 class TestPrecision(TechniqueContract):
     technique = Precision
     lacking = (Precision(kind="bf16"), Precision(kind="tf32"), Precision(kind="fp16"))
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_autocast_computes_in_the_type_and_keeps_parameters(kind, dtype):
+    """Linear layers return the low-precision type within forward_context; parameters and gradients stay fp32."""
+    training = training_of(ZOO["mlp"], precision=Precision(kind=kind))
+    batch = next(iter(training.loader))
+    with training.forward_context():
+        assert training.model(batch[0]).dtype == dtype
+        loss = ZOO["mlp"].compute_loss(training.model, batch)
+    training.backward(loss)
+    assert {p.dtype for p in training.model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in training.model.parameters()} == {torch.float32}
+
+
+def test_recomputation_happens_in_the_forward_type():
+    """bf16 with every block checkpointed is bitwise bf16 without."""
+    plain, recomputed = (
+        run_applied(ZOO["resnet"], Settings(precision=Precision(kind="bf16"), checkpointing=checkpointing))
+        for checkpointing in (Checkpointing(), Checkpointing(kind="blocks"))
+    )
+    assert recomputed.equals(plain)
+
+
+def test_fp16_scales_the_loss_and_steps_on_true_gradients():
+    """Mean of 0 … 3 is 1.5: at a learning rate of 1 the weight goes from 1 to -0.5, whatever the scale."""
+    training = training_of(line(floats(4)), batch=Batch(micro=2, accumulate=2), precision=Precision(kind="fp16"))
+    scale = training.scaler.get_scale()
+    assert scale > 1
+    results = [training.step(batch) for batch in training.loader]
+    assert [result.stepped for result in results] == [False, True]
+    assert training.model.weight.item() == -0.5
+
+
+def test_an_infinite_gradient_is_skipped_and_the_scale_halved():
+    """1e38 times the scale overflows: no step, the weight stays, and the next batch steps at half the scale."""
+    samples = [torch.tensor(1e38), torch.tensor(2.0)]
+    training = training_of(line(samples), batch=Batch(micro=1), precision=Precision(kind="fp16"))
+    scale = training.scaler.get_scale()
+    batches = iter(training.loader)
+    assert not training.step(next(batches)).stepped
+    assert training.model.weight.item() == 1.0
+    assert training.scaler.get_scale() == scale / 2
+    assert training.step(next(batches)).stepped
+    assert training.model.weight.item() == -1.0
+
+
+def test_tf32_is_for_ampere_and_later():
+    """Refused on a CPU and on compute capability 7.5, offered on 8.0."""
+    reasons = {}
+    for capability in ((7, 5), (8, 0)):
+        device = BARE.device.model_copy(update={"type": "cuda", "capability": capability})
+        reasons[capability] = Precision(kind="tf32").unavailable(BARE.model_copy(update={"device": device}))
+    assert "compute capability 8.0" in reasons[7, 5]
+    assert reasons[8, 0] is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_tf32_without_its_device_is_an_error():
+    with pytest.raises(PlanError, match=r"tf32 needs a CUDA device of compute capability 8\.0\. Use fp32"):
+        training_of(ZOO["mlp"], precision=Precision(kind="tf32"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tf32_leaves_both_names_of_the_setting_readable():
+    """torch refuses to read the older name once the newer one alone was set."""
+    Precision(kind="tf32").on_model(torch.nn.Linear(1, 1), ())
+    assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cuda.matmul.allow_tf32
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"

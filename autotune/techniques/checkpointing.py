@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -62,6 +63,7 @@ class Checkpointing(Technique):
         Raises:
             PlanError: ``every`` exceeds the number of blocks.
         """
+        _keep_everything(model)
         if self.kind == "none":
             return
         if self.every > len(blocks):
@@ -74,6 +76,16 @@ class Checkpointing(Technique):
         for block in blocks[:: self.every]:
             # On the instance, so that hooks run once, outside; a bound method, so that deepcopy rebinds it.
             block.forward = functools.partial(_checkpointed, block.forward, block)
+
+
+def _keep_everything(model: nn.Module) -> None:
+    """Take off what an earlier plan put on: a notebook applies several to one model."""
+    for module in model.modules():
+        forward = vars(module).get("forward")
+        if isinstance(forward, functools.partial) and forward.func is _checkpointed:
+            del module.forward
+            if module.forward != forward.args[0]:
+                module.forward = forward.args[0]
 
 
 def _checkpointed(forward: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -129,11 +141,12 @@ def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:
     """
     if paths:
         return _named_blocks(model, paths)
-    blocks = _repeated(model)
-    while inner := _distinct([found for block in blocks for found in _repeated(block)]):
-        if not _are_stages(blocks, inner):
+    kinds = _repeated_kinds(model)
+    blocks = _blocks_in(model, kinds)
+    while inner := {block: _blocks_in(block, kinds) for block in blocks}:
+        if not _are_stages(inner):
             break
-        blocks = inner
+        blocks = _distinct([block for found in inner.values() for block in found])
     return blocks or _distinct(_callable_children(model))
 
 
@@ -142,47 +155,41 @@ def _named_blocks(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
     unknown = [path for path in paths if path not in known]
     if unknown:
         raise TaskError(f"blocks: the model has no module {', '.join(unknown)}. Use paths of model.named_modules().")
+    for inner, outer in itertools.permutations(paths, 2):
+        if inner.startswith(f"{outer}."):
+            raise TaskError(f"blocks: {inner} lies inside {outer}, and would be recomputed twice. Name one of them.")
     chosen = (known[path] for path in paths)
     return _distinct([block for module in chosen for block in (module.children() if _holds(module) else (module,))])
 
 
-def _repeated(root: nn.Module) -> list[nn.Module]:
-    """The outermost blocks below ``root``: members of containers whose class is repeated within one container."""
-    containers = [module for module in root.modules() if _holds(module)]
-    classes = {
-        kind
-        for container in containers
-        for kind, count in Counter(type(child) for child in container.children()).items()
-        if count >= 2
-    }
-    members = {
-        id(child)
-        for container in containers
-        for child in container.children()
-        if type(child) in classes and _is_block(child)
-    }
-    return _distinct(list(_outermost(root, members)))
+def _repeated_kinds(model: nn.Module) -> set[type[nn.Module]]:
+    """Classes that occur at least twice in one container."""
+    counts = (Counter(map(type, module.children())) for module in model.modules() if _holds(module))
+    return {kind for count in counts for kind, number in count.items() if number >= 2}
 
 
-def _are_stages(outer: Sequence[nn.Module], inner: Sequence[nn.Module]) -> bool:
-    """Stages consist of their inner blocks, some of them twins; modules of one's own that are all alike are blocks."""
-    if _num_parameters(inner) < _COVERAGE * _num_parameters(outer):
+def _blocks_in(root: nn.Module, kinds: set[type[nn.Module]]) -> list[nn.Module]:
+    """The outermost members of containers below ``root`` that are blocks of one of the kinds."""
+    found: list[nn.Module] = []
+    for child in root.children():
+        is_member = _holds(root) and type(child) in kinds and _is_block(child)
+        found += [child] if is_member else _blocks_in(child, kinds)
+    return _distinct(found)
+
+
+def _are_stages(inner: Mapping[nn.Module, Sequence[nn.Module]]) -> bool:
+    """Whether modules consist of their inner blocks, some of them twins; modules of one's own that are all alike are
+    blocks, whatever is in them."""
+    outer, blocks = list(inner), _distinct([block for found in inner.values() for block in found])
+    if not blocks or _num_parameters(blocks) < _COVERAGE * _num_parameters(outer):
         return False
     if len(outer) > 1 and _num_shapes(outer) == 1 and not all(_holds(module) for module in outer):
         return False
-    return any(_num_shapes(twins) < len(twins) for twins in map(_repeated, outer))
+    return any(_num_shapes(twins) < len(twins) for twins in inner.values())
 
 
 def _num_shapes(modules: Sequence[nn.Module]) -> int:
     return len({tuple(p.shape for p in module.parameters()) for module in modules})
-
-
-def _outermost(module: nn.Module, members: set[int]) -> Iterator[nn.Module]:
-    for child in module.children():
-        if id(child) in members:
-            yield child
-        else:
-            yield from _outermost(child, members)
 
 
 def _holds(module: nn.Module) -> bool:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
+import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
 from ..fingerprint import fingerprint
+from ..measure.split import measure_split
 from ..task import Task
 from ..techniques import Device, Facts
 from ..techniques.allocator import installed_allocators
 from ..techniques.checkpointing import find_blocks
 from ..techniques.optimizer import supported_implementations
 from ..units import MIB
+from .zoo import BATCH_SIZE
 
 __all__ = ["BARE", "facts_of"]
 
@@ -51,12 +56,13 @@ _CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv
 
 
 def facts_of(task: Task) -> Facts:
-    """What a zoo's task is, without measuring: splits are permitted, a loader worker gains where there is collation."""
+    """What a zoo's task is. Splits are permitted; a loader worker is taken to gain where there is collation."""
     model, dataset = task.build_model(), task.build_dataset()
     modules = list(model.modules())
     blocks = find_blocks(model)
     batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training for module in modules)
     stream = isinstance(dataset, IterableDataset)
+    samples = list(itertools.islice(dataset if stream else map(dataset.__getitem__, range(BATCH_SIZE)), BATCH_SIZE))
     known = {
         "fingerprint": fingerprint(model, dataset, task.collate),
         "device": Device(type="cpu", name="CPU", memory_bytes=2**30, bf16=True),
@@ -72,7 +78,7 @@ def facts_of(task: Task) -> Facts:
         "stackable": task.collate is None,
         "loader_samples_per_s": {0: 100.0} if task.collate is None else {0: 100.0, 1: 200.0},
         "effective_batch": task.batch_size or 1,
-        "split_error": 0.1 if batch_norm else 0.0,
+        "split_error": measure_split(task, model, samples, torch.device("cpu")).error,
         "allow_split": True,
         "optimizer_implementations": supported_implementations(task.make_optimizer(model)),
         "allocators": installed_allocators(),
