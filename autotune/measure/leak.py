@@ -30,7 +30,7 @@ def growth(samples: Sequence[tuple[int, int]], smallest: float) -> float | None:
     Returns:
         None where it is stable, or the samples are fewer than 9 or span fewer than 30 steps.
     """
-    if len(samples) < _FEWEST_SAMPLES or samples[-1][0] - samples[0][0] < _NUM_STEPS - 1:
+    if not _is_evidence(samples):
         return None
     third = len(samples) // 3
     first, last = samples[:third], samples[-third:]
@@ -55,9 +55,15 @@ class LeakWatch:
         if live is not None:
             self._samples.append((step, live))
 
-    def suspected(self) -> float | None:
-        """Bytes a step, if memory has grown through everything noted."""
-        return growth(self._samples, self._smallest)
+    def suspected(self, after: int = 0) -> float | None:
+        """Bytes a step, if memory has grown.
+
+        Args:
+            after: the last step of parity, whose samples the loader then gives again, so that a cache which they
+                filled stands still for a while: earlier steps count only where those that follow are too few.
+        """
+        later = [sample for sample in self._samples if sample[0] > after]
+        return growth(later if _is_evidence(later) else self._samples, self._smallest)
 
     def confirm(self, steps: Steps, limit_s: float) -> float | None:
         """Whether memory still grows when the loader gives nothing new.
@@ -80,6 +86,10 @@ class LeakWatch:
             steps.settle()
             self.note(steps.num_steps)
         return self.suspected()
+
+
+def _is_evidence(samples: Sequence[tuple[int, int]]) -> bool:
+    return len(samples) >= _FEWEST_SAMPLES and samples[-1][0] - samples[0][0] >= _NUM_STEPS - 1
 
 
 def _middle(samples: Sequence[tuple[int, int]]) -> tuple[float, float]:

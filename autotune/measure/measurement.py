@@ -38,7 +38,7 @@ class MeasureOptions(_Frozen):
     reference_losses: tuple[float, ...] | None = None
     """The reference's losses over its parity run; None for the reference itself."""
     parity_limit: PositiveFloat = 0.01
-    """Largest deviation of step 1 from the reference's loss, as a share of its mean; step n may deviate n times that."""
+    """Largest deviation of step 1 from the reference, as a share of its mean loss; step n may deviate n times that."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: take the peak on the largest of so many batches."""
 

@@ -8,16 +8,29 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["descendants", "own_live_bytes", "own_peak_bytes", "private_bytes"]
+__all__ = ["count_files_of", "descendants", "own_live_bytes", "own_peak_bytes", "private_bytes"]
 
 _STATUS = Path("/proc/self/status")
+
+_files_of_server = 0
+"""Resident file pages of the process that this one was forked from; 0 in an interpreter of its own."""
+
+
+def count_files_of(pid: int) -> None:
+    """Count the resident file pages of the server that this process was forked from as this process's own.
+
+    A fork inherits anonymous pages, but maps file pages (torch's libraries) only as it touches them: without this, it
+    shows 10 to 17 % less on small models than the interpreter that a job is started in.
+    """
+    global _files_of_server
+    _files_of_server = _kib_fields(Path(f"/proc/{pid}/status")).get("RssFile", 0)
 
 
 def own_peak_bytes() -> int:
     """The largest resident set of this process so far (VmHWM): anonymous, file and shared pages."""
     fields = _kib_fields(_STATUS)
     if "VmHWM" in fields:
-        return fields["VmHWM"]
+        return fields["VmHWM"] + max(0, _files_of_server - fields.get("RssFile", 0))
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
 

@@ -126,7 +126,7 @@ def _time(steps: Steps, charge: Charge, leaks: LeakWatch, options: MeasureOption
 
 
 def _look_for_leak(steps: Steps, leaks: LeakWatch, limit_s: float) -> tuple[float | None, Sequence[str]]:
-    suspected = leaks.suspected()
+    suspected = leaks.suspected(after=NUM_STEPS)
     if suspected is None:
         return None, ()
     confirmed = leaks.confirm(steps, limit_s)

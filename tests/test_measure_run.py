@@ -1,0 +1,130 @@
+"""A whole measurement, on every kind of task."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from autotune.apply_plan import apply
+from autotune.measure import MeasureOptions
+from autotune.measure.errors import NonFiniteLoss
+from autotune.measure.processes import own_peak_bytes
+from autotune.measure.run import measure
+from autotune.plan import Budget, Plan
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.testing.zoo import BATCH_SIZE, ZOO
+
+
+def _measure(task, settings=None, **options):
+    training = apply(Plan(settings=settings or Settings()), task)
+    return measure(training, task, MeasureOptions(**{"trial_time_s": 0.3, "parity_batch": BATCH_SIZE, **options}))
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_every_task_of_the_zoo_is_measured(name):
+    found = _measure(ZOO[name])
+    assert 0 <= found.samples_per_s.low <= found.samples_per_s.value <= found.samples_per_s.high
+    assert found.num_windows >= 3
+    assert found.num_steps >= found.num_windows
+    assert 0 < found.peak.process <= own_peak_bytes()
+    assert found.leak_bytes_per_step is None
+    assert list(found.phases_s) == ["parity", "warmup", "timed"]
+
+
+@pytest.mark.parametrize("name", ["mlp", "stream"])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_loader_workers_are_measured(name, persistent):
+    options = {"num_workers": 1, "persistent_workers": persistent or None}
+    found = _measure(ZOO[name], Settings(data_loading=options))
+    assert found.epoch_start_s > 0
+    assert found.num_windows >= 3
+
+
+def test_an_accumulated_step_counts_all_its_samples():
+    """22 samples an epoch, in steps of 8, 8 and 6, whatever the micro-batch."""
+    consumed = []
+    task = ZOO["mlp"]
+
+    def compute_loss(model, batch):
+        consumed.append(len(batch[0]))
+        return task.compute_loss(model, batch)
+
+    found = _measure(dataclasses.replace(task, compute_loss=compute_loss), Settings(batch=Batch.of(8, 3)))
+    assert sum(consumed[:3]) == 8
+    assert len(consumed) > 2 * found.num_steps
+
+
+def test_over_the_budget_a_few_windows_are_enough():
+    budget = Budget(limit=2**20)
+    assert _measure(ZOO["mlp"], budget=budget, trial_time_s=30, precision=1e-6).num_windows == 3
+
+
+def test_without_enforcement_the_budget_ends_nothing():
+    budget = Budget(limit=2**20)
+    assert _measure(ZOO["mlp"], budget=budget, enforce=False, trial_time_s=30, precision=10.0).num_windows > 3
+
+
+def test_within_the_budget_nothing_ends_early():
+    budget = Budget(limit=2**50)
+    assert _measure(ZOO["mlp"], budget=budget, trial_time_s=30, precision=10.0).num_windows > 3
+
+
+def test_where_shapes_vary_the_largest_of_the_first_batches_is_run():
+    """Sentences are 2 to 8 tokens long: no batch is larger than 8 by 8 tokens, and that one is seen in warm-up."""
+    seen = []
+    task = ZOO["token_loss"]
+
+    def compute_loss(model, batch):
+        seen.append(batch.numel())
+        return task.compute_loss(model, batch)
+
+    found = _measure(dataclasses.replace(task, compute_loss=compute_loss), largest_of=64)
+    first_after_parity = seen[10]
+    assert found.peak.largest_of == 64
+    assert first_after_parity == max(seen)
+
+
+def test_a_loss_that_ends_as_not_a_number_is_named_with_its_step():
+    """The 15th optimizer step: ten of parity, then warm-up and windows."""
+    task, calls = ZOO["mlp"], iter(range(10**6))
+
+    def compute_loss(model, batch):
+        loss = task.compute_loss(model, batch)
+        return loss * float("nan") if next(calls) == 14 else loss
+
+    with pytest.raises(NonFiniteLoss) as caught:
+        _measure(dataclasses.replace(task, compute_loss=compute_loss))
+    assert caught.value.step == 15
+
+
+def test_micro_batches_that_count_for_nothing_are_not_called_infinite():
+    """(loss_sum, 0) has no mean: a micro-batch without a single token is no failure."""
+    task, calls = ZOO["token_loss"], iter(range(10**6))
+
+    def compute_loss(model, batch):
+        loss, count = task.compute_loss(model, batch)
+        return (loss * 0, 0 * count) if next(calls) % 2 else (loss, count)
+
+    found = _measure(dataclasses.replace(task, compute_loss=compute_loss), Settings(batch=Batch.of(8, 4)))
+    assert found.num_windows >= 3
+
+
+def test_the_users_error_is_the_users():
+    def compute_loss(model, batch):
+        raise ZeroDivisionError("in the user's loss")
+
+    with pytest.raises(ZeroDivisionError, match="in the user's loss"):
+        _measure(dataclasses.replace(ZOO["mlp"], compute_loss=compute_loss))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_on_cuda_the_process_is_charged_more_than_the_allocator_reserved(precision):
+    task = ZOO["gpt"]
+    plan = Plan(settings=Settings(precision={"kind": precision}), budget=Budget(device="cuda"))
+    found = measure(apply(plan, task), task, MeasureOptions(trial_time_s=1.0, parity_batch=BATCH_SIZE))
+    assert found.peak.allocated <= found.peak.reserved < found.peak.process
+    assert found.parity.losses[-1] < found.parity.losses[0]
+    assert found.leak_bytes_per_step is None
