@@ -21,8 +21,7 @@ def local_executor() -> Iterator[Executor]:
 @pytest.fixture(scope="session")
 def ray_executor() -> Iterator[Executor]:
     """One Ray cluster for the session: it takes seconds to start."""
-    pytest.importorskip("ray")
-    from autotune.workers.ray_pool import RayExecutor
+    ray_pool = pytest.importorskip("autotune.workers.ray_pool", reason="Ray is not installed")
 
-    with RayExecutor() as executor:
+    with ray_pool.RayExecutor() as executor:
         yield executor

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from autotune.plan import Plan
+from autotune.techniques import Settings
+from autotune.techniques.allocator import Allocator
 from autotune.testing.executors import IsolationContract
+from autotune.workers import Failed, Measured
 from autotune.workers.local import LocalExecutor
+from autotune.workers.outcome import OUTCOME
+from autotune.workers.protocol import receive, send
 
 
 class TestLocalExecutor(IsolationContract):
@@ -17,3 +27,36 @@ class TestLocalExecutor(IsolationContract):
     @pytest.fixture
     def executor(self, local_executor):
         return local_executor
+
+    def test_where_the_system_cannot_watch_forks_a_trial_is_a_new_interpreter(self, folder, tmp_path):
+        """A fork server without pidfd: same protocol, by polling."""
+        program = (
+            "import os, sys\n"
+            "from pathlib import Path\n"
+            "del os.pidfd_open\n"
+            "from autotune.workers.fork_server import main\n"
+            "main(int(sys.argv[1]), Path(sys.argv[2]))\n"
+        )
+        ours, theirs = socket.socketpair()
+        (tmp_path / "server").mkdir()
+        with ours, theirs:
+            command = [sys.executable, "-P", "-c", program, str(theirs.fileno()), tmp_path / "server"]
+            server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            send(ours, self.request("describes_itself", folder).model_dump_json(by_alias=True))
+            assert isinstance(OUTCOME.validate_json(receive(ours)), Measured)
+        assert server.wait() == 0
+        assert "autotune.workers.child" in json.loads((folder / "about.json").read_text())["ancestors"][0]
+
+    def test_a_fork_server_that_cannot_start_says_why_and_is_not_asked_again(self):
+        executor = LocalExecutor()
+        outcome = self.run(executor, "healthy", environment={"PYTHONHOME": "/nowhere"})
+        executor.close()
+        assert outcome.kind == "crashed"
+        assert outcome.message.startswith("the fork server ended with code 1: ")
+        assert "encodings" in outcome.message
+
+    def test_an_allocator_that_is_not_installed_is_a_failure_with_the_remedy(self, executor, monkeypatch):
+        monkeypatch.setattr("autotune.techniques.allocator._find", lambda kind: None)
+        outcome = self.run(executor, "healthy", plan=Plan(settings=Settings(allocator=Allocator(kind="jemalloc"))))
+        assert isinstance(outcome, Failed)
+        assert "apt-get install libjemalloc2" in outcome.message

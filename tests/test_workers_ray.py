@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")
-
 from autotune.testing.executors import IsolationContract
-from autotune.workers import Measured
-from autotune.workers.ray_pool import RayExecutor
+from autotune.workers import Failed, Measured
+from autotune.workers.outcome import OUTCOME
+
+ray_pool = pytest.importorskip("autotune.workers.ray_pool", reason="Ray is not installed")
 
 
 class TestRayExecutor(IsolationContract):
     tasks = Path(__file__).parent / "tasks"
-    executor_class = RayExecutor
+    executor_class = ray_pool.RayExecutor
 
     @pytest.fixture
     def executor(self, ray_executor):
@@ -26,3 +28,24 @@ class TestRayExecutor(IsolationContract):
 
     def test_a_killed_worker_is_replaced_and_the_trial_asked_again(self, executor, folder):
         assert isinstance(self.kill_above(executor, folder, generations=2), Measured)
+
+    def test_a_tasks_folder_is_shipped_to_a_cluster_that_is_joined(self, executor, folder, tmp_path):
+        """The trial runs in a copy of it: the traceback names a file of Ray's package folder."""
+        request = self.request("hostile_raises", folder)
+        program = (
+            "import sys\n"
+            "from pathlib import Path\n"
+            "from autotune.workers import TrialRequest\n"
+            "from autotune.workers.ray_pool import RayExecutor\n"
+            "with RayExecutor(address=sys.argv[1], working_dir=Path(sys.argv[2])) as executor:\n"
+            "    outcome = executor.submit(TrialRequest.model_validate_json(sys.argv[3])).result()\n"
+            "print(outcome.model_dump_json(by_alias=True))\n"
+        )
+        address = ray_pool.ray.get_runtime_context().gcs_address
+        command = [sys.executable, "-P", "-c", program, address, folder, request.model_dump_json(by_alias=True)]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        outcome = OUTCOME.validate_json(ended.stdout)
+        assert isinstance(outcome, Failed), outcome
+        assert outcome.message == "IndexError: list index out of range"
+        assert "/_ray_pkg_" in outcome.traceback

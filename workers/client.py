@@ -22,8 +22,8 @@ __all__ = ["ForkServer", "SlotLost"]
 
 _GRACE_S = 120.0
 """How long over a trial's deadline a server may stay silent: it may be importing torch from a slow disk."""
-_CLOSE_S = 15.0
-"""How long a server may take to end its descendants."""
+_CLOSE_S = 2.0
+"""How long a server may take to end its descendants by itself; it may be importing torch."""
 _MARK = "AUTOTUNE_SERVER"
 _LOG_BYTES = 4096
 

@@ -41,6 +41,7 @@ class _Server:
         self._is_warm = False
 
     def serve(self) -> None:
+        """One request after another."""
         while (text := receive(self._client)) is not None:
             outcome = self._run(TrialRequest.model_validate_json(text))
             if outcome is None:

@@ -123,9 +123,11 @@ class _TrialActor:
         self._slot = LocalSlot({**base, **gpus})
 
     def run(self, request: str) -> str:
+        """JSON in, JSON out: objects would tie the driver's version to the worker's."""
         return self._slot.run(TrialRequest.model_validate_json(request)).model_dump_json(by_alias=True)
 
     def close(self) -> None:
+        """End the slot's processes."""
         self._slot.close()
 
 

@@ -85,8 +85,10 @@ def _run(folder: TrialFolder, fresh: bool, spawned_s: float) -> NoReturn:
     if fresh:
         command = [sys.executable, "-P", "-m", "autotune.workers.child", str(folder.path), repr(spawned_s)]
         os.execv(sys.executable, command)
+    from ..measure.processes import count_files_of
     from .child import run_trial
 
+    count_files_of(os.getppid())
     run_trial(folder, spawned_s)
 
 

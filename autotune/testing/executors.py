@@ -58,7 +58,7 @@ class ExecutorContract:
             "task": str((folder or self.tasks) / f"{name}.py"),
             "device": "cpu",
             "plan": Plan(settings=Settings()),
-            "measure": MeasureOptions(trial_time_s=0.5, parity_batch=8),
+            "measure": MeasureOptions(trial_time_s=0.2, parity_batch=8),
             "deadline_s": _PATIENCE_S,
         }
         return TrialRequest(**{**fields, **changes})
@@ -257,12 +257,15 @@ class IsolationContract(ExecutorContract):
         return outcome
 
     def test_a_fresh_trial_starts_as_a_job_would(self, executor: Executor, folder: Path) -> None:
-        """A new interpreter with the request's variables and none of Ray's, no terminal, and no signal blocked."""
-        about = self.about(executor, folder, fresh=True, environment={"OMP_NUM_THREADS": "2"})
+        """A new interpreter with the request's variables, its plan's, none of Ray's; no terminal, no signal blocked."""
+        installed = "tcmalloc" in installed_allocators()
+        plan = Plan(settings=Settings(allocator=Allocator(kind="tcmalloc" if installed else "system")))
+        about = self.about(executor, folder, plan=plan, fresh=True, environment={"OMP_NUM_THREADS": "2"})
         trial, server, *_ = about["ancestors"]
         assert "autotune.workers.child" in trial
         assert "autotune.workers.fork_server" in server
         assert about["num_threads"] == 2
+        assert ("libtcmalloc" in about["libraries"]) is installed
         assert [name for name in about["environment"] if name.startswith("RAY_")] == []
         assert about["argv"] == [str(folder / "describes_itself.py")]
         assert about["stdin"] == ""
@@ -273,12 +276,6 @@ class IsolationContract(ExecutorContract):
         about = self.about(executor, folder)
         assert about["oom_score_adj"] == 1000
         assert about["session_leader"] is True
-
-    @pytest.mark.skipif("tcmalloc" not in installed_allocators(), reason="tcmalloc is not installed")
-    def test_an_allocator_is_in_force_in_the_trial(self, executor: Executor, folder: Path) -> None:
-        """Preloaded, since the variables are there before the process starts."""
-        plan = Plan(settings=Settings(allocator=Allocator(kind="tcmalloc")))
-        assert "libtcmalloc" in self.about(executor, folder, plan=plan, fresh=True)["libraries"]
 
     def test_close_ends_every_process_at_once(self, folder: Path, pids: Pids) -> None:
         """A hanging trial, what it left behind, and the server; its future, and one that waited, get ``Crashed``."""
