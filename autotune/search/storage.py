@@ -38,7 +38,7 @@ def default_storage(stem: str) -> str:
     return f"sqlite:///{(FOLDER / f'{stem}.db').as_posix()}"
 
 
-def open_storage(url: str) -> optuna.storages.BaseStorage:
+def open_storage(url: str) -> optuna.storages.RDBStorage:
     """An Optuna storage; a file that is no study database is refused before anything is written to it.
 
     Args:
@@ -163,7 +163,7 @@ class Lock:
             self._file.close()
             raise StudyError(f"{path}: cannot be written: {reason.strerror}. Choose another with --storage.") from None
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let the next driver in."""
         if self._file is not None:
             self._file.close()

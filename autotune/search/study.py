@@ -61,11 +61,10 @@ class Study:
             StudyError: the storage is locked, corrupt, or cannot be written.
         """
         store, newest = _open(url, stem)
-        with _released(store.lock), storage_errors(url):
+        with _released(store), storage_errors(url):
             name = f"{stem}-{newest + 1}"
             study = optuna.create_study(storage=store.storage, study_name=name, direction="maximize")
-            for key, value in record.model_dump(mode="json").items():
-                study.set_user_attr(key, value)
+            _describe(study, record)
             study.set_user_attr("sampler", sampler)
             study.sampler = build_sampler(sampler, record.seed, 0)
         return cls(store, study, record)
@@ -79,15 +78,17 @@ class Study:
                 is locked or corrupt.
         """
         store, newest = _open(url, stem)
-        with _released(store.lock), storage_errors(url):
+        with _released(store), storage_errors(url):
             if newest == 0:
                 raise StudyError(f"--resume: {url} has no study of {stem}. Leave out --resume to begin one.")
             study = optuna.load_study(study_name=f"{stem}-{newest}", storage=store.storage)
+            if not study.get_trials(deepcopy=False):  # killed before it had begun
+                _describe(study, record)
             try:
                 stored = StudyRecord.model_validate(study.user_attrs)
             except ValueError:
                 raise StudyError(
-                    f"--resume: study {study.study_name} in {url} was killed as it began, or is not ours. "
+                    f"--resume: study {study.study_name} in {url} is not of this version. "
                     "Leave out --resume to begin another."
                 ) from None
             check_same(study.study_name, stored, record)
@@ -142,7 +143,7 @@ class Study:
 
     def close(self) -> None:
         """Let another driver use the storage."""
-        self._store.lock.release()
+        self._store.close()
 
     def _take(self, number: int, settings: Settings, outcome: Outcome) -> Tried:
         verdict = judge(outcome, self.record.budget, self.record.facts.device.memory_bytes)
@@ -189,13 +190,18 @@ class Study:
         self._study.tell(frozen.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
+def _describe(study: optuna.Study, record: StudyRecord) -> None:
+    for key, value in record.model_dump(mode="json").items():
+        study.set_user_attr(key, value)
+
+
 @contextmanager
-def _released(lock: Lock) -> Iterator[None]:
-    """Release a lock where opening the study fails."""
+def _released(opened: Lock | _Store) -> Iterator[None]:
+    """Let the next driver in where opening the study fails."""
     try:
         yield
     except BaseException:
-        lock.release()
+        opened.close()
         raise
 
 
@@ -204,8 +210,14 @@ class _Store:
     """An open storage, ours alone."""
 
     url: str
-    storage: optuna.storages.BaseStorage
+    storage: optuna.storages.RDBStorage
     lock: Lock
+
+    def close(self) -> None:
+        """Close the database, which also folds SQLite's write-ahead file into it, and let the next driver in."""
+        self.storage.remove_session()
+        self.storage.engine.dispose()
+        self.lock.close()
 
 
 def _open(url: str, stem: str) -> tuple[_Store, int]:

@@ -1,0 +1,247 @@
+"""A driver that is killed at any moment goes on with nothing lost but the trial in flight."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+import sqlalchemy
+from search_tables import MIB, configurations, facts, options, row, run_search
+from sqlalchemy.engine import Engine
+
+from autotune.errors import StudyError
+from autotune.plan import Plan
+from autotune.search.storage import Lock
+from autotune.techniques import Device, Settings
+from autotune.workers import Outcome, TrialRequest
+from autotune.workers.table import TableExecutor
+
+SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
+"""Four configurations."""
+URL = "sqlite:///.autotune/model.db"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("space.yaml").write_text(SMALL)
+
+
+def search_until(moment: Callable[[object], bool]) -> None:
+    """Search in a forked process that ends itself by SIGKILL before the commit or the trial for which ``moment`` is
+    true."""
+
+    def die(about: object) -> None:
+        if moment(about):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Deadly(TableExecutor):
+        def _answer(self, request: TrialRequest) -> Outcome:
+            die(request)
+            return super()._answer(request)
+
+    pid = os.fork()
+    if pid == 0:
+        sqlalchemy.event.listen(Engine, "commit", die)
+        run_search(options(), executor=Deadly(facts(), [row(settings) for settings in configurations(facts())]))
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status), "the search ended before it could be killed"
+
+
+def countdown(number: int) -> Callable[[object], bool]:
+    """True from the ``number``-th call on."""
+    calls = itertools.count(1)
+    return lambda about: next(calls) >= number
+
+
+def outcomes_stored() -> set[str]:
+    trials = optuna.load_study(study_name="model-1", storage=URL).trials
+    return {
+        Settings.model_validate(trial.user_attrs["settings"]).canonical()
+        for trial in trials
+        if "outcome" in trial.user_attrs
+    }
+
+
+def evidence_stored() -> int:
+    attrs = optuna.load_study(study_name="model-1", storage=URL).user_attrs
+    return sum(key.startswith("fresh:") for key in attrs)
+
+
+def comparable(plan: Plan) -> dict[str, object]:
+    return plan.model_dump(exclude={"search": {"seconds"}})
+
+
+@pytest.mark.parametrize("number", range(10, 100, 10))
+def test_nothing_stored_is_measured_again_wherever_the_driver_is_killed(number: int):
+    """A search of four configurations makes about 80 commits, 4 trials and 10 fresh runs."""
+    search_until(countdown(number))
+    before, fresh_before = outcomes_stored(), evidence_stored()
+    resumed = run_search(options(resume=True))
+    assert before.isdisjoint(settings.canonical() for settings in resumed.measured)
+    assert len(before) + len(resumed.measured) == 4
+    assert fresh_before + len(resumed.fresh) == 4 + 3 * 2
+    states = {trial.state.name for trial in optuna.load_study(study_name="model-1", storage=URL).trials}
+    assert states <= {"COMPLETE", "FAIL"}
+    assert resumed.plan.search.trials == 4
+    assert resumed.plan.settings == run_search(options()).plan.settings
+
+
+def test_a_trial_in_flight_is_asked_again_under_its_number():
+    search_until(lambda about: isinstance(about, TrialRequest) and about.id == "trial-002")
+    study = optuna.load_study(study_name="model-1", storage=URL)
+    lost = [trial for trial in study.trials if trial.state.name == "RUNNING" and "settings" in trial.user_attrs]
+    resumed = run_search(options(resume=True))
+    first = resumed.executor.requests[1]
+    assert first.id == "trial-002"
+    assert first.plan.settings == Settings.model_validate(lost[0].user_attrs["settings"])
+
+
+def test_a_search_that_had_ended_is_resumed_without_measuring_anything():
+    whole = run_search(options())
+    resumed = run_search(options(resume=True))
+    assert resumed.measured == resumed.fresh == []
+    assert comparable(resumed.plan) == comparable(whole.plan)
+
+
+def test_more_trials_go_on_from_those_there_are():
+    run_search(options(trials=2))
+    resumed = run_search(options(resume=True, trials=3))
+    assert len(resumed.measured) == 1
+
+
+def test_without_resume_another_study_is_begun():
+    run_search(options(trials=1))
+    assert run_search(options(trials=1)).plan.search.study == "model-2"
+
+
+def test_resume_goes_on_with_the_newest():
+    run_search(options(trials=1))
+    run_search(options(trials=1))
+    assert run_search(options(trials=2, resume=True)).plan.search.study == "model-2"
+
+
+def test_two_tasks_of_one_storage_keep_to_their_own_studies():
+    run_search(options(trials=1, task="a.py", storage="sqlite:///both.db"))
+    run_search(options(trials=1, task="b.py", storage="sqlite:///both.db"))
+    names = optuna.get_all_study_names("sqlite:///both.db")
+    assert names == ["a-1", "b-1"]
+
+
+def test_resume_without_a_study_says_so():
+    with pytest.raises(StudyError, match="no study of model"):
+        run_search(options(resume=True))
+
+
+def test_a_study_of_another_task_is_not_resumed():
+    run_search(options(trials=1))
+    with pytest.raises(StudyError, match="model-1 belongs to another task") as caught:
+        run_search(options(resume=True), known=facts(fingerprint="sha256:" + "b" * 64))
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"budget_bytes": 900 * MIB}, "--budget was none, but is 900 MiB"),
+        ({"margin": 0.1}, "--margin was 0.03, but is 0.1"),
+        ({"seed": 1}, "--seed was 0, but is 1"),
+        ({"allow_split": True}, "--allow-split was False, but is True"),
+        ({"effective_batch": 32}, "--effective-batch was None, but is 32"),
+        ({"space": "exact"}, "--space was"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_options_that_the_measurements_rest_on_may_not_change(changes: dict[str, object], words: str):
+    run_search(options(trials=1))
+    with pytest.raises(StudyError, match=words):
+        run_search(options(resume=True, **changes))
+
+
+def test_another_device_is_not_mixed_in():
+    run_search(options(trials=1))
+    other = facts(device=Device(type="cpu", name="Another", memory_bytes=2**35, bf16=True))
+    with pytest.raises(StudyError, match="the device was A CPU, but is Another"):
+        run_search(options(resume=True), known=other)
+
+
+def test_choices_follow_the_facts_that_the_study_began_with():
+    run_search(options(trials=1))
+    resumed = run_search(options(resume=True), known=facts(allocators=()))
+    assert len(resumed.measured) == 3
+
+
+def test_a_corrupt_study_is_named_and_left_as_it_is():
+    Path(".autotune").mkdir()
+    Path(".autotune/model.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(StudyError, match=r"\.autotune/model.db: .*not a database.*Move the file aside"):
+        run_search(options())
+    assert Path(".autotune/model.db").read_bytes() == b"not a database" * 100
+
+
+def test_a_damaged_study_is_named_and_left_as_it_is():
+    run_search(options(trials=2))
+    with sqlite3.connect(".autotune/model.db") as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    path = Path(".autotune/model.db")
+    content = bytearray(path.read_bytes())
+    content[5000:20000] = b"\xaa" * 15000
+    path.write_bytes(content)
+    with pytest.raises(StudyError, match=r"model.db: .*(corrupt|malformed)"):
+        run_search(options(resume=True))
+    assert path.read_bytes() == content
+
+
+def test_somebody_elses_database_is_left_as_it_is():
+    with sqlite3.connect("mine.db") as database:
+        database.execute("CREATE TABLE recipes (name TEXT)")
+    database.close()
+    before = Path("mine.db").read_bytes()
+    with pytest.raises(StudyError, match="it holds recipes"):
+        run_search(options(storage="sqlite:///mine.db"))
+    assert Path("mine.db").read_bytes() == before
+
+
+def test_a_study_in_use_names_the_process_that_uses_it():
+    Path(".autotune").mkdir()
+    lock = Lock(URL)
+    with pytest.raises(StudyError, match=rf"another search is using this study \(process {os.getpid()}\)"):
+        run_search(options())
+    lock.close()
+    run_search(options(trials=1))
+
+
+def test_a_study_file_that_another_program_locks_is_named():
+    run_search(options(trials=1))
+    database = sqlite3.connect(".autotune/model.db", isolation_level=None)
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StudyError, match=r"model.db: .*database is locked.*close it"):
+        run_search(options(resume=True))
+    database.close()
+
+
+def test_a_search_that_fails_lets_the_next_one_in():
+    with pytest.raises(StudyError):
+        run_search(options(resume=True))
+    run_search(options(trials=1))
+
+
+@pytest.mark.parametrize("url", ["nonsense", "oracle7://x/y", "postgresql://nobody@127.0.0.1:1/none"])
+def test_a_storage_that_cannot_be_opened_is_a_user_error(url: str):
+    with pytest.raises(StudyError, match=r"--storage|127\.0\.0\.1"):
+        run_search(options(storage=url))
+
+
+def test_a_storage_folder_that_cannot_be_made_is_a_user_error():
+    Path(".autotune").write_text("")
+    with pytest.raises(StudyError, match="cannot be made"):
+        run_search(options())
