@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..plan import Plan
 from ..task import Task, seed_everything
 from ..techniques import Settings
 
-__all__ = ["Run", "relative_difference", "run_applied", "run_by_hand", "without_dropout"]
+__all__ = ["Run", "one_thread", "relative_difference", "run_applied", "run_by_hand", "without_dropout"]
 
 
 @dataclass
@@ -81,6 +82,18 @@ def run_applied(task: Task, settings: Settings) -> Run:
     hook.remove()  # it holds the training in a cycle, and with it the loader's workers
     run.state = _state(training.model)
     return run
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors of a few numbers, on one thread: where processors are busy, threads wait for each other a hundred times
+    longer than they compute."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def relative_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

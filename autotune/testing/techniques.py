@@ -16,7 +16,7 @@ from ..plan import Plan
 from ..task import Task
 from ..techniques import Exactness, Settings, Technique
 from ..techniques.batch import Batch
-from .runs import Run, relative_difference, run_applied, run_by_hand, without_dropout
+from .runs import Run, one_thread, relative_difference, run_applied, run_by_hand, without_dropout
 from .zoo import BATCH_SIZE, ZOO
 from .zoo_facts import BARE, facts_of
 
@@ -45,12 +45,9 @@ class TechniqueContract:
     @pytest.fixture(params=ZOO)
     def zoo_task(self, request: pytest.FixtureRequest) -> Iterator[Task]:
         """Each task of the zoo, on one thread; environments are not in force here, and saying so is another test's."""
-        num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        with warnings.catch_warnings():
+        with one_thread(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*was measured with.*")
             yield ZOO[request.param]
-        torch.set_num_threads(num_threads)
 
     def default(self) -> Technique:
         """The setting that does nothing."""

@@ -1,0 +1,224 @@
+"""``apply``: the one path from a plan and a task to a training, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+from line_task import Line, Stream, floats, line, mean_loss, step_gradients, training_of
+from torch.utils.data import BatchSampler, SequentialSampler
+
+import autotune
+from autotune.apply_plan import reference_batch
+from autotune.errors import PlanError, TaskError
+from autotune.fingerprint import fingerprint
+from autotune.plan import Budget, Plan, SearchRecord, TaskRef
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.data_loading import DataLoading
+from autotune.techniques.memory_format import MemoryFormat
+from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.precision import Precision
+from autotune.testing.runs import one_thread, relative_difference, run_applied, run_by_hand, without_dropout
+from autotune.testing.zoo import ZOO
+
+STOCK = Plan(settings=Settings())
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with one_thread():
+        yield
+
+
+@pytest.mark.parametrize("name", ["partly_eval", "gpt", "token_loss", "frozen"])
+def test_all_techniques_together_train_the_stock_state(name):
+    """Split batches, bf16, checkpointing, channels_last, a fused optimizer and a cache in one plan: after an epoch the
+    parameters are the hand-written loop's to within rounding."""
+    task = without_dropout(ZOO[name])
+    settings = Settings(
+        batch=Batch.of(8, 3),
+        precision=Precision(kind="bf16"),
+        checkpointing=Checkpointing(kind="blocks", every=2),
+        memory_format=MemoryFormat(kind="channels_last"),
+        optimizer=Optimizer(kind="fused"),
+        data_loading=DataLoading(num_workers=0, cache="host"),
+    )
+    assert relative_difference(run_applied(task, settings).state, run_by_hand(task).state) < 0.01
+
+
+def test_pieces_are_as_good_as_a_task():
+    """model, dataset and loss, with an optimizer built or to be built, train the task's weights bit for bit."""
+    task = ZOO["frozen"]
+    expected = run_by_hand(task).state
+    for build in (lambda model: task.make_optimizer(model), None):
+        torch.manual_seed(0)
+        model = task.build_model()
+        optimizer = build(model) if build else task.build_optimizer
+        training = autotune.apply(
+            STOCK, model=model, dataset=task.build_dataset(), loss=task.compute_loss, optimizer=optimizer, batch_size=8
+        )
+        assert training.model is model
+        for batch in training.loader:
+            training.step(batch)
+        assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_missing_pieces_are_named_together():
+    with pytest.raises(TaskError, match="missing: dataset, loss"):
+        autotune.apply(STOCK, model=Line())
+
+
+def test_a_piece_that_is_none_of_a_tasks_is_an_error():
+    with pytest.raises(TaskError, match="lr_scheduler"):
+        autotune.apply(STOCK, model=Line(), dataset=floats(2), loss=mean_loss, lr_scheduler=None)
+
+
+def test_pieces_beside_a_task_are_an_error():
+    """They would be ignored in silence."""
+    with pytest.raises(TaskError, match="takes a task, or pieces of one, but got both: batch_size"):
+        autotune.apply(STOCK, line(floats(2)), batch_size=3)
+
+
+def test_the_seed_decides_weights_and_order():
+    """The plan's seed unless another is given; the same seed trains the same, another does not."""
+    searched = SearchRecord(trials=1, seconds=1, stopped="", study="", sampler="", seed=7)
+    plan = Plan(settings=Settings(), search=searched)
+    first = [
+        (training.model[0].weight.detach(), next(iter(training.loader))[0])
+        for training in (autotune.apply(plan, ZOO["cnn"]), autotune.apply(STOCK, ZOO["cnn"], seed=7))
+    ]
+    assert all(map(torch.equal, *first))
+    other = autotune.apply(STOCK, ZOO["cnn"])
+    assert not torch.equal(other.model[0].weight, first[0][0])
+    assert not torch.equal(next(iter(other.loader))[0], first[0][1])
+
+
+def plan_for(task: autotune.Task) -> Plan:
+    found = fingerprint(task.build_model(), task.build_dataset(), task.collate)
+    return Plan(settings=Settings(), task=TaskRef(source="model.py", fingerprint=found))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_plan_fits_its_own_task(name):
+    autotune.apply(plan_for(ZOO[name]), ZOO[name])
+
+
+def test_a_plan_for_another_model_is_refused():
+    """Another shape, another trainable flag, another batch shape: each is another task."""
+    plan = plan_for(ZOO["mlp"])
+    for other in ("frozen", "cnn"):
+        with pytest.raises(PlanError, match=r"task.fingerprint: the plan was found for model\.py .*Search again"):
+            autotune.apply(plan, ZOO[other])
+    wider = dataclasses.replace(ZOO["mlp"], build_dataset=lambda: [(torch.zeros(7), 0), (torch.zeros(7), 0)])
+    with pytest.raises(PlanError, match="batch shapes"):
+        autotune.apply(plan, wider)
+
+
+def test_dimensions_that_vary_do_not_count():
+    """Sentences of other lengths are the same task; of another dtype they are another."""
+
+    def shapes(*samples):
+        return fingerprint(Line(), list(samples))
+
+    assert shapes(torch.zeros(2), torch.zeros(3)) == shapes(torch.zeros(4), torch.zeros(9))
+    assert shapes(torch.zeros(2), torch.zeros(2)) != shapes(torch.zeros(2), torch.zeros(3))
+    assert shapes(torch.zeros(2)) != shapes(torch.zeros(2).int())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_plan_for_cuda_needs_cuda():
+    plan = Plan(settings=Settings(), budget=Budget(device="cuda"))
+    with pytest.raises(PlanError, match="the plan is for cuda, but torch sees no CUDA device here"):
+        autotune.apply(plan, ZOO["mlp"])
+
+
+WRONG = {
+    "build_model returned list. Wanted: def build_model": {"build_model": list},
+    "build_optimizer returned float. Wanted: def build_optimizer": {"build_optimizer": lambda parameters: 0.1},
+    "an empty dataset": {"build_dataset": list},
+    "returned a BatchSampler": {"build_sampler": lambda data: BatchSampler(SequentialSampler(data), 2, False)},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_pieces_of_the_wrong_kind_are_task_errors(message):
+    with pytest.raises(TaskError, match=message):
+        autotune.apply(STOCK, dataclasses.replace(line(floats(2)), **WRONG[message]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [
+        (lambda model, x: model(x), r"a tensor of shape \(2,\)"),
+        (lambda model, x: 1.0, "float"),
+        (lambda model, x: None, "NoneType"),
+        (lambda model, x: (1.0, 2), "float"),
+        (lambda model, x: model(x).sum(dim=0, keepdim=True), None),
+    ],
+    ids=["vector", "number", "nothing", "number and count", "one element"],
+)
+def test_a_loss_is_a_scalar_or_a_sum_with_its_count(loss, got):
+    """One element in any shape will do."""
+    training = training_of(line(floats(2), compute_loss=loss, batch_size=2))
+    batch = next(iter(training.loader))
+    if got is None:
+        assert training.step(batch).stepped
+        return
+    with pytest.raises(TaskError, match=rf"must return a scalar tensor, or \(loss_sum, count\), but got {got}"):
+        training.step(batch)
+
+
+def test_an_optimizer_may_take_the_model():
+    """If that is what its argument is called; parameters otherwise, in order."""
+    seen = []
+
+    def build_optimizer(model):
+        seen.append(model)
+        return torch.optim.SGD(model.parameters(), lr=1.0)
+
+    training = training_of(line(floats(2), build_optimizer=build_optimizer))
+    assert seen == [training.model]
+
+
+def test_without_a_batch_size_it_is_32_and_never_more_than_the_dataset():
+    sizes = [reference_batch(line(floats(count)), floats(count)).micro for count in (100, 20)]
+    assert sizes == [32, 20]
+    held = line(floats(20), batch_size=8)
+    assert reference_batch(held, floats(20)).micro == 8
+    assert reference_batch(held, floats(20), effective=10).micro == 10
+    assert reference_batch(held, floats(5)).micro == 5
+
+
+def test_a_stream_gets_one_worker_whoever_asks_for_more():
+    """Two would read each sample twice; the user's two and the plan's two are cut to one, aloud."""
+    for task, setting in (
+        (line(Stream(floats(5)), loader_options={"num_workers": 2}), DataLoading()),
+        (line(Stream(floats(5))), DataLoading(num_workers=2)),
+    ):
+        with pytest.warns(
+            UserWarning, match=r"2 loader workers on an iterable dataset would read every sample 2 times"
+        ):
+            training = training_of(task, data_loading=setting)
+        assert [value for batch in training.loader for value in batch.tolist()] == [0, 1, 2, 3, 4]
+
+
+def test_a_stream_that_shards_keeps_its_workers():
+    """Every sample once; each worker ends in a short batch of its own, 1, 2, 3 and 10, 20, weighted by what it holds:
+    steps of 2 and 15, or one of 36 / 5."""
+    samples = [torch.tensor(value) for value in (1.0, 10.0, 2.0, 20.0, 3.0)]
+    task = line(Stream(samples, shards=True), shards_by_worker=True)
+    two = DataLoading(num_workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert step_gradients(training_of(task, batch=Batch(micro=4), data_loading=two)) == [2.0, 15.0]
+        whole = step_gradients(training_of(task, batch=Batch(micro=3, accumulate=2), data_loading=two))
+    assert whole == [pytest.approx(36 / 5)]
+
+
+def test_a_micro_batch_beyond_the_dataset_is_the_whole_dataset():
+    training = training_of(line(floats(4)), batch=Batch(micro=10))
+    assert step_gradients(training) == [1.5]

@@ -1,0 +1,195 @@
+"""The house's walls: what may import what, two roots in one package, and a wheel that holds it all."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "autotune"
+
+FLOORS = (
+    ("__main__",),
+    ("cli",),
+    ("commands", "schemas", "starter"),
+    ("report", "testing"),
+    ("search",),
+    ("workers",),
+    ("measure",),
+    ("apply_plan",),
+    ("training", "fingerprint"),
+    ("loader",),
+    ("plan", "search_spaces", "task"),
+    ("techniques",),
+    ("files",),
+    ("units", "errors"),
+)
+"""From the roof down: a part imports from the floors below its own."""
+LEVEL = {part: level for level, parts in enumerate(FLOORS) for part in parts}
+
+SOURCES = sorted(
+    {
+        path.relative_to(ROOT)
+        for folder in (PACKAGE, PACKAGE / "workers", PACKAGE / "search_spaces")
+        for path in folder.rglob("*.py")
+    }
+)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of every module that a file imports, at its top or inside a function."""
+    package = [*path.with_suffix("").parts][:-1]
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            if node.module:
+                yield ".".join([*base, node.module])
+            else:
+                yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def part_of(name: str) -> str | None:
+    """``plan`` of ``autotune.plan``; None for other packages and for ``autotune`` itself."""
+    head, _, rest = name.partition(".")
+    part = rest.partition(".")[0]
+    return part if head == "autotune" and part not in ("", "__init__", "__version__") else None
+
+
+def run(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *args], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+
+
+def test_every_part_has_a_floor():
+    """A new module says where it belongs."""
+    parts = {part for path in SOURCES if (part := part_of(".".join(path.with_suffix("").parts)))}
+    assert parts == LEVEL.keys()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_imports_point_down(path):
+    """Also inside functions and for annotations."""
+    own = part_of(".".join(path.with_suffix("").parts))
+    others = {part for name in imports(path) if (part := part_of(name)) and part != own}
+    assert own is None or [other for other in others if LEVEL[other] <= LEVEL[own]] == []
+
+
+def test_a_technique_sees_its_base_and_its_facts_alone():
+    """Techniques know nothing of each other: their order is apply's."""
+    allowed = {f"autotune.{name}" for name in ("techniques._base", "techniques.facts", "errors", "units")}
+    for path in (PACKAGE / "techniques").glob("[a-z]*.py"):
+        ours = {name for name in imports(path.relative_to(ROOT)) if name.startswith("autotune")}
+        assert ours <= allowed, path.name
+
+
+@pytest.mark.parametrize(("library", "homes"), [("optuna", {"search"}), ("ray", {"workers/ray_pool.py"})])
+def test_optuna_and_ray_have_one_home_each(library, homes):
+    importers = {path for path in SOURCES if any(name.split(".")[0] == library for name in imports(path))}
+    assert importers
+    stray = [str(path) for path in importers if not any(str(path).startswith(f"autotune/{home}") for home in homes)]
+    assert stray == []
+
+
+HEAVY = "print(sorted({'torch', 'optuna', 'ray', 'numpy'} & set(sys.modules)))"
+LIGHT = {
+    "import autotune": "import autotune",
+    "reading a plan": "import autotune; autotune.load_plan('tests/golden/plan.yaml')",
+    "reading a space": "from autotune.search_spaces import load_space; load_space('default')",
+    "the command line": "import autotune.cli, autotune.commands, autotune.report.show, autotune.starter",
+    "the worker contract": "import autotune.workers",
+    "autotune --help": (
+        "from autotune.cli import main; sys.argv = ['autotune', '--help']; sys.stdout = open('/dev/null', 'w')\n"
+        "try: main()\nexcept SystemExit: pass\nsys.stdout = sys.__stdout__"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LIGHT)
+def test_torch_optuna_and_ray_are_not_loaded_by(what):
+    """They take seconds, and a driver may stand where there is no torch."""
+    done = run("-c", f"import sys\n{LIGHT[what]}\n{HEAVY}", cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_driver_needs_no_torch():
+    """The whole search side is imported where importing torch fails."""
+    blocked = (
+        "import sys; sys.modules['torch'] = None; import autotune.search.driver, autotune.commands, autotune.report"
+    )
+    done = run("-c", blocked, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["workers", "search_spaces"])
+def test_the_second_root_is_a_link_within_the_package(name):
+    """Committed as a relative link, so that a clone anywhere has it."""
+    link = PACKAGE / name
+    assert os.readlink(link) == f"../{name}"
+    assert link.resolve() == ROOT / name
+    assert (link / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("name", ["workers", "search_spaces"])
+def test_an_accidental_top_level_import_fails(name, tmp_path):
+    """Loudly from the checkout's root, where the folder lies; elsewhere there is no such module."""
+    at_root, elsewhere = (run("-c", f"import {name}", cwd=cwd) for cwd in (ROOT, tmp_path))
+    assert "attempted relative import beyond top-level package" in at_root.stderr
+    assert elsewhere.returncode == 1
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel, built from a copy of the checkout by setuptools itself."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "checkout"
+    copy.mkdir()
+    for name in ("autotune", "workers", "search_spaces"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
+    done = run("-c", code, cwd=copy)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheels_only_top_level_name_is_autotune(wheel):
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"autotune"}
+
+
+def test_the_wheel_holds_every_module_and_data_file(wheel):
+    """Both roots with the YAML of the presets, the schemas, and the mark that types are there."""
+    files = [
+        *map(str, SOURCES),
+        *(f"autotune/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.yaml")),
+    ]
+    files += [*(f"autotune/{path.name}" for path in PACKAGE.glob("*.json")), "autotune/py.typed"]
+    assert set(files) - {*zipfile.ZipFile(wheel).namelist()} == set()
+    assert "autotune/search_spaces/default.yaml" in files
+
+
+def test_an_installed_wheel_works_away_from_the_checkout(wheel, tmp_path):
+    """Unpacked elsewhere, both roots import from there, and a preset is found."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        "import autotune.workers, autotune.search_spaces as s; s.load_space('default');"
+        "print(autotune.workers.__file__); print(s.__file__)"
+    )
+    done = run("-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.stdout.split() == [
+        str(tmp_path / "autotune" / name / "__init__.py") for name in ("workers", "search_spaces")
+    ]
