@@ -14,7 +14,7 @@ from ..techniques.batch import Batch
 from ..units import ceil_mib, format_bytes
 from ..workers import Measured, OutOfMemory
 from .evidence import combine, gain, overlap
-from .finalists import Fallen, Final
+from .finalists import Final
 from .inquiry import LARGEST_OF
 from .pace import NUM_REPEATS
 from .session import Session
@@ -62,7 +62,7 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
     )
 
 
-def nothing_fits(session: Session, fallen: tuple[Fallen, ...] = ()) -> NothingFits:
+def nothing_fits(session: Session, fallen: tuple[Tried, ...] = ()) -> NothingFits:
     """Why no configuration can be used: the nearest miss, and what would help."""
     tried = session.study.tried
     limit = session.budget.limit
@@ -70,8 +70,8 @@ def nothing_fits(session: Session, fallen: tuple[Fallen, ...] = ()) -> NothingFi
     if limit is not None:
         head += f" within {format_bytes(limit)} (margin {session.budget.margin:.0%})"
     lines = [f"{head}."]
-    misses = [(peak, row) for row in tried if (peak := _miss(row)) is not None]
-    misses += [(row.peak_bytes, row.tried) for row in fallen if row.peak_bytes is not None]
+    infeasible = [*(row for row in tried if not row.verdict.feasible), *fallen]
+    misses = [(peak, row) for row in infeasible if (peak := _miss(row)) is not None]
     helps = []
     if misses:
         peak, nearest = min(misses, key=lambda miss: miss[0])
@@ -80,7 +80,7 @@ def nothing_fits(session: Session, fallen: tuple[Fallen, ...] = ()) -> NothingFi
         needed = format_bytes(ceil_mib(round(peak * (1 + session.budget.margin))))
         helps.append(f"--budget {needed.replace(' ', '')}{' or more' if at_least else ''} would admit it")
     else:
-        lines += [f"Trial {row.number}: {row.verdict.reason}." for row in tried]
+        lines += [f"Trial {row.number}: {row.verdict.reason}." for row in infeasible]
     effective = session.facts.effective_batch
     refused = Batch.of(effective, -(-effective // 2)).unavailable(session.facts) if effective > 1 else None
     if session.facts.effective_batch_held and refused is not None and misses:
@@ -140,7 +140,7 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     if reference is not None and winner.number != 0 and not final.reference and final.repeats:
         yield "the reference was measured once, during the search"
     for row in final.fallen:
-        yield f"trial {row.tried.number} looked faster in the search and fell in a fresh interpreter: {row.reason}"
+        yield f"trial {row.number} looked faster in the search and fell in a fresh interpreter: {row.verdict.reason}"
 
 
 def _batch_notes(session: Session, settings: Settings) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ..errors import Interrupted, PlanError, TaskError
 from ..plan import Budget, Plan
 from ..search_spaces import SearchSpace, load_space
 from ..techniques import Facts
-from ..workers import Executor, Measured, Outcome, OutOfMemory
+from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut
 from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
 from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
@@ -130,6 +130,11 @@ def _check_reference(session: Session) -> None:
             session.warn(f"the reference is {reference.verdict.reason}; it was measured without enforcement.")
     elif isinstance(outcome, OutOfMemory):
         session.warn(f"the reference does not fit the device ({reference.verdict.reason}): there is no gain to state.")
+    elif isinstance(outcome, TimedOut) and session.options.max_time_s is not None:
+        raise TaskError(
+            f"{task}: the job as it stands did not end within the {outcome.deadline_s:.0f} s that --max-time leaves for "
+            f"it. Give it more time, unless it hangs: it was {outcome.message.removeprefix('ended while ')}"
+        )
     else:
         raise TaskError(f"{task}: the job as it stands fails: {failure(outcome)}")
 

@@ -10,23 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..measure import Measurement
-from ..workers import Measured, Outcome, OutOfMemory
+from ..workers import Measured, Outcome
 from .events import FinalistEnded, TrialStarted
 from .pace import NUM_FINALISTS, NUM_REPEATS
 from .session import Session
 from .study import Tried
 
-__all__ = ["Fallen", "Final", "settle"]
-
-
-@dataclass(frozen=True)
-class Fallen:
-    """A configuration that the search found feasible and a fresh interpreter did not."""
-
-    tried: Tried
-    reason: str
-    peak_bytes: int | None
-    """Its peak in the run that failed; None where none was measured."""
+__all__ = ["Final", "settle"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +29,8 @@ class Final:
     """The winner's fresh measurements; empty when there was no time for any."""
     reference: tuple[Measurement, ...]
     """The reference's."""
-    fallen: tuple[Fallen, ...] = ()
-    """Configurations that did not hold what the search measured."""
+    fallen: tuple[Tried, ...] = ()
+    """Configurations that a fresh interpreter found infeasible, each with that outcome."""
 
 
 def settle(session: Session) -> Final:
@@ -61,7 +51,7 @@ class _Finals:
     session: Session
     generation: str = field(init=False)
     reference_runs: list[Measurement] = field(default_factory=list)
-    fallen: list[Fallen] = field(default_factory=list)
+    fallen: list[Tried] = field(default_factory=list)
 
     def settle(self) -> Final:
         feasible = self.session.feasible
@@ -78,7 +68,7 @@ class _Finals:
                 return self._final(candidate, repeats)
             if not complete:
                 break
-        gone = {row.tried.number for row in self.fallen}
+        gone = {row.number for row in self.fallen}
         left = [row for row in order if row.number not in gone]
         return self._final(left[0] if left else None, [])
 
@@ -105,7 +95,7 @@ class _Finals:
                 if measurement is not None:
                     speeds[row.number] = measurement.samples_per_s.value
         except _OutOfTime:
-            return [row for row in finalists if row.number not in {fallen.tried.number for fallen in self.fallen}]
+            return [row for row in finalists if row.number not in {fallen.number for fallen in self.fallen}]
         return sorted((row for row in finalists if row.number in speeds), key=lambda row: -speeds[row.number])
 
     def _repeat(self, candidate: Tried, num_repeats: int) -> tuple[list[Measurement] | None, bool]:
@@ -159,11 +149,10 @@ class _Finals:
         verdict = self.session.judge(outcome)
         if verdict.feasible and isinstance(outcome, Measured):
             return outcome.measurement
-        reason = verdict.reason or "it did not end well"
-        peak = outcome.measurement.peak.process if isinstance(outcome, Measured) else None
-        peak = outcome.peak_bytes if isinstance(outcome, OutOfMemory) else peak
-        self.fallen.append(Fallen(row, reason, peak if verdict.over_memory else None))
-        self.session.warn(f"trial {row.number} is out: {reason}, in fresh interpreter {number + 1}. The next is tried.")
+        self.fallen.append(Tried(row.number, row.settings, outcome, verdict))
+        self.session.warn(
+            f"trial {row.number} is out: {verdict.reason}, in fresh interpreter {number + 1}. The next is tried."
+        )
         return None
 
     def _why(self, outcome: Outcome) -> str:

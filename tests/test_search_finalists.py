@@ -1,0 +1,175 @@
+"""What a plan states comes from fresh interpreters, and from another round than the one that picked it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from search_tables import MIB, configurations, facts, options, peak, row, run_search, speed
+
+from autotune.errors import NothingFits
+from autotune.measure import Measurement, Parity
+from autotune.plan import Budget, Peak, Speed
+from autotune.search.events import FinalistEnded, Warned
+from autotune.search.evidence import combine, overlap
+from autotune.techniques import Settings
+from autotune.techniques.allocator import Allocator
+from autotune.techniques.batch import Batch
+from autotune.techniques.precision import Precision
+from autotune.workers import Crashed, OutOfMemory
+from autotune.workers.table import TableExecutor
+
+SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
+REFERENCE = Settings(batch=Batch(micro=64))
+BF16 = REFERENCE.model_copy(update={"precision": Precision(kind="bf16")})
+TCMALLOC = REFERENCE.model_copy(update={"allocator": Allocator(kind="tcmalloc")})
+BOTH = BF16.model_copy(update={"allocator": Allocator(kind="tcmalloc")})
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("space.yaml").write_text(SMALL)
+
+
+def measurement(value: float, half: float = 0.0, process: int = MIB) -> Measurement:
+    return Measurement(
+        samples_per_s=Speed(value=value, low=value - half, high=value + half),
+        peak=Peak(process=process),
+        parity=Parity(losses=(1.0,)),
+        num_steps=1,
+        num_windows=1,
+        loader_wait=0.0,
+        epoch_start_s=0.0,
+        phases_s={},
+    )
+
+
+def test_finalists_are_compared_once_then_winner_and_reference_take_turns():
+    assert run_search(options()).fresh == [BOTH, BF16, TCMALLOC, REFERENCE] + [BOTH, REFERENCE] * 3
+
+
+def test_the_rounds_are_told_as_they_end():
+    ended = run_search(options()).seen(FinalistEnded)
+    assert [event.round for event in ended] == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert {event.num_rounds for event in ended} == {3}
+
+
+def test_the_search_alone_forks_and_the_finalists_alone_are_fresh():
+    requests = run_search(options()).executor.requests
+    assert [request.fresh for request in requests] == [False] * 5 + [True] * 10
+
+
+def test_the_winner_is_picked_by_the_first_round_and_not_by_the_search():
+    """bf16 was lucky in the search: 200, then 100 ever after; both settings together hold 150."""
+    rows = [
+        row(BF16, samples_per_s=(200.0, 100.0, 100.0, 100.0, 100.0), peak_bytes=(MIB,) * 5),
+        row(BOTH, samples_per_s=(150.0,), peak_bytes=(MIB,)),
+    ]
+    assert run_search(options(), rows=rows).plan.settings == BOTH
+
+
+def test_the_numbers_that_picked_the_winner_are_not_among_those_reported():
+    """In the search 500, in the first round 400, then 100 three times: the plan says 100."""
+    rows = [row(BOTH, samples_per_s=(500.0, 400.0, 100.0, 100.0, 100.0), peak_bytes=(MIB,) * 5)]
+    assert run_search(options(), rows=rows).plan.measured.samples_per_s.value == 100.0
+
+
+def test_the_peak_is_the_largest_of_the_repeats_in_whole_mebibytes():
+    peaks = (MIB, MIB, 2 * MIB, 3 * MIB + 1, MIB)
+    rows = [row(BOTH, samples_per_s=(200.0,) * 5, peak_bytes=peaks)]
+    assert run_search(options(), rows=rows).plan.measured.peak.process == 4 * MIB
+
+
+def test_a_winner_that_does_not_hold_the_budget_in_a_repeat_gives_way_to_the_next():
+    limit = 700 * MIB
+    rows = [row(BOTH, samples_per_s=(200.0,) * 5, peak_bytes=(MIB, MIB, MIB, limit, MIB))]
+    run = run_search(options(budget_bytes=limit), rows=rows)
+    assert run.plan.settings == BF16
+    assert run.plan.measured.samples_per_s.repeats == 3
+    assert any("trial 1 is out: over the budget by 21 MiB" in event.message for event in run.seen(Warned))
+    assert any("trial 1 looked faster" in note for note in run.plan.notes)
+
+
+def test_a_finalist_that_fails_in_the_first_round_is_not_the_winner():
+    class Fails(TableExecutor):
+        def _answer(self, request):
+            fails = request.fresh and request.plan.settings == BOTH
+            return Crashed(message="SIGSEGV") if fails else super()._answer(request)
+
+    executor = Fails(facts(), [row(settings) for settings in configurations(facts())])
+    assert run_search(options(), executor=executor).plan.settings == BF16
+
+
+def test_when_every_finalist_falls_the_reference_is_the_plan():
+    class OnlyTheReference(TableExecutor):
+        def _answer(self, request):
+            fails = request.fresh and request.plan.settings != REFERENCE
+            return Crashed(message="SIGSEGV") if fails else super()._answer(request)
+
+    executor = OnlyTheReference(facts(), [row(settings) for settings in configurations(facts())])
+    plan = run_search(options(), executor=executor).plan
+    assert plan.settings == REFERENCE
+    assert plan.gain.speed == 1.0
+
+
+def test_when_everything_falls_nothing_fits_and_the_nearest_miss_is_of_the_finalists():
+    limit = 700 * MIB
+
+    class Grows(TableExecutor):
+        def _answer(self, request):
+            if not request.fresh:
+                return super()._answer(request)
+            return OutOfMemory(peak_bytes=limit + MIB, message="the watchdog")
+
+    executor = Grows(facts(), [row(settings) for settings in configurations(facts())])
+    with pytest.raises(NothingFits, match="Nearest miss: at least 701 MiB with"):
+        run_search(options(budget_bytes=limit), executor=executor)
+    assert not Path("plan.yaml").exists()
+
+
+def test_a_reference_that_ran_out_of_memory_is_not_run_again():
+    rows = [row(REFERENCE, outcome=OutOfMemory(peak_bytes=10**9, message="no"))]
+    assert REFERENCE not in run_search(options(), rows=rows).fresh
+
+
+def test_a_reference_over_the_budget_takes_turns_without_enforcement():
+    run = run_search(options(budget_bytes=600 * MIB))
+    fresh = [request for request in run.executor.requests if request.fresh]
+    assert [r.measure.enforce for r in fresh if r.plan.settings == REFERENCE] == [False] * 3
+    assert all(r.measure.enforce for r in fresh if r.plan.settings != REFERENCE)
+
+
+def test_a_gain_within_the_spread_is_noted():
+    rows = [row(s, samples_per_s=(100.5,)) for s in (BF16, TCMALLOC, BOTH)] + [row(REFERENCE, samples_per_s=(100.0,))]
+    assert any("within the spread" in note for note in run_search(options(), rows=rows).plan.notes)
+
+
+def test_the_gain_is_the_ratio_of_the_repeats():
+    gain = run_search(options()).plan.gain
+    assert gain.speed == round(speed(BOTH) / speed(REFERENCE), 3)
+    assert gain.memory == round(math.ceil(peak(BOTH) / MIB) / math.ceil(peak(REFERENCE) / MIB), 3)
+
+
+def test_the_interval_is_students_over_three_repeats():
+    """99, 100, 101: mean 100, deviation 1, so 4.303 / sqrt(3) = 2.484 on either side."""
+    found = combine([measurement(value) for value in (99.0, 100.0, 101.0)], Budget()).samples_per_s
+    assert (found.value, found.repeats) == (100.0, 3)
+    assert (found.low, found.high) == (97.516, 102.48)
+
+
+def test_an_interval_within_the_repeats_that_is_wider_stands():
+    found = combine([measurement(100.0, half=5.0) for _ in range(3)], Budget()).samples_per_s
+    assert (found.low, found.high) == (95.0, 105.0)
+
+
+def test_one_repeat_over_the_budget_means_that_it_does_not_fit():
+    repeats = [measurement(1.0, process=MIB), measurement(1.0, process=100 * MIB)]
+    assert combine(repeats, Budget(limit=103 * MIB)).fits
+    assert not combine(repeats, Budget(limit=102 * MIB)).fits
+
+
+def test_intervals_overlap_where_they_share_a_value():
+    assert overlap(Speed(value=2, low=1, high=3), Speed(value=4, low=3, high=5))
+    assert not overlap(Speed(value=2, low=1, high=2.9), Speed(value=4, low=3, high=5))

@@ -1,0 +1,119 @@
+"""``--max-time`` bounds everything: by a clock that the trials themselves move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from search_tables import configurations, facts, options, row, run_search
+
+from autotune.errors import TaskError
+from autotune.search.events import Stopped
+from autotune.search.pace import Pace
+from autotune.techniques import Facts
+from autotune.workers import Measured, Outcome, TimedOut, TrialRequest
+from autotune.workers.table import TableExecutor
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Clocked(TableExecutor):
+    """Every trial takes its time share and an overhead, twice that where it is fresh; what hangs, its deadline."""
+
+    def __init__(self, known: Facts, overhead_s: float, hangs: bool = False) -> None:
+        super().__init__(known, [row(settings) for settings in configurations(known)])
+        self.now, self.overhead_s, self.hangs = 0.0, overhead_s, hangs
+
+    def clock(self) -> float:
+        return self.now
+
+    def _answer(self, request: TrialRequest) -> Outcome:
+        outcome = super()._answer(request)
+        if not isinstance(outcome, Measured) or request.measure is None:
+            self.now += self.overhead_s
+            return outcome
+        if self.hangs and not request.fresh and len(self.requests) > 2:
+            self.now += request.deadline_s
+            return TimedOut(deadline_s=request.deadline_s)
+        share = request.measure.trial_time_s
+        seconds = self.overhead_s * (2 if request.fresh else 1) + share
+        self.now += seconds
+        measurement = outcome.measurement.model_copy(update={"phases_s": {"timed": share}})
+        return outcome.model_copy(update={"measurement": measurement, "seconds": seconds})
+
+
+@pytest.mark.parametrize(("max_time_s", "overhead_s"), [(60.0, 0.5), (90.0, 2.0), (600.0, 5.0), (30.0, 3.0)])
+def test_a_search_ends_within_its_time_with_a_plan(max_time_s: float, overhead_s: float):
+    executor = Clocked(facts(), overhead_s)
+    run = run_search(options(max_time_s=max_time_s, trials=24), executor=executor, clock=executor.clock)
+    assert executor.now <= max_time_s
+    assert run.plan.measured.samples_per_s.repeats >= 1
+    assert run.plan.search.seconds == round(executor.now, 1)
+
+
+def test_with_time_enough_all_trials_and_all_repeats_are_had():
+    executor = Clocked(facts(), 0.5)
+    run = run_search(options(max_time_s=90.0, trials=12), executor=executor, clock=executor.clock)
+    assert len(run.measured) == 12
+    assert run.plan.measured.samples_per_s.repeats == 3
+
+
+def test_time_is_given_to_the_trials_evenly_and_used():
+    executor = Clocked(facts(), 0.5)
+    run_search(options(max_time_s=120.0, trials=12), executor=executor, clock=executor.clock)
+    shares = [r.measure.trial_time_s for r in executor.requests if r.measure and not r.fresh]
+    assert max(shares[1:]) <= 2 * min(shares[1:])
+    assert executor.now > 100.0
+
+
+def test_when_time_runs_out_it_is_the_reason_and_fewer_repeats_are_noted():
+    executor = Clocked(facts(), 3.0)
+    run = run_search(options(max_time_s=30.0, trials=24), executor=executor, clock=executor.clock)
+    assert run.seen(Stopped) == [Stopped("the time was used up")]
+    assert run.plan.measured.samples_per_s.repeats < 3
+    assert any("the time was used up" in note for note in run.plan.notes)
+
+
+def test_hanging_configurations_do_not_eat_the_finalists_time():
+    executor = Clocked(facts(), 0.5, hangs=True)
+    run = run_search(options(max_time_s=60.0), executor=executor, clock=executor.clock)
+    assert executor.now <= 60.0
+    assert run.plan.gain.speed == 1.0
+
+
+def test_a_reference_that_hangs_ends_with_the_time():
+    class Hangs(Clocked):
+        def _answer(self, request: TrialRequest) -> Outcome:
+            if request.measure is None:
+                return super()._answer(request)
+            self.now += request.deadline_s
+            return TimedOut(deadline_s=request.deadline_s, message="in model.py line 3")
+
+    executor = Hangs(facts(), 0.5)
+    with pytest.raises(TaskError, match=r"did not end within \d+ s. in model.py line 3"):
+        run_search(options(max_time_s=20.0), executor=executor, clock=executor.clock)
+    assert executor.now <= 20.0
+
+
+def test_without_a_limit_every_trial_gets_its_share_and_a_generous_deadline():
+    executor = Clocked(facts(), 4.0)
+    run_search(options(trial_time_s=5.0, trials=3), executor=executor, clock=executor.clock)
+    measured = [request for request in executor.requests if request.measure]
+    assert {request.measure.trial_time_s for request in measured} == {5.0}
+    assert measured[0].deadline_s == 605.0
+    assert measured[1].deadline_s == 65.0
+
+
+def test_a_slow_reference_makes_later_deadlines_longer():
+    executor = Clocked(facts(), 50.0)
+    run_search(options(trial_time_s=5.0, trials=2), executor=executor, clock=executor.clock)
+    assert [r.deadline_s for r in executor.requests if r.measure][1] == 505.0
+
+
+def test_the_estimate_is_every_trial_and_every_finalist_at_full_length():
+    """24 trials of 10 + 2 s and 10 fresh runs of 10 + 5 s; at most what --max-time allows."""
+    assert Pace(10.0, None).estimate_s(24) == 24 * 12 + 10 * 15
+    assert Pace(10.0, 100.0).estimate_s(24) == 100.0

@@ -1,0 +1,128 @@
+"""``verify`` and ``--dry-run``, over a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from search_tables import MIB, configurations, facts, options, peak, row, run_search, speed
+
+from autotune.errors import PlanError, SpaceError, TaskError
+from autotune.plan import Plan
+from autotune.search.events import Event
+from autotune.search.preview import preview
+from autotune.search.verify import Verification, verify
+from autotune.techniques import Facts, Settings
+from autotune.techniques.batch import Batch
+from autotune.workers import Crashed, Failed, OutOfMemory
+from autotune.workers.table import Row, TableExecutor
+
+SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("space.yaml").write_text(SMALL)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    found = run_search(options(budget_bytes=600 * MIB)).plan
+    assert found is not None
+    return found
+
+
+def check(plan: Plan, changed: Row | None = None, known: Facts | None = None) -> tuple[Verification, TableExecutor]:
+    rows = [row(settings) for settings in configurations(facts())] + ([changed] if changed else [])
+    executor = TableExecutor(known or facts(), rows)
+    events: list[Event] = []
+    return verify(plan, "model.py", executor, events.append), executor
+
+
+def test_a_plan_that_is_as_it_was_holds(plan: Plan):
+    found, executor = check(plan)
+    assert found.holds
+    assert found.slower is None
+    assert found.warnings == ()
+    assert found.measured == plan.measured
+    assert [request.fresh for request in executor.requests] == [False, True, True, True]
+
+
+def test_one_repeat_over_the_budget_is_over_the_budget(plan: Plan):
+    peaks = (MIB, 600 * MIB, MIB)
+    found, _ = check(plan, row(plan.settings, samples_per_s=(100.0,) * 3, peak_bytes=peaks))
+    assert found.over_budget == "over the budget by 18 MiB, margin included"
+    assert not found.holds
+
+
+def test_running_out_of_memory_is_over_the_budget(plan: Plan):
+    found, executor = check(plan, row(plan.settings, outcome=OutOfMemory(peak_bytes=700 * MIB, message="the kernel")))
+    assert found.over_budget == "out of memory at 700 MiB: the kernel"
+    assert found.measured is None
+    assert len(executor.requests) == 2
+
+
+def test_slower_than_the_plans_interval_is_said_and_still_holds(plan: Plan):
+    found, _ = check(plan, row(plan.settings, samples_per_s=(speed(plan.settings) / 2,)))
+    assert found.slower is not None
+    assert "50.0% below" in found.slower
+    assert found.holds
+
+
+def test_a_little_slower_within_the_intervals_is_not_slower(plan: Plan):
+    found, _ = check(plan, row(plan.settings, samples_per_s=(speed(plan.settings) * 0.99,)))
+    assert found.slower is None
+
+
+def test_a_plan_for_another_model_is_refused(plan: Plan):
+    with pytest.raises(PlanError, match=r"found for model.py \(sha256:aaa.*other parameters"):
+        check(plan, known=facts(fingerprint="sha256:" + "b" * 64))
+
+
+def test_another_torch_is_a_warning(plan: Plan):
+    found, _ = check(plan, known=facts(torch_version="2.99"))
+    assert found.warnings == ("the plan was measured with torch 2.13.0, and this is 2.99",)
+    assert found.holds
+
+
+def test_what_cannot_be_had_here_is_refused_by_name(plan: Plan):
+    with pytest.raises(PlanError, match=r"settings.allocator: cannot be had here: tcmalloc is not installed"):
+        check(plan, known=facts(allocators=()))
+
+
+def test_a_task_that_fails_is_a_task_error(plan: Plan):
+    with pytest.raises(TaskError, match="ValueError: boom"):
+        check(plan, row(plan.settings, outcome=Failed(message="ValueError: boom", traceback="Traceback")))
+    with pytest.raises(TaskError, match="SIGSEGV"):
+        check(plan, row(plan.settings, outcome=Crashed(message="SIGSEGV")))
+
+
+def test_a_plan_written_by_hand_is_measured_without_anything_to_compare():
+    settings = Settings(batch=Batch(micro=64))
+    found, _ = check(Plan(settings=settings))
+    assert found.holds
+    assert found.measured is not None
+    assert found.measured.peak.process >= peak(settings)
+
+
+def test_a_dry_run_counts_the_space_and_measures_nothing():
+    executor = TableExecutor(facts(), [])
+    found = preview(options(trials=3), executor)
+    assert {name: len(row) for name, row in found.choices.items()} == {"precision": 2, "allocator": 2}
+    assert (found.num_configurations, found.num_trials) == (4, 3)
+    assert found.estimate_s > 3 * 60
+    assert [request.kind for request in executor.requests] == ["inspect"]
+    assert sorted(path.name for path in Path().iterdir()) == ["space.yaml"]
+
+
+def test_a_dry_run_names_what_cannot_be_had():
+    Path("space.yaml").write_text("schema: autotune/space@1\nprecision: [{kind: fp32}, {kind: tf32}]\n")
+    (missing,) = preview(options(), TableExecutor(facts(), [])).unavailable
+    assert missing.setting.model_dump() == {"kind": "tf32"}
+
+
+def test_a_dry_run_of_a_bad_space_is_a_space_error():
+    Path("space.yaml").write_text("schema: autotune/space@1\nprecison: auto\n")
+    with pytest.raises(SpaceError, match="precison"):
+        preview(options(), TableExecutor(facts(), []))
