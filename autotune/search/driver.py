@@ -132,8 +132,8 @@ def _check_reference(session: Session) -> None:
         session.warn(f"the reference does not fit the device ({reference.verdict.reason}): there is no gain to state.")
     elif isinstance(outcome, TimedOut) and session.options.max_time_s is not None:
         raise TaskError(
-            f"{task}: the job as it stands did not end within the {outcome.deadline_s:.0f} s that --max-time leaves for "
-            f"it. Give it more time, unless it hangs: it was {outcome.message.removeprefix('ended while ')}"
+            f"{task}: the job as it stands did not end within the {outcome.deadline_s:.0f} s that --max-time leaves "
+            f"for it. Give it more time, unless it hangs: it was {outcome.message.removeprefix('ended while ')}"
         )
     else:
         raise TaskError(f"{task}: the job as it stands fails: {failure(outcome)}")
