@@ -7,6 +7,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def folder(tmp_path: Path) -> Path:
 
 def search(folder: Path, task: str, *options: str, **extra: str) -> Ended:
     return autotune("search", task, *QUICK, *options, cwd=folder, **extra)
+
+
+def interrupted(folder: Path, task: str, **extra: str) -> Ended:
+    """A search that measures two configurations and is then stopped: quick, however busy the machine is."""
+    running = start("search", task, *QUICK, "--trials", "20", cwd=folder, **extra)
+    before = running.read_until("trial 1 starts")
+    running.process.send_signal(signal.SIGINT)
+    ended = running.finish()
+    assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "plan.yaml\n", []), ended.stderr
+    return replace(ended, stderr=before + ended.stderr)
 
 
 def assert_refused(ended: Ended, *words: str, code: int = 2) -> None:
@@ -82,13 +93,12 @@ def test_a_task_that_cannot_be_measured(task, words, folder):
 
 
 def test_a_task_that_hangs_is_ended_and_told_where(folder):
-    ended = search(folder, "hostile_hang.py", "--max-time", "8s")
+    ended = search(folder, "hostile_hang.py", "--max-time", "12s")
     assert_refused(ended, "did not end within", "compute_loss")
 
 
 def test_a_task_that_prints_a_great_deal_is_measured_and_its_output_kept(folder):
-    ended = search(folder, "hostile_prints.py", "--max-time", "10s")
-    assert (ended.returncode, ended.stdout, ended.left_behind) == (0, "plan.yaml\n", [])
+    ended = interrupted(folder, "hostile_prints.py")
     assert len(ended.stderr) < 10_000
     logs = list(folder.glob(".autotune/*/*.log"))
     assert logs
@@ -96,15 +106,13 @@ def test_a_task_that_prints_a_great_deal_is_measured_and_its_output_kept(folder)
 
 
 def test_processes_that_a_task_leaves_are_ended(folder):
-    ended = search(folder, "hostile_leaves_processes.py", "--max-time", "10s", AUTOTUNE_TEST_PIDS=str(folder / "pids"))
-    assert (ended.returncode, ended.left_behind) == (0, [])
-    assert len((folder / "pids").read_text().split()) >= 4  # two for each process that built the model
+    interrupted(folder, "hostile_leaves_processes.py", AUTOTUNE_TEST_PIDS=str(folder / "pids"))
+    assert len((folder / "pids").read_text().split()) >= 6  # two for each process that built the model
 
 
 def test_a_dataset_smaller_than_the_batch_caps_the_micro_batch(folder):
     (folder / "small.py").write_text("from healthy import *\nbatch_size = 100\n")
-    ended = search(folder, "small.py", "--max-time", "10s")
-    assert (ended.returncode, ended.left_behind) == (0, [])
+    ended = interrupted(folder, "small.py")
     assert "64 samples" in ended.stderr
     batch = load_plan(folder / "plan.yaml").settings.batch
     assert batch is not None
@@ -169,24 +177,28 @@ def test_an_unknown_technique_or_value_in_a_plan(settings, words, folder):
 LAUGHS = "a: &a [ha, ha]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefghi"))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("settings: [", "not plain YAML"),
-        ("- a\n- b\n", "expected a mapping"),
-        ("schema: !!python/object/apply:os.system ['touch hacked']\n", "not plain YAML"),
-        (LAUGHS, "aliases are not allowed"),
-        ("schema: autotune/plan@1\nschema: autotune/plan@1\n", "a key stands twice"),
-        ("[" * 100_000, "not plain YAML"),
-        ("\0", "not plain YAML"),
-    ],
-    ids=["malformed", "no mapping", "python object", "billion laughs", "twice", "deep", "binary"],
-)
-@pytest.mark.parametrize("command", ["show", "verify", "run"])
-def test_malformed_or_hostile_yaml(command, text, words, folder):
+HOSTILE = {
+    "malformed": ("settings: [", "not plain YAML"),
+    "no mapping": ("- a\n- b\n", "expected a mapping"),
+    "python object": ("schema: !!python/object/apply:os.system ['touch hacked']\n", "not plain YAML"),
+    "billion laughs": (LAUGHS, "aliases are not allowed"),
+    "twice": ("schema: autotune/plan@1\nschema: autotune/plan@1\n", "a key stands twice"),
+    "deep": ("[" * 100_000, "not plain YAML"),
+    "binary": ("\0", "not plain YAML"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_malformed_or_hostile_yaml(kind, folder):
+    text, words = HOSTILE[kind]
     (folder / "plan.yaml").write_text(text)
-    rest = ("--", "true") if command == "run" else ()
-    assert_refused(autotune(command, "plan.yaml", *rest, cwd=folder), "plan.yaml", words)
+    assert_refused(autotune("show", "plan.yaml", cwd=folder), "plan.yaml", words)
+
+
+@pytest.mark.parametrize("command", [("show",), ("verify",), ("run", "--", "true")], ids=lambda command: command[0])
+def test_no_command_runs_what_a_plan_holds(command, folder):
+    (folder / "plan.yaml").write_text(HOSTILE["python object"][0])
+    assert_refused(autotune(command[0], "plan.yaml", *command[1:], cwd=folder), "not plain YAML")
     assert not (folder / "hacked").exists()
 
 
@@ -211,8 +223,10 @@ def verify(folder: Path, *options: str) -> Ended:
     return autotune("verify", "plan.yaml", "--executor", "local", "--trial-time", "1", *options, cwd=folder)
 
 
-def fingerprint(folder: Path) -> str:
-    ended = search(folder, "healthy.py", "--dry-run", "--json")
+@pytest.fixture(scope="module")
+def fingerprint() -> str:
+    """Of the healthy task."""
+    ended = autotune("search", "healthy.py", "--executor", "local", "--dry-run", "--json", cwd=TASKS)
     return json.loads(ended.stdout)["facts"]["fingerprint"]
 
 
@@ -221,8 +235,8 @@ def test_a_plan_for_another_model(folder):
     assert_refused(verify(folder), "it was found for healthy.py", "Search again")
 
 
-def test_a_plan_measured_with_another_torch_is_a_warning(folder):
-    (folder / "plan.yaml").write_text(plan_text(fingerprint(folder)))
+def test_a_plan_measured_with_another_torch_is_a_warning(folder, fingerprint):
+    (folder / "plan.yaml").write_text(plan_text(fingerprint))
     ended = verify(folder)
     assert (ended.returncode, ended.left_behind) == (0, [])
     assert "the plan was measured with torch 0.4.1, and this is " in ended.stderr
@@ -230,8 +244,8 @@ def test_a_plan_measured_with_another_torch_is_a_warning(folder):
     assert "The plan holds." in ended.stdout
 
 
-def test_a_plan_over_its_budget_does_not_hold(folder):
-    (folder / "plan.yaml").write_text(plan_text(fingerprint(folder), budget="16 MiB"))
+def test_a_plan_over_its_budget_does_not_hold(folder, fingerprint):
+    (folder / "plan.yaml").write_text(plan_text(fingerprint, budget="16 MiB"))
     ended = verify(folder)
     assert (ended.returncode, ended.left_behind) == (3, [])
     assert "The plan does not hold" in ended.stdout
@@ -281,13 +295,8 @@ def test_a_full_disk_loses_nothing(folder):
 
 
 def test_ctrl_c_finishes_the_running_trial_and_writes_the_best_so_far(folder):
-    running = start("search", "healthy.py", *QUICK, "--trials", "20", cwd=folder)
-    running.read_until("trial 1 starts")
-    running.process.send_signal(signal.SIGINT)
-    ended = running.finish()
-    assert (ended.returncode, ended.left_behind) == (130, [])
+    ended = interrupted(folder, "healthy.py")
     assert "Ctrl-C again stops at once" in ended.stderr
-    assert ended.stdout == "plan.yaml\n"
     record = load_plan(folder / "plan.yaml").search
     assert record is not None
     assert (record.stopped, record.trials) == ("interrupted", 2)
@@ -325,8 +334,7 @@ def test_ctrl_c_twice_ends_a_trial_that_hangs(folder):
 
 
 def test_a_study_of_another_task(folder):
-    first = search(folder, "healthy.py", "--max-time", "8s")
-    assert first.returncode == 0, first.stderr
+    interrupted(folder, "healthy.py")
     other = (
         (folder / "healthy.py").read_text().replace("nn.Linear(4, 8)", "nn.Linear(4, 16)").replace("(8, 1)", "(16, 1)")
     )

@@ -93,7 +93,7 @@ def _measured(plan: Plan) -> Rows:
 def speed_words(speed: Speed) -> str:
     """Samples per second with the interval and the number of processes."""
     interval = f"95 %: {rate(speed.low)} to {rate(speed.high)}"
-    processes = count(speed.repeats, "fresh process", "fresh processes")
+    processes = count(speed.repeats, "process", "fresh processes")
     return f"{rate(speed.value)} samples/s ({interval}; {processes})"
 
 
