@@ -12,7 +12,7 @@ import torch
 
 from ..plan import Budget, Peak
 from .context import context_bytes, open_context
-from .processes import descendants, own_live_bytes, own_peak_bytes, private_bytes
+from .processes import descendants, own_live_bytes, own_peak_bytes, private_bytes, unmapped_files_bytes
 
 __all__ = ["Charge", "enforce_budget"]
 
@@ -63,7 +63,7 @@ class Charge:
 
     def peak(self) -> Peak:
         """The peak so far."""
-        host = own_peak_bytes() + self._descendants_bytes
+        host = own_peak_bytes() + unmapped_files_bytes() + self._descendants_bytes
         if not self._is_cuda:
             return Peak(process=host, largest_of=self._largest_of)
         reserved = torch.cuda.max_memory_reserved()

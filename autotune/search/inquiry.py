@@ -68,6 +68,7 @@ class Inquiry:
         return MeasureOptions(
             trial_time_s=share_s,
             enforce=enforce,
+            budget=self.budget,
             parity_batch=self.facts.effective_batch,
             reference_losses=losses,
             parity_limit=PARITY_LIMITS[exactness(settings, self.facts)],
