@@ -205,7 +205,7 @@ def test_the_panel_fits_its_terminal(width):
 def test_the_panel_keeps_its_rows():
     many = [*SCRIPT, *(ended(n, SPLIT, measured(500.0, 471)) for n in range(3, 40))]
     shown = panel(watched(many, Clock()), max_rows=5)
-    assert shown.count("500  1.42x") == 5
+    assert shown.count("500   1.42x") == 5
 
 
 def test_time_left_is_the_median_trial_times_those_left():

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..search.events import Event, TrialEnded, Warned
 from ..search.options import SearchOptions
-from ..units import format_duration
+from ..units import format_bytes, format_duration
 from ..workers import Measured, Outcome, OutOfMemory
 from .lines import line, round_words
 from .progress import Progress, finalist_label
@@ -103,7 +103,7 @@ def draw(progress: Progress, max_rows: int, interrupted: bool = False) -> Render
     parts: list[RenderableType] = [Rule(Text(title), align="left", characters="─"), grid]
     if progress.ended:
         parts += [Text(), _history(progress, max_rows)]
-    return Group(*parts)
+    return Group(*parts, Text())  # the cursor rests on the last row, where a terminal echoes ^C
 
 
 def _trials(progress: Progress) -> RenderableType:
@@ -123,17 +123,18 @@ def _memory(progress: Progress) -> RenderableType:
     limit = progress.budget.limit or 1
     measured = progress.best[1] if progress.best else progress.reference
     if measured is None:
-        return _bar(0, limit, Text(f"budget {size(limit)}"))
+        return _bar(0, limit, Text(f"budget {format_bytes(limit)}"))
     peak = measured.peak.process
     whose = "best so far" if progress.best else "reference"
     fits = progress.budget.holds(peak)
-    words = Text(f"{size(peak)} of {size(limit)}, {whose}", style="" if fits else "red")
+    words = Text(f"{size(peak)} of {format_bytes(limit)}, {whose}", style="" if fits else "red")
     return _bar(peak, limit, words, "green" if fits else "red")
 
 
 def _best(progress: Progress) -> RenderableType:
     if progress.best is None:
-        return Text("nothing that fits yet", style="dim")
+        new = "new " if progress.started and progress.started.resumed_trials else ""
+        return Text(f"nothing {new}that fits yet", style="dim")
     settings, measured = progress.best
     words = Text(f"{rate(measured.samples_per_s.value)} samples/s", style="bold green")
     if progress.reference is not None:
@@ -153,7 +154,7 @@ def _bar(done: float, whole: float, words: Text, style: str = "cyan") -> Rendera
 def _history(progress: Progress, max_rows: int) -> RenderableType:
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(width=len(finalist_label(0)), style="dim", no_wrap=True)
-    for heading in ("samples/s", "1.00x", "1023 MiB"):
+    for heading in ("samples/s", "10.00x", "1023 MiB"):
         table.add_column(width=len(heading), no_wrap=True, justify="right")
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_row("", Text("samples/s", style="dim"), "", Text("memory", style="dim"), "")
