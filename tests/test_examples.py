@@ -1,0 +1,76 @@
+"""Each example: a search writes a plan, and the example's own script trains with it until it has learned."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import environment
+
+from autotune import load_plan
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+# Enough training for the script's own bar, which it states with its reason.
+TRAINING = {
+    "char_gpt": ["--steps", "120"],
+    "digits_cnn": ["--epochs", "4"],
+    "adversarial_digits": ["--epochs", "2"],
+}
+
+
+def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    command_line = [sys.executable, *command]
+    return subprocess.run(command_line, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    done = python(folder, *command)
+    assert done.returncode == 0, f"{' '.join(command)} left with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def a_copy_of(example: str, tmp_path: Path) -> Path:
+    """Where a search may leave its study and its plan."""
+    ignored = shutil.ignore_patterns(".autotune", "plan.yaml", "__pycache__")
+    return Path(shutil.copytree(EXAMPLES / example, tmp_path / example, ignore=ignored))
+
+
+@pytest.mark.parametrize("example", TRAINING)
+def test_a_search_writes_a_plan_with_which_it_learns(example: str, tmp_path: Path):
+    """The first guess and the reference are compared, a plan is written, and training with it passes the bar."""
+    folder = a_copy_of(example, tmp_path)
+    brief = ["--trials", "2", "--trial-time", "1s", "--max-time", "60s", "--executor", "local", "--device", "cpu"]
+    run(folder, "-m", "autotune", "search", "model.py", *brief)
+    plan = load_plan(folder / "plan.yaml")
+    assert plan.measured is not None
+    assert plan.gain is not None
+    assert plan.gain.speed is not None
+    trained = run(folder, "-m", "autotune", "run", "plan.yaml", "--", sys.executable, "train.py", *TRAINING[example])
+    assert "%" in trained.stdout or "loss" in trained.stdout
+
+
+def test_a_script_trains_without_a_plan_too(tmp_path: Path):
+    """What the reference is: the user's job as it stands."""
+    run(a_copy_of("adversarial_digits", tmp_path), "train.py", "--epochs", "2")
+
+
+def test_too_little_training_is_said(tmp_path: Path):
+    """The bar can be missed: a script whose check cannot fail would prove nothing."""
+    done = python(a_copy_of("adversarial_digits", tmp_path), "train.py", "--epochs", "0")
+    assert done.returncode == 1
+    assert "70% or more was expected" in done.stderr
+
+
+@pytest.mark.parametrize("example", TRAINING)
+def test_a_task_file_does_not_import_this_package(example: str):
+    tree = ast.parse((EXAMPLES / example / "model.py").read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {alias.name for node in imports for alias in node.names} | {
+        getattr(node, "module", None) for node in imports
+    }
+    assert not any(name and name.split(".")[0] == "autotune" for name in names)
