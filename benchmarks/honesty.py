@@ -28,7 +28,7 @@ from .rows import EXAMPLES, HERE, save_rows
 
 SPEED_BAR = 0.05
 PEAK_BAR = 0.03
-BUDGETS = {"char_gpt": 640 * 2**20, "digits_cnn": 640 * 2**20}
+BUDGETS = {"char_gpt": 560 * 2**20, "digits_cnn": 560 * 2**20}
 
 
 def main() -> None:
