@@ -65,6 +65,11 @@ class LeakWatch:
         later = [sample for sample in self._samples if sample[0] > after]
         return growth(later if _is_evidence(later) else self._samples, self._smallest)
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether what was noted is enough to tell growth from none."""
+        return _is_evidence(self._samples)
+
     def confirm(self, steps: Steps, limit_s: float) -> float | None:
         """Whether memory still grows when the loader gives nothing new.
 

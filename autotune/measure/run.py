@@ -10,7 +10,7 @@ from time import perf_counter
 from ..loader import tensors_in
 from ..task import Task
 from ..training import Training
-from ..units import format_bytes
+from ..units import ceil_mib, format_bytes
 from .leak import LeakWatch
 from .measurement import Measurement, MeasureOptions
 from .memory import Charge
@@ -22,6 +22,8 @@ __all__ = ["measure"]
 
 _WARMUP_SHARE = 0.25
 """Longest warm-up, as a share of the trial's time."""
+_CONFIRM_S = 10.0
+"""Confirming a leak may take this long even in a short trial: a handful of steps would acquit every leak."""
 _STABLE = 1.005
 """A peak that grew by less than this is stable."""
 _CALM_STEPS = 2
@@ -129,11 +131,13 @@ def _look_for_leak(steps: Steps, leaks: LeakWatch, limit_s: float) -> tuple[floa
     suspected = leaks.suspected(after=NUM_STEPS)
     if suspected is None:
         return None, ()
-    confirmed = leaks.confirm(steps, limit_s)
+    confirmed = leaks.confirm(steps, max(limit_s, _CONFIRM_S))
     if confirmed is not None:
         return confirmed, ()
-    grown = format_bytes(round(suspected))
-    return None, (f"memory grew by about {grown} each step, but not on one batch over and over: a dataset that caches",)
+    why = "but not on one batch over and over: a dataset that caches"
+    if not leaks.is_decided:
+        why = "and its steps are too slow to tell a leak from a dataset that caches; a longer --trial-time tells"
+    return None, (f"memory grew by about {format_bytes(ceil_mib(round(suspected)))} each step, {why}",)
 
 
 @contextmanager
