@@ -136,7 +136,7 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     if not final.repeats:
         yield "measured once, during the search: nothing was repeated in a fresh interpreter. `autotune verify` does"
     elif len(final.repeats) < NUM_REPEATS:
-        yield f"measured in {len(final.repeats)} fresh interpreters, not in {NUM_REPEATS}: the time was used up"
+        yield f"measured in {len(final.repeats)} of {NUM_REPEATS} fresh interpreters: the time was used up"
     if reference is not None and winner.number != 0 and not final.reference and final.repeats:
         yield "the reference was measured once, during the search"
     for row in final.fallen:
