@@ -72,7 +72,7 @@ class Session:
         """Ask for a measurement; the reference is not held to the budget."""
         is_reference = settings == self.reference_settings
         measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
-        deadline_s = self.pace.deadline_s(share_s, spare_finalists=not fresh)
+        deadline_s = self.pace.deadline_s(share_s, spare_finalists=not fresh and not is_reference)
         request = self.inquiry.request(name, settings, measure, deadline_s)
         return self.executor.submit(request.model_copy(update={"fresh": fresh}))
 
