@@ -93,7 +93,7 @@ def test_a_reference_that_hangs_ends_with_the_time():
             return TimedOut(deadline_s=request.deadline_s, message="in model.py line 3")
 
     executor = Hangs(facts(), 0.5)
-    with pytest.raises(TaskError, match=r"did not end within the \d+ s that --max-time leaves for it\..* in model.py line 3"):
+    with pytest.raises(TaskError, match=r"within the \d+ s that --max-time leaves for it\..* in model.py line 3"):
         run_search(options(max_time_s=20.0), executor=executor, clock=executor.clock)
     assert executor.now <= 20.0
 
