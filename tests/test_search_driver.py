@@ -34,6 +34,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def differences(one: Settings, other: Settings) -> int:
+    return sum(getattr(one, name) != getattr(other, name) for name in Settings.model_fields)
+
+
 def study(name: str = "model-1") -> optuna.Study:
     return optuna.load_study(study_name=name, storage="sqlite:///.autotune/model.db")
 
@@ -74,6 +78,14 @@ def test_the_largest_batch_that_fits_is_found_by_bisection():
     run = run_search(options(budget_bytes=330 * MIB))
     tried = [s.batch.micro for s in run.measured if s.precision.kind == "bf16" and s.checkpointing.kind == "none"]
     assert tried[:4] == [64, 4, 16, 32]
+
+
+def test_before_the_sampler_the_best_so_far_is_tried_with_one_choice_changed():
+    """Where the largest batch fits, neither a smaller one nor recomputation is among the changes."""
+    run = run_search(options(trials=4))
+    assert [differences(settings, FASTEST) for settings in run.measured[2:]] == [1, 1]
+    assert {settings.batch for settings in run.measured} == {Batch(micro=64)}
+    assert {settings.checkpointing for settings in run.measured} == {Checkpointing()}
 
 
 def test_within_a_budget_the_best_of_all_that_fit_is_found():
@@ -372,9 +384,9 @@ def test_several_slots_are_kept_busy_without_measuring_anything_twice():
 
 def test_the_gp_sampler_runs_with_infeasible_and_failed_trials():
     rows = [row(FASTEST, outcome=Crashed(message="no"))]
-    run = run_search(options(sampler="gp", trials=12, budget_bytes=330 * MIB), rows=rows)
+    run = run_search(options(sampler="gp", trials=14, budget_bytes=330 * MIB), rows=rows)
     assert run.plan.search.sampler == "gp"
-    assert len(run.measured) == 12
+    assert len(run.measured) == 14
 
 
 def test_each_trials_output_is_kept_in_a_log_of_its_own():

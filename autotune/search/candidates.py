@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -16,6 +17,9 @@ from ..techniques import Settings, Technique
 from .study import Study, Tried
 
 __all__ = ["Candidates", "ConfigurationSpace", "Proposal"]
+
+_NUM_NEIGHBOURS = 12
+"""Trials before the sampler is asked: half of the default number."""
 
 _PATIENCE = 5
 """Proposals in a row that need no measuring before one is drawn from what is left."""
@@ -97,7 +101,7 @@ class Candidates:
 
     def next(self) -> Proposal | None:
         """What to measure next; None when every configuration has been measured or is known not to fit."""
-        for guess in self._guesses():
+        for guess in itertools.chain(self._guesses(), self._neighbours()):
             if self._is_new(guess):
                 return self._ask_for(guess)
         for _ in range(_PATIENCE if self._space.distributions else 0):
@@ -128,6 +132,21 @@ class Candidates:
             if first is None or not first.verdict.over_memory:
                 return
             yield from self._bisect(combination)
+
+    def _neighbours(self) -> Iterator[Settings]:
+        """While the sampler has little to learn from: the best so far with one choice changed, in random order.
+
+        What buys memory, a smaller batch or time for memory, is left to the sampler where the largest batch fits.
+        """
+        usable = [row for row in self._study.tried if row.verdict.feasible]
+        if not usable or len(self._study.tried) >= _NUM_NEIGHBOURS:
+            return
+        best = max(usable, key=lambda row: row.verdict.log_speed or 0.0).settings
+        is_largest = best.batch == self._space.choices.get("batch", (best.batch,))[-1]
+        rng = random.Random(f"{self._study.record.seed}:{len(self._study.tried)}")
+        for name, row in rng.sample(list(self._space.choices.items()), len(self._space.choices)):
+            if not (is_largest and (name == "batch" or row[0].trades_time)):
+                yield from (best.model_copy(update={name: choice}) for choice in rng.sample(row, len(row)))
 
     def _bisect(self, combination: Settings) -> Iterator[Settings]:
         """The next batch between the largest that is known to fit and the smallest that is known not to."""

@@ -11,7 +11,7 @@ import optuna
 __all__ = ["build_sampler"]
 
 _NUM_STARTUP = 6
-"""Random trials before the sampler's model is used, the reference and the first guesses among them."""
+"""Trials before the sampler's model is used; those that were not its own proposals count."""
 
 
 def build_sampler(kind: Literal["tpe", "gp"], seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
