@@ -129,6 +129,20 @@ def test_when_everything_falls_nothing_fits_and_the_nearest_miss_is_of_the_final
     assert not Path("plan.yaml").exists()
 
 
+def test_a_plan_is_never_slower_than_a_reference_that_fits():
+    """Both settings together are fast until the reporting rounds, where they drop to 50 against the reference's 97."""
+    rows = [row(BOTH, samples_per_s=(200.0, 200.0, 50.0, 50.0, 50.0), peak_bytes=(MIB,) * 5)]
+    plan = run_search(options(), rows=rows).plan
+    assert plan.settings == REFERENCE
+    assert plan.measured.samples_per_s.repeats == 3
+    assert plan.gain.speed == 1.0
+
+
+def test_a_slower_plan_stands_where_the_reference_is_over_the_budget():
+    rows = [row(s, samples_per_s=(10.0,)) for s in (BF16, TCMALLOC, BOTH)]
+    assert run_search(options(budget_bytes=600 * MIB), rows=rows).plan.gain.speed < 1
+
+
 def test_a_reference_that_ran_out_of_memory_is_not_run_again():
     rows = [row(REFERENCE, outcome=OutOfMemory(peak_bytes=10**9, message="no"))]
     assert REFERENCE not in run_search(options(), rows=rows).fresh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from search_tables import configurations, facts, options, row, run_search
 
 from autotune.errors import TaskError
 from autotune.search.events import Stopped
+from autotune.search.inquiry import reference_settings
 from autotune.search.pace import Pace
 from autotune.techniques import Facts
 from autotune.workers import Measured, Outcome, TimedOut, TrialRequest
-from autotune.workers.table import TableExecutor
+from autotune.workers.table import Row, TableExecutor
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +25,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Clocked(TableExecutor):
     """Every trial takes its time share and an overhead, twice that where it is fresh; what hangs, its deadline."""
 
-    def __init__(self, known: Facts, overhead_s: float, hangs: bool = False) -> None:
-        super().__init__(known, [row(settings) for settings in configurations(known)])
+    def __init__(self, known: Facts, overhead_s: float, hangs: bool = False, rows: Iterable[Row] = ()) -> None:
+        super().__init__(known, [*(row(settings) for settings in configurations(known)), *rows])
         self.now, self.overhead_s, self.hangs = 0.0, overhead_s, hangs
 
     def clock(self) -> float:
@@ -117,3 +119,10 @@ def test_the_estimate_is_every_trial_and_every_finalist_at_full_length():
     """24 trials of 10 + 2 s and 10 fresh runs of 10 + 5 s; at most what --max-time allows."""
     assert Pace(10.0, None).estimate_s(24) == 24 * 12 + 10 * 15
     assert Pace(10.0, 100.0).estimate_s(24) == 100.0
+
+
+def test_without_time_to_compare_the_fastest_of_the_search_is_repeated_the_reference_too():
+    slow = [row(s, samples_per_s=(1.0,)) for s in configurations(facts()) if s != reference_settings(facts())]
+    executor = Clocked(facts(), 3.0, rows=slow)
+    run = run_search(options(max_time_s=30.0), executor=executor, clock=executor.clock)
+    assert {settings.canonical() for settings in run.fresh} == {reference_settings(facts()).canonical()}

@@ -6,6 +6,7 @@ numbers flatters itself. Then winner and reference take turns, so that a drift o
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,8 @@ class _Finals:
         order += [row for row in feasible if row not in finalists[:compared]]
         for candidate in order if num_repeats else []:
             repeats, complete = self._repeat(candidate, num_repeats)
+            if repeats is not None and self._reference_is_better(repeats):
+                return self._final(self.session.reference, self.reference_runs)
             if repeats is not None:
                 return self._final(candidate, repeats)
             if not complete:
@@ -77,13 +80,22 @@ class _Finals:
         return Final(winner, tuple(repeats), tuple(reference), tuple(self.fallen))
 
     def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
-        """The fastest few, and the reference where it fits."""
+        """The fastest few, and the reference where it fits; fastest first."""
         best = [row for row in feasible if row.number != 0][:NUM_FINALISTS]
-        return best + [row for row in feasible if row.number == 0]
+        return [row for row in feasible if row in best or row.number == 0]
 
     def _repeats_reference(self) -> bool:
         reference = self.session.reference
         return reference is not None and isinstance(reference.outcome, Measured)
+
+    def _reference_is_better(self, repeats: Sequence[Measurement]) -> bool:
+        """Whether the reference fits and turned out the faster after all: then nothing is worth a change."""
+        reference = self.session.reference
+        if reference is None or not reference.verdict.feasible or not self.reference_runs:
+            return False
+        if not all(self.session.budget.holds(run.peak.process) for run in self.reference_runs):
+            return False
+        return _mean_speed(self.reference_runs) > _mean_speed(repeats)
 
     def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried]:
         """Round 0: each once, fastest first; those that fall are left out."""
@@ -157,3 +169,7 @@ class _Finals:
 
     def _why(self, outcome: Outcome) -> str:
         return self.session.judge(outcome).reason or outcome.kind
+
+
+def _mean_speed(runs: Sequence[Measurement]) -> float:
+    return statistics.fmean(run.samples_per_s.value for run in runs)
