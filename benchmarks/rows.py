@@ -36,9 +36,10 @@ def environment(device: Literal["cpu", "cuda"]) -> dict[str, Any]:
 
 
 def save_rows(name: str, device: Literal["cpu", "cuda"], rows: Iterable[dict[str, Any]]) -> Path:
-    """Write ``results/<name>-<device>.jsonl``, each row with its environment; git keeps the ones before."""
+    """Add to ``results/<name>-<device>.jsonl``, each row with its environment; what is there stays."""
     path = HERE / "results" / f"{name}-{device}.jsonl"
     path.parent.mkdir(exist_ok=True)
     where = environment(device)
-    path.write_text("".join(json.dumps({**row, **where}) + "\n" for row in rows), encoding="utf-8")
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps({**row, **where}) + "\n" for row in rows)
     return path
