@@ -103,6 +103,8 @@ class Training:
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any]) -> None:
         """Add a micro-batch's share to the gradients of the current optimizer step.
 
+        After the last micro-batch they are the step's true gradients, unscaled: clip them before ``optimizer_step``.
+
         Args:
             loss: the micro-batch's mean loss, or (loss_sum, count).
 
@@ -128,6 +130,10 @@ class Training:
         self._weight = self._weight + weight
         share = value * (weight / self._expected) if count is None else value / self._expected
         self.scaler.scale(share.reshape(())).backward()  # type: ignore[no-untyped-call]
+        if position.ends_step:
+            if self._micro_batches > 1:
+                self._settle_gradients()
+            self.scaler.unscale_(self.optimizer)
         return weight
 
     def optimizer_step(self) -> bool:
@@ -138,8 +144,6 @@ class Training:
         """
         if self._position is None or not self._position.ends_step:
             return False
-        if self._micro_batches > 1:
-            self._settle_gradients()
         before = self.scaler.get_scale() if self.scaler.is_enabled() else 0.0
         self.scaler.step(self.optimizer)
         self.scaler.update()

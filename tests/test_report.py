@@ -86,7 +86,7 @@ def ended(number: int, settings: Settings, outcome: Outcome, is_best: bool = Fal
 
 SCRIPT: list[events.Event] = [
     events.Inspected(FACTS),
-    events.SearchStarted("model-1", 96, 24, 0),
+    events.SearchStarted("model-1", 96, 24),
     events.TrialStarted(0, REFERENCE),
     ended(0, REFERENCE, measured(352.0, 802)),
     events.Warned("jemalloc is not installed: apt-get install libjemalloc2"),
@@ -222,8 +222,11 @@ def test_time_left_never_passes_the_time_asked_for():
 
 
 def test_a_resumed_study_counts_what_was_done_before():
-    script = [SCRIPT[0], events.SearchStarted("model-1", 96, 24, 5), ended(5, SPLIT, measured(500.0, 471))]
-    assert watched(script, Clock()).num_trials_ended == 6
+    before = tuple(ended(n, SPLIT, measured(500.0, 471)) for n in range(5))
+    script = [SCRIPT[0], events.SearchStarted("model-1", 96, 24, before), ended(5, SPLIT, measured(500.0, 471))]
+    progress = watched(script, Clock())
+    assert progress.num_trials_ended == 6
+    assert progress.reference is not None
 
 
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])

@@ -113,7 +113,7 @@ def test_a_search_ends_when_every_configuration_has_been_measured():
     run = run_search(options(trials=100))
     assert len(run.measured) == 4
     assert run.seen(Stopped) == [Stopped("every configuration has been measured, or is known not to fit")]
-    assert run.seen(SearchStarted) == [SearchStarted("model-1", 4, 4, 0)]
+    assert run.seen(SearchStarted) == [SearchStarted("model-1", 4, 4)]
 
 
 def test_a_larger_micro_batch_than_one_that_did_not_fit_is_not_tried():

@@ -15,11 +15,13 @@ import sqlalchemy
 from search_tables import MIB, configurations, facts, options, row, run_search
 from sqlalchemy.engine import Engine
 
-from autotune.errors import StudyError
+from autotune.errors import StudyError, TaskError
 from autotune.plan import Plan
+from autotune.search.events import SearchStarted, TrialEnded, Warned
+from autotune.search.inquiry import reference_settings
 from autotune.search.storage import Lock
 from autotune.techniques import Device, Settings
-from autotune.workers import Outcome, TrialRequest
+from autotune.workers import Outcome, TimedOut, TrialRequest
 from autotune.workers.table import TableExecutor
 
 SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
@@ -135,9 +137,29 @@ def test_two_tasks_of_one_storage_keep_to_their_own_studies():
     assert names == ["a-1", "b-1"]
 
 
-def test_resume_without_a_study_says_so():
-    with pytest.raises(StudyError, match="no study of model"):
-        run_search(options(resume=True))
+def test_resume_without_a_study_begins_one_and_says_so():
+    """A driver killed while it read the task left none."""
+    ran = run_search(options(resume=True))
+    assert ran.plan.search.trials == 4
+    assert any("no study of this task" in event.message for event in ran.seen(Warned))
+
+
+def test_a_reference_that_was_cut_short_is_measured_again():
+    """A search under too short a --max-time ended on it; with more time it goes on."""
+    cut_short = row(reference_settings(facts()), outcome=TimedOut(deadline_s=9.0, message="ended while timing"))
+    with pytest.raises(TaskError, match="--max-time"):
+        run_search(options(max_time_s=900.0), rows=[cut_short])
+    resumed = run_search(options(resume=True))
+    assert [event.number for event in resumed.seen(TrialEnded)] == [0, 1, 2, 3]
+    assert run_search(options(resume=True)).measured == []
+
+
+def test_a_resumed_search_shows_what_was_measured_before():
+    run_search(options(trials=3))
+    resumed = run_search(options(resume=True))
+    (started,) = resumed.seen(SearchStarted)
+    assert [event.number for event in started.resumed] == [0, 1, 2]
+    assert sum(event.is_best for event in started.resumed) == 1
 
 
 def test_a_study_of_another_task_is_not_resumed():
@@ -230,8 +252,9 @@ def test_a_study_file_that_another_program_locks_is_named():
 
 
 def test_a_search_that_fails_lets_the_next_one_in():
-    with pytest.raises(StudyError):
-        run_search(options(resume=True))
+    run_search(options(trials=1))
+    with pytest.raises(StudyError, match="--seed"):
+        run_search(options(resume=True, seed=1))
     run_search(options(trials=1))
 
 

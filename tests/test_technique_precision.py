@@ -54,6 +54,26 @@ def test_fp16_scales_the_loss_and_steps_on_true_gradients():
     assert training.model.weight.item() == -0.5
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_clipping_sees_true_gradients(fused: bool):
+    """The gradient is 4: a step pre-hook that clips to 1 moves the weight by 1, under fp16's loss scale too."""
+    clipped: list[float] = []
+
+    def build_optimizer(parameters):
+        parameters = list(parameters)
+        optimizer = torch.optim.SGD(parameters, lr=1.0, fused=fused)
+        clip = torch.nn.utils.clip_grad_norm_
+        optimizer.register_step_pre_hook(lambda *_: clipped.append(clip(parameters, 1.0).item()))
+        return optimizer
+
+    task = line([torch.tensor(4.0)] * 2, build_optimizer=build_optimizer)
+    training = training_of(task, batch=Batch(micro=1, accumulate=2), precision=Precision(kind="fp16"))
+    for batch in training.loader:
+        training.step(batch)
+    assert clipped == [4.0]
+    assert training.model.weight.item() == pytest.approx(0.0, abs=1e-5)
+
+
 def test_an_infinite_gradient_is_skipped_and_the_scale_halved():
     """1e38 times the scale overflows: no step, the weight stays, and the next batch steps at half the scale."""
     samples = [torch.tensor(1e38), torch.tensor(2.0)]

@@ -30,7 +30,7 @@ def _said(event: Event, progress: Progress) -> str:
         case Inspected(facts):
             return f"task: {facts_words(facts)}"
         case SearchStarted(study, num_configurations, num_trials, resumed):
-            done = f", {resumed} of them done before" if resumed else ""
+            done = f", {len(resumed)} of them done before" if resumed else ""
             return f"study {study}: {count(num_configurations, 'configuration')}, up to {num_trials} trials{done}"
         case Warned(message):
             return f"note: {message}"

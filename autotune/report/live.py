@@ -133,8 +133,7 @@ def _memory(progress: Progress) -> RenderableType:
 
 def _best(progress: Progress) -> RenderableType:
     if progress.best is None:
-        new = "new " if progress.started and progress.started.resumed_trials else ""
-        return Text(f"nothing {new}that fits yet", style="dim")
+        return Text("nothing that fits yet", style="dim")
     settings, measured = progress.best
     words = Text(f"{rate(measured.samples_per_s.value)} samples/s", style="bold green")
     if progress.reference is not None:

@@ -104,7 +104,8 @@ class Progress:
                 self.facts = facts
             case SearchStarted():
                 self.started = event
-                self.num_trials_ended = event.resumed_trials
+                for earlier in event.resumed:
+                    self._trial_ended(earlier)
             case TrialStarted(number, settings, finalist_round):
                 label = trial_label(number) if finalist_round is None else finalist_label(number)
                 self._running[number, finalist_round] = Running(label, settings, self._clock())

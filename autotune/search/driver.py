@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
@@ -78,6 +78,8 @@ def search(
 
 
 def _search(session: Session, space: SearchSpace) -> Plan:
+    if session.options.resume and not session.study.resumed:
+        session.warn("--resume: there is no study of this task to go on with: this begins one.")
     for message in session.facts.warnings:
         session.warn(message)
     for row in space.unavailable(session.facts):
@@ -86,7 +88,7 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     configurations = ConfigurationSpace(space.choices(session.facts), reference)
     size = configurations.num_configurations
     num_trials = min(session.options.trials, size)
-    session.observe(SearchStarted(session.study.name, size, num_trials, len(session.study.tried)))
+    session.observe(SearchStarted(session.study.name, size, num_trials, tuple(_earlier(session))))
     candidates = Candidates(session.study, configurations, reference)
     if session.reference is None and not session.stop.is_set():
         _measure(session, candidates, candidates.reference)
@@ -100,6 +102,13 @@ def _search(session: Session, space: SearchSpace) -> Plan:
         )
     final = settle(session)
     return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
+
+
+def _earlier(session: Session) -> Iterator[TrialEnded]:
+    """What an earlier driver measured."""
+    best = session.feasible[:1]
+    for row in session.study.tried:
+        yield TrialEnded(row.number, row.settings, row.outcome, row.verdict.feasible, [row] == best)
 
 
 def _measure(session: Session, candidates: Candidates, propose: Callable[[], Proposal]) -> None:

@@ -18,16 +18,6 @@ class Inspected:
 
 
 @dataclass(frozen=True)
-class SearchStarted:
-    """The space is known; trials follow."""
-
-    study: str
-    num_configurations: int
-    num_trials: int
-    resumed_trials: int
-
-
-@dataclass(frozen=True)
 class Warned:
     """Something the user asked for and did not get, or must know."""
 
@@ -54,6 +44,17 @@ class TrialEnded:
     """Whether it fits the budget, keeps parity and does not leak."""
     is_best: bool
     """Whether it is the fastest feasible one so far."""
+
+
+@dataclass(frozen=True)
+class SearchStarted:
+    """The space is known; trials follow."""
+
+    study: str
+    num_configurations: int
+    num_trials: int
+    resumed: tuple[TrialEnded, ...] = ()
+    """What an earlier driver measured, in order."""
 
 
 @dataclass(frozen=True)

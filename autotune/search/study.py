@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ..errors import StudyError
 from ..techniques import Settings
-from ..workers import Outcome
+from ..workers import Measured, Outcome, OutOfMemory
 from ..workers.outcome import OUTCOME
 from .record import StudyRecord, check_same
 from .sampler import build_sampler
@@ -50,6 +50,8 @@ class Study:
         """What was measured, in order of its number."""
         self.by_settings: dict[str, Tried] = {}
         """The same by ``settings.canonical()``."""
+        self.resumed = False
+        """Whether an earlier driver began it."""
         self._store, self._study = store, study
         self._next_number = 0
 
@@ -62,25 +64,22 @@ class Study:
         """
         store, newest = _open(url, stem)
         with _released(store), storage_errors(url):
-            name = f"{stem}-{newest + 1}"
-            study = optuna.create_study(storage=store.storage, study_name=name, direction="maximize")
-            _describe(study, record)
-            study.set_user_attr("sampler", sampler)
-            study.sampler = build_sampler(sampler, record.seed, 0)
-        return cls(store, study, record)
+            return cls._begin(store, f"{stem}-{newest + 1}", record, sampler)
 
     @classmethod
     def resume(cls, url: str, stem: str, record: StudyRecord, sampler: Literal["tpe", "gp"]) -> Self:
         """Go on with the newest study of this stem: what was measured is kept, what was in flight is asked again.
 
+        Without one, a driver was killed before it had one, or none ever ran: a study is begun.
+
         Raises:
-            StudyError: there is none, it belongs to another task or was searched under other options, or the storage
+            StudyError: it belongs to another task or was searched under other options, or the storage
                 is locked or corrupt.
         """
         store, newest = _open(url, stem)
         with _released(store), storage_errors(url):
             if newest == 0:
-                raise StudyError(f"--resume: {url} has no study of {stem}. Leave out --resume to begin one.")
+                return cls._begin(store, f"{stem}-1", record, sampler)
             study = optuna.load_study(study_name=f"{stem}-{newest}", storage=store.storage)
             if not study.get_trials(deepcopy=False):  # killed before it had begun
                 _describe(study, record)
@@ -95,6 +94,7 @@ class Study:
             study.set_user_attr("sampler", sampler)
             study.sampler = build_sampler(sampler, record.seed, len(study.get_trials(deepcopy=False)))
             resumed = cls(store, study, stored)
+            resumed.resumed = True
             resumed._recover()
         return resumed
 
@@ -145,6 +145,14 @@ class Study:
         """Let another driver use the storage."""
         self._store.close()
 
+    @classmethod
+    def _begin(cls, store: _Store, name: str, record: StudyRecord, sampler: Literal["tpe", "gp"]) -> Self:
+        study = optuna.create_study(storage=store.storage, study_name=name, direction="maximize")
+        _describe(study, record)
+        study.set_user_attr("sampler", sampler)
+        study.sampler = build_sampler(sampler, record.seed, 0)
+        return cls(store, study, record)
+
     def _take(self, number: int, settings: Settings, outcome: Outcome) -> Tried:
         verdict = judge(outcome, self.record.budget, self.record.facts.device.memory_bytes)
         tried = Tried(number, settings, outcome, verdict)
@@ -172,6 +180,8 @@ class Study:
             attrs = frozen.user_attrs
             outcome = OUTCOME.validate_python(attrs["outcome"]) if "outcome" in attrs else None
             settings = Settings.model_validate(attrs["settings"]) if "settings" in attrs else None
+            if attrs.get("number") == 0 and not isinstance(outcome, Measured | OutOfMemory):
+                outcome = None  # a job that failed or was cut short had ended the search: it is measured again
             tried = self._take(attrs["number"], settings, outcome) if outcome and settings else None
             if frozen.state == TrialState.RUNNING:
                 self._settle(frozen, tried)
@@ -183,9 +193,7 @@ class Study:
             trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
             self._tell(optuna.Trial(self._study, trial_id), tried.verdict)
             return
-        if (
-            frozen.user_attrs.get("number", 0) > 0
-        ):  # the reference is asked for by the driver; without a number, nobody was
+        if frozen.user_attrs.get("number", 0) > 0:  # the driver asks for the reference; without a number, nobody did
             self._study.enqueue_trial(frozen.params)
         self._study.tell(frozen.number, state=TrialState.FAIL, skip_if_finished=True)
 
