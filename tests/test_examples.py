@@ -17,9 +17,9 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 # Enough training for the script's own bar, which it states with its reason, whichever plan the search found.
 TRAINING = {
-    "char_gpt": ["--steps", "120"],
+    "char_gpt": ["--steps", "150"],
     "digits_cnn": [],
-    "adversarial_digits": ["--epochs", "2"],
+    "adversarial_digits": [],
 }
 
 
@@ -56,7 +56,7 @@ def test_a_search_writes_a_plan_with_which_it_learns(example: str, tmp_path: Pat
 
 def test_a_script_trains_without_a_plan_too(tmp_path: Path):
     """What the reference is: the user's job as it stands."""
-    run(a_copy_of("adversarial_digits", tmp_path), "train.py", "--epochs", "2")
+    run(a_copy_of("adversarial_digits", tmp_path), "train.py", "--epochs", "4")
 
 
 def test_too_little_training_is_said(tmp_path: Path):

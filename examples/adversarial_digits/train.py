@@ -22,7 +22,7 @@ LEARNED = 0.7
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", default=os.environ.get("AUTOTUNE_PLAN"), help="default: the one of `autotune run`")
-    parser.add_argument("--epochs", type=int, default=4, help="passes over the 1437 images")
+    parser.add_argument("--epochs", type=int, default=6, help="passes over the 1437 images")
     arguments = parser.parse_args()
 
     task = autotune.load_task(str(Path(__file__).with_name("model.py")))
