@@ -15,7 +15,7 @@ from .fingerprint import fingerprint
 from .loader import Loader
 from .plan import Plan
 from .task import SIGNATURES, Task, seed_everything
-from .techniques import LoaderSpec, Settings
+from .techniques import LoaderSpec
 from .techniques.batch import Batch
 from .techniques.checkpointing import find_blocks
 from .training import Training
@@ -55,7 +55,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     model = build_model(task)
     dataset = task.build_dataset()
     _check_task(plan, task, model, dataset)
-    _warn_of_environment(settings)
+    _warn_of_environment(plan)
 
     # pruning -> layers -> checkpointing -> memory format and device -> compile -> optimizer
     blocks = find_blocks(model, task.blocks)
@@ -155,7 +155,9 @@ def _device(plan: Plan) -> torch.device:
             "budget.device: the plan is for cuda, but torch sees no CUDA device here. "
             "Run it where there is one, or search again with --device cpu."
         )
-    return torch.device("cuda", torch.cuda.current_device()) if plan.budget.device == "cuda" else torch.device("cpu")
+    if plan.budget.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:
@@ -170,8 +172,14 @@ def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:
         )
 
 
-def _warn_of_environment(settings: Settings) -> None:
-    for technique in settings.techniques():
+def _warn_of_environment(plan: Plan) -> None:
+    if plan.environment is not None and plan.environment.torch != torch.__version__:
+        warnings.warn(
+            f"the plan was measured with torch {plan.environment.torch}, and this is {torch.__version__}. "
+            "`autotune verify` measures it again.",
+            stacklevel=3,
+        )
+    for technique in plan.settings.techniques():
         if reason := technique.not_in_force():
             warnings.warn(
                 f"{technique.name}: {reason}. Start the job with `autotune run plan.yaml -- python train.py`.",

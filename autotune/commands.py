@@ -79,15 +79,17 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     from .report.live import watching
     from .report.show import as_json, summary
     from .search.driver import search as run_search
+    from .search.pace import Pace
 
     stop = threading.Event()
+    pace = Pace(options.trial_time_s, options.max_time_s)  # the executor's start is in the time that was given
     try:
         with (
             where.open(options.task, options.device) as executor,
             watching(options, _console(sys.stderr)) as display,
             _interrupts(stop, display.interrupted, executor.close),
         ):
-            plan = run_search(options, executor, display.observe, stop)
+            plan = run_search(options, executor, display.observe, stop, pace)
     except KeyboardInterrupt:
         print("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.", file=sys.stderr)
         return _INTERRUPTED
@@ -139,7 +141,7 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
     from .report.verification import as_json, explain, line
     from .search.verify import verify as run_verify
 
-    plan = load_plan(path)
+    plan = load_plan(path).on(default_device())
     task = task or _beside(path, plan)
     print(f"runs {task} with {path}", file=sys.stderr)
 
@@ -148,6 +150,7 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
         if said is not None:
             print(said, file=sys.stderr)
 
+    assert plan.budget.device is not None, "set above"
     with where.open(task, plan.budget.device) as executor:
         found = run_verify(plan, task, executor, observe, trial_time_s)
     if json:

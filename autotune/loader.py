@@ -33,7 +33,7 @@ class Position(NamedTuple):
 class Loader:
     """A DataLoader over one :class:`Batch`: yields micro-batches on the device and knows where each stands.
 
-    A short tail of the dataset forms a smaller optimizer step of its own.
+    A short tail of the dataset forms a smaller optimizer step of its own, unless the user's loader drops it.
     """
 
     def __init__(self, spec: LoaderSpec, batch: Batch, sampler: Any) -> None:
@@ -69,7 +69,7 @@ class Loader:
         else:
             if len(spec.dataset) == 0:
                 raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
-            cut = _Cut(sampler, batch, self._positions)
+            cut = _Cut(sampler, batch, self._positions, options.pop("drop_last", False))
             self._data = DataLoader(spec.dataset, batch_sampler=cut, collate_fn=spec.collate, **options)
         self._non_blocking = bool(options.get("pin_memory"))
 
@@ -138,8 +138,8 @@ class _Counted:
 class _Cut(Sampler[list[int]]):
     """Cuts each effective batch of a sampler into micro-batches, and says where each stands as it is handed out."""
 
-    def __init__(self, sampler: Any, batch: Batch, positions: deque[Position]) -> None:
-        self._sampler, self._batch, self._positions = sampler, batch, positions
+    def __init__(self, sampler: Any, batch: Batch, positions: deque[Position], drop_last: bool) -> None:
+        self._sampler, self._batch, self._positions, self._drop_last = sampler, batch, positions, drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
         step: list[int] = []
@@ -148,7 +148,7 @@ class _Cut(Sampler[list[int]]):
             if len(step) == self._batch.num_samples:
                 yield from self._pieces(step)
                 step = []
-        if step:
+        if step and not self._drop_last:
             yield from self._pieces(step)
 
     def _pieces(self, step: list[int]) -> Iterator[list[int]]:
@@ -160,7 +160,7 @@ class _Cut(Sampler[list[int]]):
 
     def __len__(self) -> int:
         whole, tail = divmod(len(self._sampler), self._batch.num_samples)
-        return whole * self._batch.accumulate + -(-tail // self._batch.micro)
+        return whole * self._batch.accumulate + (0 if self._drop_last else -(-tail // self._batch.micro))
 
 
 def _worker_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,8 +44,8 @@ class Budget(_Section):
 
     limit: Bytes | None = None
     """Bytes; absent when the search had no limit."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """torch's device type."""
+    device: Literal["cpu", "cuda"] | None = None
+    """torch's device type; absent in a plan written by hand for whatever device there is."""
     margin: float = Field(default=0.03, ge=0, lt=1)
     """The measured peak times 1 + margin stays within the limit."""
 
@@ -195,6 +195,12 @@ class Plan(_Section):
             return cls.model_validate(data)
         except ValidationError as error:
             raise PlanError(explain(error, source, cls)) from None
+
+    def on(self, device: Literal["cpu", "cuda"]) -> Self:
+        """The same plan, for this device where it names none."""
+        if self.budget.device is not None:
+            return self
+        return self.model_copy(update={"budget": self.budget.model_copy(update={"device": device})})
 
     def save(self, path: str | Path) -> None:
         """Write the YAML file whole or not at all.

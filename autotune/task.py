@@ -34,7 +34,7 @@ SIGNATURES = {
 _REQUIRED = ("build_model", "build_dataset", "compute_loss")
 _LOADER_OPTIONS = frozenset(
     {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn"}
-    | {"multiprocessing_context", "generator"}
+    | {"multiprocessing_context", "generator", "drop_last"}
 )
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 __all__ = [
     "MIB",
@@ -95,6 +95,7 @@ def _parse_ratio(value: str | float) -> float:
 Bytes = Annotated[
     int,
     BeforeValidator(parse_bytes),
+    Field(ge=0),
     PlainSerializer(format_bytes, return_type=str, when_used="json"),
     WithJsonSchema({"type": ["string", "integer"], "description": "bytes: 8 GiB is 2**33, 8 GB is 8 * 10**9"}),
 ]
@@ -103,7 +104,8 @@ Bytes = Annotated[
 Ratio = Annotated[
     float,
     BeforeValidator(_parse_ratio),
+    Field(ge=0, allow_inf_nan=False),
     PlainSerializer(lambda value: f"{value!r}x", return_type=str, when_used="json"),
-    WithJsonSchema({"type": ["string", "number"], "pattern": r"^[0-9.]+x$"}),
+    WithJsonSchema({"type": ["string", "number"], "pattern": r"^[0-9.]+(e[-+]?[0-9]+)?x$"}),
 ]
 """A ratio: a float in Python, ``2.31x`` in YAML."""

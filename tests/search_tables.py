@@ -14,6 +14,7 @@ from autotune.search.driver import search
 from autotune.search.events import Event
 from autotune.search.inquiry import reference_settings
 from autotune.search.options import SearchOptions
+from autotune.search.pace import Pace
 from autotune.search_spaces import SearchSpace, load_space
 from autotune.techniques import Device, Facts, Settings
 from autotune.workers.table import Row, TableExecutor
@@ -135,6 +136,7 @@ def run_search(
     known: Facts | None = None,
     rows: Iterable[Row] | None = None,
     executor: TableExecutor | None = None,
+    stop: threading.Event | None = None,
     **rest: Any,
 ) -> Run:
     """Search a table: all of it unless ``rows`` replace some; in the current directory."""
@@ -143,7 +145,8 @@ def run_search(
     replaced = [*table(known, space), *(rows or ())]
     executor = executor or TableExecutor(known, replaced)
     run = Run(executor, [])
-    run.plan = search(options, executor, run.events.append, rest.pop("stop", threading.Event()), **rest)
+    pace = Pace(options.trial_time_s, options.max_time_s, **rest)
+    run.plan = search(options, executor, run.events.append, stop or threading.Event(), pace)
     return run
 
 

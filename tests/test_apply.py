@@ -14,7 +14,7 @@ import autotune
 from autotune.apply_plan import reference_batch
 from autotune.errors import PlanError, TaskError
 from autotune.fingerprint import fingerprint
-from autotune.plan import Budget, Plan, SearchRecord, TaskRef
+from autotune.plan import Budget, Environment, Plan, SearchRecord, TaskRef
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
@@ -130,6 +130,20 @@ def test_dimensions_that_vary_do_not_count():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_plan_of_another_torch_is_applied_with_a_warning():
+    where = Environment(torch="2.0.0", device="A CPU", autotune="0.1.0", python="3.11.0")
+    with pytest.warns(UserWarning, match=r"measured with torch 2\.0\.0, and this is .*autotune verify"):
+        autotune.apply(Plan(settings=Settings(), environment=where), line(floats(2)))
+
+
+def test_a_plan_without_a_device_is_for_the_one_there_is():
+    """As a script without a plan trains; a search states its device."""
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert training_of(line(floats(2))).device.type == expected
+    assert Plan(settings=Settings()).on("cuda").budget.device == "cuda"
+    assert Plan(settings=Settings(), budget=Budget(device="cpu")).on("cuda").budget.device == "cpu"
+
+
 def test_a_plan_for_cuda_needs_cuda():
     plan = Plan(settings=Settings(), budget=Budget(device="cuda"))
     with pytest.raises(PlanError, match="the plan is for cuda, but torch sees no CUDA device here"):

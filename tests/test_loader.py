@@ -41,6 +41,14 @@ def test_its_length_is_its_number_of_micro_batches(length):
     assert len(loader) == len(list(loader))
 
 
+def test_a_tail_is_dropped_where_the_users_loader_drops_it():
+    """Ten samples in steps of four: the last two are left out, as their DataLoader leaves them out."""
+    task = line(floats(10), loader_options={"drop_last": True})
+    loader = training_of(task, batch=Batch(micro=3, accumulate=2, effective=4)).loader
+    assert len(loader) == 4
+    assert [samples for samples, _, _ in positions(loader)] == [[0.0, 1.0, 2.0], [3.0], [4.0, 5.0, 6.0], [7.0]]
+
+
 def test_an_epoch_that_was_left_does_not_reach_into_the_next():
     """Workers have asked ahead for batches that nobody takes."""
     setting = DataLoading(num_workers=2, persistent_workers=True)

@@ -4,15 +4,20 @@ import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from autotune.measure import context
+from autotune.measure import MeasureOptions, context
 from autotune.measure.memory import Charge, enforce_budget
 from autotune.measure.processes import descendants, own_live_bytes, own_peak_bytes, private_bytes
-from autotune.plan import Budget
+from autotune.plan import Budget, Plan
+from autotune.techniques import Settings
+from autotune.workers import TrialRequest
+from autotune.workers.local import LocalExecutor
 
+TASKS = Path(__file__).parent / "tasks"
 MIB = 2**20
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux's /proc")
 
@@ -172,6 +177,31 @@ except torch.OutOfMemoryError:
     peak = Charge(torch.device("cuda")).peak()
     print(peak.process, peak.reserved, peak.allocated)
 """
+
+
+def test_the_host_watchdog_is_for_a_cpu_alone():
+    """On CUDA the budget is the device's, and the host's memory is no part of it."""
+    plan = Plan(settings=Settings(), budget=Budget(limit=2**30))
+    options = MeasureOptions(parity_batch=8)
+    requests = {d: TrialRequest(id="1", task="m.py", device=d, plan=plan, measure=options) for d in ("cpu", "cuda")}
+    assert requests["cpu"].memory_limit_bytes == 2**30 * 5 // 4
+    assert requests["cuda"].memory_limit_bytes is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_cuda_trial_is_held_to_its_budget(fresh: bool):
+    """One that allocates 4 GiB at once comes back out of memory under 2 GiB, and measured under 16 GiB."""
+    kinds = []
+    with LocalExecutor(device="cuda") as executor:
+        for limit in (2 * 2**30, 16 * 2**30):
+            plan = Plan(settings=Settings(), budget=Budget(limit=limit, device="cuda"))
+            options = MeasureOptions(trial_time_s=0.5, parity_batch=8)
+            task = str(TASKS / "needs_4_gib.py")
+            request = TrialRequest(id="1", task=task, device="cuda", plan=plan, measure=options, fresh=fresh)
+            kinds.append(executor.submit(request).result().kind)
+    assert kinds == ["out_of_memory", "measured"]
 
 
 @pytest.mark.gpu

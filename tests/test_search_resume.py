@@ -17,9 +17,11 @@ from sqlalchemy.engine import Engine
 
 from autotune.errors import StudyError, TaskError
 from autotune.plan import Plan
+from autotune.search.candidates import ConfigurationSpace
 from autotune.search.events import SearchStarted, TrialEnded, Warned
 from autotune.search.inquiry import reference_settings
 from autotune.search.storage import Lock
+from autotune.search_spaces import load_space
 from autotune.techniques import Device, Settings
 from autotune.workers import Outcome, TimedOut, TrialRequest
 from autotune.workers.table import TableExecutor
@@ -96,6 +98,19 @@ def test_nothing_stored_is_measured_again_wherever_the_driver_is_killed(number: 
     assert resumed.plan.settings == run_search(options()).plan.settings
 
 
+@pytest.mark.parametrize("number", range(15, 60, 5))
+def test_what_optuna_is_told_is_what_was_measured(number: int):
+    """The parameters of every trial stand for the settings that it carries, also after a kill."""
+    search_until(countdown(number))
+    run_search(options(resume=True))
+    known = facts()
+    space = ConfigurationSpace(load_space("space.yaml").choices(known), reference_settings(known))
+    trials = [t for t in optuna.load_study(study_name="model-1", storage=URL).trials if "settings" in t.user_attrs]
+    assert len(trials) >= 4
+    for trial in trials:
+        assert space.settings(trial.params) == Settings.model_validate(trial.user_attrs["settings"])
+
+
 def test_a_trial_in_flight_is_asked_again_under_its_number():
     search_until(lambda about: isinstance(about, TrialRequest) and about.id == "trial-002")
     study = optuna.load_study(study_name="model-1", storage=URL)
@@ -160,6 +175,15 @@ def test_a_resumed_search_shows_what_was_measured_before():
     (started,) = resumed.seen(SearchStarted)
     assert [event.number for event in started.resumed] == [0, 1, 2]
     assert sum(event.is_best for event in started.resumed) == 1
+
+
+def test_two_tasks_of_one_name_resume_each_their_own():
+    """Two files called model.py in one storage: a resume goes on with the newest study of its own model."""
+    other = facts(fingerprint="sha256:" + "b" * 64)
+    run_search(options(trials=1))
+    run_search(options(trials=1), known=other)
+    assert run_search(options(trials=2, resume=True)).plan.search.study == "model-1"
+    assert run_search(options(trials=2, resume=True), known=other).plan.search.study == "model-2"
 
 
 def test_a_study_of_another_task_is_not_resumed():

@@ -98,9 +98,15 @@ def test_a_task_that_fails_is_a_task_error(plan: Plan):
         check(plan, row(plan.settings, outcome=Crashed(message="SIGSEGV")))
 
 
+def test_a_plan_that_leaks_does_not_hold(plan: Plan):
+    found, _ = check(plan, row(plan.settings, leak_bytes_per_step=4.0 * MIB))
+    assert not found.holds
+    assert found.over_budget == "leaks about 4 MiB each step: it outgrows any budget"
+
+
 def test_a_plan_written_by_hand_is_measured_without_anything_to_compare():
     settings = Settings(batch=Batch(micro=64))
-    found, _ = check(Plan(settings=settings))
+    found, _ = check(Plan(settings=settings).on("cpu"))
     assert found.holds
     assert found.measured is not None
     assert found.measured.peak.process >= peak(settings)

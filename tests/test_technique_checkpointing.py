@@ -119,6 +119,29 @@ def test_running_statistics_are_updated_once():
         assert torch.equal(ours, theirs)
 
 
+def test_any_buffer_that_a_forward_changes_is_changed_once():
+    """A spectral norm takes a power iteration a forward: recomputation repeats it, and does not take another."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+            self.register_buffer("mask", torch.ones(4))
+
+        def forward(self, x):
+            return torch.tanh(self.linear(x)) * self.mask
+
+    found = []
+    for checkpointing in (Checkpointing(), Checkpointing(kind="blocks")):
+        torch.manual_seed(0)
+        model = nn.Sequential(Block(), Block())
+        checkpointing.on_model(model, find_blocks(model))
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+        found.append([*model.buffers(), *(p.grad for p in model.parameters())])
+    assert all(map(torch.equal, *found))
+
+
 def test_dropout_is_recomputed_with_the_same_mask():
     """With dropout at one half, recomputed gradients are the stock ones bit for bit; another mask would show."""
     x = torch.randint(0, 11, (4, 8), generator=torch.Generator().manual_seed(0))

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.plan import Plan
+from autotune.measure import MeasureOptions
+from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
+from autotune.techniques.batch import Batch
 from autotune.testing.executors import IsolationContract
 from autotune.workers import Failed, Measured
 from autotune.workers.local import LocalExecutor
@@ -54,6 +56,19 @@ class TestLocalExecutor(IsolationContract):
         assert outcome.kind == "crashed"
         assert outcome.message.startswith("the fork server ended with code 1: ")
         assert "encodings" in outcome.message
+
+    def test_parity_does_not_raise_the_peak_of_a_smaller_batch(self, executor):
+        """Steps of 32 in pieces of 8 hold 64 MiB of gradients beside 64 MiB of activations; steps of 8 never do."""
+        peaks, losses = [], []
+        for last in (True, False):
+            options = MeasureOptions(trial_time_s=0.2, parity_batch=32, parity_last=last)
+            plan = Plan(settings=Settings(batch=Batch(micro=8)), budget=Budget(limit=2**40))
+            outcome = executor.submit(self.request("free_batch", plan=plan, measure=options)).result()
+            peaks.append(outcome.measurement.peak.process)
+            losses.append(outcome.measurement.parity.losses)
+        assert losses[0] == losses[1]
+        assert len(losses[0]) == 10
+        assert peaks[1] - peaks[0] > 32 * 2**20
 
     def test_an_allocator_that_is_not_installed_is_a_failure_with_the_remedy(self, executor, monkeypatch):
         monkeypatch.setattr("autotune.techniques.allocator._find", lambda kind: None)

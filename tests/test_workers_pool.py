@@ -35,6 +35,26 @@ def test_a_lost_slot_is_asked_again_twice_and_no_more():
         assert len(slot.answers) == 1
 
 
+def test_another_try_is_made_elsewhere_where_there_is_an_elsewhere():
+    here, there = Scripted(SlotLost("gone")), Scripted(Failed(message="there"))
+    with SlotPool([there, here]) as pool:  # the slot that was put last is taken first
+        assert pool.submit(REQUEST).result() == Failed(message="there")
+    assert here.answers == []
+
+
+def test_every_try_has_what_is_left_of_the_deadline():
+    seen = []
+
+    class Timed(Scripted):
+        def run(self, request):
+            seen.append(request.deadline_s)
+            return super().run(request)
+
+    with SlotPool([Timed(SlotLost("gone"), SlotLost("gone"), Failed(message="ran"))]) as pool:
+        pool.submit(REQUEST.model_copy(update={"deadline_s": 100.0})).result()
+    assert seen[0] == 100.0 > seen[1] > seen[2] > 90.0
+
+
 def test_an_outcome_is_never_asked_for_again_whatever_it_says():
     slot = Scripted(Crashed(message="first"), Failed(message="second"))
     with SlotPool([slot]) as pool:

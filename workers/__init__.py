@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ._base import Executor, TrialRequest
-from .outcome import Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
+from .outcome import STOPPED, Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 
 __all__ = [
+    "STOPPED",
     "Crashed",
     "Executor",
     "Failed",

@@ -48,7 +48,9 @@ class TrialRequest(_Frozen):
     @property
     def memory_limit_bytes(self) -> int | None:
         """What the watchdog ends the trial at on a CPU: the budget and a quarter; None where it is not enforced."""
-        if self.plan is None or self.measure is None or not self.measure.enforce or self.plan.budget.limit is None:
+        if self.device != "cpu" or self.plan is None or self.measure is None or not self.measure.enforce:
+            return None
+        if self.plan.budget.limit is None:
             return None
         return self.plan.budget.limit * 5 // 4
 

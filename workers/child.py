@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import io
 import os
 import signal
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from ..apply_plan import apply
+from ..measure import Measurement
 from ..measure.inspect import inspect_task
-from ..measure.memory import enforce_budget
+from ..measure.memory import enforce_budget, lift_budget
+from ..measure.parity import run_parity
 from ..measure.run import measure
-from ..task import load_task
+from ..plan import Plan
+from ..task import Task, load_task
 from ._base import TrialRequest
 from .failure import outcome_of
 from .folder import TrialFolder
@@ -79,8 +83,23 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
     apply_s = time.monotonic() - started_s
     folder.write_phase("training")
     measurement = measure(training, task, request.measure)
+    if request.measure.parity_last:
+        del training
+        folder.write_measured()
+        measurement = _with_parity(measurement, request.plan, task, request)
     phases_s = {"load": load_s, "apply": apply_s, **measurement.phases_s}
     return Measured(measurement=measurement.model_copy(update={"phases_s": phases_s}))
+
+
+def _with_parity(measurement: Measurement, plan: Plan, task: Task, request: TrialRequest) -> Measurement:
+    """Compare losses once the peak is known, from a training applied anew and with no budget in force."""
+    assert request.measure is not None, "a measure request carries its options"
+    began_s = time.monotonic()
+    gc.collect()
+    lift_budget()
+    parity = run_parity(apply(plan, task, seed=request.seed), task, request.measure)
+    phases_s = {**measurement.phases_s, "parity": time.monotonic() - began_s}
+    return measurement.model_copy(update={"parity": parity, "phases_s": phases_s})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,10 @@ from .outcome import OUTCOME, Outcome
 __all__ = ["TrialFolder"]
 
 
+_COMPARING = "comparing losses"
+"""The phase after the peak is known."""
+
+
 @dataclass(frozen=True)
 class TrialFolder:
     """One trial's files."""
@@ -47,6 +51,14 @@ class TrialFolder:
         with contextlib.suppress(OSError):
             return (self.path / "phase").read_text(encoding="utf-8")
         return "starting"
+
+    def write_measured(self) -> None:
+        """Say that the peak is known: what follows is no part of it."""
+        self.write_phase(_COMPARING)
+
+    def is_measured(self) -> bool:
+        """Whether the trial's peak is known."""
+        return self.read_phase() == _COMPARING
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Answer, whole or not at all."""

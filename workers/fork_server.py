@@ -58,7 +58,8 @@ class _Server:
         folder.path.mkdir()
         folder.write_request(request)
         child = spawn(folder, fresh, self._client.fileno())
-        ending = supervise(child, Limits(request.deadline_s, request.memory_limit_bytes), self._client)
+        limits = Limits(request.deadline_s, request.memory_limit_bytes, folder.is_measured)
+        ending = supervise(child, limits, self._client)
         outcome = verdict(request, folder, ending) if ending is not None else None
         shutil.rmtree(folder.path, ignore_errors=True)
         return outcome

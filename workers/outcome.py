@@ -100,5 +100,8 @@ Outcome = Annotated[
 ]
 """Any of them; ``kind`` tells which."""
 
+STOPPED = Crashed(message="stopped: the executor was closed")
+"""What a trial comes to that the executor's end cut off."""
+
 OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 """Reads an outcome from JSON: ``OUTCOME.validate_json(text)``."""

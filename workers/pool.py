@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from ._base import Executor, TrialRequest
 from .client import SlotLost
-from .outcome import Crashed, Outcome
+from .outcome import STOPPED, Crashed, Outcome
 
 __all__ = ["Slot", "SlotPool", "done"]
 
 _RETRIES = 2
-_STOPPED = Crashed(message="stopped: the executor was closed")
 
 
 def done(outcome: Outcome) -> Future[Outcome]:
@@ -53,7 +53,7 @@ class SlotPool(Executor):
 
     def submit(self, request: TrialRequest) -> Future[Outcome]:
         """Queue a request."""
-        return done(_STOPPED) if self._closing.is_set() else self._threads.submit(self._run, request)
+        return done(STOPPED) if self._closing.is_set() else self._threads.submit(self._run, request)
 
     def close(self) -> None:
         """End every process of every slot. Futures still open get ``Crashed``."""
@@ -63,20 +63,29 @@ class SlotPool(Executor):
         self._threads.shutdown()
 
     def _run(self, request: TrialRequest) -> Outcome:
-        slot = self._free.get()
-        try:
-            return self._try(slot, request)
-        finally:
-            self._free.put(slot)
-
-    def _try(self, slot: Slot, request: TrialRequest) -> Outcome:
         """An outcome is never asked for again; a lost slot says nothing of the trial, so that is, twice."""
         losses: list[str] = []
-        while len(losses) <= _RETRIES and not self._closing.is_set():
-            try:
-                return slot.run(request)
-            except SlotLost as loss:
-                losses.append(str(loss))
+        ends_s = time.monotonic() + request.deadline_s
+        slot = self._free.get()
+        try:
+            while len(losses) <= _RETRIES and not self._closing.is_set():
+                try:
+                    left_s = max(1.0, ends_s - time.monotonic()) if losses else request.deadline_s
+                    return slot.run(request.model_copy(update={"deadline_s": left_s}))
+                except SlotLost as loss:
+                    losses.append(str(loss))
+                    slot = self._another(slot)
+        finally:
+            self._free.put(slot)
         if self._closing.is_set():
-            return _STOPPED
+            return STOPPED
         return Crashed(message=f"lost {len(losses)} times: {'; '.join(losses)}")
+
+    def _another(self, slot: Slot) -> Slot:
+        """A free slot in exchange for one that was lost; the same where no other is free."""
+        try:
+            other = self._free.get_nowait()
+        except queue.Empty:
+            return slot
+        self._free.put(slot)
+        return other

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors import UserError
@@ -23,7 +23,7 @@ from ._base import TrialRequest
 from .client import SlotLost
 from .environment import THREAD_VARIABLES, own_thread_variables
 from .local import LocalSlot
-from .outcome import OUTCOME, Failed, Outcome
+from .outcome import OUTCOME, Crashed, Failed, Outcome
 from .pool import SlotPool, done
 from .process import identify
 from .reaper import Reaper
@@ -152,7 +152,10 @@ class _RaySlot:
             return OUTCOME.validate_json(ray.get(reference, timeout=request.deadline_s + _GRACE_S))
         except RayError as error:
             self._kill()
-            raise SlotLost(str(error).strip().splitlines()[-1]) from None
+            said = str(error).strip().splitlines()[-1]
+            if _is_deterministic(error):
+                return Crashed(message=f"Ray could not run it: {said}")
+            raise SlotLost(said) from None
 
     def close(self) -> None:
         """End the actor with everything that came of it."""
@@ -176,6 +179,13 @@ class _RaySlot:
             actor, self._actor = self._actor, None
             if actor is not None:
                 ray.kill(actor)
+
+
+def _is_deterministic(error: RayError) -> bool:
+    """Whether another try would fail alike: the environment cannot be set up, or our own code raised."""
+    if isinstance(error, RayTaskError):
+        return not isinstance(error.cause, SlotLost)
+    return isinstance(error, RuntimeEnvSetupError) or (isinstance(error, RayActorError) and error.actor_init_failed)
 
 
 def _connect(address: str | None, working_dir: Path | None) -> None:

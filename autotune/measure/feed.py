@@ -101,7 +101,10 @@ class Feed:
         self._epoch = iter(self._loader)
         batch = next(self._epoch, _END)
         if batch is _END:
-            raise TaskError("build_sampler returned a sampler without indices. Training needs at least one sample.")
+            raise TaskError(
+                "an epoch has no batch: build_sampler returned a sampler without indices, or so few that drop_last "
+                "drops them all."
+            )
         self._starts_s.append(ended_s + perf_counter() - began_s)
         self.between_s += self._starts_s[-1]
         return batch

@@ -35,6 +35,8 @@ class MeasureOptions(_Frozen):
     """With ``enforce``: once the peak is over it, a few windows are enough. None measures to the end."""
     parity_batch: PositiveInt
     """Samples in an optimizer step of the parity run: the reference's effective batch, whatever the trial's is."""
+    parity_last: bool = False
+    """Leave the parity run for after the measurement: its larger steps would raise the peak of a smaller batch."""
     reference_losses: tuple[float, ...] | None = None
     """The reference's losses over its parity run; None for the reference itself."""
     parity_limit: PositiveFloat = 0.01

@@ -8,13 +8,16 @@ the moment, and pages of before the fork that this process has since replaced bu
 
 from __future__ import annotations
 
+import math
+import time
+
 import torch
 
 from ..plan import Budget, Peak
 from .context import context_bytes, open_context
 from .processes import descendants, own_live_bytes, own_peak_bytes, private_bytes, unmapped_files_bytes
 
-__all__ = ["Charge", "enforce_budget"]
+__all__ = ["Charge", "enforce_budget", "lift_budget"]
 
 
 def enforce_budget(limit_bytes: int | None) -> None:
@@ -36,6 +39,13 @@ def enforce_budget(limit_bytes: int | None) -> None:
         torch.cuda.set_per_process_memory_fraction(min(max(share, 0.0), 1.0))
 
 
+def lift_budget() -> None:
+    """Undo :func:`enforce_budget`: what the device has may be used."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 class Charge:
     """What this process is charged, since it started."""
 
@@ -48,9 +58,14 @@ class Charge:
         self._is_cuda = device.type == "cuda"
         self._largest_of = largest_of
         self._descendants_bytes = 0
+        self._sampled_s = -math.inf
 
-    def sample_descendants(self) -> None:
-        """Look at the loader's workers, which leave no record of their peak. Costs about 1 ms for each."""
+    def sample_descendants(self, every_s: float = 0.0) -> None:
+        """Look at the loader's workers, which leave no record of their peak, unless that was less than ``every_s`` ago.
+        Costs about 1 ms for each."""
+        if time.monotonic() - self._sampled_s < every_s:
+            return
+        self._sampled_s = time.monotonic()
         self._descendants_bytes = max(self._descendants_bytes, sum(private_bytes(pid) for pid in descendants()))
 
     def high_water_bytes(self) -> int:

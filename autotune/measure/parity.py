@@ -76,7 +76,8 @@ def compare(losses: Sequence[float], reference: Sequence[float] | None, limit: f
 
 
 def _fixed_loader(training: Training, task: Task, num_samples: int) -> Loader:
-    spec = dataclasses.replace(training.loader.spec, options={})
+    options = {name: value for name, value in training.loader.spec.options.items() if name == "drop_last"}
+    spec = dataclasses.replace(training.loader.spec, options=options)
     micro = min(training.batch.micro, num_samples)
     if isinstance(spec.dataset, IterableDataset):  # read in equal micro-batches
         micro = next(size for size in range(micro, 0, -1) if num_samples % size == 0)

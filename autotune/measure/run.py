@@ -12,7 +12,7 @@ from ..task import Task
 from ..training import Training
 from ..units import ceil_mib, format_bytes
 from .leak import LeakWatch
-from .measurement import Measurement, MeasureOptions
+from .measurement import Measurement, MeasureOptions, Parity
 from .memory import Charge
 from .parity import NUM_STEPS, run_parity
 from .speed import Window, speed_of, time_windows
@@ -39,7 +39,8 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         options: how long, how precisely, and against what.
 
     Returns:
-        The measurement. ``phases_s`` holds ``parity``, ``warmup`` and ``timed``.
+        The measurement, without losses where ``parity_last`` leaves them to the caller. ``phases_s`` holds ``parity``,
+        ``warmup`` and ``timed``.
 
     Raises:
         NonFiniteLoss: a loss was NaN or infinite.
@@ -52,7 +53,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
     with _timed(phases_s, "parity"):
         if training.loader.options["num_workers"]:
             steps.feed.open()  # workers are forked from a process as small as a job's
-        parity = run_parity(training, task, options, leaks.note)
+        parity = Parity(losses=()) if options.parity_last else run_parity(training, task, options, leaks.note)
     with _timed(phases_s, "warmup"):
         if options.largest_of:
             _run_largest(steps, options.largest_of)
@@ -118,6 +119,7 @@ def _time(steps: Steps, charge: Charge, leaks: LeakWatch, options: MeasureOption
     def at_edge() -> bool:
         nonlocal over, high_water
         leaks.note(steps.num_steps)
+        charge.sample_descendants(every_s=1.0)
         before, high_water = high_water, charge.high_water_bytes()
         over = over or (high_water > before and charge.exceeds(budget))
         return over

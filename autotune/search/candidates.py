@@ -95,13 +95,11 @@ class Candidates:
 
     def reference(self) -> Proposal:
         """Trial 0."""
-        params = self._space.params(self._reference)
-        trial = self._study.ask(self._space.distributions if params else {}, params or {})
-        return self._begin(trial, self._reference)
+        return self._ask_for(self._reference)
 
     def next(self) -> Proposal | None:
         """What to measure next; None when every configuration has been measured or is known not to fit."""
-        for guess in itertools.chain(self._guesses(), self._neighbours()):
+        for guess in itertools.chain(self._study.lost, self._guesses(), self._neighbours()):
             if self._is_new(guess):
                 return self._ask_for(guess)
         for _ in range(_PATIENCE if self._space.distributions else 0):
@@ -188,7 +186,9 @@ class Candidates:
         return None
 
     def _ask_for(self, settings: Settings) -> Proposal:
-        return self._begin(self._study.ask(self._space.distributions, self._space.params(settings)), settings)
+        params = self._space.params(settings)  # None outside the space: the trial is told to nobody
+        trial = self._study.ask(self._space.distributions if params else {}, params or {})
+        return self._begin(trial, settings)
 
     def _begin(self, trial: optuna.Trial, settings: Settings) -> Proposal:
         self._in_flight.add(settings.canonical())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
@@ -20,7 +19,7 @@ from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialS
 from .finalists import settle
 from .inquiry import Inquiry, failure, inspect, reference_settings
 from .options import SearchOptions
-from .pace import LEAST_SHARE_S, Clock, Pace
+from .pace import LEAST_SHARE_S, Pace
 from .record import StudyRecord
 from .session import Session
 from .storage import default_storage
@@ -37,7 +36,7 @@ def search(
     executor: Executor,
     observe: Callable[[Event], None],
     stop: threading.Event,
-    clock: Clock = time.monotonic,
+    pace: Pace | None = None,
 ) -> Plan:
     """Find the fastest configuration that stays within the budget, and save it as a plan.
 
@@ -47,7 +46,7 @@ def search(
         observe: is told what happens, in the thread that called.
         stop: once set, running trials are finished and the best so far is written, with ``search.stopped``
             :data:`INTERRUPTED`.
-        clock: seconds; what ``options.max_time_s`` is held against.
+        pace: the time that is left, where it runs already; None begins now.
 
     Returns:
         The plan, as it was written to ``options.output``.
@@ -60,10 +59,10 @@ def search(
         NothingFits: no configuration stays within the budget.
         Interrupted: ``stop`` was set before anything usable had been measured.
     """
-    pace = Pace(options.trial_time_s, options.max_time_s, clock)
+    pace = pace or Pace(options.trial_time_s, options.max_time_s)
     _check_writable(options.output)
     space = load_space(options.space)
-    facts = inspect(options, executor, pace, stop)
+    facts = inspect(options, executor, pace)
     observe(Inspected(facts))
     study = _open_study(options, space, facts)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
 from ..units import format_bytes
 from ..workers import (
+    STOPPED,
     Crashed,
     Executor,
     Failed,
@@ -46,6 +46,7 @@ class Inquiry:
     task: str
     seed: int
     budget: Budget
+    """With its device."""
     facts: Facts
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> TrialRequest:
@@ -54,7 +55,7 @@ class Inquiry:
             id=name,
             task=os.path.abspath(self.task),  # a worker's current directory may be another,
             seed=self.seed,
-            device=self.budget.device,
+            device=self.facts.device.type,
             plan=Plan(settings=settings, budget=self.budget),
             measure=measure,
             deadline_s=deadline_s,
@@ -70,6 +71,7 @@ class Inquiry:
             enforce=enforce,
             budget=self.budget,
             parity_batch=self.facts.effective_batch,
+            parity_last=settings.batch is not None and settings.batch.num_samples < self.facts.effective_batch,
             reference_losses=losses,
             parity_limit=PARITY_LIMITS[exactness(settings, self.facts)],
             largest_of=LARGEST_OF if self.facts.shapes_vary else None,
@@ -87,7 +89,7 @@ def exactness(settings: Settings, facts: Facts) -> Exactness:
     return "lossy" if "lossy" in found else "rounding" if "rounding" in found else "exact"
 
 
-def inspect(options: SearchOptions, executor: Executor, pace: Pace, stop: threading.Event | None = None) -> Facts:
+def inspect(options: SearchOptions, executor: Executor, pace: Pace) -> Facts:
     """Ask a child process for the task's facts.
 
     Raises:
@@ -107,7 +109,7 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace, stop: thread
     outcome = executor.submit(request).result()
     if isinstance(outcome, Inspected):
         return outcome.facts
-    if stop is not None and stop.is_set() and isinstance(outcome, Crashed):
+    if outcome == STOPPED:
         raise Interrupted("Interrupted while the task was being inspected; nothing had been measured.")
     if isinstance(outcome, Failed) and not outcome.traceback:
         raise TaskError(outcome.message)

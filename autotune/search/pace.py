@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 
 from ..workers import Measured, Outcome
 
-__all__ = ["LEAST_SHARE_S", "NUM_FINALISTS", "NUM_REPEATS", "Clock", "Pace"]
-
-Clock = Callable[[], float]
-"""Seconds since some moment, like ``time.monotonic``."""
+__all__ = ["LEAST_SHARE_S", "NUM_FINALISTS", "NUM_REPEATS", "Pace"]
 
 NUM_FINALISTS = 3
 """Configurations that are measured again, besides the reference."""
@@ -43,7 +40,8 @@ class Pace:
     """``--trial-time``."""
     max_time_s: float | None
     """``--max-time``."""
-    clock: Clock = time.monotonic
+    clock: Callable[[], float] = time.monotonic
+    """Seconds since some moment."""
     started: float = field(init=False)
     _overheads_s: list[float] = field(default_factory=list, init=False)
     _fresh_overheads_s: list[float] = field(default_factory=list, init=False)

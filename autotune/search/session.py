@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..plan import Budget
 from ..techniques import Facts, Settings
-from ..workers import Crashed, Executor, Measured, Outcome
+from ..workers import STOPPED, Executor, Measured, Outcome
 from .events import Event, Warned
 from .inquiry import Inquiry, exactness, reference_settings
 from .options import SearchOptions
@@ -96,7 +96,7 @@ class Session:
 
     def was_cut_off(self, outcome: Outcome) -> bool:
         """Whether a trial ended because the executor was closed on the user's second Ctrl-C: no result of its own."""
-        return self.stop.is_set() and isinstance(outcome, Crashed)
+        return outcome == STOPPED
 
     def _keep_output(self, path: Path, text: str) -> None:
         try:

@@ -6,7 +6,7 @@ import re
 import statistics
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -50,6 +50,8 @@ class Study:
         """What was measured, in order of its number."""
         self.by_settings: dict[str, Tried] = {}
         """The same by ``settings.canonical()``."""
+        self.lost: list[Settings] = []
+        """What was in flight when an earlier driver was killed."""
         self.resumed = False
         """Whether an earlier driver began it."""
         self._store, self._study = store, study
@@ -68,19 +70,19 @@ class Study:
 
     @classmethod
     def resume(cls, url: str, stem: str, record: StudyRecord, sampler: Literal["tpe", "gp"]) -> Self:
-        """Go on with the newest study of this stem: what was measured is kept, what was in flight is asked again.
+        """Go on with this task's newest study: what was measured is kept, what was in flight is asked again.
 
         Without one, a driver was killed before it had one, or none ever ran: a study is begun.
 
         Raises:
-            StudyError: it belongs to another task or was searched under other options, or the storage
-                is locked or corrupt.
+            StudyError: it was searched under other options, or only other tasks have studies there, or the storage is
+                locked or corrupt.
         """
         store, newest = _open(url, stem)
         with _released(store), storage_errors(url):
             if newest == 0:
                 return cls._begin(store, f"{stem}-1", record, sampler)
-            study = optuna.load_study(study_name=f"{stem}-{newest}", storage=store.storage)
+            study = _newest_of(store, stem, newest, record.fingerprint)
             if not study.get_trials(deepcopy=False):  # killed before it had begun
                 _describe(study, record)
             try:
@@ -193,9 +195,18 @@ class Study:
             trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
             self._tell(optuna.Trial(self._study, trial_id), tried.verdict)
             return
-        if frozen.user_attrs.get("number", 0) > 0:  # the driver asks for the reference; without a number, nobody did
-            self._study.enqueue_trial(frozen.params)
+        if "settings" in frozen.user_attrs:
+            self.lost.append(Settings.model_validate(frozen.user_attrs["settings"]))
         self._study.tell(frozen.number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def _newest_of(store: _Store, stem: str, newest: int, fingerprint: str) -> optuna.Study:
+    """The newest study of the task, or of the stem where none is the task's."""
+    found = []
+    for number in range(newest, 0, -1):
+        with suppress(KeyError):  # deleted
+            found.append(optuna.load_study(study_name=f"{stem}-{number}", storage=store.storage))
+    return next((study for study in found if study.user_attrs.get("fingerprint", fingerprint) == fingerprint), found[0])
 
 
 def _describe(study: optuna.Study, record: StudyRecord) -> None:

@@ -27,7 +27,7 @@ class Verification:
     measured: Evidence | None
     """What it cost now; None where it ran out of memory."""
     over_budget: str | None
-    """By how much, in words; None where it holds."""
+    """By how much, or that it leaks, in words; None where it holds."""
     slower: str | None
     """By how much, in words; None where it is as fast as stated, or nothing is stated."""
     warnings: tuple[str, ...]
@@ -45,7 +45,7 @@ def verify(
     """Measure a plan in three fresh interpreters.
 
     Args:
-        plan: with the budget to hold and, where a search wrote it, the evidence to compare with.
+        plan: with its device, the budget to hold and, where a search wrote it, the evidence to compare with.
         task: ``model.py`` or ``model.py:name``.
         executor: runs it; stays the caller's to close.
         observe: is told what happens.
@@ -55,9 +55,10 @@ def verify(
         PlanError: the plan was found for another model, or asks for what cannot be had here.
         TaskError: the task cannot be loaded, or fails for another reason than memory.
     """
+    device = plan.budget.device
+    assert device is not None, "the caller says where"
     seed = plan.search.seed if plan.search else 0
     pace = Pace(trial_time_s, None)
-    device = plan.budget.device
     facts = inspect(SearchOptions(task, device=device, seed=seed, allow_split=True), executor, pace)
     observe(Inspected(facts))
     _check_task(plan, task, facts)
@@ -76,7 +77,11 @@ def verify(
         if isinstance(outcome, OutOfMemory):
             at = format_bytes(ceil_mib(outcome.peak_bytes))
             return Verification(None, f"out of memory at {at}: {outcome.message}", None, warnings)
-        repeats.append(_measurement(outcome, task))
+        found = _measurement(outcome, task)
+        if found.leak_bytes_per_step is not None:
+            leak = format_bytes(ceil_mib(round(found.leak_bytes_per_step)))
+            return Verification(None, f"leaks about {leak} each step: it outgrows any budget", None, warnings)
+        repeats.append(found)
         pace.learn(outcome, fresh=True)
     measured = combine(repeats, plan.budget)
     return Verification(measured, _over(plan.budget, measured), _slower(plan, measured), warnings)

@@ -16,7 +16,8 @@ SPLIT_TOLERANCE = 1e-3
 """Relative L2 difference of the gradient above which a split changes the optimization: fp32 reordering stays
 below 1e-5, BatchNorm and token-averaged losses are at 1e-2 and more."""
 
-_LARGEST_FREE_GROWTH = 16
+_FREE_GROWTH = (1, 2, 4, 8, 16)
+"""Times the assumed batch that a free one may be."""
 
 
 class Batch(Technique):
@@ -63,7 +64,7 @@ class Batch(Technique):
             sizes = [effective, *_halves(effective)] if _may_split(facts) else [effective]
             found = [cls.of(effective, micro) for micro in sorted(sizes)]
         else:
-            sizes = [*_halves(effective), *(effective * 2**k for k in range(_LARGEST_FREE_GROWTH.bit_length()))]
+            sizes = [*_halves(effective), *(effective * times for times in _FREE_GROWTH)]
             found = [cls(micro=micro) for micro in sorted(sizes) if length is None or micro <= max(length, effective)]
         return tuple(batch for batch in found if batch.unavailable(facts) is None)
 

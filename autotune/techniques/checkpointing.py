@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveInt, model_validator
@@ -16,7 +16,7 @@ from ._base import Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 __all__ = ["Checkpointing", "find_blocks"]
 
@@ -75,7 +75,7 @@ class Checkpointing(Technique):
             )
         for block in blocks[:: self.every]:
             # On the instance, so that hooks run once, outside; a bound method, so that deepcopy rebinds it.
-            block.forward = functools.partial(_checkpointed, block.forward, block)
+            block.forward = functools.partial(_checkpointed, block.forward, _Buffers(block))
 
 
 def _keep_everything(model: nn.Module) -> None:
@@ -88,38 +88,71 @@ def _keep_everything(model: nn.Module) -> None:
                 module.forward = forward.args[0]
 
 
-def _checkpointed(forward: Any, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(forward: Any, buffers: _Buffers, /, *args: Any, **kwargs: Any) -> Any:
     import torch
     from torch.utils.checkpoint import checkpoint
 
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    contexts = functools.partial(_contexts, block)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=buffers.contexts, **kwargs)
 
 
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    return nullcontext(), _spare_running_statistics(block)
+class _Buffers:
+    """The buffers of a block that its forward changes (running statistics, a spectral norm's vectors).
 
-
-@contextmanager
-def _spare_running_statistics(block: nn.Module) -> Iterator[None]:
-    """Let recomputation update copies of running statistics: the first forward has updated the real ones.
-
-    Copies and not None, so that recomputation saves as many tensors as the first forward did.
+    Recomputation starts from copies of what the first forward started from, and leaves the block's own alone: that
+    forward has changed them. Copies and not None, so that as many tensors are saved as the first time.
     """
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        self._changes: dict[tuple[nn.Module, str], bool] = {}
+        """Whether a forward in training changed it, the first time: masks and the like are not copied again."""
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """For the first forward and for its recomputation."""
+        before: dict[tuple[nn.Module, str], Tensor] = {}
+        return self._note(before), self._replay(before)
+
+    @contextmanager
+    def _note(self, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
+        for key, buffer in self._variable():
+            before[key] = buffer.clone()
+        yield
+        for key in [key for key in before if key not in self._changes]:
+            module, name = key
+            self._changes[key] = _is_normalization(module) or not _same(before[key], module._buffers.get(name))
+            if not self._changes[key]:
+                del before[key]
+
+    @contextmanager
+    def _replay(self, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
+        kept = {(module, name): module._buffers[name] for module, name in before}
+        for (module, name), buffer in before.items():
+            module._buffers[name] = buffer.clone()
+        try:
+            yield
+        finally:
+            for (module, name), own in kept.items():
+                module._buffers[name] = own
+
+    def _variable(self) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
+        for module in self._block.modules():
+            for name, buffer in module._buffers.items() if module.training else ():
+                if buffer is not None and self._changes.get((module, name), True):
+                    yield (module, name), buffer
+
+
+def _is_normalization(module: nn.Module) -> bool:
+    """Whether its buffers are running statistics, which a batch may leave as they were by chance."""
     from torch.nn.modules.batchnorm import _NormBase
 
-    norms = [module for module in block.modules() if isinstance(module, _NormBase) and module.training]
-    kept = [dict(norm._buffers) for norm in norms]
-    for norm in norms:
-        for name, buffer in norm._buffers.items():
-            norm._buffers[name] = None if buffer is None else buffer.clone()
-    try:
-        yield
-    finally:
-        for norm, buffers in zip(norms, kept, strict=True):
-            norm._buffers.update(buffers)
+    return isinstance(module, _NormBase)
+
+
+def _same(before: Tensor, after: Tensor | None) -> bool:
+    """By value: batch_norm changes its statistics without a trace in their version."""
+    return after is not None and after.shape == before.shape and bool((after == before).all())
 
 
 def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:

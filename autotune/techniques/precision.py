@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Precision"]
 
+_flags_before: list[tuple[str, bool]] = []
+"""torch's process-wide flags as the user had them, while a plan with TF32 is in force."""
+
 
 class Precision(Technique):
     """Parameters stay as the user made them (fp32); what changes is what autocast or TF32 computes in."""
@@ -58,12 +61,14 @@ class Precision(Technique):
         Raises:
             PlanError: this device cannot compute in TF32.
         """
-        if self.kind != "tf32":
-            return
         import torch
 
+        _restore_flags()
+        if self.kind != "tf32":
+            return
         if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
             raise PlanError("settings.precision.kind: tf32 needs a CUDA device of compute capability 8.0. Use fp32.")
+        _flags_before.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
 
@@ -77,3 +82,13 @@ class Precision(Technique):
         import torch
 
         return torch.autocast(device_type, torch.bfloat16 if self.kind == "bf16" else torch.float16)
+
+
+def _restore_flags() -> None:
+    """Take off what an earlier plan in this process put on."""
+    import torch
+
+    if _flags_before:
+        precision, cudnn = _flags_before.pop()
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = cudnn
