@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -54,6 +54,8 @@ def _margin(value: float) -> float:
 
 
 _Option = typer.Option
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]
+"""click's, wherever the typer that is installed keeps it."""
 _Task = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The task file; `autotune init` writes one.")]
 _PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
 _Output = Annotated[Path, _Option("--output", "-o", help="Where the plan goes.")]
@@ -256,7 +258,15 @@ def _one_document(json: bool) -> Iterator[None]:
 def main() -> None:
     """The ``autotune`` command."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False))  # a command's own typer.Exit comes back as its code
+    except _UsageError as error:
+        error.show()
+        if "--json" in sys.argv:
+            print(jsonlib.dumps({"exit_code": 2, "error": str(error)}, indent=2))
+        sys.exit(2)
+    except (typer.Abort, KeyboardInterrupt):
+        print("Interrupted.", file=sys.stderr)
+        sys.exit(130)
     except AutotuneError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -62,7 +62,7 @@ class Task:
     loader_options: Mapping[str, Any] = field(default_factory=dict)
     """DataLoader keywords that the user trains with today."""
     evaluate: Callable[[nn.Module], float] | None = None
-    """Quality, higher is better; lossy techniques need it."""
+    """Quality, higher is better. A search does not use it yet."""
     batch_size: int | None = None
     """The effective batch that the user trains with, held fixed; None leaves it free."""
     blocks: Sequence[str] = ()

@@ -16,7 +16,7 @@ COMMANDS = ("search", "show", "verify", "run", "init", "doctor")
 PLAN = """\
 schema: autotune/plan@1
 task: {source: model.py, fingerprint: 'sha256:%s'}
-budget: {limit: 512 MiB}
+budget: {limit: 512 MiB, device: cpu}
 settings:
   batch: {micro: 64, accumulate: 4}
   precision: {kind: bf16}
@@ -41,6 +41,13 @@ def plan(tmp_path: Path) -> Path:
     path = tmp_path / "plan.yaml"
     path.write_text(PLAN)
     return path
+
+
+def test_with_json_a_mistaken_option_is_a_document_too(tmp_path):
+    ended = autotune("search", "model.py", "--budget", "0", "--json", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert json.loads(ended.stdout)["error"].startswith("a budget of 0 leaves no memory")
+    assert "Invalid value for '--budget'" in ended.stderr
 
 
 def test_help_imports_no_torch_no_optuna_no_ray():

@@ -41,7 +41,6 @@ def test_facts_of_the_zoo(name):
     assert facts.loader_samples_per_s[0] > 0
     assert (facts.effective_batch, facts.effective_batch_held, facts.effective_batch_assumed) == (8, True, False)
     assert facts.conv_dims == ((2,) if name in ("cnn", "resnet", "partly_eval", "input") else ())
-    assert facts.has_training_batch_norm == (name in ("cnn", "resnet"))
     assert facts.shapes_vary == (name == "token_loss")
     assert (facts.dataset_kind, facts.dataset_length) == (("iterable", None) if name == "stream" else ("map", 22))
 

@@ -52,7 +52,8 @@ def test_an_accumulated_step_counts_all_its_samples():
 
     found = _measure(dataclasses.replace(task, compute_loss=compute_loss), Settings(batch=Batch.of(8, 3)))
     assert sum(consumed[:3]) == 8
-    assert len(consumed) > 2 * found.num_steps
+    samples_per_step = found.samples_per_s.value * found.phases_s["timed"] / found.num_steps
+    assert samples_per_step > 22 / 3 * 0.95  # the phase is a little longer than its windows; a last piece alone has 2
 
 
 def test_over_the_budget_a_few_windows_are_enough():

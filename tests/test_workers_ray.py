@@ -29,6 +29,25 @@ class TestRayExecutor(IsolationContract):
     def test_a_killed_worker_is_replaced_and_the_trial_asked_again(self, executor, folder):
         assert isinstance(self.kill_above(executor, folder, generations=2), Measured)
 
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_a_cluster_of_its_own_is_quiet_and_leaves_nothing(self, executor, tmp_path, killed):
+        """Another driver has another cluster; its folder goes with it, also where the driver is killed."""
+        program = (
+            "import os, ray, sys\n"
+            "from autotune.workers.ray_pool import RayExecutor\n"
+            "with RayExecutor():\n"
+            "    print(ray.get_runtime_context().gcs_address, ray._private.worker._global_node.get_temp_dir_path())\n"
+            "    sys.stdout.flush()\n"
+            "    if sys.argv[1] == 'True':\n"
+            "        os.kill(os.getpid(), 9)\n"
+        )
+        command = [sys.executable, "-P", "-c", program, str(killed)]
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stderr) == (-9 if killed else 0, "")
+        address, folder = ended.stdout.split()
+        assert address != ray_pool.ray.get_runtime_context().gcs_address
+        assert not Path(folder).exists()  # the reaper held the pipes until it was done
+
     def test_a_tasks_folder_is_shipped_to_a_cluster_that_is_joined(self, executor, folder, tmp_path):
         """The trial runs in a copy of it: the traceback names a file of Ray's package folder."""
         request = self.request("hostile_raises", folder)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from ..measure.processes import descendants
 from ..task import split_source
 from ._base import TrialRequest
 from .client import SlotLost
-from .environment import THREAD_VARIABLES, own_thread_variables
+from .environment import THREAD_VARIABLES
 from .local import LocalSlot
 from .outcome import OUTCOME, Crashed, Failed, Outcome
 from .pool import SlotPool, done
@@ -35,6 +36,7 @@ _GRACE_S = 300.0
 _CLOSE_S = 30.0
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only requests and outcomes cross Ray."""
+_SHORT_FOLDER = "/tmp" if os.access("/tmp", os.W_OK) else None
 _NOT_SHIPPED = [".git", ".venv", ".autotune", "__pycache__"]
 _CONFIG = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -75,9 +77,10 @@ class RayExecutor(SlotPool):
         self._reaper = None
         if self._connected_here:
             others = set(descendants(os.getpid()))
-            _connect(address, self._shipped)
-            cluster = (identify(pid) for pid in descendants(os.getpid()) if pid not in others)
-            self._reaper = Reaper(process for process in cluster if process is not None)
+            folder = None if address else tempfile.mkdtemp(prefix="autotune-ray-", dir=_SHORT_FOLDER)
+            _connect(address, self._shipped, folder)
+            cluster = [identify(pid) for pid in descendants(os.getpid()) if pid not in others]
+            self._reaper = Reaper([process for process in cluster if process is not None], folder)
         # On this machine a trial sees what a job started here would; elsewhere, what Ray's worker has less Ray's part.
         base = None if address else dict(os.environ)
         try:
@@ -97,8 +100,7 @@ class RayExecutor(SlotPool):
         except ValueError:
             return done(Failed(message=f"{path}: not in {self._shipped}, the folder that is shipped to the cluster."))
         task = f"{shipped}:{name}" if name else shipped
-        environment = {**own_thread_variables(), **request.environment}
-        return super().submit(request.model_copy(update={"task": task, "environment": environment}))
+        return super().submit(request.model_copy(update={"task": task}))
 
     def close(self) -> None:
         """End every actor with everything that came of it, and the cluster where it was started here."""
@@ -188,7 +190,7 @@ def _is_deterministic(error: RayError) -> bool:
     return isinstance(error, RuntimeEnvSetupError) or (isinstance(error, RayActorError) and error.actor_init_failed)
 
 
-def _connect(address: str | None, working_dir: Path | None) -> None:
+def _connect(address: str | None, working_dir: Path | None, folder: str | None) -> None:
     """Quietly: no dashboard, no logs of workers on the terminal.
 
     Raises:
@@ -201,6 +203,7 @@ def _connect(address: str | None, working_dir: Path | None) -> None:
     else:
         os.environ.update({**_CONFIG, **_WORKER_CONFIG})
         options |= {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+        options |= {"_temp_dir": folder}
     try:
         ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:

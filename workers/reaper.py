@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from .process import ProcessId, end
 
@@ -12,15 +13,16 @@ __all__ = ["Reaper"]
 
 
 class Reaper:
-    """A process that waits for this one to end, and then ends some others."""
+    """A process that waits for this one to end, and then ends some others and removes their folder."""
 
-    def __init__(self, processes: Iterable[ProcessId]) -> None:
+    def __init__(self, processes: Sequence[ProcessId], folder: str | None) -> None:
         """Start it.
 
         Args:
             processes: to be ended.
+            folder: what they wrote, to be removed; None where it is not theirs alone.
         """
-        command = [sys.executable, "-P", "-m", __name__]
+        command = [sys.executable, "-P", "-m", __name__, *filter(None, [folder])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         assert self._process.stdin is not None, "asked for above"
         self._process.stdin.writelines(f"{process.pid} {process.start}\n" for process in processes)
@@ -34,6 +36,8 @@ class Reaper:
 def main() -> None:
     """Read processes until nobody holds the other end of stdin, then end them."""
     end(ProcessId(*map(int, line.split())) for line in sys.stdin.readlines())
+    for folder in sys.argv[1:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

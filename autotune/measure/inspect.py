@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
@@ -55,7 +54,6 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         fingerprint=found_fingerprint,
         device=inspect_device(device),
         torch_version=torch.__version__,
-        cpu_count=num_processors(),
         host_memory_bytes=available_host_bytes(),
         **_model_facts(task, model),
         dataset_length=data.length,
@@ -88,7 +86,6 @@ def _model_facts(task: Task, model: nn.Module) -> dict[str, Any]:
         "num_blocks": len(blocks),
         "block_name": type(blocks[0]).__name__ if blocks else "",
         "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
-        "has_training_batch_norm": any(isinstance(m, _BatchNorm) and m.training for m in model.modules()),
     }
 
 

@@ -15,13 +15,13 @@ from .. import __version__
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import PACKAGES, installed_allocators
 from ..workers.devices import visible_gpus
+from ..workers.environment import THREAD_VARIABLES
 from .tables import rows_table
 from .words import size, technique_words
 
 __all__ = ["examine", "explain"]
 
 _PACKAGES = ("torch", "optuna", "ray", "pydantic", "nvidia-ml-py")
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def examine() -> dict[str, Any]:
@@ -38,7 +38,7 @@ def examine() -> dict[str, Any]:
         "threads": {
             "processors": num_processors(),
             "torch": torch.get_num_threads(),
-            **{name: os.environ.get(name) for name in _THREADS},
+            **{name: os.environ.get(name) for name in THREAD_VARIABLES},
         },
         "allocators": {name: name in installed_allocators() for name in PACKAGES},
         "executors": {"local": _local(), "ray": "ready" if _version("ray") else "not installed: pip install ray"},
@@ -103,14 +103,12 @@ def _any_task(device: Device) -> Facts:
         fingerprint="",
         device=device,
         torch_version="",
-        cpu_count=1,
         host_memory_bytes=device.memory_bytes,
         num_parameters=1,
         num_trainable=1,
         num_blocks=2,
         block_name="Block",
         conv_dims=(2,),
-        has_training_batch_norm=False,
         dataset_length=1,
         dataset_kind="map",
         dataset_bytes=1,
@@ -138,7 +136,7 @@ def _advice(has_cuda: bool) -> Iterator[str]:
                 yield f"{name}: apt-get install {package} (Debian, Ubuntu). On a CPU it decides what a job is charged."
     if not has_cuda and visible_gpus():
         yield "A GPU is here that this torch cannot use: install torch's CUDA build (https://pytorch.org)."
-    for name in _THREADS:
+    for name in THREAD_VARIABLES:
         if name in os.environ:
             yield f"{name}={os.environ[name]} is handed on to trials; unset it to let torch use every processor."
 

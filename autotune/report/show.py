@@ -65,7 +65,8 @@ def _headline(plan: Plan, path: Path) -> str:
     else:
         what = "settings without evidence"
     within = f", within {format_bytes(plan.budget.limit)}" if plan.budget.limit else ", no memory limit"
-    return f"{path}: {what}{within if plan.measured else ''}, on {plan.budget.device or 'the device there is'}"
+    on = f", on {plan.budget.device}" if plan.budget.device else ""
+    return f"{path}: {what}{within if plan.measured else ''}{on}"
 
 
 def _settings(plan: Plan) -> RenderableType:

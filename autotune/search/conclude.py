@@ -22,6 +22,9 @@ from .study import Tried
 
 __all__ = ["conclude", "nothing_fits"]
 
+_MUCH_WAITING = 0.1
+"""Share of the time waiting for data that a plan's reader should know of."""
+
 
 def conclude(session: Session, final: Final, stopped: str) -> Plan:
     """The plan of the winner.
@@ -127,6 +130,9 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     for technique in winner.settings.techniques():
         if technique.exactness(facts) == "lossy":
             yield f"{technique.name} is lossy for this model: it changes the gradient, not only its rounding"
+    waited = winner.outcome.measurement.loader_wait if isinstance(winner.outcome, Measured) else 0.0
+    if waited >= _MUCH_WAITING:
+        yield f"{waited:.0%} of the time is spent waiting for data: a faster dataset or cheaper samples would show"
     if facts.shapes_vary:
         yield f"batch shapes vary: the peak is that of the largest of {LARGEST_OF} batches"
     if reference is not None and not reference.fits:

@@ -12,7 +12,7 @@ from ..units import ceil_mib
 
 __all__ = ["combine", "gain", "overlap"]
 
-_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
+_T_975 = {2: 12.706, 3: 4.303}
 """Student's t at 97.5 % by number of repeats."""
 
 _DIGITS = 5
@@ -26,14 +26,14 @@ def combine(repeats: Sequence[Measurement], budget: Budget) -> Evidence:
     whole MiB, rounded up.
 
     Args:
-        repeats: one measurement for each fresh process, at least one.
+        repeats: one measurement for each fresh process, one to three.
         budget: what the largest peak is held against.
     """
     speeds = [repeat.samples_per_s for repeat in repeats]
     value = statistics.fmean(speed.value for speed in speeds)
     half = 0.0
     if len(speeds) > 1:
-        t = _T_975.get(len(speeds), 1.96)
+        t = _T_975[len(speeds)]
         half = t * statistics.stdev(speed.value for speed in speeds) / math.sqrt(len(speeds))
     low = min(value - half, statistics.fmean(speed.low for speed in speeds))
     high = max(value + half, statistics.fmean(speed.high for speed in speeds))

@@ -24,6 +24,7 @@ from ..workers import (
     TimedOut,
     TrialRequest,
 )
+from ..workers.environment import own_thread_variables
 from .options import SearchOptions
 from .pace import Pace
 
@@ -35,7 +36,6 @@ PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.02, "lo
 LARGEST_OF = 64
 """Where batch shapes vary, the peak is taken on the largest of so many batches."""
 
-_HANDED_ON = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _OUTPUT_LINES = 20
 
 
@@ -59,7 +59,7 @@ class Inquiry:
             plan=Plan(settings=settings, budget=self.budget),
             measure=measure,
             deadline_s=deadline_s,
-            environment=handed_on(),
+            environment=own_thread_variables(),
         )
 
     def measure_options(
@@ -104,7 +104,7 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace) -> Facts:
         device=options.device,
         inspect=InspectOptions(effective_batch=options.effective_batch, allow_split=options.allow_split),
         deadline_s=pace.deadline_s(0.0, spare_finalists=False),
-        environment=handed_on(),
+        environment=own_thread_variables(),
     )
     outcome = executor.submit(request).result()
     if isinstance(outcome, Inspected):
@@ -133,8 +133,3 @@ def failure(outcome: Outcome) -> str:
         case _:
             raise AssertionError(f"{outcome.kind} is no failure")
     return f"{said}\n\nIts last output:\n{tail}" if tail else said
-
-
-def handed_on() -> dict[str, str]:
-    """Thread counts that the user set for the driver hold for the trials too."""
-    return {key: os.environ[key] for key in _HANDED_ON if key in os.environ}

@@ -37,8 +37,6 @@ class Facts(_Frozen):
     """``sha256:…`` of parameter names, shapes, dtypes, trainable flags, and batch shapes."""
     device: Device
     torch_version: str
-    cpu_count: int
-    """Processors this process may use."""
     host_memory_bytes: int
     """Host memory available when the task was inspected."""
 
@@ -50,7 +48,6 @@ class Facts(_Frozen):
     """Class of the repeated blocks, for people."""
     conv_dims: tuple[int, ...]
     """Spatial dimensions of the model's convolutions: (2,) for an image model, () for none."""
-    has_training_batch_norm: bool
 
     dataset_length: int | None
     """None for an iterable dataset without a length."""

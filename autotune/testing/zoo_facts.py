@@ -24,14 +24,12 @@ BARE = Facts(
     fingerprint="sha256:" + 64 * "0",
     device=Device(type="cpu", name="bare CPU", memory_bytes=64 * MIB, bf16=False),
     torch_version="2.13.0",
-    cpu_count=1,
     host_memory_bytes=64 * MIB,
     num_parameters=1,
     num_trainable=1,
     num_blocks=0,
     block_name="",
     conv_dims=(),
-    has_training_batch_norm=True,
     dataset_length=None,
     dataset_kind="iterable",
     dataset_bytes=None,
@@ -60,7 +58,6 @@ def facts_of(task: Task) -> Facts:
     model, dataset = task.build_model(), task.build_dataset()
     modules = list(model.modules())
     blocks = find_blocks(model)
-    batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training for module in modules)
     stream = isinstance(dataset, IterableDataset)
     samples = list(itertools.islice(dataset if stream else map(dataset.__getitem__, range(BATCH_SIZE)), BATCH_SIZE))
     known = {
@@ -70,7 +67,6 @@ def facts_of(task: Task) -> Facts:
         "num_blocks": len(blocks),
         "block_name": type(blocks[0]).__name__,
         "conv_dims": tuple({_CONVOLUTIONS[type(module)] for module in modules if type(module) in _CONVOLUTIONS}),
-        "has_training_batch_norm": batch_norm,
         "dataset_length": None if stream else len(dataset),
         "dataset_kind": "iterable" if stream else "map",
         "dataset_bytes": None if stream else MIB,
