@@ -68,7 +68,7 @@ batch_size = 128
 #     return torch.utils.data.RandomSampler(dataset)
 
 
-# def evaluate(model):  # Higher is better; needed for techniques that change what the model computes.
+# def evaluate(model):  # Higher is better; a search does not use it yet.
 #     inputs, targets = build_dataset().tensors
 #     return (model(inputs).argmax(dim=1) == targets).float().mean().item()
 
