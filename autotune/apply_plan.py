@@ -44,6 +44,8 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
         PlanError: the plan is for another model, or asks for what this model or device cannot do.
         TaskError: the task's pieces do not fit together.
     """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"apply takes a Plan, but got {type(plan).__name__}. Use autotune.load_plan(path).")
     if task is None:
         task = _task_of(pieces)
     elif pieces:
@@ -67,6 +69,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     settings.optimizer.on_optimizer(optimizer)
 
     batch = settings.batch or reference_batch(task, dataset)
+    _warn_of_batch(task, dataset, batch)
     spec = loader_spec(task, dataset, device)
     loader = build_loader(task, settings.data_loading.on_loader(spec), batch, seed)
     return Training(model, optimizer, loader, task.compute_loss, settings)
@@ -169,6 +172,15 @@ def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:
             f"task.fingerprint: the plan was found for {plan.task.source} ({plan.task.fingerprint[:19]}…), but this "
             f"model is another ({found[:19]}…): its parameters, their shapes, dtypes or trainable flags, or the batch "
             "shapes differ. Search again for this model."
+        )
+
+
+def _warn_of_batch(task: Task, dataset: Any, batch: Batch) -> None:
+    if task.batch_size is not None and batch.num_samples != (wanted := reference_batch(task, dataset).num_samples):
+        warnings.warn(
+            f"an optimizer step of the plan sees {batch.num_samples} samples, and the task's batch size is {wanted}. "
+            "Search again to hold that, or set batch_size to the plan's.",
+            stacklevel=3,
         )
 
 

@@ -14,14 +14,15 @@ import typer
 
 from .errors import AutotuneError
 from .search.options import SearchOptions
-from .units import parse_bytes, parse_duration
+from .units import MIB, parse_bytes, parse_duration
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="autotune",
     help="Find, prove and write the fastest configuration of a PyTorch training job inside a memory budget.",
-    epilog="Exit codes: 0 done, 1 our bug, 2 your input, 3 nothing fits, 130 interrupted with the best so far saved.",
+    epilog="Exit codes: 0 done, 1 our bug, 2 your input, 3 nothing fits or a plan no longer holds, "
+    "130 interrupted with the best so far saved.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,6 +36,8 @@ def _budget(text: str) -> int:
         num_bytes = parse_bytes(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if 0 < num_bytes < MIB:
+        raise typer.BadParameter(f"a budget of {text} is {num_bytes} bytes. Was {text}GiB meant?")
     if num_bytes <= 0:
         raise typer.BadParameter(f"a budget of {text} leaves no memory at all. Write for example 8GiB, 512 MiB or 8GB.")
     return num_bytes

@@ -154,7 +154,7 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
     with where.open(task, plan.budget.device) as executor:
         found = run_verify(plan, task, executor, observe, trial_time_s)
     if json:
-        _print_json({"path": str(path), "task": task, **as_json(found)})
+        _print_json({"path": str(path), "task": task, **as_json(found, plan)})
     else:
         _print(sys.stdout, explain(found, plan))
     return found

@@ -17,6 +17,9 @@ __all__ = ["dump_yaml", "explain", "read_yaml", "write_text"]
 
 _MAX_YAML_BYTES = 2**20
 
+UNION_TAGS = ("(auto)", "(list)")
+"""Names of a union's members, which pydantic puts into the place of an error and no file has."""
+
 
 def dump_yaml(data: dict[str, Any]) -> str:
     """YAML with keys in order and rows of plain values on one line each."""
@@ -67,9 +70,10 @@ def explain(error: ValidationError, source: str, root: type[BaseModel]) -> str:
     """A validation error of a ``root`` model, one line a problem: where, what was wanted, what was got."""
     lines = []
     for problem in error.errors(include_url=False):
-        where = ".".join(str(part) for part in problem["loc"])
+        location = tuple(part for part in problem["loc"] if part not in UNION_TAGS)
+        where = ".".join(map(str, location))
         got = problem["input"]
-        known = _known_keys(problem["loc"], root) if problem["type"] == "extra_forbidden" else None
+        known = _known_keys(location, root) if problem["type"] == "extra_forbidden" else None
         message = f"unknown key. Use one of: {', '.join(known)}" if known else problem["msg"]
         shown = f", but got {got!r}" if isinstance(got, (str, int, float, bool)) and not known else ""
         lines.append(f"{source}: {where}: {message.removeprefix('Value error, ')}{shown}")

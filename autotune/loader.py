@@ -28,6 +28,8 @@ class Position(NamedTuple):
     """Samples in this micro-batch."""
     ends_step: bool
     """Whether it is the last of its optimizer step."""
+    begins_step: bool = False
+    """Whether it is the first."""
 
 
 class Loader:
@@ -118,11 +120,17 @@ class Loader:
         for num_samples, batch in self._data:
             if held is not None:
                 place += 1
-                yield held[1], Position(held[0], place % self.batch.accumulate == 0)
+                yield held[1], self._place(held[0], place)
             held = num_samples, batch
         if held is None:
             raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
-        yield held[1], Position(held[0], True)
+        last = self._place(held[0], place + 1)
+        yield held[1], last._replace(ends_step=True)
+
+    def _place(self, num_samples: int, number: int) -> Position:
+        """Of a stream's micro-batch, counted from 1."""
+        accumulate = self.batch.accumulate
+        return Position(num_samples, number % accumulate == 0, (number - 1) % accumulate == 0)
 
 
 class _Counted:
@@ -155,7 +163,7 @@ class _Cut(Sampler[list[int]]):
         micro = self._batch.micro
         for start in range(0, len(step), micro):
             piece = step[start : start + micro]
-            self._positions.append(Position(len(piece), start + micro >= len(step)))
+            self._positions.append(Position(len(piece), start + micro >= len(step), start == 0))
             yield piece
 
     def __len__(self) -> int:

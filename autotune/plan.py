@@ -66,6 +66,10 @@ class Speed(_Section):
     repeats: PositiveInt = 1
     """Fresh processes that it was measured in."""
 
+    def overlaps(self, other: Speed) -> bool:
+        """Whether the two 95 % intervals share a value, so that neither is known to be the faster."""
+        return self.low <= other.high and other.low <= self.high
+
 
 class Peak(_Section):
     """Largest memory over the repeats."""
@@ -119,6 +123,8 @@ class Environment(_Section):
     """This package's version."""
     python: str
     """Python's version."""
+    threads: PositiveInt | None = None
+    """On a CPU: threads that torch computed with."""
 
 
 class SearchRecord(_Section):

@@ -87,8 +87,10 @@ def write_starter(path: Path) -> None:
     """Write a commented task file that runs.
 
     Raises:
-        TaskError: something stands at ``path`` already, or it cannot be written.
+        TaskError: the name does not end in .py, something stands at ``path`` already, or it cannot be written.
     """
+    if path.suffix != ".py":
+        raise TaskError(f"{path}: a task file's name ends in .py. Use {path.with_suffix('.py')}.")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE.format(name=path.name))

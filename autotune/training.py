@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ class Training:
 
     Built by :func:`autotune.apply`. Gradients of the micro-batches of one optimizer step add up to the gradient of the
     whole effective batch: each mean loss is weighted by its share of the samples, each ``(loss_sum, count)`` by the
-    step's total count.
+    step's total count. A loop that leaves an optimizer step half done and iterates the loader anew begins another: what
+    had been added is dropped.
     """
 
     def __init__(
@@ -120,6 +122,9 @@ class Training:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise TaskError(f"compute_loss must return a scalar tensor, or (loss_sum, count), but got {got}.")
         position = self.loader.take_position() or self._assumed_position()
+        if position.begins_step and self._micro_batches:  # the loop left its last step half done
+            self.optimizer.zero_grad(set_to_none=True)
+            self._weight, self._micro_batches = 0.0, 0
         weight: float | torch.Tensor = float(position.num_samples) if count is None else _scalar(count)
         if self._micro_batches == 0:
             # A step of one micro-batch, a short tail too, is divided by its own total, as a stock loop does.
@@ -154,6 +159,12 @@ class Training:
 
     def _assumed_position(self) -> Position:
         """For batches that are not our loader's: full micro-batches, ``accumulate`` of them to a step."""
+        if self._micro_batches == 0:
+            warnings.warn(
+                f"a batch that is not training.loader's: it is taken for {self.batch.micro} samples, and "
+                f"{self.batch.accumulate} of them for one optimizer step.",
+                stacklevel=4,
+            )
         return Position(self.batch.micro, self._micro_batches + 1 >= self.batch.accumulate)
 
     def _settle_gradients(self) -> None:

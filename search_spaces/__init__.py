@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
 
 from ..errors import SpaceError
-from ..files import explain, read_yaml
+from ..files import UNION_TAGS, explain, read_yaml
 from ..techniques import TECHNIQUES, Facts, Technique
 
 __all__ = ["SearchSpace", "Unavailable", "load_space", "presets"]
@@ -36,11 +36,17 @@ class _Space(BaseModel):
     """The format's name and version."""
 
 
+def _only_auto(row: str) -> str:
+    if row != "auto":
+        raise ValueError("write `auto`, or a list of choices such as [{kind: …}]")
+    return row
+
+
 def _row(kind: type[Technique]) -> tuple[Any, Any]:
     """One field of the model: ``auto``, or a list of ``kind``."""
-    auto = Annotated[Literal["auto"], Tag("auto")]
-    explicit = Annotated[tuple[kind, ...], Field(min_length=1), Tag("list")]  # type: ignore[valid-type]
-    either = Annotated[auto | explicit, Discriminator(lambda row: "auto" if isinstance(row, str) else "list")]
+    auto = Annotated[Literal["auto"], BeforeValidator(_only_auto), Tag(UNION_TAGS[0])]
+    explicit = Annotated[tuple[kind, ...], Field(min_length=1), Tag(UNION_TAGS[1])]  # type: ignore[valid-type]
+    either = Annotated[auto | explicit, Discriminator(lambda row: UNION_TAGS[not isinstance(row, str)])]
     summary = (kind.__doc__ or "").strip().splitlines()[0]
     return either | None, Field(default=None, description=f"{summary} `auto`, or a list of choices.")
 

@@ -136,6 +136,16 @@ def test_a_plan_of_another_torch_is_applied_with_a_warning():
         autotune.apply(Plan(settings=Settings(), environment=where), line(floats(2)))
 
 
+def test_a_batch_size_that_is_not_the_plans_is_said():
+    with pytest.warns(UserWarning, match="the plan sees 2 samples, and the task's batch size is 4"):
+        training_of(line(floats(4), batch_size=4), batch=Batch(micro=2))
+
+
+def test_a_path_is_no_plan():
+    with pytest.raises(PlanError, match=r"takes a Plan, but got str. Use autotune.load_plan"):
+        autotune.apply("plan.yaml", line(floats(4)))
+
+
 def test_a_plan_without_a_device_is_for_the_one_there_is():
     """As a script without a plan trains; a search states its device."""
     expected = "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from autotune.measure import Measurement, Parity
-from autotune.plan import Budget, Peak, Speed
+from autotune.plan import Budget, Evidence, Gain, Peak, Plan, Speed
 from autotune.report.lines import line
 from autotune.report.live import draw, watching
 from autotune.report.progress import Progress
+from autotune.report.show import summary
 from autotune.report.words import outcome_words, purpose, rate, remark, settings_words, size
 from autotune.search import events
 from autotune.search.options import SearchOptions
@@ -36,6 +38,7 @@ FACTS = Facts(
     fingerprint="sha256:" + "0" * 64,
     device=Device(type="cpu", name="Some CPU", memory_bytes=16 * 1024 * MIB, bf16=True),
     torch_version="2.13.0",
+    num_threads=2,
     host_memory_bytes=16 * 1024 * MIB,
     num_parameters=1_234_567,
     num_trainable=1_234_567,
@@ -217,6 +220,17 @@ def test_time_left_never_passes_the_time_asked_for():
     progress = watched(script, clock, max_time_s=100.0)
     clock.now = 70.0
     assert progress.trials_left_s == 30.0
+
+
+def test_a_gain_within_the_spread_is_no_gain_in_the_headline():
+    evidence = [
+        Evidence(samples_per_s=Speed(value=v, low=0.5 * v, high=1.5 * v), peak={"process": MIB}) for v in (2.0, 1.0)
+    ]
+    plan = Plan(settings=Settings(), measured=evidence[0], reference=evidence[1], gain=Gain(speed=2.0, memory=1.0))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(summary(plan, Path("plan.yaml")))
+    said = console.file.getvalue()
+    assert "2.00x the reference's speed (within the spread: no gain in speed is proven)" in said
 
 
 def test_a_resumed_study_counts_what_was_done_before():

@@ -227,7 +227,7 @@ def test_without_the_references_losses_the_first_exact_configuration_stands_in()
             Failed(message="ValueError: boom", traceback='  File "model.py", line 3\nValueError: boom'),
             'File "model.py", line 3',
         ),
-        (NonFinite(step=1, message="nan"), "not finite at optimizer step 1"),
+        (NonFinite(step=1), "not finite at optimizer step 1"),
         (TimedOut(deadline_s=60, message="in model.py line 9"), "did not end within 60 s. in model.py line 9"),
         (
             Crashed(message="Segmentation fault (SIGSEGV)", output="Fatal Python error"),
@@ -287,7 +287,7 @@ def test_nothing_fits_names_the_nearest_miss_and_the_budget_that_admits_it():
 
 
 def test_nothing_fits_says_where_a_split_would_help():
-    with pytest.raises(NothingFits, match=r"smaller micro-batches were not tried.*--allow-split"):
+    with pytest.raises(NothingFits, match=r"smaller micro-batches are not tried.*--allow-split"):
         run_search(options(budget_bytes=64 * MIB), known=facts(split_error=0.09))
 
 

@@ -104,6 +104,14 @@ def test_a_plan_that_leaks_does_not_hold(plan: Plan):
     assert found.over_budget == "leaks about 4 MiB each step: it outgrows any budget"
 
 
+def test_another_batch_size_or_thread_count_is_said(plan: Plan):
+    found, _ = check(plan, known=facts(effective_batch=256, num_threads=4))
+    assert found.holds
+    said = "; ".join(found.warnings)
+    assert "an optimizer step of the plan sees 64 samples, and the task's batch size is 256" in said
+    assert "measured with 2 threads, and here are 4" in said
+
+
 def test_a_plan_written_by_hand_is_measured_without_anything_to_compare():
     settings = Settings(batch=Batch(micro=64))
     found, _ = check(Plan(settings=settings).on("cpu"))

@@ -38,7 +38,14 @@ def test_a_technique_without_a_row_is_not_offered():
 
 def test_explicit_choices_keep_their_order_and_lose_repetitions():
     space = SearchSpace.from_yaml(HEAD + "batch: [{micro: 8}, {micro: 4, accumulate: 2}, {micro: 8, accumulate: 1}]")
-    assert space.choices(facts())["batch"] == (Batch(micro=8), Batch(micro=4, accumulate=2))
+    assert space.choices(facts(effective_batch=8))["batch"] == (Batch(micro=8), Batch(micro=4, accumulate=2))
+
+
+def test_a_batch_that_the_task_does_not_train_with_is_refused():
+    space = SearchSpace.from_yaml(HEAD + "batch: [{micro: 64}, {micro: 100}]")
+    (missing,) = space.unavailable(facts())
+    assert missing.reason.startswith("an optimizer step would see 100 samples, but the task's batch of 64 is held")
+    assert space.unavailable(facts(effective_batch_held=False)) == ()
 
 
 def test_what_the_device_cannot_do_is_left_out_with_its_reason():
@@ -73,7 +80,7 @@ def test_an_unknown_value_is_answered_with_the_known_ones():
 
 
 def test_a_word_other_than_auto_is_refused():
-    with pytest.raises(SpaceError, match=r"precision.*'auto'.*but got 'all'"):
+    with pytest.raises(SpaceError, match=r"space: precision: write `auto`, or a list .*but got 'all'"):
         SearchSpace.from_yaml(HEAD + "precision: all")
 
 

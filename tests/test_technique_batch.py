@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from line_task import Stream, floats, line, step_gradients, training_of
@@ -102,9 +104,20 @@ def test_pieces_of_a_loop_do_what_step_does():
 def test_batches_of_another_loader_count_as_full_micro_batches():
     """Three batches that our loader never saw, 2 to a step: means 1 and 3 step as 2, the last is still waiting."""
     training = training_of(line(floats(4)), batch=Batch(micro=2, accumulate=2))
-    stepped = [training.step(torch.tensor(pair)).stepped for pair in ([0.0, 2.0], [2.0, 4.0], [9.0, 9.0])]
+    with pytest.warns(UserWarning, match="taken for 2 samples, and 2 of them for one optimizer step"):
+        stepped = [training.step(torch.tensor(pair)).stepped for pair in ([0.0, 2.0], [2.0, 4.0], [9.0, 9.0])]
     assert stepped == [False, True, False]
     assert training.model.weight.item() == 1.0 - 2.0
+
+
+def test_a_step_that_was_left_half_done_is_dropped():
+    """The loop takes 0 and 1 of a step of four and begins anew: the mean of 0 to 3 is 1.5, without what it had left."""
+    training = training_of(line(floats(4)), batch=Batch(micro=1, accumulate=4))
+    for batch in itertools.islice(training.loader, 2):
+        training.step(batch)
+    for batch in training.loader:
+        training.step(batch)
+    assert training.model.weight.item() == 1.0 - 1.5
 
 
 def test_splitting_changes_the_gradient_under_batch_norm_and_only_there():

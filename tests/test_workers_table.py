@@ -18,6 +18,7 @@ FACTS = Facts(
     fingerprint="sha256:" + "0" * 64,
     device=Device(type="cpu", name="a CPU", memory_bytes=2**34, bf16=True),
     torch_version="2.13.0",
+    num_threads=2,
     host_memory_bytes=2**34,
     num_parameters=10,
     num_trainable=10,

@@ -16,6 +16,6 @@ class NonFiniteLoss(AutotuneError):
             step: the optimizer step, counted from 1 over the whole measurement.
             value: the loss.
         """
-        super().__init__(f"a finite loss was wanted, but it is {value} at optimizer step {step}.")
+        super().__init__(f"the loss is not finite at optimizer step {step}: it is {value}.")
         self.step = step
         self.value = value

@@ -14,6 +14,7 @@ from ..fingerprint import fingerprint
 from ..task import Task, seed_everything
 from ..techniques import Facts
 from ..techniques.allocator import installed_allocators
+from ..techniques.batch import refused_split
 from ..techniques.checkpointing import find_blocks
 from ..techniques.optimizer import supported_implementations
 from .dataset import DatasetFacts, inspect_dataset
@@ -50,10 +51,11 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     streams = isinstance(dataset, IterableDataset)
     most_workers = 1 if streams and not task.shards_by_worker else num_processors()
     optimizer = task.make_optimizer(model)
-    return Facts(
+    facts = Facts(
         fingerprint=found_fingerprint,
         device=inspect_device(device),
         torch_version=torch.__version__,
+        num_threads=torch.get_num_threads(),
         host_memory_bytes=available_host_bytes(),
         **_model_facts(task, model),
         dataset_length=data.length,
@@ -75,6 +77,8 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         allocators=installed_allocators(),
         warnings=tuple(_warnings(task, options, model, data, split)),
     )
+    refused = refused_split(facts)
+    return facts.model_copy(update={"warnings": (*facts.warnings, *filter(None, [refused]))})
 
 
 def _model_facts(task: Task, model: nn.Module) -> dict[str, Any]:
@@ -84,7 +88,7 @@ def _model_facts(task: Task, model: nn.Module) -> dict[str, Any]:
         "num_parameters": sum(p.numel() for p in parameters),
         "num_trainable": sum(p.numel() for p in parameters if p.requires_grad),
         "num_blocks": len(blocks),
-        "block_name": type(blocks[0]).__name__ if blocks else "",
+        "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
         "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
     }
 

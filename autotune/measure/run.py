@@ -24,6 +24,8 @@ _WARMUP_SHARE = 0.25
 """Longest warm-up, as a share of the trial's time."""
 _CONFIRM_S = 10.0
 """Confirming a leak may take this long even in a short trial: a handful of steps would acquit every leak."""
+_WORTH_SAYING_BYTES = 2**20
+"""Growth a step that is said although the steps are not to blame; below, an allocator that settles looks alike."""
 _STABLE = 1.005
 """A peak that grew by less than this is stable."""
 _CALM_STEPS = 2
@@ -136,7 +138,9 @@ def _look_for_leak(steps: Steps, leaks: LeakWatch, limit_s: float) -> tuple[floa
     confirmed = leaks.confirm(steps, max(limit_s, _CONFIRM_S))
     if confirmed is not None:
         return confirmed, ()
-    why = "but not on one batch over and over: a dataset that caches"
+    if leaks.is_decided and suspected < _WORTH_SAYING_BYTES:
+        return None, ()
+    why = "but not on one batch over and over: a dataset that keeps what it has read?"
     if not leaks.is_decided:
         why = "and its steps are too slow to tell a leak from a dataset that caches; a longer --trial-time tells"
     return None, (f"memory grew by about {format_bytes(ceil_mib(round(suspected)))} each step, {why}",)

@@ -103,6 +103,7 @@ def _any_task(device: Device) -> Facts:
         fingerprint="",
         device=device,
         torch_version="",
+        num_threads=2,
         host_memory_bytes=device.memory_bytes,
         num_parameters=1,
         num_trainable=1,

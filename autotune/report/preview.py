@@ -51,6 +51,8 @@ def explain(found: Preview, options: SearchOptions) -> RenderableType:
     ]
     if missing:
         parts += [Text("\nNot to be had here", style="bold"), rows_table(missing)]
+    if found.facts.warnings:
+        parts += [Text("\nNotes", style="bold"), rows_table([("-", message) for message in found.facts.warnings])]
     parts += [Text("\nSearch", style="bold"), rows_table([("", trials)])]
     return Group(*parts)
 

@@ -58,8 +58,10 @@ def summary(plan: Plan, path: Path) -> RenderableType:
 
 
 def _headline(plan: Plan, path: Path) -> str:
-    if plan.gain is not None and plan.gain.speed is not None:
+    if plan.gain is not None and plan.gain.speed is not None and plan.measured and plan.reference:
         what = f"{times(plan.gain.speed)} the reference's speed"
+        if plan.measured != plan.reference and plan.measured.samples_per_s.overlaps(plan.reference.samples_per_s):
+            what += " (within the spread: no gain in speed is proven)"
     elif plan.measured is not None:
         what = f"{rate(plan.measured.samples_per_s.value)} samples/s"
     else:
@@ -138,7 +140,8 @@ def _environment(plan: Plan) -> Rows:
         return []
     driver = f", driver {there.driver}" if there.driver else ""
     versions = f"torch {there.torch}, Python {there.python}, autotune {there.autotune}"
-    return [("device", there.device + driver), ("versions", versions)]
+    threads = f", {count(there.threads, 'thread')}" if there.threads else ""
+    return [("device", there.device + driver + threads), ("versions", versions)]
 
 
 def _how_to_apply(plan: Plan, path: Path) -> Iterator[RenderableType]:

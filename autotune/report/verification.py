@@ -33,7 +33,7 @@ def line(event: Event, plan: Plan) -> str | None:
             return None
 
 
-def as_json(found: Verification) -> dict[str, Any]:
+def as_json(found: Verification, plan: Plan) -> dict[str, Any]:
     """Plain data."""
     return {
         "holds": found.holds,
@@ -41,14 +41,17 @@ def as_json(found: Verification) -> dict[str, Any]:
         "slower": found.slower,
         "warnings": list(found.warnings),
         "measured": found.measured.model_dump(mode="json", exclude_none=True) if found.measured else None,
+        "stated": plan.measured.model_dump(mode="json", exclude_none=True) if plan.measured else None,
     }
 
 
 def explain(found: Verification, plan: Plan) -> RenderableType:
     """The verdict and what it rests on."""
-    verdict = "The plan holds." if found.holds else f"The plan does not hold: {found.over_budget}."
+    verdict = "The plan is within its budget." if found.holds else f"The plan does not hold: {found.over_budget}."
     if found.slower:
         verdict += f" It is slower than it says: {found.slower}."
+    elif found.holds:
+        verdict = "The plan holds."
     rows: list[tuple[str, RenderableType]] = []
     if found.measured is not None:
         rows += [

@@ -10,10 +10,10 @@ from .. import __version__
 from ..errors import NothingFits
 from ..plan import Environment, Evidence, Plan, SearchRecord, TaskRef
 from ..techniques import Settings
-from ..techniques.batch import Batch
+from ..techniques.batch import refused_split
 from ..units import ceil_mib, format_bytes
 from ..workers import Measured, OutOfMemory
-from .evidence import combine, gain, overlap
+from .evidence import combine, gain
 from .finalists import Final
 from .inquiry import LARGEST_OF
 from .pace import NUM_REPEATS
@@ -22,6 +22,8 @@ from .study import Tried
 
 __all__ = ["conclude", "nothing_fits"]
 
+_WIDE = 0.25
+"""Half a 95 % interval over its value that says the machine was not the training's own."""
 _MUCH_WAITING = 0.1
 """Share of the time waiting for data that a plan's reader should know of."""
 
@@ -53,6 +55,7 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
             driver=facts.device.driver,
             autotune=__version__,
             python=platform.python_version(),
+            threads=facts.num_threads if facts.device.type == "cpu" else None,
         ),
         search=SearchRecord(
             trials=len(session.study.tried),
@@ -75,19 +78,22 @@ def nothing_fits(session: Session, fallen: tuple[Tried, ...] = ()) -> NothingFit
     lines = [f"{head}."]
     infeasible = [*(row for row in tried if not row.verdict.feasible), *fallen]
     misses = [(peak, row) for row in infeasible if (peak := _miss(row)) is not None]
+    # One that was ended at its limit needs more than was seen of it: it says nothing of the budget that admits it.
+    whole = [(peak, row) for peak, row in misses if isinstance(row.outcome, Measured)]
     helps = []
-    if misses:
-        peak, nearest = min(misses, key=lambda miss: miss[0])
-        at_least = "at least " if isinstance(nearest.outcome, OutOfMemory) else ""
-        lines.append(f"Nearest miss: {at_least}{format_bytes(ceil_mib(peak))} with {in_words(nearest.settings)}.")
+    if whole:
+        peak, nearest = min(whole, key=lambda miss: miss[0])
+        lines.append(f"Nearest miss: {format_bytes(ceil_mib(peak))} with {in_words(nearest.settings)}.")
         needed = format_bytes(ceil_mib(round(peak * (1 + session.budget.margin))))
-        helps.append(f"--budget {needed.replace(' ', '')}{' or more' if at_least else ''} would admit it")
+        helps.append(f"--budget {needed.replace(' ', '')} would admit it")
+    elif misses:
+        peak, nearest = min(misses, key=lambda miss: miss[0])
+        seen = format_bytes(ceil_mib(peak))
+        lines.append(f"Nearest miss: more than {seen}, where it was ended, with {in_words(nearest.settings)}.")
     else:
         lines += [f"Trial {row.number}: {row.verdict.reason}." for row in infeasible]
-    effective = session.facts.effective_batch
-    refused = Batch.of(effective, -(-effective // 2)).unavailable(session.facts) if effective > 1 else None
-    if session.facts.effective_batch_held and refused is not None and misses:
-        helps.append(f"smaller micro-batches were not tried: {refused}")
+    if misses and (refused := refused_split(session.facts)) is not None:
+        helps.append(refused)
     if helps:
         lines.append(f"What would help: {'; '.join(helps)}.")
     return NothingFits("\n".join(lines))
@@ -137,8 +143,11 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
         yield f"batch shapes vary: the peak is that of the largest of {LARGEST_OF} batches"
     if reference is not None and not reference.fits:
         yield "the reference is over the budget; it was measured without enforcement"
-    if winner.number != 0 and reference is not None and overlap(measured.samples_per_s, reference.samples_per_s):
+    if winner.number != 0 and reference is not None and measured.samples_per_s.overlaps(reference.samples_per_s):
         yield "the gain in speed is within the spread of the measurements"
+    spread = (measured.samples_per_s.high - measured.samples_per_s.low) / measured.samples_per_s.value / 2
+    if spread > _WIDE:
+        yield f"speeds vary by ±{spread:.0%}: is the machine shared? Search on a quiet one, or with more --trial-time"
     if not final.repeats:
         yield "measured once, during the search: nothing was repeated in a fresh interpreter. `autotune verify` does"
     elif len(final.repeats) < NUM_REPEATS:

@@ -10,7 +10,7 @@ from ..measure import Measurement
 from ..plan import Budget, Evidence, Gain, Peak, Speed
 from ..units import ceil_mib
 
-__all__ = ["combine", "gain", "overlap"]
+__all__ = ["combine", "gain"]
 
 _T_975 = {2: 12.706, 3: 4.303}
 """Student's t at 97.5 % by number of repeats."""
@@ -62,11 +62,6 @@ def gain(measured: Evidence, reference: Evidence | None, reason: str | None) -> 
         speed=round(measured.samples_per_s.value / reference.samples_per_s.value, 3),
         memory=round(measured.peak.process / reference.peak.process, 3),
     )
-
-
-def overlap(one: Speed, other: Speed) -> bool:
-    """Whether two 95 % intervals share a value, so that neither is known to be the faster."""
-    return one.low <= other.high and other.low <= one.high
 
 
 def _largest(sizes: Sequence[int | None]) -> int | None:

@@ -129,7 +129,7 @@ def failure(outcome: Outcome) -> str:
         case Crashed():
             said = outcome.message
         case NonFinite():
-            said = f"the loss is not finite at optimizer step {outcome.step}. {outcome.message}".rstrip()
+            said = outcome.message or f"the loss is not finite at optimizer step {outcome.step}."
         case _:
             raise AssertionError(f"{outcome.kind} is no failure")
     return f"{said}\n\nIts last output:\n{tail}" if tail else said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import PlanError, TaskError
@@ -61,8 +61,11 @@ def verify(
     pace = Pace(trial_time_s, None)
     facts = inspect(SearchOptions(task, device=device, seed=seed, allow_split=True), executor, pace)
     observe(Inspected(facts))
+    warnings = tuple(_differences(plan, facts))
+    batch = plan.settings.batch
+    if batch is not None:  # another batch than the task's is said above, and is the plan's to choose
+        facts = facts.model_copy(update={"effective_batch": batch.num_samples})
     _check_task(plan, task, facts)
-    warnings = _differences(plan, facts)
     for message in warnings:
         observe(Warned(message))
     inquiry = Inquiry(task, seed, plan.budget, facts)
@@ -98,16 +101,22 @@ def _check_task(plan: Plan, task: str, facts: Facts) -> None:
             raise PlanError(f"plan: settings.{technique.name}: cannot be had here: {reason}.")
 
 
-def _differences(plan: Plan, facts: Facts) -> tuple[str, ...]:
-    if plan.environment is None:
-        return ()
+def _differences(plan: Plan, facts: Facts) -> Iterator[str]:
+    batch = plan.settings.batch
+    if batch is not None and facts.effective_batch_held and batch.num_samples != facts.effective_batch:
+        yield (
+            f"an optimizer step of the plan sees {batch.num_samples} samples, and the task's batch size is "
+            f"{facts.effective_batch}"
+        )
     then = plan.environment
-    compared = (("torch", then.torch, facts.torch_version), ("device", then.device, facts.device.name))
-    return tuple(
-        f"the plan was measured with {what} {before}, and this is {now}"
-        for what, before, now in compared
-        if before != now
-    )
+    if then is None:
+        return
+    if then.torch != facts.torch_version:
+        yield f"the plan was measured with torch {then.torch}, and this is {facts.torch_version}"
+    if then.device != facts.device.name:
+        yield f"the plan was measured with device {then.device}, and this is {facts.device.name}"
+    if then.threads is not None and facts.device.type == "cpu" and then.threads != facts.num_threads:
+        yield f"the plan was measured with {then.threads} threads, and here are {facts.num_threads}"
 
 
 def _measurement(outcome: Outcome, task: str) -> Measurement:

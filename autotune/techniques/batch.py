@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 from ._base import Exactness, Technique
 from .facts import Facts
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "refused_split"]
 
 SPLIT_TOLERANCE = 1e-3
 """Relative L2 difference of the gradient above which a split changes the optimization: fp32 reordering stays
@@ -73,7 +73,12 @@ class Batch(Technique):
         return "exact" if self.accumulate == 1 or _split_is_exact(facts) else "lossy"
 
     def unavailable(self, facts: Facts) -> str | None:
-        """Splits that change the gradient need ``--allow-split``; iterable datasets need equal micro-batches."""
+        """A held batch stays; splits that change the gradient need ``--allow-split``; streams, equal micro-batches."""
+        if facts.effective_batch_held and self.num_samples != facts.effective_batch:
+            return (
+                f"an optimizer step would see {self.num_samples} samples, but the task's batch of "
+                f"{facts.effective_batch} is held; --effective-batch holds another"
+            )
         if self.accumulate > 1 and not _may_split(facts):
             return (
                 f"splitting a batch changes this model's gradient by {facts.split_error:.1%} "
@@ -84,6 +89,15 @@ class Batch(Technique):
         if self.effective is not None and facts.dataset_kind == "iterable":
             return f"an iterable dataset cannot be cut into {self.accumulate} uneven micro-batches"
         return None
+
+
+def refused_split(facts: Facts) -> str | None:
+    """Why smaller micro-batches are not tried, where the batch is held; None where they are."""
+    effective = facts.effective_batch
+    if not facts.effective_batch_held or effective == 1:
+        return None
+    reason = Batch.of(effective, -(-effective // 2)).unavailable(facts)
+    return reason and f"smaller micro-batches are not tried: {reason}"
 
 
 def _halves(effective: int) -> Iterator[int]:

@@ -37,6 +37,8 @@ class Facts(_Frozen):
     """``sha256:…`` of parameter names, shapes, dtypes, trainable flags, and batch shapes."""
     device: Device
     torch_version: str
+    num_threads: int
+    """Threads that torch computes with on the CPU."""
     host_memory_bytes: int
     """Host memory available when the task was inspected."""
 

@@ -24,6 +24,7 @@ BARE = Facts(
     fingerprint="sha256:" + 64 * "0",
     device=Device(type="cpu", name="bare CPU", memory_bytes=64 * MIB, bf16=False),
     torch_version="2.13.0",
+    num_threads=2,
     host_memory_bytes=64 * MIB,
     num_parameters=1,
     num_trainable=1,
