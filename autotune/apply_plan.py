@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -115,6 +116,8 @@ def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0) -> L
         raise TaskError(
             "build_sampler returned a BatchSampler, but the batch size is decided here. Return a sampler of indices."
         )
+    if not isinstance(sampler, Iterable):
+        raise TaskError(f"build_sampler returned {type(sampler).__name__}. Wanted: {SIGNATURES['build_sampler']}.")
     return Loader(spec, batch, sampler)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json as jsonlib
+import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -99,7 +102,7 @@ _AllowSplit = Annotated[bool, _Option("--allow-split", help="Split batches even 
 _Margin = Annotated[
     float, _Option(callback=_margin, help="The measured peak times 1 + margin must be within the budget.")
 ]
-_Seed = Annotated[int, _Option(min=0, help="Seeds the task and the sampler.")]
+_Seed = Annotated[int, _Option(min=0, max=2**63 - 1, help="Seeds the task and the sampler.")]
 _Sampler = Annotated[Literal["tpe", "gp"], _Option(help="The Optuna sampler that proposes.")]
 _ExecutorName = Annotated[Literal["local", "ray"], _Option(help="What runs the trials, each in its own process.")]
 _Address = Annotated[
@@ -260,8 +263,11 @@ def _one_document(json: bool) -> Iterator[None]:
 
 def main() -> None:
     """The ``autotune`` command."""
+    _have_standard_streams()
     try:
-        sys.exit(app(standalone_mode=False))  # a command's own typer.Exit comes back as its code
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code)  # a command's own typer.Exit comes back as its code
     except _UsageError as error:
         error.show()
         if "--json" in sys.argv:
@@ -273,7 +279,41 @@ def main() -> None:
     except AutotuneError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _discard_stdout()  # the reader has had enough, which typer takes for an error
+        sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            _report_bug()
+        _discard_stdout()
+        print(f"What was to be printed could not be written: {error.strerror}.", file=sys.stderr)
+        sys.exit(2)
     except Exception:  # noqa: BLE001 - the outermost frame
-        traceback.print_exc()
-        print("This is a bug in autotune, not in your input. Please report it with the text above.", file=sys.stderr)
-        sys.exit(1)
+        _report_bug()
+
+
+def _report_bug() -> NoReturn:
+    traceback.print_exc()
+    print("This is a bug in autotune, not in your input. Please report it with the text above.", file=sys.stderr)
+    sys.exit(1)
+
+
+def _have_standard_streams() -> None:
+    """A daemon's may be closed, and files opened later would take their numbers; any text can be printed to them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the process's life
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _discard_stdout() -> None:
+    """So that the interpreter's end does not try again to write what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

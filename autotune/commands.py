@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json as jsonlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -85,6 +86,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     pace = Pace(options.trial_time_s, options.max_time_s)  # the executor's start is in the time that was given
     try:
         with (
+            _only_data_on_stdout(),
             where.open(options.task, options.device) as executor,
             watching(options, _console(sys.stderr)) as display,
             _interrupts(stop, display.interrupted, executor.close),
@@ -94,7 +96,8 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         print("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.", file=sys.stderr)
         return _INTERRUPTED
     code = _INTERRUPTED if stop.is_set() else 0
-    _print(sys.stderr, summary(plan, options.output))
+    with suppress(OSError):  # the plan is written, whoever listens
+        _print(sys.stderr, summary(plan, options.output))
     if json:
         stopped = plan.search.stopped if plan.search else None
         _print_json({"exit_code": code, "path": str(options.output), "stopped": stopped, "plan": as_json(plan)})
@@ -166,11 +169,13 @@ def run(path: Path, command: Sequence[str]) -> NoReturn:
     Raises:
         UserError: the plan cannot be read or needs what is not installed, or there is no such command.
     """
+    if not command or not command[0]:
+        raise UserError("no command was given. Write it after --: `autotune run plan.yaml -- python train.py`.")
     environment = {**os.environ, **load_plan(path).settings.environment(), "AUTOTUNE_PLAN": str(path.resolve())}
     try:
         os.execvpe(command[0], list(command), environment)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"{command[0]}: cannot be started: {reason}. Give a command, such as python train.py."
         ) from None
@@ -207,8 +212,25 @@ def _beside(path: Path, plan: Plan) -> str:
 
 
 @contextmanager
+def _only_data_on_stdout() -> Iterator[None]:
+    """What libraries print goes to stderr: Ray reports a lost worker on stdout."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+@contextmanager
 def _interrupts(stop: threading.Event, interrupted: Callable[[], None], close: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C sets ``stop``; the second also ends the running trials; a third gives up waiting for either."""
+    """The first Ctrl-C sets ``stop``; the second also ends the running trials; a third gives up waiting for either.
+
+    SIGTERM and a terminal that closes count as one.
+    """
     closer = threading.Thread(target=close, name="close")  # not in the handler: what it interrupts may hold a lock
 
     def handle(signum: int, frame: FrameType | None) -> None:
@@ -220,11 +242,14 @@ def _interrupts(stop: threading.Event, interrupted: Callable[[], None], close: C
         else:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, handle)
+    ignored = signal.SIG_IGN
+    signals = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != ignored]
+    before = {number: signal.signal(number, handle) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if closer.ident is not None:
             closer.join()
 
@@ -232,7 +257,12 @@ def _interrupts(stop: threading.Event, interrupted: Callable[[], None], close: C
 def _console(file: Any) -> Console:
     from rich.console import Console
 
-    return Console(file=file)
+    class Persistent(Console):
+        def on_broken_pipe(self) -> None:
+            """rich would leave the process."""
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    return Persistent(file=file)
 
 
 def _print(file: Any, words: RenderableType) -> None:
@@ -244,4 +274,4 @@ def _print(file: Any, words: RenderableType) -> None:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    print(jsonlib.dumps(document, indent=2, ensure_ascii=False))
+    print(jsonlib.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))

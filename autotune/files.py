@@ -33,8 +33,9 @@ def write_text(path: Path, text: str, error: type[UserError]) -> None:
         error: the path cannot be written; what stood there before is untouched.
     """
     try:
+        path = path.resolve()  # through a link, into what it names
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=".autotune-", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -59,7 +60,7 @@ def read_yaml(text: str, source: str, error: type[UserError]) -> dict[str, Any]:
         raise error(f"{source}: at most {_MAX_YAML_BYTES} characters of YAML were expected, but got {len(text)}.")
     try:
         data = yaml.load(text, Loader=_PlainLoader)
-    except (yaml.YAMLError, RecursionError) as reason:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as reason:  # the latter two from its numbers
         raise error(f"{source}: not plain YAML: {' '.join(str(reason).split())}.") from None
     if not isinstance(data, dict):
         raise error(f"{source}: expected a mapping with `schema`, but got {type(data).__name__}.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from .errors import PlanError
 from .files import dump_yaml, explain, read_yaml, write_text
@@ -42,7 +42,7 @@ class TaskRef(_Section):
 class Budget(_Section):
     """What the device may charge the training process."""
 
-    limit: Bytes | None = None
+    limit: Annotated[Bytes, Field(gt=0)] | None = None
     """Bytes; absent when the search had no limit."""
     device: Literal["cpu", "cuda"] | None = None
     """torch's device type; absent in a plan written by hand for whatever device there is."""
@@ -57,14 +57,20 @@ class Budget(_Section):
 class Speed(_Section):
     """Samples per second with a 95 % interval."""
 
-    value: PositiveFloat
+    value: PositiveFloat = Field(allow_inf_nan=False)
     """Samples consumed per wall second."""
-    low: float
+    low: float = Field(ge=0, allow_inf_nan=False)
     """Lower end of the 95 % interval."""
-    high: float
+    high: float = Field(allow_inf_nan=False)
     """Upper end."""
     repeats: PositiveInt = 1
     """Fresh processes that it was measured in."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            raise ValueError(f"low <= value <= high was expected, but got {self.low}, {self.value}, {self.high}")
+        return self
 
     def overlaps(self, other: Speed) -> bool:
         """Whether the two 95 % intervals share a value, so that neither is known to be the faster."""
@@ -132,7 +138,7 @@ class SearchRecord(_Section):
 
     trials: int
     """Configurations measured, the reference included."""
-    seconds: float
+    seconds: float = Field(ge=0, allow_inf_nan=False)
     """Wall time of the search, finalists included."""
     stopped: str
     """Why it ended, in words."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["SIGNATURES", "Task", "load_task", "seed_everything", "split_source"]
+__all__ = ["SIGNATURES", "Task", "load_task", "seed_everything", "split_source", "task_file"]
 
 SIGNATURES = {
     "build_model": "def build_model() -> torch.nn.Module",
@@ -83,11 +83,16 @@ class Task:
             problems.append(f"batch_size must be a whole number of samples, at least 1, but got {size!r}")
         if not isinstance(self.loader_options, Mapping):
             problems.append(f"loader_options must be a dict, but got {type(self.loader_options).__name__}")
-        elif unknown := sorted(set(self.loader_options) - _LOADER_OPTIONS):
+        elif unknown := sorted(map(str, set(self.loader_options) - _LOADER_OPTIONS)):
             problems.append(
                 f"loader_options may hold {', '.join(sorted(_LOADER_OPTIONS))}, but got {', '.join(unknown)}. "
                 "Batching, order and collation have their own entries: batch_size, build_sampler, collate"
             )
+        if not isinstance(self.shards_by_worker, bool):
+            problems.append(f"shards_by_worker must be True or False, but got {self.shards_by_worker!r}")
+        paths = self.blocks
+        if isinstance(paths, str) or not isinstance(paths, Sequence) or not all(isinstance(p, str) for p in paths):
+            problems.append(f"blocks must be a list of module paths, but got {paths!r}")
         if problems:
             raise TaskError("\n".join(f"{self.source or 'task'}: {problem}." for problem in problems))
 
@@ -97,12 +102,21 @@ class Task:
 
         if self.build_optimizer is None:
             return torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
-        first = next(iter(inspect.signature(self.build_optimizer).parameters), "")
+        first = next(iter(inspect.signature(self.build_optimizer).parameters), None)
+        if first is None:
+            raise TaskError(
+                f"{self.source or 'task'}: build_optimizer takes no argument. Wanted: {SIGNATURES['build_optimizer']}."
+            )
         optimizer = self.build_optimizer(model if first == "model" else list(model.parameters()))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TaskError(
                 f"{self.source or 'task'}: build_optimizer returned {type(optimizer).__name__}. "
                 f"Wanted: {SIGNATURES['build_optimizer']}."
+            )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise TaskError(
+                f"{self.source or 'task'}: LBFGS evaluates the loss several times a step, through a closure, which is "
+                "not supported. Use an optimizer whose step() takes none."
             )
         return optimizer
 
@@ -143,6 +157,11 @@ def load_task(source: str) -> Task:
             f"Define `{name} = autotune.Task(...)`."
         )
     return replace(task, source=source)
+
+
+def task_file(source: str) -> Path:
+    """The file of ``path/to/model.py[:name]``, whether it exists or not."""
+    return _split(source)[0]
 
 
 def split_source(source: str) -> tuple[Path, str | None]:

@@ -28,6 +28,7 @@ _UNITS = {
 }  # fmt: skip
 _SPELLED = ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB")
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+_LONGEST_S = 1e9
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -37,17 +38,20 @@ def parse_bytes(text: str | float) -> int:
     Raises:
         ValueError: not a number with a known unit.
     """
-    if isinstance(text, bool):
+    if not isinstance(text, (int, float, str)) or isinstance(text, bool):
         raise ValueError(f"not a size: {text!r}. Write for example 8GiB, 512 MiB or 8GB.")
     if isinstance(text, (int, float)):
-        if not math.isfinite(text):
+        if not math.isfinite(text) or abs(text) >= 2**63:
             raise ValueError(f"not a size: {text!r}. Write for example 8GiB, 512 MiB or 8GB.")
         return int(text)
     match = _NUMBER.fullmatch(text)
     unit = _UNITS.get((match[2] or "b").lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"not a size: {text!r}. Write for example 8GiB, 512 MiB or 8GB.")
-    return round(float(match[1]) * unit)
+    num_bytes = float(match[1]) * unit
+    if num_bytes >= 2**63:
+        raise ValueError(f"not a size that a device has: {text[:40]!r}. Write for example 8GiB, 512 MiB or 8GB.")
+    return round(num_bytes)
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -73,7 +77,7 @@ def parse_duration(text: str) -> float:
     """
     match = _NUMBER.fullmatch(text)
     unit = _SECONDS.get(match[2].lower()) if match else None
-    if match is None or unit is None or float(match[1]) <= 0:
+    if match is None or unit is None or not 0 < float(match[1]) * unit < _LONGEST_S:
         raise ValueError(f"not a duration: {text!r}. Write for example 90s, 20m or 1.5h.")
     return float(match[1]) * unit
 
@@ -89,6 +93,8 @@ def format_duration(seconds: float) -> str:
 
 
 def _parse_ratio(value: str | float) -> float:
+    if not isinstance(value, (int, float, str)) or isinstance(value, bool):
+        raise ValueError(f"not a ratio: {value!r}. Write for example 2.31x.")
     return float(value.removesuffix("x")) if isinstance(value, str) else float(value)
 
 

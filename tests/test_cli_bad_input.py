@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -263,10 +264,15 @@ def test_a_plan_runs_no_file_that_is_not_beside_it(folder, tmp_path_factory):
 # Where things are written
 
 
-@pytest.mark.parametrize("output", ["healthy.py/plan.yaml", "tasks"])
+@pytest.mark.parametrize(
+    "output", ["healthy.py/plan.yaml", "tasks", "healthy.py", "space.yaml", ".autotune/healthy.db", "pipe", "x" * 300]
+)
 def test_an_output_that_cannot_be_written_is_told_before_anything_runs(output, folder):
     (folder / "tasks").mkdir()
+    os.mkfifo(folder / "pipe")
+    task = (folder / "healthy.py").read_text()
     ended = search(folder, "healthy.py", "--output", output)
+    assert (folder / "healthy.py").read_text() == task
     assert_refused(ended, output, "Choose another path with -o.")
     assert not (folder / ".autotune").exists()
 

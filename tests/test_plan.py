@@ -80,11 +80,18 @@ def test_the_committed_schemas_refuse_an_unknown_technique(name: str, rows: str)
 
 @pytest.mark.parametrize(
     "rows",
-    ["budget: {limit: -5}", "gain: {speed: nanx, memory: 1.0x}", "gain: {speed: -1.0x, memory: 1.0x}"],
+    [
+        "budget: {limit: -5}",
+        "budget: {limit: 0}",
+        "budget: {limit: [1]}",
+        "settings: {batch: {micro: true}}",
+        "gain: {speed: nanx, memory: 1.0x}",
+        "gain: {speed: -1.0x, memory: 1.0x}",
+    ],
 )
 def test_numbers_that_measure_nothing_are_refused(rows: str):
     with pytest.raises(PlanError, match=rows.split(":")[0]):
-        Plan.from_yaml(f"{HEAD}settings: {{}}\n{rows}\n")
+        Plan.from_yaml(HEAD + (rows if rows.startswith("settings") else f"settings: {{}}\n{rows}") + "\n")
 
 
 BOMB = "a: &a [x, x]\n" + "\n".join(f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}, *{chr(97 + i)}]" for i in range(9))

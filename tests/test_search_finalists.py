@@ -130,6 +130,19 @@ def test_when_everything_falls_nothing_fits_and_the_nearest_miss_is_one_whose_pe
     assert not Path("plan.yaml").exists()
 
 
+def test_a_reference_that_fell_is_not_chosen():
+    """It fits, and is killed when it is measured again: the plan is of the next, slower as that may be."""
+
+    class Killed(TableExecutor):
+        def _answer(self, request):
+            reference = request.plan is not None and request.plan.settings == REFERENCE
+            return Crashed(message="SIGKILL") if request.fresh and reference else super()._answer(request)
+
+    executor = Killed(facts(), [row(settings) for settings in configurations(facts())])
+    run = run_search(options(), executor=executor)
+    assert run.plan.settings != REFERENCE
+
+
 def test_a_plan_is_never_slower_than_a_reference_that_fits():
     """Both settings together are fast until the reporting rounds, where they drop to 50 against the reference's 97."""
     rows = [row(BOTH, samples_per_s=(200.0, 200.0, 50.0, 50.0, 50.0), peak_bytes=(MIB,) * 5)]

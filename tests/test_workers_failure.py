@@ -13,6 +13,7 @@ from autotune.errors import PlanError, TaskError
 from autotune.measure.errors import NonFiniteLoss
 from autotune.workers import Failed, NonFinite, OutOfMemory
 from autotune.workers.failure import outcome_of
+from autotune.workers.outcome import OUTCOME
 from autotune.workers.traces import without_our_frames
 
 OURS = Path(autotune.__file__).parent
@@ -105,6 +106,37 @@ Traceback (most recent call last):
 ValueError
 """
     )
+
+
+def test_causes_that_go_round_in_a_circle_end():
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert outcome_of(one, "cpu").message == "ValueError: one"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Mute(), "Mute: (its text cannot be had: RuntimeError)"),
+        (ValueError("bad \udc80"), "ValueError: bad \\udc80"),
+        (ValueError("\x1b[31mred"), "ValueError: \\x1b[31mred"),
+        (SystemExit(Mute()), "the task called sys.exit('(its text cannot be had: RuntimeError)')"),
+    ],
+)
+def test_whatever_an_exception_says_an_outcome_can_carry_it(error: BaseException, message: str):
+    outcome = outcome_of(error, "cpu")
+    assert outcome.message == message
+    assert OUTCOME.validate_json(outcome.model_dump_json()) == outcome
+
+
+def test_of_a_very_long_message_the_ends_are_kept():
+    outcome = outcome_of(ValueError("x" * 10**6), "cpu")
+    assert len(outcome.message) + len(outcome.traceback) < 100_000
 
 
 def test_a_fault_of_ours_keeps_our_frames():

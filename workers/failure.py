@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..measure.errors import NonFiniteLoss
 from ..measure.memory import Charge
 from .outcome import Failed, NonFinite, Outcome, OutOfMemory
-from .traces import traceback_of
+from .traces import plain, text_of, traceback_of
 
 __all__ = ["is_out_of_memory", "outcome_of"]
 
@@ -39,7 +39,8 @@ def outcome_of(error: BaseException, device: str) -> Outcome:
     if is_out_of_memory(error):
         return OutOfMemory(peak_bytes=Charge(torch.device(device)).peak().process, message=_last_line(error))
     if isinstance(error, SystemExit):
-        return Failed(message=f"the task called sys.exit({error.code!r})", traceback=traceback_of(error))
+        code = error.code if isinstance(error.code, int | None) else plain(text_of(error))
+        return Failed(message=f"the task called sys.exit({code!r})", traceback=traceback_of(error))
     if isinstance(error, UserError):
         return Failed(message=str(error), traceback=traceback_of(error.__cause__) if error.__cause__ else "")
     return Failed(message=_last_line(error), traceback=traceback_of(error))
@@ -50,18 +51,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(
         isinstance(link, (MemoryError, torch.OutOfMemoryError))
         or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
-        or (isinstance(link, RuntimeError) and any(text in str(link) for text in _OUT_OF_MEMORY))
+        or (isinstance(link, RuntimeError) and any(text in text_of(link) for text in _OUT_OF_MEMORY))
         for link in _chain(error)
     )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _last_line(error: BaseException) -> str:
     """Class and message; of an error that a loader worker sent, the last line of the worker's own traceback."""
-    lines = f"{type(error).__name__}: {error}".rstrip().splitlines()
-    return lines[-1] if "Original Traceback" in str(error) else lines[0]
+    text = text_of(error)
+    lines = plain(f"{type(error).__name__}: {text}").rstrip().splitlines()
+    return lines[-1] if "Original Traceback" in text else lines[0]

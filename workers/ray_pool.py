@@ -8,7 +8,8 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from .environment import THREAD_VARIABLES
 from .local import LocalSlot
 from .outcome import OUTCOME, Crashed, Failed, Outcome
 from .pool import SlotPool, done
-from .process import identify
+from .process import ProcessId, identify, is_alive
 from .reaper import Reaper
 
 __all__ = ["RayExecutor"]
@@ -34,6 +35,8 @@ __all__ = ["RayExecutor"]
 _GRACE_S = 300.0
 """How long over a trial's deadline an actor may stay silent: it may have to be started on another machine."""
 _CLOSE_S = 30.0
+_LOOK_S = 2.0
+"""How often to look whether the cluster still lives."""
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only requests and outcomes cross Ray."""
 _SHORT_FOLDER = "/tmp" if os.access("/tmp", os.W_OK) else None
@@ -75,17 +78,19 @@ class RayExecutor(SlotPool):
         self._connected_here = not ray.is_initialized()
         self._shipped = working_dir.resolve() if address and working_dir else None
         self._reaper = None
+        cluster: list[ProcessId] = []
         if self._connected_here:
             others = set(descendants(os.getpid()))
             folder = None if address else tempfile.mkdtemp(prefix="autotune-ray-", dir=_SHORT_FOLDER)
             _connect(address, self._shipped, folder)
-            cluster = [identify(pid) for pid in descendants(os.getpid()) if pid not in others]
-            self._reaper = Reaper([process for process in cluster if process is not None], folder)
+            started = [identify(pid) for pid in descendants(os.getpid()) if pid not in others]
+            cluster = [process for process in started if process is not None]
+            self._reaper = Reaper(cluster, folder)
         # On this machine a trial sees what a job started here would; elsewhere, what Ray's worker has less Ray's part.
         base = None if address else dict(os.environ)
         try:
             placements = _placements(device, num_slots, reserve=address is not None)
-            super().__init__([_RaySlot(options, base) for options in placements])
+            super().__init__([_RaySlot(options, base, cluster) for options in placements])
         except UserError:
             self._disconnect()
             raise
@@ -136,9 +141,12 @@ class _TrialActor:
 class _RaySlot:
     """One actor, started when it is needed, and again after it was lost."""
 
-    def __init__(self, options: Mapping[str, Any], base: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], base: Mapping[str, str] | None, cluster: Sequence[ProcessId]
+    ) -> None:
         self._options = options
         self._base = base
+        self._cluster = cluster
         self._actor: Any = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -151,7 +159,7 @@ class _RaySlot:
         """
         try:
             reference = self._living_actor().run.remote(request.model_dump_json(by_alias=True))
-            return OUTCOME.validate_json(ray.get(reference, timeout=request.deadline_s + _GRACE_S))
+            return OUTCOME.validate_json(self._wait_for(reference, request.deadline_s + _GRACE_S))
         except RayError as error:
             self._kill()
             said = str(error).strip().splitlines()[-1]
@@ -167,6 +175,19 @@ class _RaySlot:
             with contextlib.suppress(RayError):  # it has died already
                 ray.get(self._actor.close.remote(), timeout=_CLOSE_S)
             self._kill()
+
+    def _wait_for(self, reference: Any, limit_s: float) -> str:
+        """An answer, unless the cluster that was started here dies: Ray itself would wait for it.
+
+        Raises:
+            UserError: it died.
+        """
+        ends_s = time.monotonic() + limit_s
+        while not ray.wait([reference], timeout=_LOOK_S)[0] and time.monotonic() < ends_s:
+            if not all(map(is_alive, self._cluster)):
+                raise UserError("the Ray cluster on this machine has died. Every trial that ended is kept: --resume.")
+        answer: str = ray.get(reference, timeout=1.0)
+        return answer
 
     def _living_actor(self) -> Any:
         with self._lock:

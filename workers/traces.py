@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
 import autotune
 
-__all__ = ["traceback_of", "without_our_frames"]
+__all__ = ["plain", "text_of", "traceback_of", "without_our_frames"]
+
+_KEPT = 16384
+"""Characters of a text at either end."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 # A checkout reaches workers/ through a link, so the same file has two names.
 _FOLDERS = (Path(autotune.__file__).parent, Path(__file__).parent)
@@ -16,9 +21,28 @@ _OURS = ('  File "<frozen ', *(f'  File "{name}/' for folder in _FOLDERS for nam
 
 def traceback_of(error: BaseException) -> str:
     """The exception with its causes, as Python prints it, without our frames; with them where the fault is ours."""
-    text = "".join(traceback.format_exception(error))
+    try:
+        text = plain("".join(traceback.format_exception(error)))
+    except Exception:  # noqa: BLE001 - what the user's exception does when it is asked for its text
+        text = plain("".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__name__}: {text_of(error)}\n")
     shorter = without_our_frames(text)
     return shorter if '\n  File "' in shorter else text
+
+
+def text_of(error: BaseException) -> str:
+    """An exception's message, also where it cannot say it."""
+    try:
+        return str(error)
+    except Exception as reason:  # noqa: BLE001 - a user's __str__ may do anything
+        return f"(its text cannot be had: {type(reason).__name__})"
+
+
+def plain(text: str) -> str:
+    """Text that a terminal and a JSON file can take: the ends of a very long one, no control characters."""
+    if len(text) > 2 * _KEPT:
+        text = f"{text[:_KEPT]}\n… {len(text) - 2 * _KEPT} characters left out …\n{text[-_KEPT:]}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def without_our_frames(text: str) -> str:

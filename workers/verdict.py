@@ -51,7 +51,11 @@ def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Ou
 
 
 def _name(number: int) -> str:
-    return f"{signal.strsignal(number)} ({signal.Signals(number).name})"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        name = f"signal {number}"
+    return f"{signal.strsignal(number)} ({name})"
 
 
 def _frames(dump: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -59,7 +59,8 @@ class _Lines:
 
     def observe(self, event: Event) -> None:
         self._progress.observe(event)
-        self._console.print(line(event, self._progress), soft_wrap=True, highlight=False, markup=False)
+        with suppress(OSError):  # a reader that has gone, a full disk: the search goes on
+            self._console.print(line(event, self._progress), soft_wrap=True, highlight=False, markup=False)
 
     def interrupted(self) -> None:
         os.write(2, f"{_INTERRUPTED}\n".encode())
@@ -75,8 +76,9 @@ class _Panel:
         self._progress.observe(event)
         if isinstance(event, Warned):
             self._console.print(Text(f"Note: {event.message}", style="yellow"))
-        if self.live is not None:
-            self.live.refresh()
+        with suppress(OSError):  # a terminal that has gone: the search goes on
+            if self.live is not None:
+                self.live.refresh()
 
     def interrupted(self) -> None:
         self._interrupted = True

@@ -160,4 +160,4 @@ def _how_to_apply(plan: Plan, path: Path) -> Iterator[RenderableType]:
         return
     if environment:
         variables = " ".join(f"{key}={value}" for key, value in environment.items())
-        yield Padding(f"Start the job by `autotune run {path} -- python train.py`: it needs {variables}.", (0, 2))
+        yield Padding(Text(f"Start the job by `autotune run {path} -- python train.py`: it needs {variables}."), (0, 2))

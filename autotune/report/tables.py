@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["rows_table"]
 
@@ -16,5 +17,5 @@ def rows_table(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(ratio=1)
     for name, words in rows:
-        table.add_row(f"  {name}" if name else " ", words)
+        table.add_row(Text(f"  {name}" if name else " "), Text(words) if isinstance(words, str) else words)
     return table

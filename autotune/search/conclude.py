@@ -151,7 +151,10 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     if not final.repeats:
         yield "measured once, during the search: nothing was repeated in a fresh interpreter. `autotune verify` does"
     elif len(final.repeats) < NUM_REPEATS:
-        yield f"measured in {len(final.repeats)} of {NUM_REPEATS} fresh interpreters: the time was used up"
+        why = "interrupted" if session.stop.is_set() else "the time was used up"
+        if session.options.max_time_s is None and not session.stop.is_set():
+            why = "the others did not end"
+        yield f"measured in {len(final.repeats)} of {NUM_REPEATS} fresh interpreters: {why}"
     if reference is not None and winner.number != 0 and not final.reference and final.repeats:
         yield "the reference was measured once, during the search"
     for row in final.fallen:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import Interrupted, PlanError, TaskError
 from ..plan import Budget, Plan
 from ..search_spaces import SearchSpace, load_space
+from ..task import task_file
 from ..techniques import Facts
 from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut
 from .candidates import Candidates, ConfigurationSpace, Proposal
@@ -22,7 +23,7 @@ from .options import SearchOptions
 from .pace import LEAST_SHARE_S, Pace
 from .record import StudyRecord
 from .session import Session
-from .storage import default_storage
+from .storage import FOLDER, default_storage, sqlite_path
 from .study import Study
 
 __all__ = ["INTERRUPTED", "search"]
@@ -60,7 +61,7 @@ def search(
         Interrupted: ``stop`` was set before anything usable had been measured.
     """
     pace = pace or Pace(options.trial_time_s, options.max_time_s)
-    _check_writable(options.output)
+    _check_output(options)
     space = load_space(options.space)
     facts = inspect(options, executor, pace)
     observe(Inspected(facts))
@@ -212,17 +213,26 @@ def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Stu
     return begin(url, stem, record, options.sampler)
 
 
-def _check_writable(path: Path) -> None:
-    """Find out before the search that its result cannot be written.
+def _check_output(options: SearchOptions) -> None:
+    """Find out before the search that its result cannot be written, or would take the place of something else.
 
     Raises:
         PlanError: so it is.
     """
-    if path.is_dir():
-        raise PlanError(f"{path}: a file was expected, but it is a folder. Choose another path with -o.")
+    path = options.output
+    study = sqlite_path(options.storage) if options.storage else None
+    inputs = {"the task": task_file(options.task), "the search space": Path(options.space), "the study": study}
     try:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise PlanError(f"{path}: a file was expected, but it is {what}. Choose another path with -o.")
+        for name, other in inputs.items():
+            if other is not None and path.resolve() == other.resolve():
+                raise PlanError(f"{path}: that is {name} itself. Choose another path with -o.")
+        if path.resolve().is_relative_to(FOLDER.resolve()):
+            raise PlanError(f"{path}: {FOLDER} holds the studies. Choose another path with -o.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
             pass
     except OSError as reason:
         raise PlanError(f"{path}: cannot be written: {reason.strerror}. Choose another path with -o.") from None

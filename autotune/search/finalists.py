@@ -93,6 +93,8 @@ class _Finals:
         reference = self.session.reference
         if reference is None or not reference.verdict.feasible or not self.reference_runs:
             return False
+        if any(row.number == 0 for row in self.fallen):
+            return False
         if not all(self.session.budget.holds(run.peak.process) for run in self.reference_runs):
             return False
         return _mean_speed(self.reference_runs) > _mean_speed(repeats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +17,14 @@ import sqlalchemy.exc
 
 from ..errors import StudyError
 
-__all__ = ["Lock", "default_storage", "open_storage", "storage_errors"]
+__all__ = ["FOLDER", "Lock", "default_storage", "open_storage", "sqlite_path", "storage_errors"]
 
 FOLDER = Path(".autotune")
 """Beside the current directory: the default storage, and the trials' output."""
 
 
 def default_storage(stem: str) -> str:
-    """SQLite under ``.autotune/``, one file for each task's stem.
+    """SQLite under ``.autotune/``, one file for each task's stem, without what a URL or a shell would misread.
 
     Raises:
         StudyError: the folder cannot be made.
@@ -35,7 +36,8 @@ def default_storage(stem: str) -> str:
             f"{FOLDER.resolve()}: the folder for studies cannot be made: {reason.strerror}. "
             "Change to a directory that can be written, or name a database with --storage."
         ) from None
-    return f"sqlite:///{(FOLDER / f'{stem}.db').as_posix()}"
+    name = re.sub(r"[^\w.-]", "_", stem)
+    return f"sqlite:///{FOLDER.as_posix()}/{name}.db"
 
 
 def open_storage(url: str) -> optuna.storages.RDBStorage:
@@ -48,6 +50,8 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
         StudyError: the file is corrupt or something else, the server cannot be reached, or the URL is malformed.
     """
     path = sqlite_path(url)
+    if path is not None and str(path) in (".", ":memory:"):
+        raise StudyError(f"--storage: a file was expected, but {url!r} keeps nothing. Write sqlite:///path.db.")
     if path is not None:
         _check_sqlite(path)
     try:

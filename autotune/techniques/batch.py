@@ -26,11 +26,11 @@ class Batch(Technique):
     name: ClassVar[str] = "batch"
     ordered: ClassVar[bool] = True
 
-    micro: PositiveInt
+    micro: PositiveInt = Field(strict=True)
     """Samples in one forward pass, >= 1."""
-    accumulate: PositiveInt = 1
+    accumulate: PositiveInt = Field(default=1, strict=True)
     """Forward passes in one optimizer step, >= 1."""
-    effective: PositiveInt | None = Field(default=None)
+    effective: PositiveInt | None = Field(default=None, strict=True)
     """Samples in one optimizer step where the last micro-batch is smaller; micro * accumulate otherwise."""
 
     @model_validator(mode="after")
