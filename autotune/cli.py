@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
+from . import __version__
 from .errors import AutotuneError
 from .search.options import SearchOptions
 from .units import MIB, parse_bytes, parse_duration
@@ -23,7 +24,6 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="autotune",
-    help="Find, prove and write the fastest configuration of a PyTorch training job inside a memory budget.",
     epilog="Exit codes: 0 done, 1 our bug, 2 your input, 3 nothing fits or a plan no longer holds, "
     "130 interrupted with the best so far saved.",
     no_args_is_help=True,
@@ -126,6 +126,21 @@ _Device = Annotated[
 ]
 _Strict = Annotated[bool, _Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
 _Json = Annotated[bool, _Option("--json", help="Print one JSON document on stdout.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"autotune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, _Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Find, prove and write the fastest configuration of a PyTorch training job inside a memory budget."""
 
 
 @app.command(short_help="Search for the fastest plan within a memory budget.")

@@ -36,11 +36,11 @@ def search(folder: Path, task: str, *options: str, **extra: str) -> Ended:
     return autotune("search", task, *QUICK, *options, cwd=folder, **extra)
 
 
-def interrupted(folder: Path, task: str, **extra: str) -> Ended:
+def interrupted(folder: Path, task: str, by: signal.Signals = signal.SIGINT, **extra: str) -> Ended:
     """A search that measures two configurations and is then stopped: quick, however busy the machine is."""
     running = start("search", task, *QUICK, "--trials", "20", cwd=folder, **extra)
     before = running.read_until("trial 1 starts")
-    running.process.send_signal(signal.SIGINT)
+    running.process.send_signal(by)
     ended = running.finish()
     assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "plan.yaml\n", []), ended.stderr
     return replace(ended, stderr=before + ended.stderr)
@@ -338,6 +338,12 @@ def test_ctrl_c_twice_ends_a_trial_that_hangs(folder):
 
 
 # Studies
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
+def test_a_cluster_that_ends_the_job_and_a_terminal_that_closes_count_as_ctrl_c(by, folder):
+    interrupted(folder, "healthy.py", by)
+    assert load_plan(folder / "plan.yaml").measured is not None
 
 
 def test_a_study_of_another_task(folder):

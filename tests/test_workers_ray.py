@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import start
 
+from autotune.measure.processes import descendants
 from autotune.testing.executors import IsolationContract
 from autotune.workers import Failed, Measured
 from autotune.workers.outcome import OUTCOME
@@ -47,6 +52,18 @@ class TestRayExecutor(IsolationContract):
         address, folder = ended.stdout.split()
         assert address != ray_pool.ray.get_runtime_context().gcs_address
         assert not Path(folder).exists()  # the reaper held the pipes until it was done
+
+    def test_a_search_whose_cluster_dies_ends_and_says_so(self, tmp_path):
+        """Ray itself would wait for a dead cluster. What was measured is kept, and nothing is printed on stdout."""
+        shutil.copy(self.tasks / "healthy.py", tmp_path)
+        running = start("search", "healthy.py", "--trials", "9", "--trial-time", "1s", cwd=tmp_path)
+        running.read_until("trial 1 starts")
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(running.process.pid)}
+        (raylet,) = [pid for pid, words in commands.items() if words.partition(b"\0")[0].endswith(b"/raylet")]
+        os.kill(raylet, signal.SIGKILL)
+        ended = running.finish()
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert "the Ray cluster on this machine has died. Every trial that ended is kept: --resume." in ended.stderr
 
     def test_a_tasks_folder_is_shipped_to_a_cluster_that_is_joined(self, executor, folder, tmp_path):
         """The trial runs in a copy of it: the traceback names a file of Ray's package folder."""

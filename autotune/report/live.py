@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from ..search.options import SearchOptions
 from ..units import format_bytes, format_duration
 from ..workers import Measured, Outcome, OutOfMemory
 from .lines import line, round_words
-from .progress import Progress, finalist_label
+from .progress import Ended, Progress, finalist_label
 from .words import over_reference, rate, remark, settings_words, size, times
 
 __all__ = ["Display", "watching"]
@@ -159,14 +159,23 @@ def _history(progress: Progress, max_rows: int) -> RenderableType:
         table.add_column(width=len(heading), no_wrap=True, justify="right")
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_row("", Text("samples/s", style="dim"), "", Text("memory", style="dim"), "")
-    for ended in progress.ended[-max_rows:][::-1]:
+    shown = progress.ended[-max_rows:][::-1]
+    common = _common_words(shown, progress)
+    for ended in shown:
         speed, ratio, peak = _figures(ended.event.outcome, progress)
         said = remark(ended.event.outcome, progress.budget)
         words = Text(f"{said}: " if said else "", style="red")
-        words.append(settings_words(ended.settings, progress.facts), style="dim")
+        parts = settings_words(ended.settings, progress.facts).split(", ")
+        words.append(", ".join(part for part in parts if part not in common), style="dim")
         style = "bold green" if isinstance(ended.event, TrialEnded) and ended.event.is_best else ""
         table.add_row(ended.label, *(Text(figure, style=style) for figure in (speed, ratio, peak)), words)
     return table
+
+
+def _common_words(shown: Sequence[Ended], progress: Progress) -> set[str]:
+    """What all rows of a table would say alike: a narrow terminal has room for what tells them apart."""
+    said = [set(settings_words(ended.settings, progress.facts).split(", ")) for ended in shown]
+    return set.intersection(*said) if len(said) > 1 else set()
 
 
 def _figures(outcome: Outcome, progress: Progress) -> tuple[str, str, str]:
