@@ -19,6 +19,7 @@ __all__ = [
     "end_all_with",
     "identify",
     "is_alive",
+    "name_of",
     "num_oom_kills",
     "resident_bytes",
     "with_variable",
@@ -50,6 +51,11 @@ def identify(pid: int) -> ProcessId | None:
 def is_alive(process: ProcessId) -> bool:
     """Whether this very process still runs."""
     return identify(process.pid) == process
+
+
+def name_of(process: ProcessId) -> str:
+    """The file name of the program that it runs; empty where it cannot be read."""
+    return Path(_read(_PROC / str(process.pid) / "cmdline").partition("\0")[0]).name
 
 
 def with_variable(assignment: str) -> list[ProcessId]:

@@ -27,7 +27,7 @@ from .environment import THREAD_VARIABLES
 from .local import LocalSlot
 from .outcome import OUTCOME, Crashed, Failed, Outcome
 from .pool import SlotPool, done
-from .process import ProcessId, identify, is_alive
+from .process import ProcessId, identify, is_alive, name_of
 from .reaper import Reaper
 
 __all__ = ["RayExecutor"]
@@ -35,6 +35,8 @@ __all__ = ["RayExecutor"]
 _GRACE_S = 300.0
 """How long over a trial's deadline an actor may stay silent: it may have to be started on another machine."""
 _CLOSE_S = 30.0
+_CORE = ("raylet", "gcs_server")
+"""Without these processes there is no cluster; workers come and go."""
 _LOOK_S = 2.0
 """How often to look whether the cluster still lives."""
 _OBJECT_STORE_BYTES = 100 * 2**20
@@ -90,7 +92,8 @@ class RayExecutor(SlotPool):
         base = None if address else dict(os.environ)
         try:
             placements = _placements(device, num_slots, reserve=address is not None)
-            super().__init__([_RaySlot(options, base, cluster) for options in placements])
+            core = [process for process in cluster if name_of(process) in _CORE]
+            super().__init__([_RaySlot(options, base, core) for options in placements])
         except UserError:
             self._disconnect()
             raise
