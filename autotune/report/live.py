@@ -164,9 +164,9 @@ def _history(progress: Progress, max_rows: int) -> RenderableType:
     for ended in shown:
         speed, ratio, peak = _figures(ended.event.outcome, progress)
         said = remark(ended.event.outcome, progress.budget)
-        words = Text(f"{said}: " if said else "", style="red")
         parts = settings_words(ended.settings, progress.facts).split(", ")
-        words.append(", ".join(part for part in parts if part not in common), style="dim")
+        rest = ", ".join(part for part in parts if part not in common)
+        words = Text((f"{said}: " if rest else said) if said else "", style="red").append(rest, style="dim")
         style = "bold green" if isinstance(ended.event, TrialEnded) and ended.event.is_best else ""
         table.add_row(ended.label, *(Text(figure, style=style) for figure in (speed, ratio, peak)), words)
     return table
