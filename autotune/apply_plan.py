@@ -18,7 +18,7 @@ from .plan import Plan
 from .task import SIGNATURES, Task, seed_everything
 from .techniques import LoaderSpec
 from .techniques.batch import Batch
-from .techniques.checkpointing import find_blocks
+from .techniques.checkpointing import Checkpointing, find_blocks
 from .training import Training
 
 __all__ = ["apply", "build_loader", "build_model", "loader_spec", "reference_batch"]
@@ -62,6 +62,8 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
 
     # pruning -> layers -> checkpointing -> memory format and device -> compile -> optimizer
     blocks = find_blocks(model, task.blocks)
+    Checkpointing().on_model(model, blocks)  # an earlier plan's stands over the layers: it goes first
+    settings.layers.on_model(model, blocks)
     settings.checkpointing.on_model(model, blocks)
     model = model.to(device)
     settings.memory_format.on_model(model, blocks)

@@ -8,6 +8,7 @@ from ..techniques import Facts, Settings, Technique
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
 from ..techniques.data_loading import DataLoading
+from ..techniques.layers import Layers
 from ..techniques.optimizer import Optimizer
 from ..units import MIB
 from ..workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
@@ -42,6 +43,8 @@ def technique_words(technique: Technique, facts: Facts | None = None) -> str:
     match technique:
         case Batch():
             return _batch(technique)
+        case Layers(kind="exact"):
+            return "memory-saving layers"
         case Checkpointing(kind="blocks"):
             return _checkpointing(technique, facts)
         case DataLoading():
@@ -173,6 +176,7 @@ _PURPOSES = {
     ("precision", "bf16"): "Matrix products and convolutions compute in bfloat16; parameters stay fp32.",
     ("precision", "fp16"): "Matrix products and convolutions compute in float16, with a loss scaler.",
     ("precision", "tf32"): "Matrix products and convolutions round their inputs to TF32.",
+    ("layers", "exact"): "Keeps for backward only what it reads: bits, or nothing, instead of whole tensors.",
     ("checkpointing", "blocks"): "Keeps only these blocks' inputs and computes their inside again in backward.",
     ("memory_format", "channels_last"): "Stores images channels last (NHWC), which convolutions read faster.",
     ("data_loading", "host"): "Reads the dataset once, when training starts, and keeps it in host memory.",

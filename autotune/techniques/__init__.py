@@ -14,6 +14,7 @@ from .batch import Batch
 from .checkpointing import Checkpointing
 from .data_loading import DataLoading
 from .facts import Device, Facts
+from .layers import Layers
 from .memory_format import MemoryFormat
 from .optimizer import Optimizer
 from .precision import Precision
@@ -28,6 +29,7 @@ class Settings(BaseModel):
 
     batch: Batch | None = None
     precision: Precision = Precision()
+    layers: Layers = Layers()
     checkpointing: Checkpointing = Checkpointing()
     memory_format: MemoryFormat = MemoryFormat()
     data_loading: DataLoading = DataLoading()

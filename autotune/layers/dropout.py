@@ -1,0 +1,53 @@
+"""Dropout: one bit for each element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef
+
+from . import bits, recipes
+from .graph import run
+from .sites import Site
+
+__all__ = ["dropout"]
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, inplace: bool) -> Tensor:
+        output, mask = torch.native_dropout(x, p, True)
+        packed = bits.pack(mask)
+        ctx.save_for_backward(packed)
+        ctx.packed, ctx.layout, ctx.p = TensorWeakRef(packed), (mask.size(), mask.stride()), p
+        if not inplace:
+            return output
+        ctx.mark_dirty(x)
+        return x.copy_(output)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (packed,) = ctx.saved_tensors
+        return _drop(grad, bits.unpack(packed, *ctx.layout), ctx.p), None, None
+
+
+def _drop(x: Tensor, mask: Tensor, p: float) -> Tensor:
+    output: Tensor = torch.ops.aten.native_dropout_backward(x, mask, 1.0 / (1.0 - p))
+    return output
+
+
+def dropout(site: Site, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """``F.dropout``, from the same random numbers."""
+    if not training or not 0.0 < p < 1.0 or input.numel() == 0 or not input.requires_grad:
+        return F.dropout(input, p, training, inplace)
+    recipe = recipes.find(input)
+    output = run(_Dropout, input, p, inplace)
+    node: Any = output.grad_fn
+    packed, layout = node.packed(), node.layout
+    if recipe is None or packed is None:
+        return output
+    return recipes.publish(output, lambda x, packed: _drop(x, bits.unpack(packed, *layout), p), recipe, packed)

@@ -1,0 +1,40 @@
+"""What these layers read of autograd's graph while it is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["autocast_dtype", "is_in_checkpoint", "notes_of", "run", "saved_tensors_hooks"]
+
+
+def run(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """``function.apply``, which torch does not annotate."""
+    output: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return output
+
+
+def notes_of(node: Any) -> dict[str, Any]:
+    """What is noted on an autograd node, as long as it lives; empty for None."""
+    return {} if node is None else node.metadata
+
+
+def saved_tensors_hooks() -> Any:
+    """The innermost hooks on saved tensors, or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def is_in_checkpoint() -> bool:
+    """Whether what is saved now is dropped and recomputed by ``torch.utils.checkpoint``."""
+    hooks = saved_tensors_hooks()
+    return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The type that autocast computes matrix products of ``x`` in; None where it is off, or leaves ``x`` alone."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64 or not x.is_floating_point():
+        return None
+    return torch.get_autocast_dtype(kind)

@@ -1,0 +1,113 @@
+"""The functional calls of a converted module's ``forward``, answered by this package's functions.
+
+The mode is entered by the module whose ``forward`` makes the calls, so that a checkpoint's recomputation, which runs
+outside the root, meets it too. Modules within modules share one mode, and say whose calls it sees.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from . import activation, conv, dropout, loss, matmul, norm, pooling
+from .graph import saved_tensors_hooks
+from .sites import Site
+
+__all__ = ["Forward"]
+
+_PLAIN = frozenset((Tensor, nn.Parameter, FakeTensor))
+"""Not a distributed or a quantized tensor: those know better."""
+_ACTIVATIONS = (F.gelu, F.silu, F.hardswish, F.softplus, F.mish, F.elu)
+
+_TABLE: dict[Any, Callable[..., Any]] = {
+    F.linear: matmul.linear,
+    torch.addmm: matmul.addmm,
+    torch.mul: matmul.mul,
+    torch.Tensor.mul: matmul.mul,
+    torch.Tensor.__mul__: matmul.mul,
+    F.conv1d: conv.conv(1),
+    F.conv2d: conv.conv(2),
+    F.conv3d: conv.conv(3),
+    F.conv_transpose1d: conv.conv_transpose(1),
+    F.conv_transpose2d: conv.conv_transpose(2),
+    F.conv_transpose3d: conv.conv_transpose(3),
+    F.batch_norm: norm.batch_norm,
+    F.instance_norm: norm.instance_norm,
+    F.layer_norm: norm.keep_input(F.layer_norm),
+    F.group_norm: norm.keep_input(F.group_norm),
+    F.rms_norm: norm.rms_norm,
+    F.relu: activation.relu,
+    torch.relu: activation.relu,
+    torch.Tensor.relu: activation.relu,
+    F.leaky_relu: activation.leaky_relu,
+    F.relu6: activation.relu6,
+    F.hardtanh: activation.hardtanh,
+    **{function: activation.keep_input(function) for function in _ACTIVATIONS},
+    F.dropout: dropout.dropout,
+    F.max_pool1d: pooling.max_pool(1),
+    F.max_pool2d: pooling.max_pool(2),
+    F.max_pool3d: pooling.max_pool(3),
+    F.avg_pool2d: pooling.avg_pool2d,
+    F.cross_entropy: loss.cross_entropy,
+}
+"""What is answered, and by what: each takes the site, and then what torch's own takes."""
+
+
+class _Current(threading.local):
+    """Whose calls the mode sees, in this thread."""
+
+    forward: Forward | None = None
+
+
+_current = _Current()
+
+
+class Forward:
+    """One run of a module's ``forward``: a context."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.hooks: Any = None
+        self._outer: Forward | None = None
+        self._mode: _Mode | None = None
+
+    def __enter__(self) -> Forward:
+        self._outer, _current.forward = _current.forward, self
+        self.hooks = saved_tensors_hooks()
+        if self._outer is None:
+            self._mode = _Mode()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(*error)  # type: ignore[no-untyped-call]
+        _current.forward = self._outer
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replacement = _TABLE.get(func)
+        forward = _current.forward
+        if replacement is None or forward is None or not _PLAIN.issuperset(types) or not _applies(forward):
+            return func(*args, **(kwargs or {}))
+        return replacement(forward.site, *args, **(kwargs or {}))
+
+
+def _applies(forward: Forward) -> bool:
+    """Whether a graph is recorded of the call, and it is the module's own.
+
+    A checkpoint that was entered since the module was is recomputed without the module: such calls stay stock's, both
+    times.
+    """
+    if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    hooks = saved_tensors_hooks()
+    return hooks is forward.hooks or hooks == forward.hooks

@@ -1,0 +1,134 @@
+"""Cross-entropy of a linear layer's output: the gradient is formed in forward, a few rows at a time.
+
+Stock torch keeps the logarithm of the softmax, as large as the logits, and makes two more such tensors in backward: for
+a language model often the peak. Here the gradients of the linear layer's input and weight are kept instead.
+Source: Liger Kernel's fused linear cross-entropy, Hsu et al. 2024, arXiv:2410.10989.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef
+
+from .graph import notes_of, run
+from .sites import Site
+
+__all__ = ["cross_entropy", "is_head", "note_head"]
+
+_KEY = "autotune.head"
+_HEAD = 8
+"""Outputs over inputs of a linear layer from which it is taken for a head over a vocabulary."""
+_CHUNK = 2**22
+"""Logits that are worked on at once."""
+_PASSED = frozenset(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0"))
+"""Nodes between a head and its loss that leave every logit where it is."""
+
+
+def is_head(weight: Tensor) -> bool:
+    """Whether a linear layer has so many outputs that its loss is worth forming at once."""
+    return weight.shape[0] >= _HEAD * weight.shape[1]
+
+
+def note_head(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Note on ``logits``' node what they are the linear map of; returns them."""
+    if logits.grad_fn is not None:
+        notes_of(logits.grad_fn)[_KEY] = [None if part is None else TensorWeakRef(part) for part in (x, weight, bias)]
+    return logits
+
+
+def _head_of(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    node: Any = logits.grad_fn
+    while node is not None and _KEY not in notes_of(node):
+        node = node.next_functions[0][0] if node.name() in _PASSED else None
+    if node is None:
+        return None
+    refs = notes_of(node)[_KEY]
+    x, weight, bias = (None if ref is None else ref() for ref in refs)
+    return None if x is None or weight is None or (bias is None and refs[2] is not None) else (x, weight, bias)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        logits: Tensor,
+        target: Tensor,
+        options: tuple[int, str],
+    ) -> Tensor:
+        ignore_index, reduction = options
+        valid = target != ignore_index
+        target = torch.where(valid, target, 0)
+        scale = 1.0 / valid.sum() if reduction == "mean" else torch.ones((), device=logits.device)
+        scales = torch.where(valid, scale, 0.0)
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_x = torch.empty_like(x) if wants_x else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias and bias is not None else None
+        cast = weight.to(x.dtype)
+        loss = torch.zeros((), device=logits.device)
+        for rows in _chunks(logits):
+            part, index = torch.log_softmax(logits[rows].float(), -1), target[rows, None]
+            loss -= torch.where(valid[rows], part.gather(1, index)[:, 0], 0.0).sum()
+            part.exp_().scatter_add_(1, index, part.new_full(index.shape, -1.0)).mul_(scales[rows, None])
+            if grad_bias is not None:
+                grad_bias += part.sum(0)
+            part = part.to(x.dtype)
+            if grad_x is not None:
+                torch.mm(part, cast, out=grad_x[rows])
+            if grad_weight is not None:
+                grad_weight += part.t() @ x[rows]
+        ctx.save_for_backward(grad_x, grad_weight, grad_bias)
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        return loss * scale
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_weight, grad_bias = ctx.saved_tensors
+        weight_dtype, bias_dtype = ctx.dtypes
+        return (
+            None if grad_x is None else grad_x * grad.to(grad_x.dtype),
+            None if grad_weight is None else (grad_weight * grad).to(weight_dtype),
+            None if grad_bias is None else (grad_bias * grad).to(bias_dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _chunks(logits: Tensor) -> Iterator[slice]:
+    rows = max(1, _CHUNK // logits.shape[1])
+    for start in range(0, logits.shape[0], rows):
+        yield slice(start, start + rows)
+
+
+def cross_entropy(
+    site: Site, input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """``F.cross_entropy``."""
+    is_plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
+    has_rows = input.dim() == 2 and target.dim() == 1 and input.dtype != torch.float64
+    head = _head_of(input) if is_plain and has_rows and reduction in ("mean", "sum") else None
+    if head is None or not _pays(input, head[0], head[1]):
+        return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    x, head_weight, bias = head
+    with torch.autocast(input.device.type, enabled=False):
+        options = (ignore_index, reduction)
+        flat = x.reshape(-1, x.shape[-1])
+        return run(_LinearCrossEntropy, flat, head_weight, bias, input.detach(), target, options)
+
+
+def _pays(logits: Tensor, x: Tensor, weight: Tensor) -> bool:
+    """Whether every row is there, and the gradients that are kept instead are smaller than the logits."""
+    rows, columns = logits.shape
+    kept = x.numel() + (weight.numel() if weight.requires_grad else 0)
+    return x.numel() == rows * x.shape[-1] and kept < rows * columns

@@ -1,0 +1,110 @@
+"""Matrix products: the input is kept only for the weight's gradient, as a recipe where it has one.
+
+Under autocast the weight is saved as it is, and not its copy in the lower precision.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import loss, recipes
+from .graph import autocast_dtype, run
+from .sites import Site
+
+__all__ = ["addmm", "linear", "mul"]
+
+Held = tuple[recipes.Recipe | None, tuple[Tensor, ...]]
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, held: Held) -> Tensor:
+        ctx.recipe, kept = held
+        ctx.dtype = autocast_dtype(x) or x.dtype
+        ctx.dtypes = x.dtype, None if bias is None else bias.dtype
+        x = x.to(ctx.dtype)
+        if ctx.recipe is None and weight.requires_grad:
+            kept = (x,)
+        ctx.save_for_backward(weight, *kept)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *kept = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        rows = grad.reshape(-1, grad.shape[-1])
+        grad_x = grad_weight = grad_bias = None
+        if wants_weight:
+            x = kept[0] if ctx.recipe is None else ctx.recipe.build(kept).to(ctx.dtype)
+            grad_weight = (rows.t() @ x.reshape(-1, x.shape[-1])).to(weight.dtype)
+            del x
+        if wants_x:
+            grad_x = (rows @ weight.to(ctx.dtype)).view(*grad.shape[:-1], -1).to(ctx.dtypes[0])
+        if wants_bias:
+            grad_bias = rows.sum(0).to(ctx.dtypes[1])
+        return grad_x, grad_weight, grad_bias, None
+
+
+def linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.linear``."""
+    if weight.dim() != 2 or input.is_complex() or not (input.requires_grad or weight.requires_grad):
+        return F.linear(input, weight, bias)
+    if loss.is_head(weight):
+        x = input.to(autocast_dtype(input) or input.dtype)
+        return loss.note_head(F.linear(x, weight, bias), x, weight, bias)
+    held = recipes.hold(input) if weight.requires_grad else (None, ())
+    if held[0] is None and autocast_dtype(input) is None:
+        return F.linear(input, weight, bias)
+    return run(_Linear, input, weight, bias, held)
+
+
+def addmm(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor, **rest: Any) -> Tensor:
+    """``torch.addmm(bias, x, weight)``, as GPT-2's linear layer calls it."""
+    if rest or input.dim() != 1 or not mat2.is_leaf:
+        return torch.addmm(input, mat1, mat2, **rest)
+    return linear(site, mat1, mat2.t(), input)
+
+
+class _Mul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, held: tuple[Held, Held]) -> Tensor:
+        ctx.recipes = [recipe for recipe, _ in held]
+        ctx.shapes = x.shape, y.shape
+        wanted = ctx.needs_input_grad[1], ctx.needs_input_grad[0]  # each is needed for the other's gradient
+        kept = [
+            () if not want else (own,) if recipe is None else tensors
+            for (recipe, tensors), own, want in zip(held, (x, y), wanted, strict=True)
+        ]
+        ctx.split = len(kept[0])
+        ctx.save_for_backward(*kept[0], *kept[1])
+        return x * y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kept = ctx.saved_tensors[: ctx.split], ctx.saved_tensors[ctx.split :]
+        grads: list[Tensor | None] = [None, None]
+        for mine, other in ((0, 1), (1, 0)):
+            if ctx.needs_input_grad[mine]:
+                recipe = ctx.recipes[other]
+                value = kept[other][0] if recipe is None else recipe.build(kept[other])
+                grads[mine] = (grad * value).sum_to_size(ctx.shapes[mine])
+        return grads[0], grads[1], None
+
+
+def mul(site: Site, input: Any, other: Any) -> Any:
+    """``x * y`` where one of the two is had again from what is kept anyway: a gated MLP."""
+    both = isinstance(input, Tensor) and isinstance(other, Tensor) and input.dtype == other.dtype
+    if not both or not (recipes.find(input) or recipes.find(other)):
+        return torch.mul(input, other)
+    nothing: Held = (None, ())
+    held = (
+        recipes.hold(input) if other.requires_grad else nothing,
+        recipes.hold(other) if input.requires_grad else nothing,
+    )
+    return run(_Mul, input, other, held)

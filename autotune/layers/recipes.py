@@ -1,0 +1,115 @@
+"""How a layer's output is had again from what the graph keeps anyway, so that the next layer need not keep it.
+
+A producer (a normalisation, GELU) notes on its autograd node how its output follows from what its own backward needs. A
+consumer (linear, convolution) that would keep that output saves those tensors instead, which costs nothing, since they
+are kept already, and computes the output again in backward. Tensors are noted weakly: what the graph does not keep is
+gone by then, and the consumer keeps its input as stock torch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef
+
+from .graph import is_in_checkpoint, notes_of
+
+__all__ = ["Recipe", "find", "hold", "publish"]
+
+_KEY = "autotune.recipe"
+
+
+class Recipe:
+    """A tensor as a function of tensors that are kept anyway, and of other recipes."""
+
+    def __init__(self, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None) -> None:
+        """``compute`` gets the parts' values in order; a part that is None stays None."""
+        self._compute = compute
+        self._parts = [TensorWeakRef(part) if isinstance(part, Tensor) else part for part in parts]
+        self._num_holders = 0
+        self._num_waiting = 0
+        self._value: Tensor | None = None
+
+    def hold(self) -> tuple[Tensor, ...] | None:
+        """What a consumer has to save to :meth:`build` the tensor in its backward; None where some of it is gone."""
+        tensors = [tensor for tensor in self._tensors() if tensor is not None]
+        if len(tensors) < sum(1 for _ in self._tensors()):
+            return None
+        self._count()
+        return tuple(tensors)
+
+    def build(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The tensor again, from what :meth:`hold` returned. It stays until every holder has had it."""
+        return self._build(iter(tensors))
+
+    def _tensors(self) -> Iterator[Tensor | None]:
+        for part in self._parts:
+            if isinstance(part, Recipe):
+                yield from part._tensors()
+            elif part is not None:
+                yield part()
+
+    def _count(self) -> None:
+        self._num_holders += 1
+        for part in self._parts:
+            if isinstance(part, Recipe):
+                part._count()
+
+    def _build(self, tensors: Iterator[Tensor]) -> Tensor:
+        if self._value is None:
+            self._value = self._compute(*[self._value_of(part, tensors) for part in self._parts])
+            self._num_waiting = self._num_holders
+        else:
+            for _ in self._tensors():
+                next(tensors)
+        value = self._value
+        self._num_waiting -= 1
+        if self._num_waiting <= 0:
+            self._value = None
+        return value
+
+    @staticmethod
+    def _value_of(part: Any, tensors: Iterator[Tensor]) -> Tensor | None:
+        if part is None:
+            return None
+        return part._build(tensors) if isinstance(part, Recipe) else next(tensors)
+
+
+def publish(output: Tensor, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None) -> Tensor:
+    """Note on ``output``'s node that it is ``compute(*parts)``; returns it."""
+    if output.grad_fn is not None:
+        notes_of(output.grad_fn)[_KEY] = Recipe(compute, *parts)
+    return output
+
+
+def find(x: Tensor) -> Recipe | None:
+    """How ``x``, or what it is a view of, is had again; None where nothing is noted, or it was changed since.
+
+    None within a checkpoint: there the tensors are not kept, and recomputation has to save as many as the forward did.
+    """
+    base = x if x._base is None else x._base
+    recipe: Recipe | None = notes_of(base.grad_fn).get(_KEY)
+    if recipe is None or is_in_checkpoint():
+        return None
+    return recipe if base is x else _view_of(recipe, base, x)
+
+
+def hold(x: Tensor) -> tuple[Recipe | None, tuple[Tensor, ...]]:
+    """``x``'s recipe and what to save for it; (None, ()) where ``x`` itself has to be kept."""
+    recipe = find(x)
+    kept = recipe.hold() if recipe is not None else None
+    return (None, ()) if kept is None else (recipe, kept)
+
+
+def _view_of(recipe: Recipe, base: Tensor, x: Tensor) -> Recipe:
+    size, stride, offset, layout = x.size(), x.stride(), x.storage_offset(), base.stride()
+
+    def view(value: Tensor) -> Tensor:
+        if value.stride() != layout:
+            value = torch.empty_strided(value.size(), layout, dtype=value.dtype, device=value.device).copy_(value)
+        return value.as_strided(size, stride, offset)
+
+    return Recipe(view, recipe)
