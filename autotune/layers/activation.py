@@ -23,9 +23,9 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Activation, blocks: Activation, slope: float, inplace: bool) -> Tensor:
-        blocked = blocks(x)
-        ctx.layout, ctx.slope = (blocked.size(), blocked.stride()), slope
-        ctx.save_for_backward(bits.pack(blocked))
+        passed = blocks(x).logical_not_()
+        ctx.layout, ctx.slope = (passed.size(), passed.stride()), slope
+        ctx.save_for_backward(bits.pack(passed))
         if inplace:
             ctx.mark_dirty(x)
         return function(x, inplace=inplace)
@@ -34,10 +34,11 @@ class _Gated(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
-        blocked = bits.unpack(packed, *ctx.layout)
-        # Not a product with the mask: an infinite gradient times 0 is NaN.
-        grad = grad.masked_fill(blocked, 0.0) if ctx.slope == 0.0 else torch.where(blocked, grad * ctx.slope, grad)
-        return grad, None, None, None, None
+        passed = bits.unpack(packed, *ctx.layout)
+        kept = bits.keep(grad, passed)
+        if ctx.slope != 0.0:
+            kept += bits.keep(grad * ctx.slope, passed.bitwise_not_())
+        return kept, None, None, None, None
 
 
 def _gate(site: Site, x: Tensor, function: Activation, blocks: Activation, slope: float, inplace: bool) -> Tensor:

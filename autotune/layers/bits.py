@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["pack", "pack_small", "unpack", "unpack_small"]
+__all__ = ["keep", "pack", "pack_small", "unpack", "unpack_small"]
 
+_CHUNK = 2**20
+"""Elements that are packed at once: what that takes stays in the cache, and out of the peak."""
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GATHER = 0x0102040810204080
 """Times eight bytes of 0 or 1, moves their lowest bits into the highest byte."""
 
@@ -14,16 +17,28 @@ _GATHER = 0x0102040810204080
 def pack(mask: Tensor) -> Tensor:
     """A mask of n elements, fresh from an elementwise operation, as ceil(n / 8) bytes in the order of its memory."""
     flat = mask.as_strided((mask.numel(),), (1,)).view(torch.uint8)
-    if spare := -flat.numel() % 8:
-        flat = torch.cat([flat, flat.new_zeros(spare)])
-    return ((flat.view(torch.int64) * _GATHER) >> 56).to(torch.uint8)
+    whole = flat.numel() // 8 * 8
+    packed = flat.new_empty(-(-flat.numel() // 8))
+    for start in range(0, whole, _CHUNK):
+        eights = flat[start : min(start + _CHUNK, whole)].view(torch.int64)
+        packed[start // 8 : start // 8 + eights.numel()] = (eights * _GATHER) >> 56
+    if whole < flat.numel():
+        places = torch.arange(flat.numel() - whole, dtype=torch.uint8, device=flat.device)
+        packed[-1] = (flat[whole:] << places).sum(dtype=torch.uint8)
+    return packed
 
 
 def unpack(bits: Tensor, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
-    """The mask again, of the size and the layout that it had."""
+    """The mask again, of the size and the layout that it had, as int8: -1 where it holds and 0 elsewhere."""
     byte = torch.arange(256, device=bits.device)
-    table = ((byte[:, None] >> torch.arange(8, device=bits.device)) & 1).to(torch.uint8).view(torch.int64).flatten()
-    return table.index_select(0, bits.int()).view(torch.bool).as_strided(size, stride)
+    bit = (byte[:, None] >> torch.arange(8, device=bits.device)) & 1
+    table = bit.to(torch.int8).neg_().view(torch.int64).flatten()
+    return table.index_select(0, bits.int()).view(torch.int8).as_strided(size, stride)
+
+
+def keep(x: Tensor, mask: Tensor) -> Tensor:
+    """``x`` where the unpacked mask holds and 0 elsewhere, whatever is there: an infinity times 0 would be NaN."""
+    return (x.view(_INTEGERS[x.element_size()]) & mask).view(x.dtype)
 
 
 def pack_small(numbers: Tensor, num_values: int) -> Tensor:

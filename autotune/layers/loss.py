@@ -84,7 +84,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grad_x is not None:
                 torch.mm(part, cast, out=grad_x[rows])
             if grad_weight is not None:
-                grad_weight += part.t() @ x[rows]
+                # Into the sum itself where the types agree: a product of its own is as large as the head.
+                same = part.dtype == torch.float32
+                grad_weight.addmm_(part.t(), x[rows]) if same else grad_weight.add_(part.t() @ x[rows])
         ctx.save_for_backward(grad_x, grad_weight, grad_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return loss * scale
@@ -94,6 +96,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight, grad_bias = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
+        if grad.device.type == "cpu" and grad.item() == 1.0 and weight_dtype == torch.float32:
+            return grad_x, grad_weight, None if grad_bias is None else grad_bias.to(bias_dtype), None, None, None
         return (
             None if grad_x is None else grad_x * grad.to(grad_x.dtype),
             None if grad_weight is None else (grad_weight * grad).to(weight_dtype),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,12 +19,11 @@ from .sites import Site
 
 __all__ = ["avg_pool2d", "max_pool"]
 
-_WITH_INDICES: dict[int, Callable[..., Any]] = {
-    1: F.max_pool1d_with_indices,
-    2: F.max_pool2d_with_indices,
-    3: F.max_pool3d_with_indices,
-}
 _STOCK: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+
+
+_MOST_PLACES = 16
+"""Places in a window that four bits tell apart; each is a pass over the output."""
 
 
 @dataclass(frozen=True)
@@ -39,46 +39,54 @@ class _Window:
     def num_places(self) -> int:
         return math.prod(self.kernel)
 
-    def starts(self, size: torch.Size, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-        """Dimension by dimension, the last first: its number, and where each of an output's windows begins along it."""
+    def paddings(self, size: torch.Size, size_out: torch.Size) -> list[int]:
+        """As ``F.pad`` takes them: what windows reach beyond an input, the last dimension first."""
+        found = []
         num_dims = len(self.kernel)
         for dim in reversed(range(num_dims)):
-            start = torch.arange(size[dim - num_dims], device=device) * self.stride[dim] - self.padding[dim]
-            yield dim, start.view([-1] + [1] * (num_dims - 1 - dim))
+            reach = (size_out[dim - num_dims] - 1) * self.stride[dim] + self.dilation[dim] * (self.kernel[dim] - 1) + 1
+            found += [self.padding[dim], max(0, reach - size[dim - num_dims] - self.padding[dim])]
+        return found
+
+    def views(self, padded: Tensor, size_out: torch.Size) -> Iterator[Tensor]:
+        """For each place in a window, the elements of the padded input that stand there, as large as the output."""
+        num_dims = len(self.kernel)
+        for place in itertools.product(*map(range, self.kernel)):
+            view = padded
+            for dim, at in enumerate(place):
+                start, step = at * self.dilation[dim], self.stride[dim]
+                steps = slice(start, start + (size_out[dim - num_dims] - 1) * step + 1, step)
+                view = view[(..., steps, *[slice(None)] * (num_dims - 1 - dim))]
+            yield view
 
 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: _Window, ceil_mode: bool) -> Tensor:
-        num_dims = len(window.kernel)
-        output: Tensor
-        output, indices = _WITH_INDICES[num_dims](
-            x, window.kernel, window.stride, window.padding, window.dilation, ceil_mode
-        )
-        ctx.window, ctx.x_size, ctx.size = window, x.size(), output.size()
-        place, scale = torch.zeros_like(indices), 1
-        for dim, start in window.starts(output.size(), x.device):
-            at = indices % x.shape[dim - num_dims]
-            indices = torch.div(indices, x.shape[dim - num_dims], rounding_mode="floor")
-            place += torch.div(at - start, window.dilation[dim], rounding_mode="floor") * scale
-            scale *= window.kernel[dim]
-        ctx.save_for_backward(bits.pack_small(place.to(torch.uint8), window.num_places))
-        return output
+    def forward(ctx: Any, x: Tensor, window: _Window, size_out: torch.Size) -> Tensor:
+        pads = window.paddings(x.size(), size_out)
+        padded = F.pad(x, pads, value=-math.inf) if any(pads) else x
+        views = window.views(padded, size_out)
+        largest = next(views).clone()
+        place = torch.zeros_like(largest, dtype=torch.uint8)
+        for number, view in enumerate(views, 1):
+            larger = (view <= largest).logical_not_()
+            place = torch.maximum(place, larger.view(torch.uint8).mul_(number))  # the last that was larger
+            largest = torch.maximum(largest, view)
+        ctx.window, ctx.pads, ctx.size, ctx.size_padded = window, pads, x.size(), padded.size()
+        ctx.save_for_backward(bits.pack_small(place, window.num_places))
+        return largest
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
-        window, num_dims = ctx.window, len(ctx.window.kernel)
-        place = bits.unpack_small(packed, window.num_places, ctx.size).to(torch.int64)
-        index, scale = torch.zeros_like(place), 1
-        for dim, start in window.starts(ctx.size, grad.device):
-            index += (start + place % window.kernel[dim] * window.dilation[dim]) * scale
-            place = torch.div(place, window.kernel[dim], rounding_mode="floor")
-            scale *= ctx.x_size[dim - num_dims]
-        grad_x = grad.new_zeros([*ctx.x_size[:-num_dims], scale])
-        grad_x.scatter_add_(-1, index.flatten(-num_dims), grad.flatten(-num_dims))
-        return grad_x.view(ctx.x_size), None, None
+        place = bits.unpack_small(packed, ctx.window.num_places, grad.size())
+        grad_x = torch.zeros(ctx.size_padded, dtype=grad.dtype, device=grad.device)
+        for number, view in enumerate(ctx.window.views(grad_x, grad.size())):
+            view += bits.keep(grad, (place == number).view(torch.int8).neg_())
+        if any(ctx.pads):
+            grad_x = F.pad(grad_x, [-pad for pad in ctx.pads])
+        return grad_x, None, None
 
 
 def max_pool(num_dims: int) -> Callable[..., Any]:
@@ -90,9 +98,12 @@ def max_pool(num_dims: int) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         strides = kernel_size if stride is None or stride == [] else stride
         window = _Window(*(for_each_dim(value, num_dims) for value in (kernel_size, strides, padding, dilation)))
-        if return_indices or window.num_places > 256 or not input.requires_grad:
-            return _STOCK[num_dims](input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-        return run(_MaxPool, input, window, ceil_mode)
+        arguments = (kernel_size, stride, padding, dilation, ceil_mode)
+        can = input.requires_grad and input.is_floating_point() and window.num_places <= _MOST_PLACES
+        if return_indices or not can:
+            return _STOCK[num_dims](input, *arguments, return_indices)
+        size_out = _STOCK[num_dims](torch.empty(input.size(), device="meta"), *arguments).size()
+        return run(_MaxPool, input, window, size_out)
 
     return replacement
 
