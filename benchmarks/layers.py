@@ -28,12 +28,13 @@ def main() -> None:
     parser.add_argument("--model", choices=tuple(MODELS), action="append", help="default: all")
     parser.add_argument("--case", choices=CASES, action="append", help="what trains; default: as built, and input")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each, in turn")
+    parser.add_argument("--recompute", action="store_true", help="compute BatchNorm and ReLU again for convolutions")
     arguments = parser.parse_args()
     rows = []
     print(f"{'model':13}{'trains':14}{'kept MiB':>10}{'ratio':>7}{'peak MiB':>10}{'ratio':>7}{'time':>7}{'spread':>14}")
     for name in arguments.model or MODELS:
         for case in arguments.case or ("as built", "input"):
-            row = compare(name, case, arguments.rounds)
+            row = compare(name, case, arguments.rounds, arguments.recompute)
             if row is not None:
                 rows.append(row)
                 print(line(row), flush=True)
@@ -43,14 +44,14 @@ def main() -> None:
         print(save_rows("layers", "cpu", rows))
 
 
-def compare(name: str, case: str, rounds: int) -> dict[str, Any] | None:
+def compare(name: str, case: str, rounds: int, recompute: bool) -> dict[str, Any] | None:
     """One row; None where nothing of the model trains in this case."""
     torch.manual_seed(0)
     stock, inputs = MODELS[name]()
     freeze(stock, case)
     if case != "input" and not any(p.requires_grad for p in stock.parameters()):
         return None
-    models = {"stock": stock, "ours": convert(copy.deepcopy(stock))}
+    models = {"stock": stock, "ours": convert(copy.deepcopy(stock), recompute)}
     steps = {key: _step(model, inputs, case) for key, model in models.items()}
     kept = {key: kept_bytes(lambda m=model: loss_of(m, inputs, case), model) for key, model in models.items()}
     peaks = {key: peak_bytes(step) for key, step in steps.items()}
@@ -64,6 +65,7 @@ def compare(name: str, case: str, rounds: int) -> dict[str, Any] | None:
     return {
         "model": name,
         "case": case,
+        "recompute": recompute,
         "kept_bytes": kept,
         "kept_ratio": kept["ours"] / max(kept["stock"], 1),
         "peak_bytes": peaks,

@@ -102,7 +102,7 @@ class Ran:
 def twins(build: Callable[[], nn.Module], trains: bool = True) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     stock = build().requires_grad_(trains)
-    return stock, convert(copy.deepcopy(stock))
+    return stock, convert(copy.deepcopy(stock), recompute=True)
 
 
 def run(model: nn.Module, x: Tensor, **context: object) -> Ran:
@@ -203,6 +203,16 @@ class _SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attention(x, x, x)[0]
+
+
+def test_without_recomputation_a_norm_that_trains_is_stocks():
+    """A ReLU behind it adds no bits to what the convolution keeps in any case."""
+    stock, _ = twins(norm_act_conv)
+    ours = convert(copy.deepcopy(stock))
+    x = torch.randn(IMAGES)
+    wanted, found = run(stock, x), run(ours, x)
+    assert_same(found, wanted)
+    assert found.kept == wanted.kept
 
 
 def test_infinities_and_nans_pass_a_relu_as_they_pass_stocks():

@@ -22,16 +22,21 @@ _TWIN_DTYPES = (torch.float32, torch.float64)
 """Below, people write out casts of their own."""
 
 
-def convert(model: nn.Module) -> nn.Module:
+def convert(model: nn.Module, recompute: bool = False) -> nn.Module:
     """Let a model keep for backward only what its backward reads, which follows ``requires_grad`` at each forward.
 
     Layers are torch's own classes, exactly (or parametrized): a subclass of one is its author's and is left alone.
     Other modules are converted for the functional calls that their ``forward`` makes.
 
+    Args:
+        model: any; what is converted already is left as it is.
+        recompute: compute a BatchNorm in training, and the ReLU behind it, again in backward for the convolution that
+            follows, instead of keeping its input: less memory for some time.
+
     Returns:
         The model, converted in place.
     """
-    sites = structural_sites(model)
+    sites = structural_sites(model, recompute)
     for module in _convertible(model):
         module.__dict__[_SITE] = sites[module]
         module.__dict__[_TWIN] = find_twin(module)

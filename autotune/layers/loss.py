@@ -35,9 +35,13 @@ def is_head(weight: Tensor) -> bool:
 
 
 def note_head(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Note on ``logits``' node what they are the linear map of; returns them."""
+    """Note on ``logits``' node what they are the linear map of; returns them.
+
+    A frozen head does not keep its input, which is small beside the logits: it is held.
+    """
     if logits.grad_fn is not None:
-        notes_of(logits.grad_fn)[_KEY] = [None if part is None else TensorWeakRef(part) for part in (x, weight, bias)]
+        refs = [None if part is None else TensorWeakRef(part) for part in (x, weight, bias)]
+        notes_of(logits.grad_fn)[_KEY] = refs, None if weight.requires_grad else x
     return logits
 
 
@@ -47,7 +51,7 @@ def _head_of(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         node = node.next_functions[0][0] if node.name() in _PASSED else None
     if node is None:
         return None
-    refs = notes_of(node)[_KEY]
+    refs, _ = notes_of(node)[_KEY]
     x, weight, bias = (None if ref is None else ref() for ref in refs)
     return None if x is None or weight is None or (bias is None and refs[2] is not None) else (x, weight, bias)
 

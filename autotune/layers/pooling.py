@@ -56,7 +56,8 @@ class _Window:
             for dim, at in enumerate(place):
                 start, step = at * self.dilation[dim], self.stride[dim]
                 steps = slice(start, start + (size_out[dim - num_dims] - 1) * step + 1, step)
-                view = view[(..., steps, *[slice(None)] * (num_dims - 1 - dim))]
+                index: tuple[Any, ...] = (..., steps, *[slice(None)] * (num_dims - 1 - dim))
+                view = view[index]
             yield view
 
 

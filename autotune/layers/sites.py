@@ -22,26 +22,28 @@ class Site:
 
     keepers: Sequence[Tensor] = ()
     """Weights whose gradient needs the call's output: while one of them trains, the output is kept in any case."""
+    recomputes: bool = False
+    """Whether a BatchNorm in training may be computed again, statistics included, for the layer behind it."""
 
     def output_is_kept(self) -> bool:
         """Whether somebody else keeps the output in this forward, so that bits of it would come on top."""
         return any(weight.requires_grad for weight in self.keepers)
 
 
-def structural_sites(model: nn.Module) -> dict[nn.Module, Site]:
+def structural_sites(model: nn.Module, recompute: bool) -> dict[nn.Module, Site]:
     """What the structure tells of each module's calls: within a Sequential the next layer, elsewhere any weight."""
     weights = [module.weight for module in model.modules() if isinstance(module, _WEIGHTED)]
-    sites = {module: Site(weights) for module in model.modules()}
+    sites = {module: Site(weights, recompute) for module in model.modules()}
     for module in model.modules():
         if type(module) is nn.Sequential:
-            sites.update(_within(module))
+            sites.update(_within(module, recompute))
     return sites
 
 
-def _within(sequential: nn.Sequential) -> Iterator[tuple[nn.Module, Site]]:
+def _within(sequential: nn.Sequential, recompute: bool) -> Iterator[tuple[nn.Module, Site]]:
     layers = [layer for layer in sequential if type(layer) is not nn.Identity]
     for layer, following in pairwise(layers):
         if isinstance(following, _WEIGHTED):
-            yield layer, Site((following.weight,))
+            yield layer, Site((following.weight,), recompute)
         elif isinstance(following, _KEEP_NOTHING):
-            yield layer, Site()
+            yield layer, Site((), recompute)

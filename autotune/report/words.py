@@ -45,6 +45,8 @@ def technique_words(technique: Technique, facts: Facts | None = None) -> str:
             return _batch(technique)
         case Layers(kind="exact"):
             return "memory-saving layers"
+        case Layers(kind="recompute"):
+            return "memory-saving layers that recompute norms"
         case Checkpointing(kind="blocks"):
             return _checkpointing(technique, facts)
         case DataLoading():
@@ -177,6 +179,7 @@ _PURPOSES = {
     ("precision", "fp16"): "Matrix products and convolutions compute in float16, with a loss scaler.",
     ("precision", "tf32"): "Matrix products and convolutions round their inputs to TF32.",
     ("layers", "exact"): "Keeps for backward only what it reads: bits, or nothing, instead of whole tensors.",
+    ("layers", "recompute"): "The same, and computes BatchNorm and ReLU again for the convolution behind them.",
     ("checkpointing", "blocks"): "Keeps only these blocks' inputs and computes their inside again in backward.",
     ("memory_format", "channels_last"): "Stores images channels last (NHWC), which convolutions read faster.",
     ("data_loading", "host"): "Reads the dataset once, when training starts, and keeps it in host memory.",

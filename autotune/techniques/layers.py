@@ -24,22 +24,29 @@ class Layers(Technique):
     name: ClassVar[str] = "layers"
     trades_time: ClassVar[bool] = True
 
-    kind: Literal["none", "exact"] = "none"
-    """``none`` keeps what stock torch keeps; ``exact`` has the same values and gradients from less memory."""
+    kind: Literal["none", "exact", "recompute"] = "none"
+    """``none`` keeps what stock torch keeps; ``exact`` has the same values and gradients from less memory;
+    ``recompute`` also computes BatchNorm and ReLU again for the convolution behind them."""
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Layers, ...]:
-        """Both, for any model."""
-        return cls(), cls(kind="exact")
+        """None and exact for any model; recomputation where there are convolutions."""
+        again = cls(kind="recompute")
+        return (cls(), cls(kind="exact"), *([again] if again.unavailable(facts) is None else []))
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """Only convolutions stand behind a BatchNorm."""
+        if self.kind == "recompute" and not facts.conv_dims:
+            return "the model has no convolutions, so that no BatchNorm stands before one"
+        return None
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         """Convert the model in place, or take off what an earlier plan put on."""
         from ..layers import convert, restore
 
-        if self.kind == "exact":
-            convert(model)
-        else:
-            restore(model)
+        restore(model)
+        if self.kind != "none":
+            convert(model, recompute=self.kind == "recompute")
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Answer what the loss itself calls, such as a cross-entropy."""
