@@ -23,7 +23,7 @@ __all__ = ["cross_entropy", "is_head", "note_head"]
 _KEY = "autotune.head"
 _HEAD = 8
 """Outputs over inputs of a linear layer from which it is taken for a head over a vocabulary."""
-_CHUNK = 2**22
+_CHUNK = 2**20
 """Logits that are worked on at once."""
 _PASSED = frozenset(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0"))
 """Nodes between a head and its loss that leave every logit where it is."""
