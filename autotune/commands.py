@@ -86,8 +86,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     pace = Pace(options.trial_time_s, options.max_time_s)  # the executor's start is in the time that was given
     try:
         with (
-            _only_data_on_stdout(),
-            where.open(options.task, options.device) as executor,
+            _trials(where, options.task, options.device) as executor,
             watching(options, _console(sys.stderr)) as display,
             _interrupts(stop, display.interrupted, executor.close),
         ):
@@ -111,7 +110,7 @@ def preview(options: SearchOptions, where: Where, json: bool) -> int:
     from .report.preview import as_json, explain
     from .search.preview import preview as run_preview
 
-    with where.open(options.task, options.device) as executor:
+    with _trials(where, options.task, options.device) as executor:
         found = run_preview(options, executor)
     if json:
         _print_json(as_json(found))
@@ -154,7 +153,7 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
             print(said, file=sys.stderr)
 
     assert plan.budget.device is not None, "set above"
-    with where.open(task, plan.budget.device) as executor:
+    with _trials(where, task, plan.budget.device) as executor:
         found = run_verify(plan, task, executor, observe, trial_time_s)
     if json:
         _print_json({"path": str(path), "task": task, **as_json(found, plan)})
@@ -212,13 +211,14 @@ def _beside(path: Path, plan: Plan) -> str:
 
 
 @contextmanager
-def _only_data_on_stdout() -> Iterator[None]:
-    """What libraries print goes to stderr: Ray reports a lost worker on stdout."""
+def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[Executor]:
+    """An executor; meanwhile, what libraries print goes to stderr: Ray reports a lost worker on stdout."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield
+        with where.open(task, device) as executor:
+            yield executor
     finally:
         sys.stdout.flush()
         os.dup2(stdout, 1)

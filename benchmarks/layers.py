@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from autotune.layers import convert
+from autotune.testing.kept import kept_bytes
 
 from .layer_models import CASES, MODELS, freeze, loss_of
 from .rows import save_rows
@@ -53,7 +54,7 @@ def compare(name: str, case: str, rounds: int, recompute: bool) -> dict[str, Any
         return None
     models = {"stock": stock, "ours": convert(copy.deepcopy(stock), recompute)}
     steps = {key: _step(model, inputs, case) for key, model in models.items()}
-    kept = {key: kept_bytes(lambda m=model: loss_of(m, inputs, case), model) for key, model in models.items()}
+    kept = {key: kept_bytes(lambda m=model: loss_of(m, inputs, case), model)[0] for key, model in models.items()}
     peaks = {key: peak_bytes(step) for key, step in steps.items()}
     seconds: dict[str, list[float]] = {"stock": [], "ours": []}
     for _ in range(rounds):
@@ -93,23 +94,6 @@ def _step(model: nn.Module, inputs: dict[str, Any], case: str) -> Callable[[], N
         model.zero_grad()
 
     return step
-
-
-def kept_bytes(forward: Callable[[], Tensor], model: nn.Module) -> int:
-    """Bytes that a forward saves for its backward, each storage once and the model's own left out."""
-    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage  # alive, so that no other takes its place
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = forward()
-    del output
-    return sum(storage.nbytes() for storage in kept.values())
 
 
 def peak_bytes(step: Callable[[], None]) -> int:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from kept import kept_bytes
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from autotune.layers import convert, restore
+from autotune.testing.kept import kept_bytes
 
 IMAGES = (4, 8, 16, 16)
 TOKENS = (4, 8, 32)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+__all__ = ["kept_bytes"]
 
-def kept_bytes(forward: Callable[[], Any], model: nn.Module) -> tuple[int, Any]:
+T = TypeVar("T")
+
+
+def kept_bytes(forward: Callable[[], T], model: nn.Module) -> tuple[int, T]:
     """Bytes that a forward saves for its backward, each storage once and the model's own left out; and its output."""
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}
