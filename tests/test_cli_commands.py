@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import autotune, environment
 
+from autotune import __version__
 from autotune.plan import load_plan
 
 COMMANDS = ("search", "show", "verify", "run", "init", "doctor")
@@ -48,6 +49,11 @@ def test_with_json_a_mistaken_option_is_a_document_too(tmp_path):
     assert ended.returncode == 2
     assert json.loads(ended.stdout)["error"].startswith("a budget of 0 leaves no memory")
     assert "Invalid value for '--budget'" in ended.stderr
+
+
+def test_the_version_is_the_packages(tmp_path):
+    ended = autotune("--version", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, f"autotune {__version__}\n")
 
 
 def test_help_imports_no_torch_no_optuna_no_ray():

@@ -222,6 +222,15 @@ def test_time_left_never_passes_the_time_asked_for():
     assert progress.trials_left_s == 30.0
 
 
+def test_rows_say_what_tells_them_apart():
+    """Both have a batch of 256; the one that is bf16 besides says so, and no more."""
+    other = REFERENCE.model_copy(update={"precision": SPLIT.precision})
+    script = [*SCRIPT[:2], ended(0, REFERENCE, measured(500.0, 471)), ended(1, other, measured(600.0, 471))]
+    (row,) = [line for line in panel(watched(script, Clock())).splitlines() if line.startswith("trial 1")]
+    assert row.split()[-1] == "bf16"
+    assert "batch" not in row
+
+
 def test_a_gain_within_the_spread_is_no_gain_in_the_headline():
     evidence = [
         Evidence(samples_per_s=Speed(value=v, low=0.5 * v, high=1.5 * v), peak={"process": MIB}) for v in (2.0, 1.0)

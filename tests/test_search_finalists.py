@@ -174,6 +174,21 @@ def test_a_gain_within_the_spread_is_noted():
     assert any("within the spread" in note for note in run_search(options(), rows=rows).plan.notes)
 
 
+def test_repeats_that_lie_far_apart_are_noted():
+    """Of the winner, 150, 300 and 150 in the reported rounds: 95 % is more than a quarter to either side."""
+    rows = [row(BOTH, samples_per_s=(200.0, 200.0, 150.0, 300.0, 150.0), peak_bytes=(peak(BOTH),) * 5)]
+    notes = run_search(options(), rows=rows).plan.notes
+    assert any(note.startswith("speeds vary by ±") for note in notes)
+    assert not any(note.startswith("speeds vary by ±") for note in run_search(options()).plan.notes)
+
+
+def test_waiting_for_data_is_noted_from_a_tenth_of_the_time_on():
+    for share, is_said in ((0.09, False), (0.4, True)):
+        rows = [row(settings, loader_wait=share) for settings in (BF16, TCMALLOC, BOTH)]
+        notes = run_search(options(), rows=rows).plan.notes
+        assert any("of the time is spent waiting for data" in note for note in notes) == is_said
+
+
 def test_the_gain_is_the_ratio_of_the_repeats():
     gain = run_search(options()).plan.gain
     assert gain.speed == round(speed(BOTH) / speed(REFERENCE), 3)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from line_task import floats, line, training_of
+from line_task import floats, line, step_gradients, training_of
 
 from autotune.errors import PlanError
 from autotune.techniques import Settings
@@ -72,6 +74,17 @@ def test_clipping_sees_true_gradients(fused: bool):
         training.step(batch)
     assert clipped == [4.0]
     assert training.model.weight.item() == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_documented_clipping_runs_and_clips():
+    """The very block of docs/task.md: a gradient of 4 is 1 by the time that the optimizer reads it."""
+    text = (Path(__file__).parent.parent / "docs" / "task.md").read_text()
+    block = text.partition("## Gradient clipping")[2].partition("```python\n")[2].partition("```")[0]
+    names = {"torch": torch, "nn": torch.nn}
+    exec(block, names)
+    task = line([torch.tensor(4.0)], build_optimizer=names["build_optimizer"])
+    training = training_of(task, batch=Batch(micro=1))
+    assert step_gradients(training) == [pytest.approx(1.0, abs=1e-5)]
 
 
 def test_an_infinite_gradient_is_skipped_and_the_scale_halved():

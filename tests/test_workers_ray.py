@@ -15,9 +15,27 @@ from command_line import start
 from autotune.measure.processes import descendants
 from autotune.testing.executors import IsolationContract
 from autotune.workers import Failed, Measured
+from autotune.workers.client import SlotLost
 from autotune.workers.outcome import OUTCOME
 
 ray_pool = pytest.importorskip("autotune.workers.ray_pool", reason="Ray is not installed")
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, RuntimeEnvSetupError  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("error", "is_deterministic"),
+    [
+        (RayTaskError("run", "", SlotLost("the fork server was lost")), False),
+        (RayTaskError("run", "", ValueError("a fault of ours")), True),
+        (RuntimeEnvSetupError("no such package"), True),
+        (RayActorError(), False),
+        (RayActorError(actor_init_failed=True), True),
+        (GetTimeoutError(), False),
+    ],
+    ids=str,
+)
+def test_only_what_may_go_better_elsewhere_is_tried_again(error, is_deterministic):
+    assert ray_pool._is_deterministic(error) == is_deterministic
 
 
 class TestRayExecutor(IsolationContract):

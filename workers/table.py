@@ -36,6 +36,8 @@ class Row(BaseModel):
     """Of the parity run."""
     parity: Parity | None = None
     """How the losses compare with the reference's; None is no deviation."""
+    loader_wait: float = 0.0
+    """Share of the time spent waiting for data."""
     leak_bytes_per_step: float | None = None
     """Memory gained by each step without end."""
     outcome: Outcome | None = None
@@ -59,7 +61,7 @@ class Row(BaseModel):
             parity=self.parity or Parity(losses=self.losses),
             num_steps=100,
             num_windows=10,
-            loader_wait=0.0,
+            loader_wait=self.loader_wait,
             epoch_start_s=0.0,
             leak_bytes_per_step=self.leak_bytes_per_step,
             phases_s={"load": 0.0, "apply": 0.0, "parity": 0.0, "warmup": 0.0, "timed": 0.0},
