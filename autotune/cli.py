@@ -280,6 +280,17 @@ def main() -> None:
     """The ``autotune`` command."""
     _have_standard_streams()
     try:
+        _run()
+    finally:
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            try:
+                stream.flush()
+            except OSError:  # what is left of it must not decide the exit code
+                _discard(number)
+
+
+def _run() -> NoReturn:
+    try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code)  # a command's own typer.Exit comes back as its code
@@ -297,12 +308,12 @@ def main() -> None:
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        _discard_stdout()  # the reader has had enough, which typer takes for an error
+        _discard(1)  # the reader has had enough, which typer takes for an error
         sys.exit(0)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             _report_bug()
-        _discard_stdout()
+        _discard(1)
         print(f"What was to be printed could not be written: {error.strerror}.", file=sys.stderr)
         sys.exit(2)
     except Exception:  # noqa: BLE001 - the outermost frame
@@ -329,6 +340,6 @@ def _have_standard_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _discard_stdout() -> None:
-    """So that the interpreter's end does not try again to write what could not be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _discard(number: int) -> None:
+    """Of a standard stream: the interpreter's end would try again to write what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
