@@ -52,7 +52,7 @@ def compare(name: str, case: str, rounds: int, recompute: bool) -> dict[str, Any
     freeze(stock, case)
     if case != "input" and not any(p.requires_grad for p in stock.parameters()):
         return None
-    models = {"stock": stock, "ours": convert(copy.deepcopy(stock), recompute)}
+    models = {"stock": stock, "ours": convert(copy.deepcopy(stock), recompute=recompute)}
     steps = {key: _step(model, inputs, case) for key, model in models.items()}
     kept = {key: kept_bytes(lambda m=model: loss_of(m, inputs, case), model)[0] for key, model in models.items()}
     peaks = {key: peak_bytes(step) for key, step in steps.items()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-__all__ = ["keep", "pack", "pack_small", "unpack", "unpack_small"]
+__all__ = ["keep", "laid_out_as", "pack", "pack_small", "pieces", "unpack", "unpack_small"]
 
 _CHUNK = 2**20
 """Elements that are packed at once: what that takes stays in the cache, and out of the peak."""
@@ -39,6 +41,19 @@ def unpack(bits: Tensor, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
 def keep(x: Tensor, mask: Tensor) -> Tensor:
     """``x`` where the unpacked mask holds and 0 elsewhere, whatever is there: an infinity times 0 would be NaN."""
     return (x.view(_INTEGERS[x.element_size()]) & mask).view(x.dtype)
+
+
+def laid_out_as(other: Tensor, x: Tensor) -> Tensor:
+    """``x``, copied only where its memory is in another order than that of ``other``, which is dense."""
+    if x.stride() == other.stride():
+        return x
+    return torch.empty_strided(x.size(), other.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
+def pieces(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The elements of dense tensors of one layout, ``size`` at a time, in the order of their memory."""
+    flats = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
+    return zip(*(flat.split(size) for flat in flats), strict=True)
 
 
 def pack_small(numbers: Tensor, num_values: int) -> Tensor:

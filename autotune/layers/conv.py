@@ -107,8 +107,10 @@ def _convolve(
     if x.is_complex() or x.dim() != geometry.num_dims + 2 or not (x.requires_grad or trains):
         return stock()
     held = recipes.hold(x) if trains else (None, ())
-    if trains and held[0] is None and autocast_dtype(x) is None:
-        return stock()
+    if trains and held[0] is None and autocast_dtype(x) in (None, x.dtype):
+        recipes.note_kept(x)
+        if autocast_dtype(x) is None:
+            return stock()
     return run(_Conv, x, weight, bias, geometry, held)
 
 

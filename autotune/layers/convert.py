@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .intercept import Forward
-from .sites import structural_sites
+from .sites import Site, structural_sites
 from .twins import TWINS, find_twin
 
 __all__ = ["convert", "restore"]
@@ -22,7 +22,7 @@ _TWIN_DTYPES = (torch.float32, torch.float64)
 """Below, people write out casts of their own."""
 
 
-def convert(model: nn.Module, recompute: bool = False) -> nn.Module:
+def convert(model: nn.Module, *, recompute: bool = False, rounding: bool = False) -> nn.Module:
     """Let a model keep for backward only what its backward reads, which follows ``requires_grad`` at each forward.
 
     Layers are torch's own classes, exactly (or parametrized): a subclass of one is its author's and is left alone.
@@ -30,13 +30,14 @@ def convert(model: nn.Module, recompute: bool = False) -> nn.Module:
 
     Args:
         model: any; what is converted already is left as it is.
-        recompute: compute a BatchNorm in training, and the ReLU behind it, again in backward for the convolution that
-            follows, instead of keeping its input: less memory for some time.
+        recompute: compute a BatchNorm in training, the residual sum and the ReLU behind it again in backward for the
+            convolution that follows, instead of keeping its input: less memory for some time.
+        rounding: keep the derivatives of GELU and SiLU in 8 bits where their output is not kept.
 
     Returns:
         The model, converted in place.
     """
-    sites = structural_sites(model, recompute)
+    sites = structural_sites(model, Site(recomputes=recompute, rounds=rounding))
     for module in _convertible(model):
         module.__dict__[_SITE] = sites[module]
         module.__dict__[_TWIN] = find_twin(module)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from . import activation, conv, dropout, loss, matmul, norm, pooling
+from . import activation, conv, dropout, loss, matmul, norm, pooling, residual
 from .graph import saved_tensors_hooks
 from .sites import Site
 
@@ -24,7 +24,9 @@ __all__ = ["Forward"]
 
 _PLAIN = frozenset((Tensor, nn.Parameter, FakeTensor))
 """Not a distributed or a quantized tensor: those know better."""
-_ACTIVATIONS = (F.gelu, F.silu, F.hardswish, F.softplus, F.mish, F.elu)
+_ACTIVATIONS = (F.hardswish, F.softplus, F.mish, F.elu)
+
+_SUMS = (torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__add__, torch.Tensor.__iadd__)
 
 _TABLE: dict[Any, Callable[..., Any]] = {
     F.linear: matmul.linear,
@@ -49,7 +51,10 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     F.leaky_relu: activation.leaky_relu,
     F.relu6: activation.relu6,
     F.hardtanh: activation.hardtanh,
+    F.gelu: activation.gelu,
+    F.silu: activation.silu,
     **{function: activation.keep_input(function) for function in _ACTIVATIONS},
+    **{function: residual.add(function) for function in _SUMS},
     F.dropout: dropout.dropout,
     F.max_pool1d: pooling.max_pool(1),
     F.max_pool2d: pooling.max_pool(2),

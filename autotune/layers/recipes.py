@@ -17,19 +17,21 @@ from torch.utils.weak import TensorWeakRef
 
 from .graph import is_in_checkpoint, notes_of
 
-__all__ = ["Recipe", "find", "hold", "publish"]
+__all__ = ["Recipe", "find", "hold", "is_kept", "note_kept", "publish"]
 
 _KEY = "autotune.recipe"
+_KEPT = "autotune.kept"
 
 
 class Recipe:
     """A tensor as a function of tensors that are kept anyway, and of other recipes."""
 
-    def __init__(self, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None) -> None:
+    def __init__(self, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None, num_sums: int = 0) -> None:
         """``compute`` gets the parts' values in order; a part that is None stays None."""
         self._compute = compute
+        self.num_sums = num_sums + max((part.num_sums for part in parts if isinstance(part, Recipe)), default=0)
+        """Residual sums in a row that are computed again."""
         self._parts = [TensorWeakRef(part) if isinstance(part, Tensor) else part for part in parts]
-        self._num_holders = 0
         self._num_waiting = 0
         self._value: Tensor | None = None
 
@@ -38,7 +40,7 @@ class Recipe:
         tensors = [tensor for tensor in self._tensors() if tensor is not None]
         if len(tensors) < sum(1 for _ in self._tensors()):
             return None
-        self._count()
+        self._await()
         return tuple(tensors)
 
     def build(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -52,23 +54,22 @@ class Recipe:
             elif part is not None:
                 yield part()
 
-    def _count(self) -> None:
-        self._num_holders += 1
-        for part in self._parts:
-            if isinstance(part, Recipe):
-                part._count()
+    def _await(self) -> None:
+        self._num_waiting += 1
+        if self._num_waiting == 1:  # it is computed once for all who wait, and so are its parts for it
+            for part in self._parts:
+                if isinstance(part, Recipe):
+                    part._await()
 
     def _build(self, tensors: Iterator[Tensor]) -> Tensor:
-        if self._value is None:
-            self._value = self._compute(*[self._value_of(part, tensors) for part in self._parts])
-            self._num_waiting = self._num_holders
+        value = self._value
+        if value is None:
+            value = self._compute(*[self._value_of(part, tensors) for part in self._parts])
         else:
             for _ in self._tensors():
                 next(tensors)
-        value = self._value
         self._num_waiting -= 1
-        if self._num_waiting <= 0:
-            self._value = None
+        self._value = value if self._num_waiting > 0 else None
         return value
 
     @staticmethod
@@ -78,11 +79,23 @@ class Recipe:
         return part._build(tensors) if isinstance(part, Recipe) else next(tensors)
 
 
-def publish(output: Tensor, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None) -> Tensor:
+def publish(
+    output: Tensor, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None, num_sums: int = 0
+) -> Tensor:
     """Note on ``output``'s node that it is ``compute(*parts)``; returns it."""
     if output.grad_fn is not None:
-        notes_of(output.grad_fn)[_KEY] = Recipe(compute, *parts)
+        notes_of(output.grad_fn)[_KEY] = Recipe(compute, *parts, num_sums=num_sums)
     return output
+
+
+def note_kept(x: Tensor) -> None:
+    """Note on ``x``'s node that the graph keeps the whole of it."""
+    notes_of(x.grad_fn)[_KEPT] = True
+
+
+def is_kept(x: Tensor) -> bool:
+    """Whether somebody has noted that the graph keeps ``x``."""
+    return _KEPT in notes_of(x.grad_fn)
 
 
 def find(x: Tensor) -> Recipe | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ._base import Technique
+from ._base import Exactness, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -24,15 +24,21 @@ class Layers(Technique):
     name: ClassVar[str] = "layers"
     trades_time: ClassVar[bool] = True
 
-    kind: Literal["none", "exact", "recompute"] = "none"
+    kind: Literal["none", "exact", "rounding", "recompute"] = "none"
     """``none`` keeps what stock torch keeps; ``exact`` has the same values and gradients from less memory;
-    ``recompute`` also computes BatchNorm and ReLU again for the convolution behind them."""
+    ``rounding`` also keeps the derivatives of GELU and SiLU in 8 bits; ``recompute`` instead computes BatchNorm,
+    residual sums and ReLU again for the convolution behind them."""
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Layers, ...]:
-        """None and exact for any model; recomputation where there are convolutions."""
+        """None, exact and rounding for any model; recomputation where there are convolutions."""
         again = cls(kind="recompute")
-        return (cls(), cls(kind="exact"), *([again] if again.unavailable(facts) is None else []))
+        offered = (cls(), cls(kind="exact"), cls(kind="rounding"))
+        return (*offered, again) if again.unavailable(facts) is None else offered
+
+    def exactness(self, facts: Facts) -> Exactness:
+        """A derivative in 8 bits is rounded."""
+        return "rounding" if self.kind == "rounding" else "exact"
 
     def unavailable(self, facts: Facts) -> str | None:
         """Only convolutions stand behind a BatchNorm."""
@@ -46,7 +52,7 @@ class Layers(Technique):
 
         restore(model)
         if self.kind != "none":
-            convert(model, recompute=self.kind == "recompute")
+            convert(model, recompute=self.kind == "recompute", rounding=self.kind == "rounding")
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Answer what the loss itself calls, such as a cross-entropy."""

@@ -1,0 +1,39 @@
+"""Sums of a residual stream: a sum of what is had again is had again, a few blocks far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import recipes
+from .sites import Site
+
+__all__ = ["add"]
+
+_FARTHEST = 4
+"""Sums in a row that are computed again before one is kept: what is computed lies in memory together."""
+
+
+def add(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``x + y``, in place or not."""
+
+    def replacement(site: Site, input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        parts = _parts(input, other) if site.recomputes and not args and not kwargs else None
+        output = function(input, other, *args, **kwargs)
+        if parts is None or max(part.num_sums for part in parts if isinstance(part, recipes.Recipe)) >= _FARTHEST:
+            return output
+        return recipes.publish(output, torch.add, *parts, num_sums=1)
+
+    return replacement
+
+
+def _parts(x: Any, y: Any) -> tuple[Tensor | recipes.Recipe, Tensor | recipes.Recipe] | None:
+    """How both are had again, at least one of them by a recipe; None where one is not, or the sum would broadcast."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype):
+        return None
+    found = recipes.find(x), recipes.find(y)
+    first, second = (recipe or (own if recipes.is_kept(own) else None) for recipe, own in zip(found, (x, y), strict=True))
+    return None if first is None or second is None or not any(found) else (first, second)
