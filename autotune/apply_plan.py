@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
 
 from .errors import PlanError, TaskError
 from .fingerprint import fingerprint
-from .loader import Loader
+from .loader import Loader, to_device
 from .plan import Plan
+from .randomness import undisturbed
 from .task import SIGNATURES, Task, seed_everything
 from .techniques import LoaderSpec
+from .techniques._base import Run
 from .techniques.batch import Batch
 from .techniques.checkpointing import Checkpointing, find_blocks
 from .training import Training
@@ -63,7 +65,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     # pruning -> layers -> checkpointing -> memory format and device -> compile -> optimizer
     blocks = find_blocks(model, task.blocks)
     Checkpointing().on_model(model, blocks)  # an earlier plan's stands over the layers: it goes first
-    settings.layers.on_model(model, blocks)
+    settings.layers.on_model(model, blocks, _run_on_two_samples(task, dataset))
     settings.checkpointing.on_model(model, blocks)
     model = model.to(device)
     settings.memory_format.on_model(model, blocks)
@@ -76,6 +78,19 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     spec = loader_spec(task, dataset, device)
     loader = build_loader(task, settings.data_loading.on_loader(spec), batch, seed)
     return Training(model, optimizer, loader, task.compute_loss, settings)
+
+
+def _run_on_two_samples(task: Task, dataset: Any) -> Run | None:
+    if isinstance(dataset, IterableDataset) or len(dataset) == 0:
+        return None
+
+    def run(model: nn.Module) -> Any:
+        with undisturbed():
+            samples = [dataset[number] for number in range(min(2, len(dataset)))]
+            batch = (task.collate or default_collate)(samples)
+            return task.compute_loss(model, to_device(batch, next(model.parameters()).device))
+
+    return run
 
 
 def build_model(task: Task) -> nn.Module:

@@ -21,8 +21,6 @@ __all__ = ["gelu", "hardtanh", "keep_input", "leaky_relu", "relu", "relu6", "sil
 
 Activation = Callable[..., Tensor]
 
-_CHUNK = 2**18
-"""Derivatives that are worked on at once: what that takes stays in the cache, and out of the peak."""
 _ZERO = 26
 """The byte of a derivative of 0. The least of GELU's and SiLU's is -0.129, the largest 1.129."""
 _ONE = 201
@@ -30,13 +28,13 @@ _ONE = 201
 
 
 class _Gated(torch.autograd.Function):
-    """An activation whose derivative is ``slope`` where it ``blocks`` and 1 elsewhere."""
+    """An activation whose ``backward`` reads of its input only whether it ``passes``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Activation, blocks: Activation, slope: float, inplace: bool) -> Tensor:
-        passed = blocks(x).logical_not_()
-        ctx.layout, ctx.slope = (passed.size(), passed.stride()), slope
-        ctx.save_for_backward(bits.pack(passed))
+    def forward(ctx: Any, x: Tensor, function: Activation, passes: Activation, backward: Any, inplace: bool) -> Tensor:
+        source = bits.dense(x)
+        ctx.stride, ctx.backward = source.stride(), backward
+        ctx.save_for_backward(bits.pack(source, passes))
         if inplace:
             ctx.mark_dirty(x)
         return function(x, inplace=inplace)
@@ -45,24 +43,33 @@ class _Gated(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
-        passed = bits.unpack(packed, *ctx.layout)
-        kept = bits.keep(grad, passed)
-        if ctx.slope != 0.0:
-            kept += bits.keep(grad * ctx.slope, passed.bitwise_not_())
-        return kept, None, None, None, None
+        grad = bits.dense(grad, ctx.stride)
+        grad_x = torch.empty_like(grad)
+        for passed, part, result in bits.unpack(packed, grad, grad_x):
+            ctx.backward(part, passed.to(grad.dtype), result)
+        return grad_x, None, None, None, None
 
 
-def _gate(site: Site, x: Tensor, function: Activation, blocks: Activation, slope: float, inplace: bool) -> Tensor:
+def _gate(site: Site, x: Tensor, function: Activation, passes: Activation, inplace: bool, slope: float = 0.0) -> Tensor:
     recipe = recipes.find(x)
     if recipe is None and site.output_is_kept():
         return function(x, inplace=inplace)
-    output = run(_Gated, x, function, blocks, slope, inplace)
-    return output if recipe is None else recipes.publish(output, function, recipe)
+
+    def backward(grad: Tensor, passed: Tensor, grad_x: Tensor) -> None:
+        if slope == 0.0:
+            torch.ops.aten.threshold_backward.grad_input(grad, passed, 0.0, grad_input=grad_x)
+        else:
+            torch.ops.aten.leaky_relu_backward.grad_input(grad, passed, slope, False, grad_input=grad_x)
+
+    output = run(_Gated, x, function, passes, backward, inplace)
+    if recipe is None:
+        return output
+    return recipes.publish(output, function, recipe, overwriting=lambda x: function(x, inplace=True))
 
 
 def relu(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
     """``F.relu``."""
-    return _gate(site, input, F.relu, lambda x: x <= 0, 0.0, inplace)
+    return _gate(site, input, F.relu, lambda x: (x <= 0).logical_not_(), inplace)
 
 
 def leaky_relu(site: Site, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
@@ -71,7 +78,7 @@ def leaky_relu(site: Site, input: Tensor, negative_slope: float = 0.01, inplace:
     def function(x: Tensor, inplace: bool = False) -> Tensor:
         return F.leaky_relu(x, negative_slope, inplace)
 
-    return _gate(site, input, function, lambda x: x <= 0, negative_slope, inplace)
+    return _gate(site, input, function, lambda x: x > 0, inplace, negative_slope)
 
 
 def hardtanh(site: Site, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
@@ -80,7 +87,7 @@ def hardtanh(site: Site, input: Tensor, min_val: float = -1.0, max_val: float = 
     def function(x: Tensor, inplace: bool = False) -> Tensor:
         return F.hardtanh(x, min_val, max_val, inplace)
 
-    return _gate(site, input, function, lambda x: (x <= min_val) | (x >= max_val), 0.0, inplace)
+    return _gate(site, input, function, lambda x: ((x <= min_val) | (x >= max_val)).logical_not_(), inplace)
 
 
 def relu6(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
@@ -104,7 +111,8 @@ def gelu(site: Site, input: Tensor, approximate: str = "none") -> Tensor:
         return F.gelu(x, approximate=approximate)
 
     def derivative(x: Tensor) -> Tensor:
-        return torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
+        slope: Tensor = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
+        return slope
 
     if _rounds(site, input):
         return run(_Rounded, input, function, derivative, False)
@@ -119,7 +127,8 @@ def silu(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def _silu_derivative(x: Tensor) -> Tensor:
-    return torch.ops.aten.silu_backward(torch.ones_like(x), x)
+    slope: Tensor = torch.ops.aten.silu_backward(torch.ones_like(x), x)
+    return slope
 
 
 def _rounds(site: Site, x: Tensor) -> bool:
@@ -139,9 +148,9 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Activation, derivative: Activation, inplace: bool) -> Tensor:
-        codes = torch.empty_like(x, dtype=torch.uint8)
-        source = bits.laid_out_as(codes, x)
-        for part, code in bits.pieces(_CHUNK, source, codes):
+        source = bits.dense(x)
+        codes = torch.empty_like(source, dtype=torch.uint8)
+        for part, code in bits.pieces(source, codes):
             code.copy_(derivative(part).mul_(_ONE).add_(_ZERO).round_())
         ctx.save_for_backward(codes)
         if inplace:
@@ -152,8 +161,8 @@ class _Rounded(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (codes,) = ctx.saved_tensors
-        grad = bits.laid_out_as(codes, grad)
+        grad = bits.dense(grad, codes.stride())
         grad_x = torch.empty_like(grad)
-        for code, part, result in bits.pieces(_CHUNK, codes, grad, grad_x):
+        for code, part, result in bits.pieces(codes, grad, grad_x):
             torch.mul(code.to(grad.dtype).sub_(_ZERO).div_(_ONE), part, out=result)
         return grad_x, None, None, None

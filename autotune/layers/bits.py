@@ -1,59 +1,67 @@
-"""A bool, or a small number, in as few bits as it needs. Stock operations only, so that fake tensors pass through."""
+"""A bool, or a small number, in as few bits as it needs. Stock operations only, so that fake tensors pass through.
+
+Work goes piece by piece, in the order of memory: what a piece takes stays in the cache, and out of the peak.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-__all__ = ["keep", "laid_out_as", "pack", "pack_small", "pieces", "unpack", "unpack_small"]
+__all__ = ["dense", "keep", "pack", "pack_small", "pieces", "unpack", "unpack_small"]
 
-_CHUNK = 2**20
-"""Elements that are packed at once: what that takes stays in the cache, and out of the peak."""
+_PIECE = {"cpu": 2**19}
+"""Elements of a piece: on a CPU what a cache holds, elsewhere what hides the launch of a kernel."""
+_PIECE_ELSEWHERE = 2**26
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GATHER = 0x0102040810204080
 """Times eight bytes of 0 or 1, moves their lowest bits into the highest byte."""
 
 
-def pack(mask: Tensor) -> Tensor:
-    """A mask of n elements, fresh from an elementwise operation, as ceil(n / 8) bytes in the order of its memory."""
-    flat = mask.as_strided((mask.numel(),), (1,)).view(torch.uint8)
-    whole = flat.numel() // 8 * 8
-    packed = flat.new_empty(-(-flat.numel() // 8))
-    for start in range(0, whole, _CHUNK):
-        eights = flat[start : min(start + _CHUNK, whole)].view(torch.int64)
-        packed[start // 8 : start // 8 + eights.numel()] = (eights * _GATHER) >> 56
-    if whole < flat.numel():
-        places = torch.arange(flat.numel() - whole, dtype=torch.uint8, device=flat.device)
-        packed[-1] = (flat[whole:] << places).sum(dtype=torch.uint8)
+def dense(x: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
+    """``x``, copied only where its memory has gaps, or another order than ``stride``, a dense tensor's."""
+    if stride is None:
+        stride = x.stride() if x.is_contiguous() else torch.empty_like(x, device="meta").stride()
+    if x.stride() == stride:
+        return x
+    return torch.empty_strided(x.size(), stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The elements of dense tensors of one layout, in the order of their memory, a piece at a time."""
+    size = _piece(tensors[0])
+    flats = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
+    for start in range(0, flats[0].numel(), size):
+        yield tuple(flat[start : start + size] for flat in flats)
+
+
+def pack(x: Tensor, test: Callable[[Tensor], Tensor]) -> Tensor:
+    """For n elements of a dense tensor whether ``test`` holds, as ceil(n / 8) bytes in the order of memory."""
+    packed = x.new_empty(-(-x.numel() // 8), dtype=torch.uint8)
+    for (part,), eighths in zip(pieces(x), _eighths(x, packed), strict=True):
+        flags = test(part).view(torch.uint8)
+        whole = flags.numel() // 8
+        eighths[:whole] = (flags[: 8 * whole].view(torch.int64) * _GATHER) >> 56
+        if 8 * whole < flags.numel():
+            places = torch.arange(flags.numel() - 8 * whole, dtype=torch.uint8, device=x.device)
+            eighths[-1] = (flags[8 * whole :] << places).sum(dtype=torch.uint8)
     return packed
 
 
-def unpack(bits: Tensor, size: torch.Size, stride: tuple[int, ...]) -> Tensor:
-    """The mask again, of the size and the layout that it had, as int8: -1 where it holds and 0 elsewhere."""
-    byte = torch.arange(256, device=bits.device)
-    bit = (byte[:, None] >> torch.arange(8, device=bits.device)) & 1
-    table = bit.to(torch.int8).neg_().view(torch.int64).flatten()
-    return table.index_select(0, bits.int()).view(torch.int8).as_strided(size, stride)
+def unpack(packed: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The pieces of dense tensors, each with the packed flags of its elements first, a byte of 0 or 1 for each."""
+    byte = torch.arange(256, device=packed.device)
+    flags = ((byte[:, None] >> torch.arange(8, device=packed.device)) & 1).to(torch.uint8)
+    table = flags.view(torch.int64).flatten()
+    for parts, eighths in zip(pieces(*tensors), _eighths(tensors[0], packed), strict=True):
+        yield table.index_select(0, eighths.int()).view(torch.uint8)[: len(parts[0])], *parts
 
 
 def keep(x: Tensor, mask: Tensor) -> Tensor:
-    """``x`` where the unpacked mask holds and 0 elsewhere, whatever is there: an infinity times 0 would be NaN."""
+    """``x`` where the int8 mask is -1 and 0 where it is 0, whatever is there: an infinity times 0 would be NaN."""
     return (x.view(_INTEGERS[x.element_size()]) & mask).view(x.dtype)
-
-
-def laid_out_as(other: Tensor, x: Tensor) -> Tensor:
-    """``x``, copied only where its memory is in another order than that of ``other``, which is dense."""
-    if x.stride() == other.stride():
-        return x
-    return torch.empty_strided(x.size(), other.stride(), dtype=x.dtype, device=x.device).copy_(x)
-
-
-def pieces(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The elements of dense tensors of one layout, ``size`` at a time, in the order of their memory."""
-    flats = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
-    return zip(*(flat.split(size) for flat in flats), strict=True)
 
 
 def pack_small(numbers: Tensor, num_values: int) -> Tensor:
@@ -83,3 +91,14 @@ def unpack_small(packed: Tensor, num_values: int, shape: torch.Size) -> Tensor:
 
 def _width(num_values: int) -> int:
     return 2 if num_values <= 4 else 4 if num_values <= 16 else 8
+
+
+def _piece(x: Tensor) -> int:
+    return _PIECE.get(x.device.type, _PIECE_ELSEWHERE)
+
+
+def _eighths(x: Tensor, packed: Tensor) -> Iterator[Tensor]:
+    """The packed flags of each piece of ``x``."""
+    size = _piece(x) // 8
+    for start in range(0, packed.numel(), size):
+        yield packed[start : start + size]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .intercept import Forward
-from .sites import Site, structural_sites
+from .sites import Site, structural_sites, traced_sites
 from .twins import TWINS, find_twin
 
 __all__ = ["convert", "restore"]
@@ -22,7 +22,7 @@ _TWIN_DTYPES = (torch.float32, torch.float64)
 """Below, people write out casts of their own."""
 
 
-def convert(model: nn.Module, *, recompute: bool = False, rounding: bool = False) -> nn.Module:
+def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, rounding: bool = False) -> nn.Module:
     """Let a model keep for backward only what its backward reads, which follows ``requires_grad`` at each forward.
 
     Layers are torch's own classes, exactly (or parametrized): a subclass of one is its author's and is left alone.
@@ -30,6 +30,9 @@ def convert(model: nn.Module, *, recompute: bool = False, rounding: bool = False
 
     Args:
         model: any; what is converted already is left as it is.
+        example: what the model is called with (a tensor, a tuple of positional arguments, or a dict of keywords), or a
+            function that runs the model that it is given, loss included. It is run once, over tensors without values,
+            to see who keeps what; None decides by the model's structure.
         recompute: compute a BatchNorm in training, the residual sum and the ReLU behind it again in backward for the
             convolution that follows, instead of keeping its input: less memory for some time.
         rounding: keep the derivatives of GELU and SiLU in 8 bits where their output is not kept.
@@ -37,13 +40,24 @@ def convert(model: nn.Module, *, recompute: bool = False, rounding: bool = False
     Returns:
         The model, converted in place.
     """
-    sites = structural_sites(model, Site(recomputes=recompute, rounds=rounding))
+    options = Site(recomputes=recompute, rounds=rounding)
+    is_new = not any(_SITE in module.__dict__ for module in model.modules())
+    trace = example is not None and is_new
+    sites = traced_sites(model, _runner(example), options) if trace else structural_sites(model, options)
     for module in _convertible(model):
         module.__dict__[_SITE] = sites[module]
         module.__dict__[_TWIN] = find_twin(module)
         own: Any = type(module)
         module.__class__ = _converted(own)
     return model
+
+
+def _runner(example: Any) -> Callable[[nn.Module], Any]:
+    if isinstance(example, dict):
+        return lambda model: model(**example)
+    if isinstance(example, tuple):
+        return lambda model: model(*example)
+    return (lambda model: model(example)) if isinstance(example, Tensor) else example
 
 
 def restore(model: nn.Module) -> nn.Module:

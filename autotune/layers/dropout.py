@@ -20,9 +20,10 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, inplace: bool) -> Tensor:
         output, mask = torch.native_dropout(x, p, True)
-        packed = bits.pack(mask)
+        mask = bits.dense(mask)
+        packed = bits.pack(mask, lambda flags: flags)
         ctx.save_for_backward(packed)
-        ctx.packed, ctx.layout, ctx.p = TensorWeakRef(packed), (mask.size(), mask.stride()), p
+        ctx.packed, ctx.stride, ctx.p = TensorWeakRef(packed), mask.stride(), p
         if not inplace:
             return output
         ctx.mark_dirty(x)
@@ -32,21 +33,25 @@ class _Dropout(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
-        return _drop(grad, bits.unpack(packed, *ctx.layout), ctx.p), None, None
+        return _drop(grad, packed, ctx.stride, ctx.p), None, None
 
 
-def _drop(x: Tensor, mask: Tensor, p: float) -> Tensor:
-    return bits.keep(x, mask).mul_(1.0 / (1.0 - p))
+def _drop(x: Tensor, packed: Tensor, stride: tuple[int, ...], p: float) -> Tensor:
+    x = bits.dense(x, stride)
+    output = torch.empty_like(x)
+    for passed, part, result in bits.unpack(packed, x, output):
+        torch.mul(part, passed.to(x.dtype).mul_(1.0 / (1.0 - p)), out=result)
+    return output
 
 
 def dropout(site: Site, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """``F.dropout``, from the same random numbers."""
     if not training or not 0.0 < p < 1.0 or input.numel() == 0 or not input.requires_grad:
         return F.dropout(input, p, training, inplace)
-    recipe = recipes.find(input)
+    part = recipes.part_of(input)
     output = run(_Dropout, input, p, inplace)
     node: Any = output.grad_fn
-    packed, layout = node.packed(), node.layout
-    if recipe is None or packed is None:
+    packed, stride = node.packed(), node.stride
+    if part is None or packed is None or (inplace and isinstance(part, Tensor)):
         return output
-    return recipes.publish(output, lambda x, packed: _drop(x, bits.unpack(packed, *layout), p), recipe, packed)
+    return recipes.publish(output, lambda x, packed: _drop(x, packed, stride, p), part, packed)

@@ -7,6 +7,7 @@ outside the root, meets it too. Modules within modules share one mode, and say w
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from . import activation, conv, dropout, loss, matmul, norm, pooling, residual
+from . import activation, attention, conv, dropout, loss, matmul, norm, pooling, residual
 from .graph import saved_tensors_hooks
 from .sites import Site
 
@@ -34,6 +35,10 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     torch.mul: matmul.mul,
     torch.Tensor.mul: matmul.mul,
     torch.Tensor.__mul__: matmul.mul,
+    torch.matmul: matmul.matmul,
+    torch.Tensor.matmul: matmul.matmul,
+    torch.Tensor.__matmul__: matmul.matmul,
+    torch.bmm: matmul.matmul,
     F.conv1d: conv.conv(1),
     F.conv2d: conv.conv(2),
     F.conv3d: conv.conv(3),
@@ -59,10 +64,31 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     F.max_pool1d: pooling.max_pool(1),
     F.max_pool2d: pooling.max_pool(2),
     F.max_pool3d: pooling.max_pool(3),
-    F.avg_pool2d: pooling.avg_pool2d,
+    F.avg_pool1d: pooling.avg_pool1d,
+    F.avg_pool2d: pooling.avg_pool(2),
+    F.avg_pool3d: pooling.avg_pool(3),
+    F.adaptive_avg_pool1d: pooling.adaptive_avg_pool1d,
+    F.adaptive_avg_pool2d: pooling.adaptive_avg_pool(2),
+    F.adaptive_avg_pool3d: pooling.adaptive_avg_pool(3),
+    F.scaled_dot_product_attention: attention.scaled_dot_product_attention,
+    **{function: attention.softmax(function) for function in (F.softmax, torch.softmax, torch.Tensor.softmax)},
     F.cross_entropy: loss.cross_entropy,
 }
 """What is answered, and by what: each takes the site, and then what torch's own takes."""
+
+
+def _seen_through(function: Any) -> Any:
+    """A function of ``torch.nn.functional`` that is written in Python, so that the mode sees the calls that it makes.
+
+    Only its question whether a mode wants to answer it as a whole is left out.
+    """
+    names = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    through = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    through.__kwdefaults__ = function.__kwdefaults__
+    return through
+
+
+_SEEN_THROUGH = {F.multi_head_attention_forward: _seen_through(F.multi_head_attention_forward)}
 
 
 class _Current(threading.local):
@@ -99,6 +125,9 @@ class Forward:
 
 class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _SEEN_THROUGH:
+            with self:  # torch leaves a mode while it answers
+                return _SEEN_THROUGH[func](*args, **(kwargs or {}))
         replacement = _TABLE.get(func)
         forward = _current.forward
         if replacement is None or forward is None or not _PLAIN.issuperset(types) or not _applies(forward):

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import TensorWeakRef
 
-from .graph import notes_of, run
+from .graph import autocast_dtype, notes_of, run
 from .sites import Site
 
 __all__ = ["cross_entropy", "is_head", "note_head"]
@@ -37,12 +38,26 @@ def is_head(weight: Tensor) -> bool:
 def note_head(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Note on ``logits``' node what they are the linear map of; returns them.
 
-    A frozen head does not keep its input, which is small beside the logits: it is held.
+    A frozen head does not keep its input, and its gradient does not read it: a stand-in without values is noted.
     """
     if logits.grad_fn is not None:
+        stand_in = None if weight.requires_grad else run(_StandIn, x)
         refs = [None if part is None else TensorWeakRef(part) for part in (x, weight, bias)]
-        notes_of(logits.grad_fn)[_KEY] = refs, None if weight.requires_grad else x
+        notes_of(logits.grad_fn)[_KEY] = refs, stand_in
     return logits
+
+
+class _StandIn(torch.autograd.Function):
+    """A tensor as large as ``x``, of one element's memory, whose gradient is ``x``'s."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.new_zeros(()).expand(x.size())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
 
 
 def _head_of(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
@@ -51,8 +66,9 @@ def _head_of(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         node = node.next_functions[0][0] if node.name() in _PASSED else None
     if node is None:
         return None
-    refs, _ = notes_of(node)[_KEY]
+    refs, stand_in = notes_of(node)[_KEY]
     x, weight, bias = (None if ref is None else ref() for ref in refs)
+    x = x if stand_in is None else stand_in
     return None if x is None or weight is None or (bias is None and refs[2] is not None) else (x, weight, bias)
 
 
@@ -65,15 +81,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor | None,
         logits: Tensor,
         target: Tensor,
-        options: tuple[int, str],
+        options: tuple[int, str, torch.dtype],
     ) -> Tensor:
-        ignore_index, reduction = options
+        ignore_index, reduction, dtype = options
         valid = target != ignore_index
         target = torch.where(valid, target, 0)
         scale = 1.0 / valid.sum() if reduction == "mean" else torch.ones((), device=logits.device)
         scales = torch.where(valid, scale, 0.0)
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        grad_x = torch.empty_like(x) if wants_x else None
+        grad_x = torch.empty(x.size(), dtype=x.dtype, device=x.device) if wants_x else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias and bias is not None else None
         cast = weight.to(x.dtype)
@@ -93,14 +109,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_weight.addmm_(part.t(), x[rows]) if same else grad_weight.add_(part.t() @ x[rows])
         ctx.save_for_backward(grad_x, grad_weight, grad_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
-        return loss * scale
+        return (loss * scale).to(dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight, grad_bias = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
-        if grad.device.type == "cpu" and grad.item() == 1.0 and weight_dtype == torch.float32:
+        if weight_dtype == torch.float32 and _is_one(grad):
             return grad_x, grad_weight, None if grad_bias is None else grad_bias.to(bias_dtype), None, None, None
         return (
             None if grad_x is None else grad_x * grad.to(grad_x.dtype),
@@ -110,6 +126,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _is_one(grad: Tensor) -> bool:
+    """Whether nothing is to be scaled: a loss's own gradient, read where that does not wait for a device."""
+    return isinstance(grad, FakeTensor) or (grad.device.type == "cpu" and grad.item() == 1.0)
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
@@ -129,8 +150,9 @@ def cross_entropy(
     if head is None or not _pays(input, head[0], head[1]):
         return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
     x, head_weight, bias = head
+    dtype = input.dtype if autocast_dtype(input) is None else torch.float32
     with torch.autocast(input.device.type, enabled=False):
-        options = (ignore_index, reduction)
+        options = (ignore_index, reduction, dtype)
         flat = x.reshape(-1, x.shape[-1])
         return run(_LinearCrossEntropy, flat, head_weight, bias, input.detach(), target, options)
 

@@ -5,6 +5,8 @@ Under autocast the weight is saved as it is, and not its copy in the lower preci
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from . import loss, recipes
 from .graph import autocast_dtype, run
 from .sites import Site
 
-__all__ = ["addmm", "linear", "mul"]
+__all__ = ["addmm", "linear", "matmul", "mul"]
 
 Held = tuple[recipes.Recipe | None, tuple[Tensor, ...]]
 
@@ -58,6 +60,8 @@ def linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None
         x = input.to(autocast_dtype(input) or input.dtype)
         return loss.note_head(F.linear(x, weight, bias), x, weight, bias)
     held = recipes.hold(input) if weight.requires_grad else (None, ())
+    if weight.requires_grad and held[0] is None and autocast_dtype(input) in (None, input.dtype):
+        recipes.note_kept(input)
     if held[0] is None and autocast_dtype(input) is None:
         return F.linear(input, weight, bias)
     return run(_Linear, input, weight, bias, held)
@@ -70,19 +74,21 @@ def addmm(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor, **rest: Any) ->
     return linear(site, mat1, mat2.t(), input)
 
 
-class _Mul(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """A product of two tensors, each of which is needed for the other's gradient."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, held: tuple[Held, Held]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, product: _Kind, held: tuple[Held, Held]) -> Tensor:
         ctx.recipes = [recipe for recipe, _ in held]
-        ctx.shapes = x.shape, y.shape
-        wanted = ctx.needs_input_grad[1], ctx.needs_input_grad[0]  # each is needed for the other's gradient
+        ctx.product, ctx.shapes = product, (x.shape, y.shape)
+        wanted = ctx.needs_input_grad[1], ctx.needs_input_grad[0]
         kept = [
             () if not want else (own,) if recipe is None else tensors
             for (recipe, tensors), own, want in zip(held, (x, y), wanted, strict=True)
         ]
         ctx.split = len(kept[0])
         ctx.save_for_backward(*kept[0], *kept[1])
-        return x * y
+        return product.forward(x, y)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -93,8 +99,19 @@ class _Mul(torch.autograd.Function):
             if ctx.needs_input_grad[mine]:
                 recipe = ctx.recipes[other]
                 value = kept[other][0] if recipe is None else recipe.build(kept[other])
-                grads[mine] = (grad * value).sum_to_size(ctx.shapes[mine])
-        return grads[0], grads[1], None
+                grads[mine] = ctx.product.gradients[mine](grad, value).sum_to_size(ctx.shapes[mine])
+        return grads[0], grads[1], None, None
+
+
+@dataclass(frozen=True)
+class _Kind:
+    forward: Callable[[Tensor, Tensor], Tensor]
+    gradients: tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
+    """Each factor's gradient from the output's and the other factor."""
+
+
+_MUL = _Kind(torch.mul, (torch.mul, torch.mul))
+_MATMUL = _Kind(torch.matmul, (lambda grad, y: grad @ y.mT, lambda grad, x: x.mT @ grad))
 
 
 def mul(site: Site, input: Any, other: Any) -> Any:
@@ -102,9 +119,23 @@ def mul(site: Site, input: Any, other: Any) -> Any:
     both = isinstance(input, Tensor) and isinstance(other, Tensor) and input.dtype == other.dtype
     if not both or not (recipes.find(input) or recipes.find(other)):
         return torch.mul(input, other)
+    return _product(_MUL, input, other)
+
+
+def matmul(site: Site, input: Tensor, other: Tensor) -> Tensor:
+    """``x @ y`` where one of the two is had again from what is kept anyway: attention's weights behind dropout."""
+    has_rows = min(input.dim(), other.dim()) >= 2 and input.dtype == other.dtype and autocast_dtype(input) is None
+    if not has_rows or not (recipes.find(input) or recipes.find(other)):
+        return torch.matmul(input, other)
+    return _product(_MATMUL, _flattened(input), _flattened(other))
+
+
+def _flattened(x: Tensor) -> Tensor:
+    """``x``, copied where stock copies it to have one dimension of matrices: a view would keep what it is a view of."""
+    return x if x.dim() <= 3 else x.flatten(0, -3).view(x.shape)
+
+
+def _product(kind: _Kind, x: Tensor, y: Tensor) -> Tensor:
     nothing: Held = (None, ())
-    held = (
-        recipes.hold(input) if other.requires_grad else nothing,
-        recipes.hold(other) if input.requires_grad else nothing,
-    )
-    return run(_Mul, input, other, held)
+    held = recipes.hold(x) if y.requires_grad else nothing, recipes.hold(y) if x.requires_grad else nothing
+    return run(_Product, x, y, kind, held)

@@ -133,7 +133,7 @@ def rms_norm(
     """``F.rms_norm``."""
     if not input.is_floating_point() or (weight is not None and weight.dtype != input.dtype):
         return F.rms_norm(input, normalized_shape, weight, eps)
-    known = torch.finfo(input.dtype).eps if eps is None else eps
+    known = torch.finfo(_wide(input)).eps if eps is None else eps
     output = run(_RMSNorm, input, list(normalized_shape), weight, known)
     return recipes.publish(output, lambda x, weight: F.rms_norm(x, normalized_shape, weight, known), input, weight)
 

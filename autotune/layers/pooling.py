@@ -17,7 +17,7 @@ from .conv import for_each_dim
 from .graph import run
 from .sites import Site
 
-__all__ = ["avg_pool2d", "max_pool"]
+__all__ = ["adaptive_avg_pool", "adaptive_avg_pool1d", "avg_pool", "avg_pool1d", "max_pool"]
 
 _STOCK: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
@@ -109,24 +109,72 @@ def max_pool(num_dims: int) -> Callable[..., Any]:
     return replacement
 
 
-class _AvgPool2d(torch.autograd.Function):
+class _Average(torch.autograd.Function):
+    """A pooling whose ``backward`` reads of the input only its size."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, arguments: tuple[Any, ...]) -> Tensor:
-        ctx.size, ctx.arguments = x.size(), arguments
-        return F.avg_pool2d(x, *arguments)
+    def forward(
+        ctx: Any, x: Tensor, forward: Callable[..., Tensor], backward: Any, arguments: tuple[Any, ...]
+    ) -> Tensor:
+        ctx.size, ctx.backward, ctx.arguments = x.size(), backward, arguments
+        return forward(x, *arguments)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        like = grad.new_empty(()).expand(ctx.size)  # only its size is read
-        return torch.ops.aten.avg_pool2d_backward(grad, like, *ctx.arguments), None
+        like = grad.new_empty(()).expand(ctx.size)
+        return ctx.backward(grad, like, *ctx.arguments), None, None, None
 
 
-def avg_pool2d(
+_AVERAGE_BACKWARD = {2: torch.ops.aten.avg_pool2d_backward, 3: torch.ops.aten.avg_pool3d_backward}
+_AVERAGE: dict[int, Callable[..., Tensor]] = {2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+def avg_pool(num_dims: int) -> Callable[..., Tensor]:
+    """``F.avg_pool2d`` or ``F.avg_pool3d``."""
+
+    def replacement(
+        site: Site, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        strides = kernel_size if stride is None or stride == [] else stride
+        each = [for_each_dim(value, num_dims) for value in (kernel_size, strides, padding)]
+        arguments = (*each, ceil_mode, count_include_pad, divisor_override)
+        return run(_Average, input, _AVERAGE[num_dims], _AVERAGE_BACKWARD[num_dims], arguments)
+
+    return replacement
+
+
+def avg_pool1d(
     site: Site, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
+    count_include_pad: bool = True,
 ) -> Tensor:  # fmt: skip
-    """``F.avg_pool2d``."""
-    strides = kernel_size if stride is None else stride
-    each = [for_each_dim(value, 2) for value in (kernel_size, strides, padding)]
-    return run(_AvgPool2d, input, (*each, ceil_mode, count_include_pad, divisor_override))
+    """``F.avg_pool1d``: in two dimensions, of which one is 1."""
+    strides = kernel_size if stride is None or stride == () else stride
+    wide = [(one, *for_each_dim(value, 1)) for one, value in ((1, kernel_size), (1, strides), (0, padding))]
+    return avg_pool(2)(site, input.unsqueeze(-2), *wide, ceil_mode, count_include_pad).squeeze(-2)
+
+
+_ADAPTIVE_BACKWARD = {
+    2: torch.ops.aten._adaptive_avg_pool2d_backward,
+    3: torch.ops.aten._adaptive_avg_pool3d_backward,
+}
+_ADAPTIVE: dict[int, Callable[..., Tensor]] = {2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
+
+
+def adaptive_avg_pool(num_dims: int) -> Callable[..., Tensor]:
+    """``F.adaptive_avg_pool2d`` or ``F.adaptive_avg_pool3d``."""
+
+    def replacement(site: Site, input: Tensor, output_size: Any) -> Tensor:
+        stock = _ADAPTIVE[num_dims]
+        if output_size in (1, (1,) * num_dims, [1] * num_dims):  # a mean, which keeps nothing
+            return stock(input, output_size)
+        backward = _ADAPTIVE_BACKWARD[num_dims]
+        return run(_Average, input, lambda x: stock(x, output_size), backward, ())
+
+    return replacement
+
+
+def adaptive_avg_pool1d(site: Site, input: Tensor, output_size: Any) -> Tensor:
+    """``F.adaptive_avg_pool1d``: in two dimensions, of which one is 1."""
+    return adaptive_avg_pool(2)(site, input.unsqueeze(-2), (1, *for_each_dim(output_size, 1))).squeeze(-2)

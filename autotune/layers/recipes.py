@@ -17,7 +17,7 @@ from torch.utils.weak import TensorWeakRef
 
 from .graph import is_in_checkpoint, notes_of
 
-__all__ = ["Recipe", "find", "hold", "is_kept", "note_kept", "publish"]
+__all__ = ["Recipe", "find", "hold", "note_kept", "part_of", "publish"]
 
 _KEY = "autotune.recipe"
 _KEPT = "autotune.kept"
@@ -26,10 +26,22 @@ _KEPT = "autotune.kept"
 class Recipe:
     """A tensor as a function of tensors that are kept anyway, and of other recipes."""
 
-    def __init__(self, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None, num_sums: int = 0) -> None:
-        """``compute`` gets the parts' values in order; a part that is None stays None."""
+    def __init__(
+        self,
+        compute: Callable[..., Tensor],
+        *parts: Tensor | Recipe | None,
+        overwriting: Callable[..., Tensor] | None = None,
+        is_view: bool = False,
+        num_sums: int = 0,
+    ) -> None:
+        """``compute`` gets the parts' values in order; a part that is None stays None.
+
+        ``overwriting`` does the same within its first argument, and is called where nobody else reads that.
+        """
         self._compute = compute
-        self.num_sums = num_sums + max((part.num_sums for part in parts if isinstance(part, Recipe)), default=0)
+        self._overwriting = overwriting
+        self._is_view = is_view
+        self.num_sums: int = num_sums + max((part.num_sums for part in parts if isinstance(part, Recipe)), default=0)
         """Residual sums in a row that are computed again."""
         self._parts = [TensorWeakRef(part) if isinstance(part, Tensor) else part for part in parts]
         self._num_waiting = 0
@@ -64,7 +76,10 @@ class Recipe:
     def _build(self, tensors: Iterator[Tensor]) -> Tensor:
         value = self._value
         if value is None:
-            value = self._compute(*[self._value_of(part, tensors) for part in self._parts])
+            values = [self._value_of(part, tensors) for part in self._parts]
+            first = self._parts[0]
+            is_free = isinstance(first, Recipe) and first._value is None and not first._is_view
+            value = (self._overwriting if self._overwriting is not None and is_free else self._compute)(*values)
         else:
             for _ in self._tensors():
                 next(tensors)
@@ -79,23 +94,17 @@ class Recipe:
         return part._build(tensors) if isinstance(part, Recipe) else next(tensors)
 
 
-def publish(
-    output: Tensor, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None, num_sums: int = 0
-) -> Tensor:
-    """Note on ``output``'s node that it is ``compute(*parts)``; returns it."""
+def publish(output: Tensor, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None, **options: Any) -> Tensor:
+    """Note on ``output``'s node that it is ``compute(*parts)``, a :class:`Recipe` of these ``options``; returns it."""
     if output.grad_fn is not None:
-        notes_of(output.grad_fn)[_KEY] = Recipe(compute, *parts, num_sums=num_sums)
+        notes_of(output.grad_fn)[_KEY] = Recipe(compute, *parts, **options)
     return output
 
 
-def note_kept(x: Tensor) -> None:
-    """Note on ``x``'s node that the graph keeps the whole of it."""
-    notes_of(x.grad_fn)[_KEPT] = True
-
-
-def is_kept(x: Tensor) -> bool:
-    """Whether somebody has noted that the graph keeps ``x``."""
-    return _KEPT in notes_of(x.grad_fn)
+def note_kept(x: Tensor, kept: Tensor | None = None) -> Tensor:
+    """Note on ``x``'s node that the graph keeps ``x`` whole, as ``kept`` if not as itself; returns ``x``."""
+    notes_of(x.grad_fn)[_KEPT] = TensorWeakRef(x if kept is None else kept)
+    return x
 
 
 def find(x: Tensor) -> Recipe | None:
@@ -108,6 +117,15 @@ def find(x: Tensor) -> Recipe | None:
     if recipe is None or is_in_checkpoint():
         return None
     return recipe if base is x else _view_of(recipe, base, x)
+
+
+def part_of(x: Tensor) -> Tensor | Recipe | None:
+    """``x`` as a part of another recipe: its own recipe, or what is kept of it anyway; None where it is lost."""
+    recipe = find(x)
+    if recipe is not None:
+        return recipe
+    kept = notes_of(x.grad_fn).get(_KEPT) if x._base is None and not is_in_checkpoint() else None
+    return None if kept is None else kept()
 
 
 def hold(x: Tensor) -> tuple[Recipe | None, tuple[Tensor, ...]]:
@@ -125,4 +143,4 @@ def _view_of(recipe: Recipe, base: Tensor, x: Tensor) -> Recipe:
             value = torch.empty_strided(value.size(), layout, dtype=value.dtype, device=value.device).copy_(value)
         return value.as_strided(size, stride, offset)
 
-    return Recipe(view, recipe)
+    return Recipe(view, recipe, is_view=True)

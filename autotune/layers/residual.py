@@ -25,7 +25,7 @@ def add(function: Callable[..., Any]) -> Callable[..., Any]:
         output = function(input, other, *args, **kwargs)
         if parts is None or max(part.num_sums for part in parts if isinstance(part, recipes.Recipe)) >= _FARTHEST:
             return output
-        return recipes.publish(output, torch.add, *parts, num_sums=1)
+        return recipes.publish(output, torch.add, *parts, overwriting=Tensor.add_, num_sums=1)
 
     return replacement
 
@@ -34,6 +34,6 @@ def _parts(x: Any, y: Any) -> tuple[Tensor | recipes.Recipe, Tensor | recipes.Re
     """How both are had again, at least one of them by a recipe; None where one is not, or the sum would broadcast."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype):
         return None
-    found = recipes.find(x), recipes.find(y)
-    first, second = (recipe or (own if recipes.is_kept(own) else None) for recipe, own in zip(found, (x, y), strict=True))
-    return None if first is None or second is None or not any(found) else (first, second)
+    first, second = recipes.part_of(x), recipes.part_of(y)
+    has_recipe = isinstance(first, recipes.Recipe) or isinstance(second, recipes.Recipe)
+    return (first, second) if first is not None and second is not None and has_recipe else None

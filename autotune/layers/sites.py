@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["Site", "structural_sites"]
+from .keepers import find_keepers
+
+__all__ = ["Site", "structural_sites", "traced_sites"]
 
 _WEIGHTED = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
@@ -22,6 +26,8 @@ class Site:
 
     keepers: Sequence[Tensor] = ()
     """Weights whose gradient needs the call's output: while one of them trains, the output is kept in any case."""
+    is_kept: bool = False
+    """Whether somebody keeps the call's output whatever trains: a product, a softmax, a normalisation."""
     recomputes: bool = False
     """Whether BatchNorm in training, and the residual sums behind it, may be computed again in backward."""
     rounds: bool = False
@@ -29,7 +35,7 @@ class Site:
 
     def output_is_kept(self) -> bool:
         """Whether somebody else keeps the output in this forward, so that bits of it would come on top."""
-        return any(weight.requires_grad for weight in self.keepers)
+        return self.is_kept or any(weight.requires_grad for weight in self.keepers)
 
 
 def structural_sites(model: nn.Module, options: Site) -> dict[nn.Module, Site]:
@@ -39,6 +45,29 @@ def structural_sites(model: nn.Module, options: Site) -> dict[nn.Module, Site]:
     for module in model.modules():
         if type(module) is nn.Sequential:
             sites.update(_within(module, options))
+    return sites
+
+
+def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Site) -> dict[nn.Module, Site]:
+    """What a run of the model over fake tensors tells of its activations' calls; the structure where it fails.
+
+    Args:
+        model: not converted.
+        run: a forward of the model that it is given, and its loss if there is one.
+        options: of every site.
+    """
+    sites = structural_sites(model, options)
+    try:
+        found = find_keepers(model, run)
+    except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over tensors without values
+        warnings.warn(
+            f"who keeps what was decided by the model's structure, since it did not run over tensors without values: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            stacklevel=4,
+        )
+        return sites
+    for module, (weights, is_kept) in found.items():
+        sites[module] = replace(options, keepers=tuple(dict.fromkeys(weights)), is_kept=is_kept)
     return sites
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
 from ..apply_plan import build_loader
 from ..loader import Loader
-from ..task import Task, seed_everything
+from ..randomness import Randomness
+from ..task import Task
 from ..techniques.batch import Batch
 from ..training import Training
 from .dropout import without_dropout
@@ -50,11 +48,11 @@ def run_parity(
     """
     run = training.with_loader(_fixed_loader(training, task, options.parity_batch))
     run.scaler = torch.amp.GradScaler(training.device.type, init_scale=_SCALE, enabled=training.scaler.is_enabled())
-    feed, loading = Feed(run.loader), _Randomness(0)
+    feed, loading = Feed(run.loader), Randomness(0)
     losses = []
     with without_dropout(training.model):
         for step in range(1, NUM_STEPS + 1):
-            losses.append(_mean_loss(run, feed, loading, _Randomness(step)))
+            losses.append(_mean_loss(run, feed, loading, Randomness(step)))
             if not math.isfinite(losses[-1]):
                 raise NonFiniteLoss(step, losses[-1])
             after_step(step)
@@ -84,7 +82,7 @@ def _fixed_loader(training: Training, task: Task, num_samples: int) -> Loader:
     return build_loader(task, spec, Batch.of(num_samples, micro))
 
 
-def _mean_loss(run: Training, feed: Feed, loading: _Randomness, computing: _Randomness) -> float:
+def _mean_loss(run: Training, feed: Feed, loading: Randomness, computing: Randomness) -> float:
     total = weight = 0.0
     while True:
         with loading:
@@ -96,42 +94,3 @@ def _mean_loss(run: Training, feed: Feed, loading: _Randomness, computing: _Rand
             weight += result.weight
         if position.ends_step:
             return total / weight if weight else 0.0
-
-
-class _Randomness:
-    """A stream of random numbers, for ``random``, numpy where it is loaded, and torch: in force within its block."""
-
-    def __init__(self, seed: int) -> None:
-        before = _states()
-        seed_everything(seed)
-        self._own = _states()
-        _restore(before)
-
-    def __enter__(self) -> None:
-        self._outer = _states()
-        _restore(self._own)
-
-    def __exit__(self, *exc: object) -> None:
-        self._own = _states()
-        _restore(self._outer)
-
-
-def _states() -> tuple[Any, Any, Any, Any]:
-    numpy = sys.modules.get("numpy")
-    on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return (
-        random.getstate(),
-        numpy.random.get_state() if numpy else None,
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state() if on_device else None,
-    )
-
-
-def _restore(states: tuple[Any, Any, Any, Any]) -> None:
-    own, of_numpy, of_torch, of_cuda = states
-    random.setstate(own)
-    if of_numpy is not None:
-        sys.modules["numpy"].random.set_state(of_numpy)
-    torch.set_rng_state(of_torch)
-    if of_cuda is not None:
-        torch.cuda.set_rng_state(of_cuda)

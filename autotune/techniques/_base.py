@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from .facts import Facts
 
-__all__ = ["Exactness", "LoaderSpec", "Technique"]
+__all__ = ["Exactness", "LoaderSpec", "Run", "Technique"]
 
+Run = Callable[["nn.Module"], Any]
+"""Runs a model."""
 Exactness = Literal["exact", "rounding", "lossy"]
 """``exact``: same arithmetic up to reordering. ``rounding``: lower precision. ``lossy``: changes the function."""
 
@@ -77,8 +79,15 @@ class Technique(BaseModel):
         """What of :meth:`environment` the running process was started without, in words; None when all is there."""
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Change the model in place; ``blocks`` are its repeated blocks in forward order."""
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
+        """Change the model in place.
+
+        Args:
+            model: as the techniques before have left it.
+            blocks: its repeated blocks, in forward order.
+            run: its forward and loss on two samples, with the model that it is given; None where samples can be read
+                only once.
+        """
 
     def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Change the optimizer in place."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import PositiveInt, model_validator
 
 from ..errors import PlanError, TaskError
-from ._base import Technique
+from ._base import Run, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Checkpointing(Technique):
             return f"the model has {facts.num_blocks} blocks"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
         """Give the chosen blocks a forward that checkpoints; parameters, hooks and ``state_dict`` keys stay.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ._base import Exactness, Technique
+from ._base import Exactness, Run, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ class Layers(Technique):
             return "the model has no convolutions, so that no BatchNorm stands before one"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
         """Convert the model in place, or take off what an earlier plan put on."""
         from ..layers import convert, restore
 
         restore(model)
         if self.kind != "none":
-            convert(model, recompute=self.kind == "recompute", rounding=self.kind == "rounding")
+            convert(model, run, recompute=self.kind == "recompute", rounding=self.kind == "rounding")
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Answer what the loss itself calls, such as a cross-entropy."""

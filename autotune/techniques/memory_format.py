@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ._base import Technique
+from ._base import Run, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class MemoryFormat(Technique):
             return "the model has no 2-D or 3-D convolutions"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
         """Change the weights' strides in place, 4-D as channels_last and 5-D as channels_last_3d.
 
         Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html

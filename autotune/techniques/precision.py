@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Exactness, Technique
+from ._base import Exactness, Run, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Precision(Technique):
             return f"{device.name} has no TF32 (compute capability 8.0 and up)"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
         """Allow TF32 in matrix products and convolutions, process-wide as torch has it.
 
         By torch's older names: once the newer ``fp32_precision`` is set, reading an older one raises.

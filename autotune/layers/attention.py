@@ -1,0 +1,129 @@
+"""Attention that torch computes in pieces: with dropout on a CPU it keeps four tensors of length times length a head.
+
+Here queries, keys and values are kept, which is what a fused kernel keeps too, and a bit for each weight that dropout
+left; the rest is computed again in backward by torch's own function, a sample at a time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+from torch.utils.weak import TensorWeakRef
+
+from . import bits, recipes
+from .graph import autocast_dtype, run
+from .sites import Site
+
+_MATH: Any = torch._scaled_dot_product_attention_math
+"""Annotated for fewer arguments than it takes."""
+
+__all__ = ["scaled_dot_product_attention", "softmax"]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: tuple[Any, ...]
+    ) -> Tensor:
+        p, causal, scale, gqa = options
+        output: Tensor
+        output, weights = _MATH(query, key, value, mask, p, causal, scale=scale, enable_gqa=gqa)
+        packed = None
+        if p > 0.0:
+            packed = torch.stack([bits.pack(sample.contiguous(), lambda weight: weight != 0) for sample in weights])
+        ctx.save_for_backward(query, key, value, mask, packed)
+        ctx.options, ctx.shape = options, weights.shape[1:]
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, packed = ctx.saved_tensors
+        grads = [torch.zeros_like(x) if wants else None for x, wants in zip(inputs, ctx.needs_input_grad, strict=False)]
+        for number in range(len(grad)):
+            parts = [None if x is None else _sample(x, number, grad.dim()).detach() for x in inputs]
+            wanted = [
+                part.requires_grad_()
+                for part, total in zip(parts, grads, strict=True)
+                if part is not None and total is not None
+            ]
+            with torch.enable_grad():
+                output = _again(ctx, parts, None if packed is None else packed[number])
+            found = iter(torch.autograd.grad(output, wanted, grad[number : number + 1]))
+            for total in grads:
+                if total is not None:
+                    _sample(total, number, grad.dim()).add_(next(found))
+        return *grads, None
+
+
+def _sample(x: Tensor, number: int, num_dims: int) -> Tensor:
+    """A sample's part of ``x``, or all of it where samples share it."""
+    return x if x.dim() < num_dims or len(x) == 1 else x[number : number + 1]
+
+
+def _again(ctx: Any, parts: list[Tensor | None], packed: Tensor | None) -> Tensor:
+    p, causal, scale, gqa = ctx.options
+    passed = None
+    if packed is not None:
+        passed = torch.empty(ctx.shape, dtype=torch.bool, device=packed.device)
+        for flags, part in bits.unpack(packed, passed):
+            part.copy_(flags)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Dropout mask should only be used for testing")
+        output, _ = _MATH(*parts, p, causal, dropout_mask=passed, scale=scale, enable_gqa=gqa)
+    result: Tensor = output
+    return result
+
+
+def scaled_dot_product_attention(
+    site: Site, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """``F.scaled_dot_product_attention``, where torch has no fused kernel for it."""
+    dtype = autocast_dtype(query) or query.dtype
+    with torch.autocast(query.device.type, enabled=False):
+        parts: list[Any] = [
+            x.to(dtype) if x is not None and x.is_floating_point() else x for x in (query, key, value, attn_mask)
+        ]
+        how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        choice = torch._fused_sdp_choice(*parts, dropout_p, is_causal, **how)
+        if choice != SDPBackend.MATH.value or query.dim() < 3 or not 0.0 <= dropout_p < 1.0:
+            return F.scaled_dot_product_attention(*parts, dropout_p, is_causal, **how)
+        return run(_Attention, *parts, (dropout_p, is_causal, scale, enable_gqa))
+
+
+class _Softmax(torch.autograd.Function):
+    """Keeps its output as stock does, by a tensor that others may note."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+        output = torch.softmax(x, dim, dtype)
+        kept = output.detach()
+        ctx.save_for_backward(kept)
+        ctx.kept, ctx.dim, ctx.dtype = TensorWeakRef(kept), dim, x.dtype
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (output,) = ctx.saved_tensors
+        return torch._softmax_backward_data(grad, output, ctx.dim, output.dtype).to(ctx.dtype), None, None
+
+
+def softmax(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``torch.softmax`` or ``F.softmax``."""
+
+    def replacement(site: Site, input: Tensor, dim: int | None = None, **options: Any) -> Tensor:
+        if not isinstance(dim, int) or not input.requires_grad:
+            return function(input, dim, **options)
+        output = run(_Softmax, input, dim, options.get("dtype"))
+        node: Any = output.grad_fn
+        return recipes.note_kept(output, node.kept())
+
+    return replacement

@@ -1,0 +1,122 @@
+"""Who keeps what: one forward over fake tensors tells, for each activation, which layers keep its output anyway."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from .graph import is_in_checkpoint
+from .twins import TWINS, find_twin
+
+__all__ = ["Kept", "find_keepers"]
+
+Kept = tuple[list[nn.Parameter], bool]
+"""Weights while one of which trains an output is kept, and whether it is kept in any case."""
+
+_BITS = frozenset((F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6, F.hardtanh))
+"""What keeps bits of its output, or nothing."""
+_ACTIVATIONS = _BITS | {F.gelu, F.silu}
+"""What keeps less where nobody else keeps its output."""
+_WEIGHTED = {
+    F.linear: 1, F.conv1d: 1, F.conv2d: 1, F.conv3d: 1, F.conv_transpose1d: 1, F.conv_transpose2d: 1,
+    F.conv_transpose3d: 1, torch.addmm: 2,
+}  # fmt: skip
+"""What keeps its input while a weight trains: where the weight stands, behind the input."""
+_KEEP_NOTHING = frozenset(
+    (F.dropout, F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d,
+     F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+)  # fmt: skip
+"""What keeps neither input nor output once it is converted."""
+
+
+def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, Kept]:
+    """For each module that calls an activation in this run: who else keeps what the activation returns.
+
+    Args:
+        model: not converted; neither it nor the state of random numbers is changed.
+        run: runs a forward of the copy of the model, of fake tensors, that it is given.
+
+    Returns:
+        By module of ``model``, those that called no activation left out. Of a module that is called several times, all
+        who keep the output of any.
+
+    Raises:
+        Exception: whatever ``run`` raises, or a copy of the model: values of fake tensors cannot be read.
+    """
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(fakes):
+        copied = copy.deepcopy(model)
+    originals = {id(fake): own for fake, own in zip(copied.parameters(), model.parameters(), strict=True)}
+    for parameter in copied.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    watch = _Watch(originals)
+    for own, fake in zip(model.modules(), copied.modules(), strict=True):
+        watch.follow(own, fake)
+    with fakes, watch, torch.enable_grad():
+        run(copied)
+    return {module: watch.kept(module) for module in watch.made}
+
+
+class _Watch(TorchFunctionMode):
+    """Sees what each call keeps. Storages are told apart by address, and stay alive until the end."""
+
+    def __init__(self, originals: dict[int, nn.Parameter]) -> None:
+        super().__init__()
+        self.made: dict[nn.Module, set[int]] = {}
+        self._originals = originals
+        self._weights: dict[int, list[nn.Parameter]] = {}
+        self._always: set[int] = set()
+        self._alive: list[torch.UntypedStorage] = []
+        self._running: list[nn.Module] = []
+
+    def follow(self, own: nn.Module, fake: nn.Module) -> None:
+        """Say whose calls these are while ``fake``, a copy of ``own``, runs."""
+        twin = find_twin(own)
+        if twin is not None:
+            fake.forward = lambda x: TWINS[twin](fake, x)
+        fake.register_forward_pre_hook(lambda module, args: self._running.append(own), prepend=True)
+        fake.register_forward_hook(lambda module, args, output: self._running.pop() and None, always_call=True)
+
+    def kept(self, module: nn.Module) -> Kept:
+        """Who keeps what the module's activations return."""
+        weights = [weight for storage in self.made[module] for weight in self._weights.get(storage, ())]
+        return weights, not self._always.isdisjoint(self.made[module])
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = self._call(func, args, kwargs or {})
+        if func in _ACTIVATIONS and self._running:
+            self.made.setdefault(self._running[-1], set()).add(self._storage_of(output))
+        return output
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        place = _WEIGHTED.get(func, len(args))
+        if place < len(args) and not is_in_checkpoint():
+            self._keep_while(args[place - 1], args[place])
+        elif func not in _BITS and func not in _KEEP_NOTHING and not is_in_checkpoint():
+            with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _keep_while(self, x: Tensor, weight: Any) -> None:
+        original = self._originals.get(id(weight))
+        if original is None:
+            self._keep(x)
+        else:
+            self._weights.setdefault(self._storage_of(x), []).append(original)
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        self._always.add(self._storage_of(tensor))
+        return tensor
+
+    def _storage_of(self, tensor: Tensor) -> int:
+        storage = tensor.untyped_storage()
+        self._alive.append(storage)
+        address: int = storage._cdata
+        return address
