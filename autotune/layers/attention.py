@@ -20,8 +20,10 @@ from . import bits, recipes
 from .graph import autocast_dtype, run
 from .sites import Site
 
+_STOCK: Any = F.scaled_dot_product_attention
+_CHOICE: Any = torch._fused_sdp_choice
 _MATH: Any = torch._scaled_dot_product_attention_math
-"""Annotated for fewer arguments than it takes."""
+"""Annotated for fewer arguments than they take."""
 
 __all__ = ["scaled_dot_product_attention", "softmax"]
 
@@ -92,9 +94,10 @@ def scaled_dot_product_attention(
             x.to(dtype) if x is not None and x.is_floating_point() else x for x in (query, key, value, attn_mask)
         ]
         how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        choice = torch._fused_sdp_choice(*parts, dropout_p, is_causal, **how)
+        choice = _CHOICE(*parts, dropout_p, is_causal, **how)
         if choice != SDPBackend.MATH.value or query.dim() < 3 or not 0.0 <= dropout_p < 1.0:
-            return F.scaled_dot_product_attention(*parts, dropout_p, is_causal, **how)
+            stock: Tensor = _STOCK(*parts, dropout_p, is_causal, **how)
+            return stock
         return run(_Attention, *parts, (dropout_p, is_causal, scale, enable_gqa))
 
 
