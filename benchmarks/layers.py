@@ -1,116 +1,114 @@
-"""What memory-saving layers save: bytes kept for backward, the true dynamic peak, and step time, stock and converted.
+"""What memory-saving layers save: bytes kept for backward, the true dynamic peak, and step time.
 
-Kept are the storages that autograd saves, each once, without parameters and buffers. The peak is the largest running
-sum of allocations and frees over forward and backward, by torch's profiler. Steps of the two take turns.
+Stock layers, the published peer's where it can be imported, and ours, layer by layer and for whole models. Peaks and
+times are ratios to stock's; what a layer keeps is a multiple of its input, beside the least that its backward needs.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import functools
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
-
-from autotune.layers import convert
-from autotune.testing.kept import kept_bytes
 
 from .layer_models import CASES, MODELS, freeze, loss_of
+from .peer import HOW_TO_INSTALL, convert_to_memory_saving
 from .rows import save_rows
+from .single_layers import LAYERS
+from .steps import KINDS, compare
+
+Row = dict[str, Any]
+_RATIOS = f"{'peak peer':>11}{'ours':>7}{'time peer':>11}{'ours':>7}{'spread':>14}"
+_LAYER_HEADER = f"{'layer':34}{'trains':9}{'kept stock':>11}{'peer':>8}{'ours':>8}{'least':>8}{_RATIOS}"
+_MODEL_HEADER = f"{'model':13}{'trains':14}{'kept MiB':>9}{'peer':>8}{'ours':>7}{'peak MiB':>9}{_RATIOS}"
 
 
 def main() -> None:
-    """Print and keep a row for each model and case."""
+    """Print and keep a row for each layer, and for each model and case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=tuple(MODELS), action="append", help="default: all")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--layers", action="store_true", help="no models, layers alone")
+    what.add_argument("--model", choices=tuple(MODELS), action="append", help="no layers, this model alone")
     parser.add_argument("--case", choices=CASES, action="append", help="what trains; default: as built, and input")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each, in turn")
-    parser.add_argument("--recompute", action="store_true", help="compute BatchNorm and ReLU again for convolutions")
+    parser.add_argument("--kind", choices=tuple(KINDS), default="exact", help="of the technique `layers`")
     arguments = parser.parse_args()
-    rows = []
-    print(f"{'model':13}{'trains':14}{'kept MiB':>10}{'ratio':>7}{'peak MiB':>10}{'ratio':>7}{'time':>7}{'spread':>14}")
+    if convert_to_memory_saving is None:
+        print(HOW_TO_INSTALL)
+    if not arguments.model:
+        _report(_LAYER_HEADER, _layer_line, _layer_rows(arguments))
+    if not arguments.layers:
+        _report(_MODEL_HEADER, _model_line, _model_rows(arguments))
+
+
+def _report(header: str, line: Callable[[Row], str], rows: Iterator[Row]) -> None:
+    print(header)
+    found = []
+    for row in rows:
+        print(line(row), flush=True)
+        found.append(row)
+    if found:
+        median = statistics.median(row["time_ratio"]["ours"] for row in found)
+        print(f"step time, median over {len(found)} rows: {median:.3f} of stock")
+        print(save_rows("layers", "cpu", found))
+
+
+def _layer_rows(arguments: argparse.Namespace) -> Iterator[Row]:
+    for name, layer in LAYERS.items():
+        for case, least in layer.cases():
+            torch.manual_seed(0)
+            model, x = layer.build_case(case), layer.build_input()
+            row = compare(model, functools.partial(layer.loss, x=x), arguments.rounds, arguments.kind)
+            yield {"layer": name, "case": case, "input_bytes": x.nbytes, "least": least, **row}
+
+
+def _model_rows(arguments: argparse.Namespace) -> Iterator[Row]:
     for name in arguments.model or MODELS:
         for case in arguments.case or ("as built", "input"):
-            row = compare(name, case, arguments.rounds, arguments.recompute)
-            if row is not None:
-                rows.append(row)
-                print(line(row), flush=True)
-    if rows:
-        median = statistics.median(row["time_ratio"] for row in rows)
-        print(f"step time, median over {len(rows)} rows: {median:.3f} of stock")
-        print(save_rows("layers", "cpu", rows))
+            torch.manual_seed(0)
+            model, inputs = MODELS[name]()
+            freeze(model, case)
+            if case != "input" and not any(p.requires_grad for p in model.parameters()):
+                continue  # nothing of the model trains in this case
+            loss = functools.partial(loss_of, inputs=inputs, case=case)
+            row = compare(model, loss, arguments.rounds, arguments.kind)
+            yield {"model": name, "case": case, **row}
 
 
-def compare(name: str, case: str, rounds: int, recompute: bool) -> dict[str, Any] | None:
-    """One row; None where nothing of the model trains in this case."""
-    torch.manual_seed(0)
-    stock, inputs = MODELS[name]()
-    freeze(stock, case)
-    if case != "input" and not any(p.requires_grad for p in stock.parameters()):
-        return None
-    models = {"stock": stock, "ours": convert(copy.deepcopy(stock), recompute=recompute)}
-    steps = {key: _step(model, inputs, case) for key, model in models.items()}
-    kept = {key: kept_bytes(lambda m=model: loss_of(m, inputs, case), model)[0] for key, model in models.items()}
-    peaks = {key: peak_bytes(step) for key, step in steps.items()}
-    seconds: dict[str, list[float]] = {"stock": [], "ours": []}
-    for _ in range(rounds):
-        for key, step in steps.items():
-            began_s = time.perf_counter()
-            step()
-            seconds[key].append(time.perf_counter() - began_s)
-    ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["stock"], strict=True)]
-    return {
-        "model": name,
-        "case": case,
-        "recompute": recompute,
-        "kept_bytes": kept,
-        "kept_ratio": kept["ours"] / max(kept["stock"], 1),
-        "peak_bytes": peaks,
-        "peak_ratio": peaks["ours"] / max(peaks["stock"], 1),
-        "seconds": seconds,
-        "time_ratio": statistics.median(ratios),
-        "time_spread": [min(ratios), max(ratios)],
-    }
-
-
-def line(row: dict[str, Any]) -> str:
-    """One row of the table."""
-    low, high = row["time_spread"]
+def _layer_line(row: Row) -> str:
+    kept = {key: value / row["input_bytes"] for key, value in row["kept_bytes"].items()}
+    least = "" if row["least"] is None else f"{row['least']:.3f}"
     return (
-        f"{row['model']:13}{row['case']:14}{row['kept_bytes']['stock'] / 2**20:10.1f}{row['kept_ratio']:7.3f}"
-        f"{row['peak_bytes']['stock'] / 2**20:10.1f}{row['peak_ratio']:7.3f}{row['time_ratio']:7.3f}"
+        f"{row['layer']:34}{row['case']:9}{kept['stock']:11.3f}{_of_peer(row, kept):>8}{kept['ours']:8.3f}{least:>8}"
+        f"{_ratios(row)}"
+    )
+
+
+def _model_line(row: Row) -> str:
+    kept, peak = (row[key]["stock"] / 2**20 for key in ("kept_bytes", "peak_bytes"))
+    ratio = row["kept_ratio"]
+    return (
+        f"{row['model']:13}{row['case']:14}{kept:9.1f}{_of_peer(row, ratio):>8}{ratio['ours']:7.3f}{peak:9.1f}"
+        f"{_ratios(row)}"
+    )
+
+
+def _ratios(row: Row) -> str:
+    peak, time = row["peak_ratio"], row["time_ratio"]
+    low, high = row["time_spread"]["ours"]
+    return (
+        f"{_of_peer(row, peak):>11}{peak['ours']:7.3f}{_of_peer(row, time):>11}{time['ours']:7.3f}"
         f"{f'{low:.2f} to {high:.2f}':>14}"
     )
 
 
-def _step(model: nn.Module, inputs: dict[str, Any], case: str) -> Callable[[], None]:
-    def step() -> None:
-        torch.manual_seed(1)
-        loss_of(model, inputs, case).backward()  # type: ignore[no-untyped-call]
-        model.zero_grad()
-
-    return step
-
-
-def peak_bytes(step: Callable[[], None]) -> int:
-    """The largest running sum of what a step allocates and frees."""
-    from torch.profiler import ProfilerActivity, profile
-
-    step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    assert profiler.profiler is not None, "the block above has run"
-    assert profiler.profiler.kineto_results is not None, "the block above has run"
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    total = largest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        total += event.nbytes()
-        largest = max(largest, total)
-    return largest
+def _of_peer(row: Row, found: dict[str, float]) -> str:
+    if row["peer_error"] is not None:
+        return "raises"
+    return f"{found['peer']:.3f}" if "peer" in found else "–"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""A step forward and backward with stock layers, the peer's and ours: what is kept, the true dynamic peak, the time.
+
+Kept are the storages that backward needs, each once, without parameters and buffers. The peak is the largest running
+sum of allocations and frees, by torch's profiler. Steps of the three take turns.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotune.layers import convert
+from autotune.testing.kept import kept_bytes
+
+from .peer import converted_by_peer
+
+__all__ = ["KINDS", "compare"]
+
+KINDS: dict[str, dict[str, bool]] = {"exact": {}, "rounding": {"rounding": True}, "recompute": {"recompute": True}}
+"""Of the technique ``layers``: what ``convert`` is told."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    model: nn.Module
+    loss: Callable[[nn.Module], Tensor]
+
+    def __call__(self) -> None:
+        torch.manual_seed(1)
+        self.loss(self.model).backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad()
+
+    def kept_bytes(self) -> int:
+        return kept_bytes(lambda: self.loss(self.model), self.model)[0]
+
+    def peak_bytes(self) -> int:
+        """The largest running sum of what a step allocates and frees."""
+        from torch.profiler import ProfilerActivity, profile
+
+        self()
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            self()
+        assert profiler.profiler is not None, "the block above has run"
+        assert profiler.profiler.kineto_results is not None, "the block above has run"
+        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+        total = largest = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            total += event.nbytes()
+            largest = max(largest, total)
+        return largest
+
+
+def compare(model: nn.Module, loss: Callable[[nn.Module], Tensor], rounds: int, kind: str) -> dict[str, Any]:
+    """What belongs into a row: figures of ``stock``, ``ours`` and, where it runs, ``peer``; ratios are to stock's.
+
+    Where the peer raises, ``peer_error`` has the error's class and first line.
+    """
+    peer, error = _peer_step(model, loss)
+    steps = {
+        "stock": _Step(model, loss),
+        **peer,
+        "ours": _Step(convert(copy.deepcopy(model), loss, **KINDS[kind]), loss),
+    }
+    kept = {key: step.kept_bytes() for key, step in steps.items()}
+    peaks = {key: step.peak_bytes() for key, step in steps.items()}
+    seconds = _take_turns(steps, rounds)
+    ratios = {key: _ratios(taken, seconds["stock"]) for key, taken in seconds.items() if key != "stock"}
+    return {
+        "kind": kind,
+        "peer_error": error,
+        "kept_bytes": kept,
+        "kept_ratio": _of_stock(kept),
+        "peak_bytes": peaks,
+        "peak_ratio": _of_stock(peaks),
+        "seconds": seconds,
+        "time_ratio": {key: statistics.median(found) for key, found in ratios.items()},
+        "time_spread": {key: [min(found), max(found)] for key, found in ratios.items()},
+    }
+
+
+def _peer_step(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[dict[str, _Step], str | None]:
+    try:
+        converted = converted_by_peer(model)
+        if converted is None:
+            return {}, None
+        step = _Step(converted, loss)
+        step()
+    except Exception as error:  # noqa: BLE001 - whatever the peer raises is its result
+        return {}, f"{type(error).__name__}: {error}".splitlines()[0]
+    return {"peer": step}, None
+
+
+def _take_turns(steps: dict[str, _Step], rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {key: [] for key in steps}
+    for _ in range(rounds):
+        for key, step in steps.items():
+            began_s = time.perf_counter()
+            step()
+            seconds[key].append(time.perf_counter() - began_s)
+    return seconds
+
+
+def _ratios(taken: list[float], stock: list[float]) -> list[float]:
+    return [one / other for one, other in zip(taken, stock, strict=True)]
+
+
+def _of_stock(found: dict[str, int]) -> dict[str, float]:
+    return {key: value / max(found["stock"], 1) for key, value in found.items() if key != "stock"}
