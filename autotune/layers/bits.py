@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["dense", "keep", "pack", "pack_small", "pieces", "unpack", "unpack_small"]
+__all__ = ["dense", "pack", "pack_small", "pieces", "unpack", "unpack_small"]
 
 _PIECE = {"cpu": 2**19}
 """Elements of a piece: on a CPU what a cache holds, elsewhere what hides the launch of a kernel."""
 _PIECE_ELSEWHERE = 2**26
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GATHER = 0x0102040810204080
 """Times eight bytes of 0 or 1, moves their lowest bits into the highest byte."""
 
@@ -57,11 +56,6 @@ def unpack(packed: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     table = flags.view(torch.int64).flatten()
     for parts, eighths in zip(pieces(*tensors), _eighths(tensors[0], packed), strict=True):
         yield table.index_select(0, eighths.int()).view(torch.uint8)[: len(parts[0])], *parts
-
-
-def keep(x: Tensor, mask: Tensor) -> Tensor:
-    """``x`` where the int8 mask is -1 and 0 where it is 0, whatever is there: an infinity times 0 would be NaN."""
-    return (x.view(_INTEGERS[x.element_size()]) & mask).view(x.dtype)
 
 
 def pack_small(numbers: Tensor, num_values: int) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ _STOCK: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.
 
 _MOST_PLACES = 16
 """Places in a window that four bits tell apart; each is a pass over the output."""
+_ROWS_ELEMENTS = 2**18
+"""Indices of elements that lie in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,33 @@ class _Window:
                 view = view[index]
             yield view
 
+    def scatter(self, grad: Tensor, place: Tensor, grad_x: Tensor) -> None:
+        """Add each output's gradient to the element of the padded input that stood at its place, some rows at a time.
+
+        Args:
+            grad: (rows, ..., *output), contiguous like the rest.
+            place: in the window, of the same shape.
+            grad_x: (rows, ..., *padded input).
+        """
+        num_dims, size = len(self.kernel), grad_x.size()
+        steps = [math.prod(size[dim + 1 :]) for dim in range(len(size) - num_dims, len(size))]
+        within = [dilation * step for dilation, step in zip(self.dilation, steps, strict=True)]
+        places = _addresses(self.kernel, within, grad.device).flatten()
+        between = [stride * step for stride, step in zip(self.stride, steps, strict=True)]
+        starts = _addresses(grad.shape[-num_dims:], between, grad.device)
+        num_rows = max(1, _ROWS_ELEMENTS // max(1, grad[0].numel()))
+        for row in range(0, len(grad), num_rows):
+            rows = slice(row, row + num_rows)
+            index = places.index_select(0, place[rows].flatten().int()).view(place[rows].shape).add_(starts)
+            inside = -num_dims, -1
+            grad_x[rows].flatten(*inside).scatter_add_(-1, index.flatten(*inside), grad[rows].flatten(*inside))
+
+
+def _addresses(counts: Sequence[int], steps: list[int], device: torch.device) -> Tensor:
+    """Where each of so many elements in each dimension lies, which are ``steps`` apart."""
+    axes = [torch.arange(count, device=device) * step for count, step in zip(counts, steps, strict=True)]
+    return functools.reduce(lambda sums, axis: sums[..., None] + axis, axes)
+
 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
@@ -83,8 +113,7 @@ class _MaxPool(torch.autograd.Function):
         (packed,) = ctx.saved_tensors
         place = bits.unpack_small(packed, ctx.window.num_places, grad.size())
         grad_x = torch.zeros(ctx.size_padded, dtype=grad.dtype, device=grad.device)
-        for number, view in enumerate(ctx.window.views(grad_x, grad.size())):
-            view += bits.keep(grad, (place == number).view(torch.int8).neg_())
+        ctx.window.scatter(grad.contiguous(), place, grad_x)
         if any(ctx.pads):
             grad_x = F.pad(grad_x, [-pad for pad in ctx.pads])
         return grad_x, None, None
