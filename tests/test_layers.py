@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from layer_runs import IMAGES, TOKENS, VOLUME, assert_same, run, twins
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -15,10 +16,6 @@ from torch.utils.checkpoint import checkpoint
 
 from autotune.layers import convert, restore
 from autotune.testing.kept import kept_bytes
-
-IMAGES = (4, 8, 16, 16)
-TOKENS = (4, 8, 32)
-VOLUME = (2, 4, 4, 8, 8)
 
 
 def norm_act_conv() -> nn.Module:
@@ -70,7 +67,15 @@ KEPT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float | None, fl
     "max_pool2d, dilated": (lambda: nn.MaxPool2d(2, 1, dilation=3), IMAGES, (13 / 16) ** 2 / 16, (13 / 16) ** 2 / 16),
     "max_pool1d": (lambda: nn.MaxPool1d(4), TOKENS, 1 / 64, 1 / 64),
     "max_pool3d": (lambda: nn.MaxPool3d(2), VOLUME, 1 / 64, 1 / 64),
+    "avg_pool1d": (lambda: nn.AvgPool1d(2), TOKENS, 0, 0),
+    "avg_pool1d, padded": (lambda: nn.AvgPool1d(3, 2, 1, ceil_mode=True, count_include_pad=False), TOKENS, 0, 0),
     "avg_pool2d": (lambda: nn.AvgPool2d(2), IMAGES, 0, 0),
+    "avg_pool2d, divided": (lambda: nn.AvgPool2d(3, 1, 1, divisor_override=5), IMAGES, 0, 0),
+    "avg_pool3d": (lambda: nn.AvgPool3d(2), VOLUME, 0, 0),
+    "adaptive_avg_pool1d": (lambda: nn.AdaptiveAvgPool1d(3), TOKENS, 0, 0),
+    "adaptive_avg_pool2d": (lambda: nn.AdaptiveAvgPool2d((3, None)), IMAGES, 0, 0),
+    "adaptive_avg_pool2d, 1": (lambda: nn.AdaptiveAvgPool2d(1), IMAGES, 0, 0),
+    "adaptive_avg_pool3d": (lambda: nn.AdaptiveAvgPool3d(3), VOLUME, 0, 0),
     # Each convolution's input but the first's, and the second's and third's are had again from the norms' own: 3 of 5.
     "norm, relu, conv": (norm_act_conv, IMAGES, 3 + 2 / 32 + 4 * 8 / 2048 / 4, 2 + 2 / 32 + 4 * 8 / 2048 / 4),
     # The norm's input and two statistics a row, GELU's input (4), and dropout's bits (4 / 32), of stock's 14.
@@ -90,39 +95,6 @@ def test_what_is_kept_and_that_values_and_gradients_are_stocks(name: str, trains
     assert found.kept <= wanted.kept
     if limit is not None:
         assert found.kept == pytest.approx(limit * x.numel() * 4, abs=8)
-
-
-class Ran:
-    """One forward and backward."""
-
-    def __init__(self, output: Tensor, kept: int, gradients: list[Tensor | None]) -> None:
-        self.output, self.kept, self.gradients = output, kept, gradients
-
-
-def twins(build: Callable[[], nn.Module], trains: bool = True) -> tuple[nn.Module, nn.Module]:
-    torch.manual_seed(0)
-    stock = build().requires_grad_(trains)
-    return stock, convert(copy.deepcopy(stock), recompute=True)
-
-
-def run(model: nn.Module, x: Tensor, **context: object) -> Ran:
-    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    torch.manual_seed(1)
-    with torch.autocast("cpu", **context) if context else torch.autocast("cpu", enabled=False):
-        kept, output = kept_bytes(lambda: model(x * 1.0), model)  # not a leaf: layers may work in place
-    torch.manual_seed(2)
-    output.backward(torch.randn_like(output))
-    return Ran(output.detach(), kept, [x.grad, *(p.grad for p in model.parameters())])
-
-
-def assert_same(found: Ran, wanted: Ran, tolerance: float = 1e-5) -> None:
-    assert torch.equal(found.output, wanted.output)
-    scale = max(float(gradient.abs().max()) for gradient in wanted.gradients if gradient is not None)
-    for ours, stock in zip(found.gradients, wanted.gradients, strict=True):
-        assert (ours is None) == (stock is None)
-        if ours is not None and stock is not None:
-            assert ours.dtype == stock.dtype
-            assert float((ours - stock).abs().max()) <= tolerance * scale
 
 
 MODELS = {"norm_act_conv": (norm_act_conv, IMAGES), "mlp": (mlp, TOKENS), "vgg": (vgg, IMAGES)}

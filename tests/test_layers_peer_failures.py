@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_layers import IMAGES, assert_same, run, twins
+from layer_runs import IMAGES, assert_same, run, twins
 from torch import Tensor, nn
 
 from autotune.testing.kept import kept_bytes

@@ -35,7 +35,8 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         p, causal, scale, gqa = options
         output: Tensor
-        output, weights = _MATH(query, key, value, mask, p, causal, scale=scale, enable_gqa=gqa)
+        added = _added(mask, query.dtype)
+        output, weights = _MATH(query, key, value, added, p, causal, scale=scale, enable_gqa=gqa)
         packed = None
         if p > 0.0:
             packed = torch.stack([bits.pack(sample.contiguous(), lambda weight: weight != 0) for sample in weights])
@@ -69,7 +70,14 @@ def _sample(x: Tensor, number: int, num_dims: int) -> Tensor:
     return x if x.dim() < num_dims or len(x) == 1 else x[number : number + 1]
 
 
-def _again(ctx: Any, parts: list[Tensor | None], packed: Tensor | None) -> Tensor:
+def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask as what is added to the scores: of a boolean one 0 where it holds."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
+
+
+def _again(ctx: Any, parts: list[Any], packed: Tensor | None) -> Tensor:
     p, causal, scale, gqa = ctx.options
     passed = None
     if packed is not None:
@@ -78,7 +86,9 @@ def _again(ctx: Any, parts: list[Tensor | None], packed: Tensor | None) -> Tenso
             part.copy_(flags)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Dropout mask should only be used for testing")
-        output, _ = _MATH(*parts, p, causal, dropout_mask=passed, scale=scale, enable_gqa=gqa)
+        query, key, value, mask = parts
+        added = _added(mask, query.dtype)
+        output, _ = _MATH(query, key, value, added, p, causal, dropout_mask=passed, scale=scale, enable_gqa=gqa)
     result: Tensor = output
     return result
 
