@@ -26,7 +26,7 @@ FLOORS = (
     ("measure",),
     ("apply_plan",),
     ("training", "fingerprint"),
-    ("loader",),
+    ("loader", "randomness"),
     ("plan", "search_spaces", "task"),
     ("techniques",),
     ("layers",),
