@@ -19,7 +19,7 @@ PACKAGE = ROOT / "autotune"
 FLOORS = (
     ("__main__",),
     ("cli",),
-    ("commands", "schemas", "starter"),
+    ("arguments", "commands", "schemas", "starter"),
     ("report", "testing"),
     ("search",),
     ("workers",),

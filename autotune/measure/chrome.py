@@ -77,7 +77,7 @@ class _Ranges(Watch):
     def _enter(self, module: nn.Module, args: Any) -> None:
         if module in self._names:
             there = record_function(self._names[module])
-            there.__enter__()
+            there.__enter__()  # type: ignore[no-untyped-call]
             self._open.append((module, there))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, Self
@@ -64,7 +65,7 @@ class Clock(Watch):
         """
         if phase == "backward":
             for node in nodes_of(loss):
-                node.register_prehook(lambda _, module=self._where.of_node(node): self._mark(module))
+                node.register_prehook(partial(self._begin, self._where.of_node(node)))
         self._phase = phase
         self._mark()
         yield
@@ -80,9 +81,12 @@ class Clock(Watch):
             found[phase][module] += began.elapsed_time(ended) / 1000 if self._is_cuda else ended - began
         return found
 
+    def _begin(self, module: str, gradients: Any) -> None:
+        self._mark(module)
+
     def _mark(self, module: str | None = None) -> None:
         if self._is_cuda:
-            moment: Any = torch.cuda.Event(enable_timing=True)
+            moment: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             moment.record()
         else:
             moment = perf_counter()

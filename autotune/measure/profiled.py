@@ -37,7 +37,7 @@ class ModuleRow(_Frozen):
     num_parameters: int
     """Numbers in its parameters, those that an earlier module holds too left out."""
     kept_bytes: int
-    """What it saves for backward in one micro-batch, and no module before it did."""
+    """Of what its forward makes in one micro-batch, what autograd saves for backward, whoever's backward needs it."""
     peak_bytes: int
     """Of what is alive at the peak, what it made; its parameters, their gradients and optimizer state too."""
     forward_s: float | None = None

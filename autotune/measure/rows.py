@@ -62,7 +62,7 @@ def module_rows(
                 seen.add(id(parameter))
                 parameters[name] += parameter.numel()
     num_parameters = inclusive(parameters)
-    kept = inclusive(_sums((one.kept_by or OUTSIDE, one.num_bytes) for one in trace.kept()))
+    kept = inclusive(_sums((one.module, one.num_bytes) for one in trace.kept()))
     at_peak = inclusive(_sums((one.module, one.num_bytes) for one in trace.alive_at(trace.peak_moment())))
     for name in (*_in_order(modules, order), OUTSIDE):
         yield ModuleRow(
@@ -117,7 +117,7 @@ def timeline(trace: Trace, blocks: Sequence[str]) -> Timeline:
     moments = _worth_drawing(trace)
     kinds = ("parameter", "optimizer_state", "gradient", "block", "rest")
     found = [
-        Area(name=name, kind=kind, live_bytes=tuple(live[kind, name][moment] for moment in moments))  # type: ignore[arg-type]
+        Area(name=name, kind=kind, live_bytes=tuple(live[kind, name][moment] for moment in moments))
         for kind, name in sorted(live, key=lambda key: kinds.index(key[0]))
     ]
     spans = tuple((span.phase, span.start) for span in trace.spans)
