@@ -90,10 +90,10 @@ class WatchedSteps:
                     loss = self._compute_loss(self.training.model, batch)
                 with watch.phase("backward", loss):
                     self.training.backward(loss)
-                with watch.phase("optimizer"):
-                    stepped = self.training.optimizer_step()
                 if ends_step:
                     break
+            with watch.phase("optimizer"):
+                stepped = self.training.optimizer_step()
         self._check(loss)
         return num_samples, stepped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +16,8 @@ __all__ = ["HEIGHT", "WIDTH", "Band", "Chart", "Shape", "chart"]
 WIDTH, HEIGHT = 960, 400
 """Of the plot, in the SVG's units."""
 _HEADROOM = 1.12
-_GREYS = {"parameter": "hsl(220 8% 42%)", "optimizer_state": "hsl(220 8% 54%)", "gradient": "hsl(220 8% 66%)"}
-_REST = "hsl(30 18% 58%)"
+_GREYS = {"parameter": "#62666f", "optimizer_state": "#7f848d", "gradient": "#a0a5ad"}
+_REST = "#a8977d"
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,9 @@ def _colors(areas: Sequence[Area]) -> Iterator[str]:
     number = 0
     for area in areas:
         if area.kind == "block":
-            hue = 205 + 235 * number / max(1, num_blocks - 1)
-            yield f"hsl({hue % 360:.0f} 58% {54 + 8 * (number % 2)}%)"
+            hue = 0.57 + 0.62 * number / max(1, num_blocks - 1)
+            rgb = colorsys.hls_to_rgb(hue % 1, 0.54 + 0.08 * (number % 2), 0.58)
+            yield "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
             number += 1
         else:
             yield _GREYS.get(area.kind, _REST)
