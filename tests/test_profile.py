@@ -19,7 +19,7 @@ from autotune.plan import Peak, Plan
 from autotune.report.chart import HEIGHT, WIDTH, chart
 from autotune.report.folding import lines
 from autotune.report.page import page
-from autotune.report.profile import as_json, cells, changes, line, notes
+from autotune.report.profile import as_json, cells, changes, columns, line, notes
 from autotune.search.profile import Change, Profiling, WhatToProfile, profile
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.techniques.batch import Batch
@@ -293,6 +293,7 @@ def test_a_change_that_ran_out_of_memory_is_said_so():
     change = Change(Precision(kind="bf16"), OutOfMemory(peak_bytes=MIB, message="no more"))
     assert line(change) == "with bf16: out of memory at 1.0 MiB: no more"
     assert cells(lines(blocks([MIB]))[0], profiling(profile_of(blocks([MIB])), change))[-1] == ""
+    assert "what would free most of it" not in columns(profiling(profile_of(blocks([MIB]))))
 
 
 def test_the_first_steps_higher_peak_and_heavy_hooks_are_notes():

@@ -357,6 +357,23 @@ def test_memory_that_was_there_before_counts_from_the_start():
     assert by(trace, "kind", 0)["other"] == 6 * 16 * 4
 
 
+class WithGradientInside(nn.Module):
+    """Whose forward takes a gradient by torch.func, which forbids to watch what is saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.func.grad(lambda y: self.linear(y).square().sum())(x)
+
+
+def test_where_saves_cannot_be_watched_what_a_forward_leaves_is_kept():
+    found = profiled(task_of(WithGradientInside, torch.randn(32, 6), mean_square, batch_size=8))
+    assert not found.sees_saves
+    assert {row.name: row.kept_bytes for row in found.modules}["linear"] >= 8 * 6 * 4
+
+
 # Watching changes nothing
 
 

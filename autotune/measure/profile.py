@@ -14,7 +14,7 @@ import torch
 from ..task import Task
 from ..techniques.checkpointing import find_blocks
 from ..training import Training
-from .allocations import Phase
+from .allocations import Phase, Trace
 from .chrome import write_trace
 from .clock import Clock
 from .memory import Charge
@@ -27,6 +27,8 @@ __all__ = ["profile"]
 
 W = TypeVar("W", bound=Watch)
 
+_FORBIDDEN = "saved tensor hooks"
+"""What torch.func's gradients say when somebody watches what is saved."""
 _MOST_SKIPPED = 40
 """Steps that a loss scaler may skip before the optimizer has state: it halves its scale each time."""
 
@@ -46,11 +48,8 @@ def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
     model, device = training.model, training.device
     charge = Charge(device, options.largest_of)
     steps = WatchedSteps(training, task, options.largest_of)
-    first = Tracer(model, training.optimizer, device)
-    stepped = steps.step(first)
-    while not stepped and steps.num_steps < _MOST_SKIPPED:
-        stepped = steps.step(Watch())
-    steady = steps.whole_step(lambda: Tracer(model, training.optimizer, device))
+    first, sees_saves = _trace_first(steps)
+    steady = steps.whole_step(lambda: Tracer(model, training.optimizer, device, sees_saves))
     times = _time(steps, options.num_timed_steps) if options.num_timed_steps else None
     charge.sample_descendants()
     process = charge.peak()
@@ -62,7 +61,8 @@ def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
     return Profile(
         modules=tuple(module_rows(model, steady.order, trace, *by_phase)),
         peak=peak_moment(trace),
-        first_step_peak_bytes=first.trace().peak_bytes(),
+        first_step_peak_bytes=first.peak_bytes(),
+        sees_saves=sees_saves,
         process=process,
         micro_batch=training.batch.micro,
         accumulate=training.batch.accumulate,
@@ -71,6 +71,23 @@ def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
         phases_s=times.phases_s if times else {},
         timeline=timeline(trace, [names[block] for block in find_blocks(model, task.blocks)]),
     )
+
+
+def _trace_first(steps: WatchedSteps) -> tuple[Trace, bool]:
+    """The first step, and whether what autograd saves could be seen; goes on until the optimizer has stepped."""
+    training, sees_saves = steps.training, True
+    tracer = Tracer(training.model, training.optimizer, training.device)
+    try:
+        stepped = steps.step(tracer)
+    except RuntimeError as error:
+        if _FORBIDDEN not in str(error):
+            raise
+        sees_saves = False
+        tracer = Tracer(training.model, training.optimizer, training.device, sees_saves)
+        stepped = steps.step(tracer)
+    while not stepped and steps.num_steps < _MOST_SKIPPED:
+        stepped = steps.step(Watch())
+    return tracer.trace(), sees_saves
 
 
 class _Times(NamedTuple):

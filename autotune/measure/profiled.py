@@ -92,6 +92,8 @@ class Profile(_Frozen):
     """Of a steady step: one whose optimizer state is there when it begins."""
     first_step_peak_bytes: int
     """Most bytes alive within the first step."""
+    sees_saves: bool = True
+    """Whether what autograd saves could be watched; else all that a forward leaves behind counts as kept."""
     process: Peak
     """What the device charges the process: the figure that a budget holds."""
     micro_batch: PositiveInt

@@ -52,16 +52,21 @@ class Tracer(Watch):
     the graph; no result changes and nothing lives longer.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, sees_saves: bool = True
+    ) -> None:
         """
         Args:
             model: its parameters, buffers, and the gradients there are count as alive from the start.
             optimizer: its state does too.
             device: whose memory is recorded; for fake tensors, the device that they claim.
+            sees_saves: watch what autograd saves, which torch.func's gradients forbid; False takes all that a forward
+                leaves behind for kept.
         """
         self._model = model
         self._optimizer = optimizer
         self._device_type = device.type
+        self._sees_saves = sees_saves
         self._where = Whereabouts(model)
         self._phase: Phase = "before"
         self._moment = 0
@@ -102,8 +107,10 @@ class Tracer(Watch):
             self._phase = phase
             self._spans.append(Span(phase, self._moment))
         keeps = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        with keeps if phase == "forward" else nullcontext(), _Mode(self):
+        with keeps if phase == "forward" and self._sees_saves else nullcontext(), _Mode(self):
             yield
+        if phase == "forward" and not self._sees_saves:
+            self._keep_all()
         self._name_parameters()
 
     def trace(self) -> Trace:
@@ -127,6 +134,12 @@ class Tracer(Watch):
                 found.kept_by = self._where.now()[0]
                 found.is_at_least("activation")
         return tensor
+
+    def _keep_all(self) -> None:
+        for made in self._live.values():
+            if made.phase == "forward" and made.kept_by is None:
+                made.kept_by = made.module
+                made.is_at_least("activation")
 
     def _name_parameters(self) -> None:
         """What parameters have come to hold: gradients, and their optimizer state."""

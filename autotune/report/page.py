@@ -9,7 +9,7 @@ from ..measure.profiled import Profile
 from ..search.profile import Profiling
 from . import chart as drawing
 from .folding import lines
-from .profile import COLUMNS, KINDS, cells, changes, moment_words, notes, peak_words, title
+from .profile import KINDS, cells, changes, columns, moment_words, notes, peak_words, title
 from .words import size
 
 __all__ = ["page"]
@@ -36,7 +36,7 @@ def page(found: Profiling, depth: int | None = None) -> str:
         height=drawing.HEIGHT,
         names=_NAMES,
         size=size,
-        columns=COLUMNS,
+        columns=columns(found),
         rows=[cells(line, found) for line in lines(found.base.modules, depth)],
         kinds=[(KINDS[kind], size(num_bytes)) for kind, num_bytes in found.base.peak.by_kind.items()],
         changes=list(changes(found)),

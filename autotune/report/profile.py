@@ -21,12 +21,12 @@ from .tables import rows_table
 from .words import outcome_words, settings_words, size, technique_words
 
 __all__ = [
-    "COLUMNS",
     "KINDS",
     "WIDTH",
     "as_json",
     "cells",
     "changes",
+    "columns",
     "explain",
     "line",
     "moment_words",
@@ -38,7 +38,7 @@ __all__ = [
 WIDTH = 140
 """Columns that the table takes in a pipe."""
 
-COLUMNS = ("module", "type", "parameters", "kept", "at the peak", "forward", "backward", "what would free most of it")
+_COLUMNS = ("module", "type", "parameters", "kept", "at the peak", "forward", "backward", "what would free most of it")
 """Of the table; all but the first two and the last are figures."""
 KINDS: dict[Kind, str] = {
     "parameter": "parameters and buffers",
@@ -102,10 +102,10 @@ def _best_of_rows(found: Profiling) -> Iterator[dict[str, Any] | None]:
 def explain(found: Profiling, depth: int | None = None) -> RenderableType:
     """The table, the peak, and what each technique would make of it."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for number, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if 2 <= number < len(COLUMNS) - 1 else "left", no_wrap=True)
+    for number, name in enumerate(columns(found)):
+        table.add_column(name, justify="right" if 2 <= number < len(_COLUMNS) - 1 else "left", no_wrap=True)
     for row in lines(found.base.modules, depth):
-        table.add_row(*(Text(cell) for cell in cells(row, found)))
+        table.add_row(*map(Text, cells(row, found)))
     return Group(
         Text(f"{title(found)}\n", style="bold"),
         table,
@@ -117,12 +117,17 @@ def explain(found: Profiling, depth: int | None = None) -> RenderableType:
     )
 
 
+def columns(found: Profiling) -> tuple[str, ...]:
+    """The table's headings; without the last where no technique was tried."""
+    return _COLUMNS if found.changes else _COLUMNS[:-1]
+
+
 def cells(row: Line, found: Profiling) -> tuple[str, ...]:
-    """One line of the table, in the order of :data:`COLUMNS`."""
+    """One line of the table, in the order of :func:`columns`."""
     best = _best_change(found, row)
     freed = f"{size(best[1])} by {technique_words(best[0].technique, found.facts)}" if best else ""
     parameters, kept, at_peak = (row.sum(name) for name in ("num_parameters", "kept_bytes", "peak_bytes"))
-    return (
+    found_cells = (
         "  " * row.depth + row.label,
         row.type,
         f"{parameters:,}" if parameters else "",
@@ -132,6 +137,7 @@ def cells(row: Line, found: Profiling) -> tuple[str, ...]:
         _milliseconds(row.sum("backward_s")),
         freed,
     )
+    return found_cells[: len(columns(found))]
 
 
 def _best_change(found: Profiling, row: Line) -> tuple[Change, int] | None:
@@ -182,6 +188,8 @@ def notes(base: Profile) -> Iterator[str]:
     )
     if base.first_step_peak_bytes > base.peak.num_bytes:
         yield f"the first step's peak is higher: {size(base.first_step_peak_bytes)}"
+    if not base.sees_saves:
+        yield "torch.func's gradients do not let what is saved be watched: kept is all that a forward leaves behind"
     if base.process.largest_of is not None:
         yield f"batch shapes vary: this is the largest of {base.process.largest_of} batches, again and again"
     if base.step_s and base.timed_step_s and base.timed_step_s > base.step_s * _HEAVY_HOOKS:
