@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from concurrent.futures import Future
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from command_line import Ended, autotune
+from command_line import Ended, autotune, start
 
 from autotune.errors import NothingFits, PlanError, TaskError
 from autotune.measure.allocations import OUTSIDE
@@ -33,6 +34,19 @@ from autotune.workers import Crashed, Executor, Inspected, NonFinite, OutOfMemor
 
 TASKS = Path(__file__).parent / "tasks"
 SETTINGS = Settings(batch=Batch(micro=8))
+
+
+LATE = """\
+import time
+import healthy
+from healthy import batch_size, build_dataset, build_model
+seen = []
+def compute_loss(model, batch):
+    seen.append(1)
+    if len(seen) > 6: raise ValueError('late')
+    return healthy.compute_loss(model, batch)
+"""
+"""It gets through the inspection and the first steps."""
 
 
 @pytest.fixture
@@ -120,15 +134,22 @@ def test_bad_input_is_said_and_nothing_is_left(folder, task, options, code, word
 
 
 def test_a_failure_leaves_no_trace_file(folder):
-    (folder / "late.py").write_text(
-        "from healthy import batch_size, build_dataset, build_model\nimport healthy\nseen = []\n"
-        "def compute_loss(model, batch):\n    seen.append(1)\n    if len(seen) > 6: raise ValueError('late')\n"
-        "    return healthy.compute_loss(model, batch)\n"
-    )
+    (folder / "late.py").write_text(LATE)
     (folder / "t.json").write_text("mine")
     ended = run(folder, "--trace", "t.json", task="late.py")
     assert (ended.returncode, (folder / "t.json").read_text()) == (2, "mine")
     assert "ValueError: late" in ended.stderr
+    assert not list(folder.glob(".autotune-*"))
+
+
+def test_ctrl_c_leaves_nothing(folder):
+    (folder / "slow.py").write_text(LATE.replace("raise ValueError('late')", "time.sleep(600)"))
+    running = start("profile", "slow.py", "--device", "cpu", "--trace", "t.json", cwd=folder)
+    running.read_until("profiles: batch 8")
+    running.process.send_signal(signal.SIGINT)
+    ended = running.finish()
+    assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "", []), ended.stderr
+    assert not (folder / "t.json").exists()
     assert not list(folder.glob(".autotune-*"))
 
 

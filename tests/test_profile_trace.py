@@ -336,6 +336,26 @@ def test_dicts_in_place_operations_and_foreign_modules():
     assert made == {OUTSIDE, "", "relu", "linear"}
 
 
+def test_rows_add_up_to_the_peak_and_so_do_the_charts_areas():
+    found = profiled(checkpointing=Checkpointing(kind="blocks", every=2))
+    rows = {row.name: row for row in found.modules}
+    assert rows[""].peak_bytes + rows[OUTSIDE].peak_bytes == found.peak.num_bytes
+    assert sum(rows[name].peak_bytes for name in ("stem", "blocks", "head")) == rows[""].peak_bytes
+    live = [sum(column) for column in zip(*(area.live_bytes for area in found.timeline.areas), strict=True)]
+    assert max(live) == found.peak.num_bytes
+
+
+def test_a_chart_has_at_most_twelve_groups_of_blocks_and_the_rest():
+    class Deep(nn.Sequential):
+        def __init__(self):
+            super().__init__(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(30)))
+
+    found = profiled(task_of(Deep, torch.randn(16, 6), mean_square, batch_size=8))
+    blocks = [area.name for area in found.timeline.areas if area.kind == "block"]
+    assert blocks[:2] == ["0 … 2", "3 … 5"]
+    assert len(blocks) == 10
+
+
 def test_micro_batches_keep_what_one_does_and_add_gradients_once():
     whole, split = (profiled(batch=Batch.of(8, micro)) for micro in (8, 4))
     assert (split.micro_batch, split.accumulate) == (4, 2)
