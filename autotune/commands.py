@@ -193,7 +193,7 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
         print(line(event, *told), file=sys.stderr)
         told.extend([event] if isinstance(event, Facts) else [])
 
-    in_force = load_plan(plan).on(what.device) if plan else None
+    in_force = load_plan(plan) if plan else None
     with (
         replacing(what.trace, UserError, "--trace") if what.trace else nullcontext() as trace,
         _trials(Where("local"), what.task, what.device) as executor,

@@ -16,7 +16,7 @@ from command_line import Ended, autotune, start
 from autotune.errors import NothingFits, PlanError, TaskError
 from autotune.measure.allocations import OUTSIDE
 from autotune.measure.profiled import Area, ModuleRow, PeakMoment, Profile, Timeline
-from autotune.plan import Peak, Plan
+from autotune.plan import Peak, Plan, TaskRef
 from autotune.report.chart import HEIGHT, WIDTH, chart
 from autotune.report.folding import lines
 from autotune.report.page import page
@@ -230,6 +230,14 @@ def test_a_plan_that_cannot_be_had_here_is_said_before_anything_runs():
     with pytest.raises(PlanError, match=r"settings.precision: cannot be had here: bare CPU has no bfloat16 arithmetic"):
         ask(executor, plan=Plan(settings=Settings(precision=Precision(kind="bf16"))))
     assert len(executor.requests) == 1
+
+
+def test_another_models_plan_is_refused():
+    task = TaskRef(source="other.py", fingerprint="sha256:" + 64 * "1")
+    with pytest.raises(
+        PlanError, match=r"it was found for other.py .*, but healthy.py has other parameters or batches"
+    ):
+        ask(Answers(BARE), plan=Plan(settings=Settings(), task=task))
 
 
 # What is said

@@ -15,7 +15,7 @@ from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch
 from ..workers import Executor, Failed, Outcome, OutOfMemory, Profiled, TrialRequest
 from ..workers.environment import own_thread_variables
-from .inquiry import LARGEST_OF, failure, inspect, reference_settings
+from .inquiry import LARGEST_OF, check_plan, failure, inspect, reference_settings
 from .options import SearchOptions
 from .pace import Pace
 
@@ -131,15 +131,12 @@ def _settings(what: WhatToProfile, facts: Facts) -> Settings:
     """What is in force: the plan's settings or the job's own, with the batch that was asked for.
 
     Raises:
-        PlanError: one of the plan's settings cannot be had, or the dataset is smaller than the batch.
+        PlanError: the plan is another model's or cannot be had here, or the dataset is smaller than the batch.
     """
-    settings = what.plan.settings if what.plan else reference_settings(facts)
-    if settings.batch is None:
-        settings = settings.model_copy(update={"batch": reference_settings(facts).batch})
-    for technique in settings.techniques():
-        reason = None if technique.name == Batch.name else technique.unavailable(facts)
-        if reason is not None:
-            raise PlanError(f"plan: settings.{technique.name}: cannot be had here: {reason}.")
+    settings = reference_settings(facts)
+    if what.plan is not None:
+        check_plan(what.plan, what.task, facts)
+        settings = what.plan.settings.model_copy(update={"batch": what.plan.settings.batch or settings.batch})
     if what.batch is None:
         return settings
     if facts.dataset_length is not None and what.batch > facts.dataset_length:
