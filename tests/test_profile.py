@@ -321,7 +321,9 @@ def test_the_change_that_frees_most_is_named_with_its_bytes():
 def test_a_change_that_ran_out_of_memory_is_said_so():
     change = Change(Precision(kind="bf16"), OutOfMemory(peak_bytes=MIB, message="no more"))
     assert line(change) == "with bf16: out of memory at 1.0 MiB: no more"
-    assert cells(lines(blocks([MIB]))[0], profiling(profile_of(blocks([MIB])), change))[-1] == ""
+    found = profiling(profile_of(blocks([MIB])), change)
+    assert cells(lines(found.base.modules)[0], found)[-1] == ""
+    assert as_json(found)["changes"][0]["failure"] == "out of memory at 1.0 MiB: no more"
     assert "what would free most of it" not in columns(profiling(profile_of(blocks([MIB]))))
 
 

@@ -80,6 +80,7 @@ def as_json(found: Profiling) -> dict[str, Any]:
                 "technique": change.technique.name,
                 "setting": change.technique.model_dump(mode="json", exclude_defaults=True),
                 "outcome": change.outcome.kind,
+                "failure": None if change.profile else outcome_words(change.outcome, Budget()),
                 "peak": change.profile.peak.model_dump(mode="json") if change.profile else None,
                 "kept_bytes": _kept_bytes(change.profile) if change.profile else None,
             }
