@@ -11,14 +11,42 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from . import __version__
+from .arguments import (
+    Address,
+    AllowSplit,
+    Alone,
+    Budget,
+    Depth,
+    Device,
+    DryRun,
+    EffectiveBatch,
+    ExecutorName,
+    Html,
+    Json,
+    Margin,
+    MaxTime,
+    Output,
+    PlanPath,
+    ProfiledBatch,
+    ProfiledPlan,
+    Resume,
+    Sampler,
+    Seed,
+    Space,
+    Storage,
+    Strict,
+    TaskPath,
+    Trace,
+    Trials,
+    TrialTime,
+)
 from .errors import AutotuneError
 from .search.options import SearchOptions
-from .units import MIB, parse_bytes, parse_duration
 
 __all__ = ["app", "main"]
 
@@ -34,98 +62,8 @@ app = typer.Typer(
 )
 
 
-def _budget(text: str) -> int:
-    try:
-        num_bytes = parse_bytes(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if 0 < num_bytes < MIB:
-        raise typer.BadParameter(f"a budget of {text} is {num_bytes} bytes. Was {text}GiB meant?")
-    if num_bytes <= 0:
-        raise typer.BadParameter(f"a budget of {text} leaves no memory at all. Write for example 8GiB, 512 MiB or 8GB.")
-    return num_bytes
-
-
-def _duration(text: str | float) -> float:  # typer parses defaults too
-    try:
-        return parse_duration(str(text))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _margin(value: float) -> float:
-    if not 0 <= value < 1:
-        raise typer.BadParameter(f"expected a share from 0 up to 1, such as 0.03, but got {value}.")
-    return value
-
-
-_Option = typer.Option
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 """click's, wherever the typer that is installed keeps it."""
-_Task = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The task file; `autotune init` writes one.")]
-_PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
-_Output = Annotated[Path, _Option("--output", "-o", help="Where the plan goes.")]
-_Budget = Annotated[
-    int | None,
-    _Option(
-        parser=_budget,
-        metavar="SIZE",
-        help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9.",
-        show_default="no limit: speed alone",
-    ),
-]
-_Trials = Annotated[int, _Option(min=1, help="Configurations to measure, the reference included, the finalists not.")]
-_MaxTime = Annotated[
-    float | None,
-    _Option(
-        parser=_duration,
-        metavar="TIME",
-        help="Bounds everything, finalists included: 90s, 20m, 1.5h.",
-        show_default="no limit",
-    ),
-]
-_TrialTime = Annotated[
-    float,
-    _Option(
-        parser=_duration,
-        metavar="TIME",
-        help="At most so long for the timed steps of one trial; it ends sooner once its speed is known to 2 %.",
-        show_default="60s",
-    ),
-]
-_Space = Annotated[str, _Option(metavar="NAME|FILE", help="What may be tried: a preset's name or a YAML file.")]
-_EffectiveBatch = Annotated[
-    int | None,
-    _Option(min=1, help="Samples that one optimizer step sees, held fixed.", show_default="the task's batch_size"),
-]
-_AllowSplit = Annotated[bool, _Option("--allow-split", help="Split batches even where that changes the gradient.")]
-_Margin = Annotated[
-    float, _Option(callback=_margin, help="The measured peak times 1 + margin must be within the budget.")
-]
-_Seed = Annotated[int, _Option(min=0, max=2**63 - 1, help="Seeds the task and the sampler.")]
-_Sampler = Annotated[Literal["tpe", "gp"], _Option(help="The Optuna sampler that proposes.")]
-_ExecutorName = Annotated[Literal["local", "ray"], _Option(help="What runs the trials, each in its own process.")]
-_Address = Annotated[
-    str | None,
-    _Option(
-        metavar="HOST:PORT",
-        help="Join this Ray cluster, shipping the task's folder to it.",
-        show_default="a cluster of its own on this machine",
-    ),
-]
-_Storage = Annotated[
-    str | None, _Option(metavar="URL", help="Optuna storage of the study.", show_default="SQLite under .autotune/")
-]
-_Resume = Annotated[bool, _Option("--resume", help="Go on with this task's newest study.")]
-_DryRun = Annotated[
-    bool, _Option("--dry-run", help="Print the space, its size and an estimate of the time; measure nothing.")
-]
-_Device = Annotated[
-    Literal["cpu", "cuda"] | None,
-    _Option(help="Device type that trials run on.", show_default="cuda where this machine has it, else cpu"),
-]
-_Strict = Annotated[bool, _Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
-_Json = Annotated[bool, _Option("--json", help="Print one JSON document on stdout.")]
 
 
 def _version(wanted: bool) -> None:
@@ -137,7 +75,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, _Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Find, prove and write the fastest configuration of a PyTorch training job inside a memory budget."""
@@ -145,25 +83,25 @@ def options(
 
 @app.command(short_help="Search for the fastest plan within a memory budget.")
 def search(  # the command's options, one line each: typer's form
-    task: _Task,
-    output: _Output = SearchOptions.output,
-    budget: _Budget = SearchOptions.budget_bytes,
-    trials: _Trials = SearchOptions.trials,
-    max_time: _MaxTime = SearchOptions.max_time_s,
-    trial_time: _TrialTime = SearchOptions.trial_time_s,
-    space: _Space = SearchOptions.space,
-    effective_batch: _EffectiveBatch = SearchOptions.effective_batch,
-    allow_split: _AllowSplit = SearchOptions.allow_split,
-    margin: _Margin = SearchOptions.margin,
-    seed: _Seed = SearchOptions.seed,
-    sampler: _Sampler = SearchOptions.sampler,
-    executor: _ExecutorName = "ray",
-    address: _Address = None,
-    storage: _Storage = SearchOptions.storage,
-    resume: _Resume = SearchOptions.resume,
-    dry_run: _DryRun = False,
-    device: _Device = None,
-    json: _Json = False,
+    task: TaskPath,
+    output: Output = SearchOptions.output,
+    budget: Budget = SearchOptions.budget_bytes,
+    trials: Trials = SearchOptions.trials,
+    max_time: MaxTime = SearchOptions.max_time_s,
+    trial_time: TrialTime = SearchOptions.trial_time_s,
+    space: Space = SearchOptions.space,
+    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
+    allow_split: AllowSplit = SearchOptions.allow_split,
+    margin: Margin = SearchOptions.margin,
+    seed: Seed = SearchOptions.seed,
+    sampler: Sampler = SearchOptions.sampler,
+    executor: ExecutorName = "ray",
+    address: Address = None,
+    storage: Storage = SearchOptions.storage,
+    resume: Resume = SearchOptions.resume,
+    dry_run: DryRun = False,
+    device: Device = None,
+    json: Json = False,
 ) -> None:
     """Find the fastest configuration of MODEL.PY that stays within the budget, and write it as a plan.
 
@@ -194,7 +132,7 @@ def search(  # the command's options, one line each: typer's form
 
 
 @app.command(short_help="Explain a plan in words.")
-def show(plan: _PlanPath, json: _Json = False) -> None:
+def show(plan: PlanPath, json: Json = False) -> None:
     """Explain a plan in words: what each row does, what it was measured at, and how to apply it."""
     from . import commands
 
@@ -204,18 +142,18 @@ def show(plan: _PlanPath, json: _Json = False) -> None:
 
 @app.command(short_help="Measure a plan again.")
 def verify(
-    plan: _PlanPath,
+    plan: PlanPath,
     task: Annotated[
         str | None,
         typer.Argument(
             metavar="MODEL.PY[:NAME]", help="The task file.", show_default="as the plan names it, beside it"
         ),
     ] = None,
-    strict: _Strict = False,
-    trial_time: _TrialTime = SearchOptions.trial_time_s,
-    executor: _ExecutorName = "ray",
-    address: _Address = None,
-    json: _Json = False,
+    strict: Strict = False,
+    trial_time: TrialTime = SearchOptions.trial_time_s,
+    executor: ExecutorName = "ray",
+    address: Address = None,
+    json: Json = False,
 ) -> None:
     """Measure a plan again. Exits with 0 when it holds, 3 when it is over its budget, 2 for another model."""
     from . import commands
@@ -226,12 +164,37 @@ def verify(
         raise typer.Exit(3)
 
 
+@app.command(short_help="Show where a training step's memory and time go, module by module.")
+def profile(
+    task: TaskPath,
+    plan: ProfiledPlan = None,
+    batch: ProfiledBatch = None,
+    depth: Depth = None,
+    alone: Alone = False,
+    html: Html = None,
+    trace: Trace = None,
+    seed: Seed = SearchOptions.seed,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Show, module by module, what one optimizer step keeps, what fills its peak, and what would change that.
+
+    One step of MODEL.PY is traced in a process of its own, then once more with each technique that may change it.
+    """
+    from . import commands
+    from .search.profile import WhatToProfile
+
+    what = WhatToProfile(task, device or commands.default_device(), batch=batch, alone=alone, trace=trace, seed=seed)
+    with _one_document(json):
+        commands.profile(what, plan, depth, html, json)
+
+
 @app.command(
     short_help="Start a job as its plan needs it.",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 def run(
-    plan: _PlanPath,
+    plan: PlanPath,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The job, such as python train.py.")],
 ) -> None:
     """Start a job with the environment that a plan needs in force, and AUTOTUNE_PLAN naming the plan.
@@ -258,7 +221,7 @@ def init(
 
 
 @app.command(short_help="Tell what this machine offers and lacks.")
-def doctor(json: _Json = False) -> None:
+def doctor(json: Json = False) -> None:
     """Tell what this machine offers: devices, memory, versions, allocators; what is missing and how to get it."""
     from . import commands
 

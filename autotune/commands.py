@@ -9,27 +9,30 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from .errors import TaskError, UserError
+from .files import check_output, replacing, write_text
 from .plan import load_plan
 from .search.options import SearchOptions
-from .task import split_source
+from .task import split_source, task_file
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from .plan import Plan
     from .search.events import Event
+    from .search.profile import Change, WhatToProfile
     from .search.verify import Verification
+    from .techniques import Facts, Settings
     from .workers import Executor
 
-__all__ = ["Where", "default_device", "doctor", "preview", "run", "search", "show", "verify"]
+__all__ = ["Where", "default_device", "doctor", "preview", "profile", "run", "search", "show", "verify"]
 
 _INTERRUPTED = 130
 
@@ -162,6 +165,48 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
     return found
 
 
+def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Path | None, json: bool) -> None:
+    """Profile a task, print what was found, and write the files that were asked for.
+
+    Args:
+        what: the task and what to do with it; its ``trace`` is where the Chrome trace is to be in the end.
+        plan: the plan to put in force; None is the job as it stands.
+        depth: levels of modules of the table; None is as many as fit a screen.
+        html: where the page goes; None writes none.
+        json: print one JSON document.
+
+    Raises:
+        UserError: a file cannot be written, said before anything runs; or as :func:`autotune.search.profile.profile`.
+    """
+    from .report.page import page
+    from .report.profile import WIDTH, as_json, explain, line
+    from .search.profile import profile as run_profile
+    from .techniques import Facts
+
+    taken = {"the task": task_file(what.task), "the plan": plan}
+    for option, path, other in (("--html", html, what.trace), ("--trace", what.trace, None)):
+        if path is not None:
+            check_output(path, {**taken, "the other output": other}, UserError, option)
+    told: list[Facts] = []
+
+    def observe(event: Facts | Settings | Change) -> None:
+        print(line(event, *told), file=sys.stderr)
+        told.extend([event] if isinstance(event, Facts) else [])
+
+    in_force = load_plan(plan) if plan else None
+    with (
+        replacing(what.trace, UserError, "--trace") if what.trace else nullcontext() as trace,
+        _trials(Where("local"), what.task, what.device) as executor,
+    ):
+        found = run_profile(replace(what, plan=in_force, trace=trace), executor, observe)
+    if html is not None:
+        write_text(html, page(found, depth), UserError, "--html")
+    if json:
+        _print_json({"html": html and str(html), "trace": what.trace and str(what.trace), **as_json(found)})
+    else:
+        _print(sys.stdout, explain(found, depth), WIDTH)
+
+
 def run(path: Path, command: Sequence[str]) -> NoReturn:
     """Become ``command``, with the plan's environment in force and ``AUTOTUNE_PLAN`` naming the plan.
 
@@ -265,8 +310,11 @@ def _console(file: Any) -> Console:
     return Persistent(file=file)
 
 
-def _print(file: Any, words: RenderableType) -> None:
+def _print(file: Any, words: RenderableType, width: int | None = None) -> None:
+    """Print words; a pipe takes lines of ``width``."""
     console = _console(file)
+    if width is not None and not console.is_terminal:
+        console.width = width
     with console.capture() as captured:
         console.print(words)
     lines = captured.get().splitlines()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from .errors import UserError
 
-__all__ = ["dump_yaml", "explain", "read_yaml", "write_text"]
+__all__ = ["check_output", "dump_yaml", "explain", "read_yaml", "replacing", "write_text"]
 
 _MAX_YAML_BYTES = 2**20
 
@@ -26,28 +27,75 @@ def dump_yaml(data: dict[str, Any]) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
-def write_text(path: Path, text: str, error: type[UserError]) -> None:
+def write_text(path: Path, text: str, error: type[UserError], option: str = "-o") -> None:
     """Write a file atomically (temporary file beside it, fsync, rename).
 
     Raises:
         error: the path cannot be written; what stood there before is untouched.
     """
+    with (
+        replacing(path, error, option) as temporary,
+        _told(path, error, option),
+        temporary.open("w", encoding="utf-8") as file,
+    ):
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path, error: type[UserError], option: str = "-o") -> Iterator[Path]:
+    """An empty file beside ``path``, to be filled; it takes ``path``'s place once the body has ended well.
+
+    Args:
+        path: what is to be there in the end.
+        error: raised when the path cannot be written; what stood there before is untouched.
+        option: the command's, that chooses another path.
+    """
+    with _told(path, error, option):
+        target = path.resolve()  # through a link, into what it names
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=".autotune-", dir=target.parent)
+        os.close(handle)
     try:
-        path = path.resolve()  # through a link, into what it names
+        yield Path(name)
+        with _told(path, error, option):
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def check_output(path: Path, taken: Mapping[str, Path | None], error: type[UserError], option: str = "-o") -> None:
+    """Find out, before anything runs, that a result cannot be written or would take the place of something else.
+
+    Args:
+        path: where it would go.
+        taken: what is there already and must stay, by what it is.
+        error: raised if so it is.
+        option: the command's, that chooses another path.
+    """
+    with _told(path, error, option):
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "no regular file"
+            raise error(f"{path}: a file was expected, but it is {what}. Choose another path with {option}.")
+        for name, other in taken.items():
+            if other is not None and path.resolve() == other.resolve():
+                raise error(f"{path}: that is {name} itself. Choose another path with {option}.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".autotune-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
+            pass
+
+
+@contextmanager
+def _told(path: Path, error: type[UserError], option: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as reason:
-        raise error(f"{path}: cannot be written: {reason.strerror or reason}. Choose another path with -o.") from None
+        raise error(
+            f"{path}: cannot be written: {reason.strerror or reason}. Choose another path with {option}."
+        ) from None
 
 
 def read_yaml(text: str, source: str, error: type[UserError]) -> dict[str, Any]:

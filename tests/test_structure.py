@@ -19,7 +19,7 @@ PACKAGE = ROOT / "autotune"
 FLOORS = (
     ("__main__",),
     ("cli",),
-    ("commands", "schemas", "starter"),
+    ("arguments", "commands", "schemas", "starter"),
     ("report", "testing"),
     ("search",),
     ("workers",),
@@ -180,6 +180,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel):
         *(f"autotune/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.yaml")),
     ]
     files += [*(f"autotune/{path.name}" for path in PACKAGE.glob("*.json")), "autotune/py.typed"]
+    files.append("autotune/report/templates/profile.html")
     assert set(files) - {*zipfile.ZipFile(wheel).namelist()} == set()
     assert "autotune/search_spaces/default.yaml" in files
 

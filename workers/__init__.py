@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._base import Executor, TrialRequest
-from .outcome import STOPPED, Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
+from .outcome import STOPPED, Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, Profiled, TimedOut
 
 __all__ = [
     "STOPPED",
@@ -15,6 +15,7 @@ __all__ = [
     "NonFinite",
     "OutOfMemory",
     "Outcome",
+    "Profiled",
     "TimedOut",
     "TrialRequest",
 ]

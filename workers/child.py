@@ -18,13 +18,14 @@ from ..measure import Measurement
 from ..measure.inspect import inspect_task
 from ..measure.memory import enforce_budget, lift_budget
 from ..measure.parity import run_parity
+from ..measure.profile import profile
 from ..measure.run import measure
 from ..plan import Plan
 from ..task import Task, load_task
 from ._base import TrialRequest
 from .failure import outcome_of
 from .folder import TrialFolder
-from .outcome import Inspected, Measured, Outcome
+from .outcome import Inspected, Measured, Outcome, Profiled
 
 __all__ = ["run_trial"]
 
@@ -73,7 +74,9 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
     if request.kind == "inspect":
         folder.write_phase("inspecting the task")
         return Inspected(facts=inspect_task(task, request.inspect, request.device))
-    assert request.plan is not None, "a measure request carries a plan"
+    assert request.plan is not None, "a measure or profile request carries a plan"
+    if request.kind == "profile":
+        return _profile(request, request.plan, task, folder)
     assert request.measure is not None, "a measure request carries its options"
     folder.write_phase("applying the plan")
     started_s = time.monotonic()
@@ -89,6 +92,15 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
         measurement = _with_parity(measurement, request.plan, task, request)
     phases_s = {"load": load_s, "apply": apply_s, **measurement.phases_s}
     return Measured(measurement=measurement.model_copy(update={"phases_s": phases_s}))
+
+
+def _profile(request: TrialRequest, plan: Plan, task: Task, folder: TrialFolder) -> Profiled:
+    folder.write_phase("applying the plan")
+    if request.device == "cuda":
+        enforce_budget(None)
+    training = apply(plan, task, seed=request.seed)
+    folder.write_phase("profiling")
+    return Profiled(profile=profile(training, task, request.profile))
 
 
 def _with_parity(measurement: Measurement, plan: Plan, task: Task, request: TrialRequest) -> Measurement:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ..measure import Measurement
+from ..measure.profiled import Profile
 from ..techniques import Facts
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "NonFinite",
     "OutOfMemory",
     "Outcome",
+    "Profiled",
     "TimedOut",
 ]
 
@@ -45,6 +47,14 @@ class Measured(_Outcome):
     kind: Literal["measured"] = "measured"
     measurement: Measurement
     """What it cost; it may still be over the budget, leak, or stray."""
+
+
+class Profiled(_Outcome):
+    """The answer to a profile request."""
+
+    kind: Literal["profiled"] = "profiled"
+    profile: Profile
+    """One optimizer step, by module."""
 
 
 class OutOfMemory(_Outcome):
@@ -96,7 +106,8 @@ class Failed(_Outcome):
 
 
 Outcome = Annotated[
-    Inspected | Measured | OutOfMemory | TimedOut | Crashed | NonFinite | Failed, Field(discriminator="kind")
+    Inspected | Measured | Profiled | OutOfMemory | TimedOut | Crashed | NonFinite | Failed,
+    Field(discriminator="kind"),
 ]
 """Any of them; ``kind`` tells which."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
 from ..errors import Interrupted, PlanError, TaskError
+from ..files import check_output
 from ..plan import Budget, Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
@@ -221,18 +221,7 @@ def _check_output(options: SearchOptions) -> None:
     """
     path = options.output
     study = sqlite_path(options.storage) if options.storage else None
-    inputs = {"the task": task_file(options.task), "the search space": Path(options.space), "the study": study}
-    try:
-        if path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "no regular file"
-            raise PlanError(f"{path}: a file was expected, but it is {what}. Choose another path with -o.")
-        for name, other in inputs.items():
-            if other is not None and path.resolve() == other.resolve():
-                raise PlanError(f"{path}: that is {name} itself. Choose another path with -o.")
-        if path.resolve().is_relative_to(FOLDER.resolve()):
-            raise PlanError(f"{path}: {FOLDER} holds the studies. Choose another path with -o.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.resolve().parent):
-            pass
-    except OSError as reason:
-        raise PlanError(f"{path}: cannot be written: {reason.strerror}. Choose another path with -o.") from None
+    taken = {"the task": task_file(options.task), "the search space": Path(options.space), "the study": study}
+    if path.resolve().is_relative_to(FOLDER.resolve()):
+        raise PlanError(f"{path}: {FOLDER} holds the studies. Choose another path with -o.")
+    check_output(path, taken, PlanError)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import Interrupted, TaskError
+from ..errors import Interrupted, PlanError, TaskError
 from ..measure import InspectOptions, MeasureOptions
 from ..plan import Budget, Plan
 from ..techniques import Exactness, Facts, Settings
@@ -28,7 +28,7 @@ from ..workers.environment import own_thread_variables
 from .options import SearchOptions
 from .pace import Pace
 
-__all__ = ["Inquiry", "exactness", "failure", "inspect", "reference_settings"]
+__all__ = ["Inquiry", "check_plan", "exactness", "failure", "inspect", "reference_settings"]
 
 PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.02, "lossy": 0.1}
 """How far the first loss may stray from the reference's, as a share of their mean; the n-th loss may n times that."""
@@ -114,6 +114,28 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace) -> Facts:
     if isinstance(outcome, Failed) and not outcome.traceback:
         raise TaskError(outcome.message)
     raise TaskError(f"{options.task}: the task cannot be inspected: {failure(outcome)}")
+
+
+def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:
+    """Hold a plan against the task that it is to be used for.
+
+    Returns:
+        The facts with the plan's own batch for the effective one: another than the task's is the plan's to choose.
+
+    Raises:
+        PlanError: it was found for another model, or one of its settings cannot be had here.
+    """
+    if plan.task is not None and plan.task.fingerprint != facts.fingerprint:
+        raise PlanError(
+            f"plan: it was found for {plan.task.source} ({plan.task.fingerprint[:15]}…), but {task} has other "
+            f"parameters or batches ({facts.fingerprint[:15]}…). Search again: `autotune search {task}`."
+        )
+    batch = plan.settings.batch
+    facts = facts.model_copy(update={"effective_batch": batch.num_samples}) if batch is not None else facts
+    for technique in plan.settings.techniques():
+        if (reason := technique.unavailable(facts)) is not None:
+            raise PlanError(f"plan: settings.{technique.name}: cannot be had here: {reason}.")
+    return facts
 
 
 def failure(outcome: Outcome) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..measure import Measurement
 from ..plan import Budget
 from ..units import ceil_mib, format_bytes
-from ..workers import Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
+from ..workers import Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, Profiled, TimedOut
 
 __all__ = ["CONSTRAINTS", "Verdict", "judge"]
 
@@ -62,8 +62,8 @@ def judge(outcome: Outcome, budget: Budget, device_memory_bytes: int) -> Verdict
             return Verdict(False, f"did not end within {outcome.deadline_s:.0f} s", False, None, _failure())
         case Crashed() | Failed():
             return Verdict(False, outcome.message, False, None, _failure())
-        case Inspected():
-            raise AssertionError("a measure request was answered by an inspection")
+        case Inspected() | Profiled():
+            raise AssertionError(f"a measure request was answered: {outcome.kind}")
 
 
 def _judge_measurement(measurement: Measurement, budget: Budget) -> Verdict:

@@ -13,7 +13,7 @@ from ..units import ceil_mib, format_bytes
 from ..workers import Executor, Failed, Measured, Outcome, OutOfMemory
 from .events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from .evidence import combine
-from .inquiry import Inquiry, failure, inspect
+from .inquiry import Inquiry, check_plan, failure, inspect
 from .options import SearchOptions
 from .pace import NUM_REPEATS, Pace
 
@@ -62,10 +62,7 @@ def verify(
     facts = inspect(SearchOptions(task, device=device, seed=seed, allow_split=True), executor, pace)
     observe(Inspected(facts))
     warnings = tuple(_differences(plan, facts))
-    batch = plan.settings.batch
-    if batch is not None:  # another batch than the task's is said above, and is the plan's to choose
-        facts = facts.model_copy(update={"effective_batch": batch.num_samples})
-    _check_task(plan, task, facts)
+    facts = check_plan(plan, task, facts)
     for message in warnings:
         observe(Warned(message))
     inquiry = Inquiry(task, seed, plan.budget, facts)
@@ -88,17 +85,6 @@ def verify(
         pace.learn(outcome, fresh=True)
     measured = combine(repeats, plan.budget)
     return Verification(measured, _over(plan.budget, measured), _slower(plan, measured), warnings)
-
-
-def _check_task(plan: Plan, task: str, facts: Facts) -> None:
-    if plan.task is not None and plan.task.fingerprint != facts.fingerprint:
-        raise PlanError(
-            f"plan: it was found for {plan.task.source} ({plan.task.fingerprint[:15]}…), but {task} has other "
-            f"parameters or batches ({facts.fingerprint[:15]}…). Search again: `autotune search {task}`."
-        )
-    for technique in plan.settings.techniques():
-        if (reason := technique.unavailable(facts)) is not None:
-            raise PlanError(f"plan: settings.{technique.name}: cannot be had here: {reason}.")
 
 
 def _differences(plan: Plan, facts: Facts) -> Iterator[str]:

@@ -59,6 +59,12 @@ class Technique(BaseModel):
     """Whether it only ever buys memory with time: no first guess where the reference fits."""
 
     @classmethod
+    def is_in_step(cls) -> bool:
+        """Whether it has a hook that may change which tensors a training step makes."""
+        hooks = ("on_model", "on_optimizer", "forward_context")
+        return any(getattr(cls, hook) is not getattr(Technique, hook) for hook in hooks)
+
+    @classmethod
     def choices(cls, facts: Facts) -> tuple[Self, ...]:
         """What is worth trying for this model and device: the user's own setting first, then the most promising."""
         raise NotImplementedError

@@ -1,0 +1,153 @@
+"""The command line's arguments and options, with their help and what is read from their text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .units import MIB, parse_bytes, parse_duration
+
+__all__ = [
+    "Address",
+    "AllowSplit",
+    "Alone",
+    "Budget",
+    "Depth",
+    "Device",
+    "DryRun",
+    "EffectiveBatch",
+    "ExecutorName",
+    "Html",
+    "Json",
+    "Margin",
+    "MaxTime",
+    "Output",
+    "PlanPath",
+    "ProfiledBatch",
+    "ProfiledPlan",
+    "Resume",
+    "Sampler",
+    "Seed",
+    "Space",
+    "Storage",
+    "Strict",
+    "TaskPath",
+    "Trace",
+    "TrialTime",
+    "Trials",
+]
+
+
+def _budget(text: str) -> int:
+    try:
+        num_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if 0 < num_bytes < MIB:
+        raise typer.BadParameter(f"a budget of {text} is {num_bytes} bytes. Was {text}GiB meant?")
+    if num_bytes <= 0:
+        raise typer.BadParameter(f"a budget of {text} leaves no memory at all. Write for example 8GiB, 512 MiB or 8GB.")
+    return num_bytes
+
+
+def _duration(text: str | float) -> float:  # typer parses defaults too
+    try:
+        return parse_duration(str(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _margin(value: float) -> float:
+    if not 0 <= value < 1:
+        raise typer.BadParameter(f"expected a share from 0 up to 1, such as 0.03, but got {value}.")
+    return value
+
+
+TaskPath = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The task file; `autotune init` writes one.")]
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        parser=_budget,
+        metavar="SIZE",
+        help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9.",
+        show_default="no limit: speed alone",
+    ),
+]
+Trials = Annotated[
+    int, typer.Option(min=1, help="Configurations to measure, the reference included, the finalists not.")
+]
+MaxTime = Annotated[
+    float | None,
+    typer.Option(
+        parser=_duration,
+        metavar="TIME",
+        help="Bounds everything, finalists included: 90s, 20m, 1.5h.",
+        show_default="no limit",
+    ),
+]
+TrialTime = Annotated[
+    float,
+    typer.Option(
+        parser=_duration,
+        metavar="TIME",
+        help="At most so long for the timed steps of one trial; it ends sooner once its speed is known to 2 %.",
+        show_default="60s",
+    ),
+]
+Space = Annotated[str, typer.Option(metavar="NAME|FILE", help="What may be tried: a preset's name or a YAML file.")]
+EffectiveBatch = Annotated[
+    int | None,
+    typer.Option(min=1, help="Samples that one optimizer step sees, held fixed.", show_default="the task's batch_size"),
+]
+AllowSplit = Annotated[bool, typer.Option("--allow-split", help="Split batches even where that changes the gradient.")]
+Margin = Annotated[
+    float, typer.Option(callback=_margin, help="The measured peak times 1 + margin must be within the budget.")
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seeds the task and the sampler.")]
+Sampler = Annotated[Literal["tpe", "gp"], typer.Option(help="The Optuna sampler that proposes.")]
+ExecutorName = Annotated[Literal["local", "ray"], typer.Option(help="What runs the trials, each in its own process.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Join this Ray cluster, shipping the task's folder to it.",
+        show_default="a cluster of its own on this machine",
+    ),
+]
+Storage = Annotated[
+    str | None, typer.Option(metavar="URL", help="Optuna storage of the study.", show_default="SQLite under .autotune/")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with this task's newest study.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the space, its size and an estimate of the time; measure nothing.")
+]
+Device = Annotated[
+    Literal["cpu", "cuda"] | None,
+    typer.Option(help="Device type that trials run on.", show_default="cuda where this machine has it, else cpu"),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+Depth = Annotated[
+    int | None,
+    typer.Option(min=0, help="Levels of modules below the model.", show_default="as many as fit a screen"),
+]
+ProfiledPlan = Annotated[
+    Path | None, typer.Option("--plan", metavar="PLAN.YAML", help="Profile with this plan in force.")
+]
+ProfiledBatch = Annotated[
+    int | None,
+    typer.Option("--batch", min=1, help="Samples in one forward pass.", show_default="the plan's or the task's"),
+]
+Alone = Annotated[bool, typer.Option("--alone", help="Leave out what each technique would change.")]
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a page that draws memory over one step by module.")
+]
+Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a Chrome trace of two steps: for Perfetto, or HTA.")
+]

@@ -1,0 +1,141 @@
+"""``profile``: what one optimizer step allocates and how long it takes, module by module."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from ..task import Task
+from ..techniques.checkpointing import find_blocks
+from ..training import Training
+from .allocations import Phase, Trace
+from .chrome import write_trace
+from .clock import Clock
+from .memory import Charge
+from .profiled import Profile, ProfileOptions
+from .rows import inclusive, module_rows, peak_moment, timeline
+from .tracer import Tracer
+from .watch import Watch, WatchedSteps
+
+__all__ = ["profile"]
+
+W = TypeVar("W", bound=Watch)
+
+_FORBIDDEN = "saved tensor hooks"
+"""What torch.func's gradients say when somebody watches what is saved."""
+_MOST_SKIPPED = 40
+"""Steps that a loss scaler may skip before the optimizer has state: it halves its scale each time."""
+
+
+def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
+    """Trace the first step and a steady one, then time some; in this order, in this process.
+
+    Args:
+        training: fresh from :func:`autotune.apply`.
+        task: what it was built from.
+        options: what to look at.
+
+    Raises:
+        NonFiniteLoss: a loss was NaN or infinite.
+        Exception: whatever the user's code raises.
+    """
+    model, device = training.model, training.device
+    charge = Charge(device, options.largest_of)
+    steps = WatchedSteps(training, task, options.largest_of)
+    first, sees_saves = _trace_first(steps)
+    steady = steps.whole_step(lambda: Tracer(model, training.optimizer, device, sees_saves))
+    times = _time(steps, options.num_timed_steps) if options.num_timed_steps else None
+    charge.sample_descendants()
+    process = charge.peak()
+    if options.trace is not None:
+        write_trace(steps, Path(options.trace))
+    trace = steady.trace()
+    names = {module: name for name, module in model.named_modules()}
+    by_phase = (times.forward_s, times.backward_s) if times else (None, None)
+    return Profile(
+        modules=tuple(module_rows(model, steady.order, trace, *by_phase)),
+        peak=peak_moment(trace),
+        first_step_peak_bytes=first.peak_bytes(),
+        sees_saves=sees_saves,
+        process=process,
+        micro_batch=training.batch.micro,
+        accumulate=training.batch.accumulate,
+        step_s=times.step_s if times else None,
+        timed_step_s=times.timed_step_s if times else None,
+        phases_s=times.phases_s if times else {},
+        timeline=timeline(trace, [names[block] for block in find_blocks(model, task.blocks)]),
+    )
+
+
+def _trace_first(steps: WatchedSteps) -> tuple[Trace, bool]:
+    """The first step, and whether what autograd saves could be seen; goes on until the optimizer has stepped."""
+    training, sees_saves = steps.training, True
+    tracer = Tracer(training.model, training.optimizer, training.device)
+    try:
+        stepped = steps.step(tracer)
+    except RuntimeError as error:
+        if _FORBIDDEN not in str(error):
+            raise
+        sees_saves = False
+        tracer = Tracer(training.model, training.optimizer, training.device, sees_saves)
+        stepped = steps.step(tracer)
+    while not stepped and steps.num_steps < _MOST_SKIPPED:
+        stepped = steps.step(Watch())
+    return tracer.trace(), sees_saves
+
+
+class _Times(NamedTuple):
+    step_s: float
+    timed_step_s: float
+    phases_s: dict[Phase, float]
+    forward_s: Mapping[str, float]
+    backward_s: Mapping[str, float]
+
+
+def _time(steps: WatchedSteps, num_steps: int) -> _Times:
+    """Medians over steps with the clock's hooks; between them, as many without, so that their cost is known."""
+    plain_s, timed_s = [], []
+    found: dict[tuple[Phase, str | None], list[float]] = defaultdict(list)
+    for _ in range(num_steps):
+        _, seconds = _timed(steps, Watch())
+        plain_s.append(seconds)
+        clock, seconds = _timed(steps, Clock(steps.training.model, steps.training.device))
+        timed_s.append(seconds)
+        for phase, own in clock.seconds().items():
+            found[phase, None].append(sum(own.values()))
+            for module, value in inclusive(own).items():
+                found[phase, module].append(value)
+    medians = {key: statistics.median(values) for key, values in found.items()}
+    return _Times(
+        statistics.median(plain_s),
+        statistics.median(timed_s),
+        {phase: seconds for (phase, module), seconds in medians.items() if module is None},
+        {module: seconds for (phase, module), seconds in medians.items() if phase == "forward" and module is not None},
+        {module: seconds for (phase, module), seconds in medians.items() if phase == "backward" and module is not None},
+    )
+
+
+def _timed(steps: WatchedSteps, watch: W) -> tuple[W, float]:
+    """The watch of one whole step, and how long it took."""
+    began_s = 0.0
+
+    def begin() -> W:
+        nonlocal began_s
+        _wait(steps)
+        began_s = perf_counter()
+        return watch
+
+    steps.whole_step(begin)
+    _wait(steps)
+    return watch, perf_counter() - began_s
+
+
+def _wait(steps: WatchedSteps) -> None:
+    if steps.training.device.type == "cuda":
+        torch.cuda.synchronize(steps.training.device)

@@ -1,0 +1,229 @@
+"""``Tracer``: records every allocation and free of one optimizer step, over real or fake tensors alike."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..loader import tensors_in
+from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
+from .watch import Watch
+from .whereabouts import Whereabouts
+
+__all__ = ["Tracer"]
+
+_LASTING: tuple[Kind, ...] = (
+    "other", "temporary", "activation", "batch", "gradient", "optimizer_state", "parameter"
+)  # fmt: skip
+"""What a storage is called where several apply: the last of them."""
+
+
+@dataclass(slots=True)
+class _Storage:
+    id: int
+    num_bytes: int
+    born: int
+    module: str
+    phase: Phase
+    kind: Kind
+    died: int | None = None
+    kept_by: str | None = None
+    reference: Any = None
+    """Weak, to torch's own object, which lives as long as the storage does."""
+
+    def is_at_least(self, kind: Kind, module: str | None = None) -> None:
+        """Call it ``kind``, of ``module``, unless it is something more lasting already."""
+        if _LASTING.index(kind) > _LASTING.index(self.kind):
+            self.kind, self.module = kind, module or self.module
+
+
+class Tracer(Watch):
+    """Watches one optimizer step. Use as a context around the step, and :meth:`phase` around each of its parts.
+
+    Kernels' inner scratch memory is not seen, and on a CUDA device neither is the host's. Modules are hooked, never
+    the graph; no result changes and nothing lives longer.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, sees_saves: bool = True
+    ) -> None:
+        """
+        Args:
+            model: its parameters, buffers, and the gradients there are count as alive from the start.
+            optimizer: its state does too.
+            device: whose memory is recorded; for fake tensors, the device that they claim.
+            sees_saves: watch what autograd saves, which torch.func's gradients forbid; False takes all that a forward
+                leaves behind for kept.
+        """
+        self._model = model
+        self._optimizer = optimizer
+        self._device_type = device.type
+        self._sees_saves = sees_saves
+        self._where = Whereabouts(model)
+        self._phase: Phase = "before"
+        self._moment = 0
+        self._spans: list[Span] = []
+        self._storages: list[_Storage] = []
+        self._live: dict[int, _Storage] = {}
+        self._is_open = False
+
+    def __enter__(self) -> Self:
+        self._is_open = True
+        self._where.__enter__()
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            self._note(tensor, "parameter", self._where.owner(tensor))
+        self._name_parameters()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_open = False
+        self._where.__exit__(*error)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Names of the modules that ran, in forward order."""
+        return tuple(self._where.order)
+
+    def batch(self, batch: Any) -> None:
+        """Note a micro-batch that has arrived."""
+        self._phase = "forward"
+        self._spans.append(Span("forward", self._moment))
+        self._moment += 1
+        for tensor in tensors_in(batch):
+            self._note(tensor, "batch", OUTSIDE, born=self._moment)
+
+    @contextmanager
+    def phase(self, phase: Phase, loss: Any = None) -> Iterator[None]:
+        """Record what the body allocates and frees; the loss is not looked at."""
+        if phase != self._phase:
+            self._phase = phase
+            self._spans.append(Span(phase, self._moment))
+        keeps = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        with keeps if phase == "forward" and self._sees_saves else nullcontext(), _Mode(self):
+            yield
+        if phase == "forward" and not self._sees_saves:
+            self._keep_all()
+        self._name_parameters()
+
+    def trace(self) -> Trace:
+        """What was recorded."""
+        allocations = (
+            Allocation(s.id, s.num_bytes, s.born, s.died, s.module, s.phase, s.kind, s.kept_by) for s in self._storages
+        )
+        return Trace(tuple(allocations), tuple(self._spans), self._moment + 1)
+
+    def see(self, arguments: Any, results: Any) -> None:
+        """Note an operation's tensors: an argument that nobody made was there before the step."""
+        for tensor in _tensors(arguments):
+            self._note(tensor, "other", OUTSIDE, born=0)
+        for tensor in _tensors(results):
+            self._note(tensor, "temporary", None)
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        for storage in _storages(tensor, self._device_type):
+            found = self._live.get(storage._cdata)
+            if found is not None and found.kept_by is None:
+                found.kept_by = self._where.now()[0]
+                found.is_at_least("activation")
+        return tensor
+
+    def _keep_all(self) -> None:
+        for made in self._live.values():
+            if made.phase == "forward" and made.kept_by is None:
+                made.kept_by = made.module
+                made.is_at_least("activation")
+
+    def _name_parameters(self) -> None:
+        """What parameters have come to hold: gradients, and their optimizer state."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                owner = self._where.owner(parameter)
+                self._note(parameter, "parameter", owner)
+                for tensor in _tensors(self._optimizer.state.get(parameter)):
+                    self._note(tensor, "optimizer_state", owner)
+        for parameter in (*self._model.parameters(), *(p for g in self._optimizer.param_groups for p in g["params"])):
+            if parameter.grad is not None:
+                self._note(parameter.grad, "gradient", self._where.owner(parameter))
+
+    def _note(self, tensor: Tensor, kind: Kind, module: str | None, born: int | None = None) -> None:
+        """Record a tensor's storage, if it is new, and what it is.
+
+        Args:
+            tensor: any.
+            kind: what it is at least.
+            module: whose it is; None asks who is at work.
+            born: the moment, if it is not now: 0, or one that several share.
+        """
+        for storage in _storages(tensor, self._device_type):
+            found = self._live.get(storage._cdata)
+            if found is None or (found.num_bytes != storage.nbytes() and born is None):
+                if found is not None:  # resized: as if it had been freed and had again
+                    self._free(storage._cdata)
+                found = self._live[storage._cdata] = self._allocate(storage, kind, module, born)
+            found.is_at_least(kind, module)
+
+    def _allocate(self, storage: Any, kind: Kind, module: str | None, born: int | None) -> _Storage:
+        phase: Phase = self._phase if born != 0 else "before"
+        if born is None and self._phase != "before":
+            self._moment += 1
+            born = self._moment
+        if module is None:
+            module, in_backward = self._where.now()
+            phase = "backward" if in_backward else phase
+        made = _Storage(len(self._storages), storage.nbytes(), born or 0, module, phase, kind)
+        key, owner = storage._cdata, weakref.ref(self)
+
+        def freed(_: Any) -> None:
+            tracer = owner()
+            if tracer is not None and tracer._live.get(key) is made:
+                tracer._free(key)
+
+        made.reference = weakref.ref(storage, freed)
+        self._storages.append(made)
+        return made
+
+    def _free(self, key: int) -> None:
+        made = self._live.pop(key)
+        if self._is_open:
+            self._moment += 1
+            made.died = self._moment
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Shows each operation to the tracer."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracer = tracer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        is_literal = func is torch.ops.aten.lift_fresh.default  # torch.tensor(...): its argument was made just now
+        self._tracer.see(() if is_literal else (args, kwargs), results)
+        return results
+
+
+def _tensors(tree: Any) -> Iterable[Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _storages(tensor: Tensor, device_type: str) -> Iterator[Any]:
+    """The storages behind a tensor on this device; none for one that has none of torch's kind."""
+    if tensor.device.type != device_type:
+        return
+    if tensor.layout == torch.sparse_coo:
+        for part in (tensor._indices(), tensor._values()):
+            yield part.untyped_storage()
+        return
+    try:
+        yield tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError, ValueError):  # opaque to torch as well: oneDNN's, or not there yet
+        return
