@@ -34,7 +34,6 @@ test: install
 bench: install
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.honesty
-	$(BIN)/pip install -q -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks.layers
 
 gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
