@@ -105,7 +105,8 @@ def scaled_dot_product_attention(
         ]
         how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
         choice = _CHOICE(*parts, dropout_p, is_causal, **how)
-        if choice != SDPBackend.MATH.value or query.dim() < 3 or not 0.0 <= dropout_p < 1.0:
+        trains = any(x is not None and x.requires_grad for x in parts)
+        if choice != SDPBackend.MATH.value or query.dim() < 3 or not 0.0 <= dropout_p < 1.0 or not trains:
             stock: Tensor = _STOCK(*parts, dropout_p, is_causal, **how)
             return stock
         return run(_Attention, *parts, (dropout_p, is_causal, scale, enable_gqa))

@@ -131,7 +131,8 @@ def rms_norm(
     site: Site, input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """``F.rms_norm``."""
-    if not input.is_floating_point() or (weight is not None and weight.dtype != input.dtype):
+    trains = input.requires_grad or (weight is not None and weight.requires_grad)
+    if not trains or (weight is not None and weight.dtype != input.dtype):
         return F.rms_norm(input, normalized_shape, weight, eps)
     known = torch.finfo(_wide(input)).eps if eps is None else eps
     output = run(_RMSNorm, input, list(normalized_shape), weight, known)

@@ -169,6 +169,8 @@ def avg_pool(num_dims: int) -> Callable[..., Tensor]:
         strides = kernel_size if stride is None or stride == [] else stride
         each = [for_each_dim(value, num_dims) for value in (kernel_size, strides, padding)]
         arguments = (*each, ceil_mode, count_include_pad, divisor_override)
+        if not input.requires_grad:
+            return _AVERAGE[num_dims](input, *arguments)
         return run(_Average, input, _AVERAGE[num_dims], _AVERAGE_BACKWARD[num_dims], arguments)
 
     return replacement
@@ -196,7 +198,8 @@ def adaptive_avg_pool(num_dims: int) -> Callable[..., Tensor]:
 
     def replacement(site: Site, input: Tensor, output_size: Any) -> Tensor:
         stock = _ADAPTIVE[num_dims]
-        if output_size in (1, (1,) * num_dims, [1] * num_dims):  # a mean, which keeps nothing
+        is_mean = output_size in (1, (1,) * num_dims, [1] * num_dims)  # which keeps nothing
+        if is_mean or not input.requires_grad:
             return stock(input, output_size)
         backward = _ADAPTIVE_BACKWARD[num_dims]
         return run(_Average, input, lambda x: stock(x, output_size), backward, ())
