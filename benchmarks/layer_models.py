@@ -31,14 +31,14 @@ def _resnet(kind: str, depths: list[int], hidden: list[int]) -> Built:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     model = ResNetForImageClassification(ResNetConfig(layer_type=kind, depths=depths, hidden_sizes=hidden))
-    return model, {"pixel_values": _images(4, 128), "labels": torch.arange(4) % 2}
+    return model, {"pixel_values": _images(4, 224), "labels": torch.arange(4) % 2}
 
 
 def _efficientnet() -> Built:
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
     config = EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, dropout_rate=0.2)
-    return EfficientNetForImageClassification(config), {"pixel_values": _images(4, 128), "labels": torch.arange(4) % 2}
+    return EfficientNetForImageClassification(config), {"pixel_values": _images(4, 224), "labels": torch.arange(4) % 2}
 
 
 class _Stage(nn.Sequential):
@@ -184,7 +184,7 @@ MODELS: dict[str, Callable[[], Built]] = {
     "efficientnet": _efficientnet,
     "unet": lambda: (UNet(), _MASKS),
     "vgg": lambda: (VGG(), _DIGITS),
-    "detector": lambda: (Detector(), {"pixel_values": _images(4, 128), "labels": torch.zeros(4)}),
+    "detector": lambda: (Detector(), {"pixel_values": _images(4, 224), "labels": torch.zeros(4)}),
     "gpt2": _gpt2,
     "bert": _bert,
     "vit": _vit,

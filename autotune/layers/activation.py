@@ -28,13 +28,13 @@ _ONE = 201
 
 
 class _Gated(torch.autograd.Function):
-    """An activation whose ``backward`` reads of its input only whether it ``passes``."""
+    """An activation whose ``backward`` reads of its input only where it ``blocks``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Activation, passes: Activation, backward: Any, inplace: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, function: Activation, blocks: Activation, backward: Any, inplace: bool) -> Tensor:
         source = bits.dense(x)
         ctx.stride, ctx.backward = source.stride(), backward
-        ctx.save_for_backward(bits.pack(source, passes))
+        ctx.save_for_backward(bits.pack(source, blocks).bitwise_not_())
         if inplace:
             ctx.mark_dirty(x)
         return function(x, inplace=inplace)
@@ -61,7 +61,7 @@ def _gate(site: Site, x: Tensor, function: Activation, passes: Activation, inpla
         else:
             torch.ops.aten.leaky_relu_backward.grad_input(grad, passed, slope, False, grad_input=grad_x)
 
-    output = run(_Gated, x, function, passes, backward, inplace)
+    output = run(_Gated, x, function, blocks, backward, inplace)
     if recipe is None:
         return output
     return recipes.publish(output, function, recipe, overwriting=lambda x: function(x, inplace=True))
@@ -69,7 +69,7 @@ def _gate(site: Site, x: Tensor, function: Activation, passes: Activation, inpla
 
 def relu(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
     """``F.relu``."""
-    return _gate(site, input, F.relu, lambda x: (x <= 0).logical_not_(), inplace)
+    return _gate(site, input, F.relu, lambda x: x <= 0, inplace)
 
 
 def leaky_relu(site: Site, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
@@ -78,7 +78,7 @@ def leaky_relu(site: Site, input: Tensor, negative_slope: float = 0.01, inplace:
     def function(x: Tensor, inplace: bool = False) -> Tensor:
         return F.leaky_relu(x, negative_slope, inplace)
 
-    return _gate(site, input, function, lambda x: x > 0, inplace, negative_slope)
+    return _gate(site, input, function, lambda x: (x > 0).logical_not_(), inplace, negative_slope)
 
 
 def hardtanh(site: Site, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
@@ -87,7 +87,7 @@ def hardtanh(site: Site, input: Tensor, min_val: float = -1.0, max_val: float = 
     def function(x: Tensor, inplace: bool = False) -> Tensor:
         return F.hardtanh(x, min_val, max_val, inplace)
 
-    return _gate(site, input, function, lambda x: ((x <= min_val) | (x >= max_val)).logical_not_(), inplace)
+    return _gate(site, input, function, lambda x: (x <= min_val) | (x >= max_val), inplace)
 
 
 def relu6(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
