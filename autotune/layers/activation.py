@@ -50,7 +50,7 @@ class _Gated(torch.autograd.Function):
         return grad_x, None, None, None, None
 
 
-def _gate(site: Site, x: Tensor, function: Activation, passes: Activation, inplace: bool, slope: float = 0.0) -> Tensor:
+def _gate(site: Site, x: Tensor, function: Activation, blocks: Activation, inplace: bool, slope: float = 0.0) -> Tensor:
     recipe = recipes.find(x)
     if not x.requires_grad or (recipe is None and site.output_is_kept()):
         return function(x, inplace=inplace)
