@@ -363,11 +363,12 @@ class WrittenNorm(nn.Module):
     def __init__(self, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.rand(32))
-        self.variance_epsilon, self.offset = 1e-6, offset
+        self.variance_epsilon = 1e-6
+        self.add = lambda weight: weight + offset
 
     def forward(self, hidden: Tensor) -> Tensor:
         variance = hidden.pow(2).mean(-1, keepdim=True)
-        return (self.offset + self.weight) * (hidden * torch.rsqrt(variance + self.variance_epsilon))
+        return self.add(self.weight) * (hidden * torch.rsqrt(variance + self.variance_epsilon))
 
 
 @pytest.mark.parametrize(

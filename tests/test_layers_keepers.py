@@ -113,7 +113,7 @@ def test_the_model_and_the_random_numbers_are_as_they_were():
 
 
 def test_a_model_that_reads_values_is_converted_by_its_structure_and_that_is_said():
-    model = Counting(reads=True)
+    model = Counting(reads=True).requires_grad_(False)
     x = torch.randn(IMAGES)
     with pytest.warns(UserWarning, match="was decided by the model's structure"):
         convert(model, x)

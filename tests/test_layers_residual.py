@@ -8,6 +8,8 @@ from layer_runs import assert_same, run, twins
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from autotune.layers.recipes import Recipe
+
 WIDTH = 8
 SHAPE = (4, WIDTH, 16, 16)
 INPUT = 4 * WIDTH * 16 * 16 * 4
@@ -95,7 +97,8 @@ def test_what_is_computed_again_is_dropped_once_the_last_has_had_it():
             nodes.add(node)
             waiting += [following for following, _ in node.next_functions]
     output.sum().backward()
-    recipes = [recipe for node in nodes for recipe in node.metadata.values() if hasattr(recipe, "_value")]
+    noted = [note[0] for node in nodes for note in node.metadata.values() if isinstance(note, tuple)]
+    recipes = [recipe for recipe in noted if isinstance(recipe, Recipe)]
     assert len(recipes) == 4 * 5  # two norms, two ReLUs, a sum
     assert all(recipe._value is None for recipe in recipes)
 

@@ -52,7 +52,7 @@ class _Gated(torch.autograd.Function):
 
 def _gate(site: Site, x: Tensor, function: Activation, blocks: Activation, inplace: bool, slope: float = 0.0) -> Tensor:
     recipe = recipes.find(x)
-    if not x.requires_grad or (recipe is None and site.output_is_kept()):
+    if not x.requires_grad or site.is_kept or (recipe is None and site.output_is_kept()):
         return function(x, inplace=inplace)
 
     def backward(grad: Tensor, passed: Tensor, grad_x: Tensor) -> None:

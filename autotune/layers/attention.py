@@ -98,14 +98,16 @@ def scaled_dot_product_attention(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """``F.scaled_dot_product_attention``, where torch has no fused kernel for it."""
+    casts = autocast_dtype(query) is not None
     dtype = autocast_dtype(query) or query.dtype
     with torch.autocast(query.device.type, enabled=False):
         parts: list[Any] = [
-            x.to(dtype) if x is not None and x.is_floating_point() else x for x in (query, key, value, attn_mask)
+            x.to(dtype) if casts and x is not None and x.is_floating_point() else x
+            for x in (query, key, value, attn_mask)
         ]
         how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
         choice = _CHOICE(*parts, dropout_p, is_causal, **how)
-        trains = any(x is not None and x.requires_grad for x in parts)
+        trains = query.requires_grad and key.requires_grad and value.requires_grad and query.numel() > 0
         if choice != SDPBackend.MATH.value or query.dim() < 3 or not 0.0 <= dropout_p < 1.0 or not trains:
             stock: Tensor = _STOCK(*parts, dropout_p, is_causal, **how)
             return stock
@@ -133,9 +135,9 @@ class _Softmax(torch.autograd.Function):
 def softmax(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``torch.softmax`` or ``F.softmax``."""
 
-    def replacement(site: Site, input: Tensor, dim: int | None = None, **options: Any) -> Tensor:
-        if not isinstance(dim, int) or not input.requires_grad:
-            return function(input, dim, **options)
+    def replacement(site: Site, input: Tensor, dim: int | None = None, *rest: Any, **options: Any) -> Tensor:
+        if not isinstance(dim, int) or not input.requires_grad or rest:
+            return function(input, dim, *rest, **options)
         output = run(_Softmax, input, dim, options.get("dtype"))
         node: Any = output.grad_fn
         return recipes.note_kept(output, node.kept())

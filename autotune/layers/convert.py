@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .intercept import Forward
 from .sites import Site, structural_sites, traced_sites
@@ -16,6 +18,8 @@ from .twins import TWINS, find_twin
 __all__ = ["convert", "restore"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Embedding)
+_ORIGINALS: dict[type, Any] = {}
+"""For each converted class the one that it was made from."""
 _SITE = "_autotune_site"
 _TWIN = "_autotune_twin"
 _TWIN_DTYPES = (torch.float32, torch.float64)
@@ -29,7 +33,7 @@ def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, r
     Other modules are converted for the functional calls that their ``forward`` makes.
 
     Args:
-        model: any; what is converted already is left as it is.
+        model: any; what was converted already is converted anew.
         example: what the model is called with (a tensor, a tuple of positional arguments, or a dict of keywords), or a
             function that runs the model that it is given, loss included. It is run once, over tensors without values,
             to see who keeps what; None decides by the model's structure.
@@ -40,24 +44,29 @@ def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, r
     Returns:
         The model, converted in place.
     """
+    restore(model)
     options = Site(recomputes=recompute, rounds=rounding)
-    is_new = not any(_SITE in module.__dict__ for module in model.modules())
-    trace = example is not None and is_new
+    trace = example is not None
     sites = traced_sites(model, _runner(example), options) if trace else structural_sites(model, options)
     for module in _convertible(model):
-        module.__dict__[_SITE] = sites[module]
-        module.__dict__[_TWIN] = find_twin(module)
+        module.__dict__.update({_TWIN: find_twin(module), _SITE: sites[module]})
         own: Any = type(module)
-        module.__class__ = _converted(own)
+        module.__class__ = _converted_parametrized(own) if hasattr(module, "parametrizations") else _converted(own)
     return model
 
 
 def _runner(example: Any) -> Callable[[nn.Module], Any]:
-    if isinstance(example, dict):
+    if isinstance(example, Mapping):
         return lambda model: model(**example)
     if isinstance(example, tuple):
         return lambda model: model(*example)
-    return (lambda model: model(example)) if isinstance(example, Tensor) else example
+    if isinstance(example, Tensor):
+        return lambda model: model(example)
+    if not callable(example):
+        wanted = "a tensor, a tuple of arguments, a dict of keywords, or a function of the model"
+        raise TypeError(f"example: expected {wanted}, but got {type(example).__name__}.")
+    run: Callable[[nn.Module], Any] = example
+    return run
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -65,14 +74,14 @@ def restore(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if _SITE in module.__dict__:
             del module.__dict__[_SITE], module.__dict__[_TWIN]
-            module.__class__ = type(module).__mro__[1]
+            module.__class__ = _ORIGINALS.get(type(module), type(module))
     return model
 
 
 def _convertible(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
-        known = _SITE in module.__dict__ or type(module) in _CONTAINERS or isinstance(module, torch.jit.ScriptModule)
-        if not known and not _is_subclass_of_a_layer(module):
+        known = type(module) in _CONTAINERS or isinstance(module, (torch.jit.ScriptModule, LazyModuleMixin))
+        if not known and not _is_subclass_of_a_layer(module) and not _watches_subclasses(type(module)):
             yield module
 
 
@@ -84,25 +93,43 @@ def _is_subclass_of_a_layer(module: nn.Module) -> bool:
     return any(base not in (nn.Module, *_CONTAINERS) for base in layers)
 
 
+def _watches_subclasses(own: type) -> bool:
+    """Whether the making of a subclass would run code of the class's author, such as a registry's."""
+    hooked = (base for base in own.__mro__ if base is not object and "__init_subclass__" in vars(base))
+    return any(base.__module__.partition(".")[0] not in ("torch", "transformers") for base in hooked)
+
+
+def _converted_parametrized(own: type) -> type:
+    """As torch makes the class of a parametrized module: right below the module's own, which is taken back to later."""
+    parts = {name: part for name, part in vars(own).items() if name not in ("__dict__", "__weakref__")}
+    found = type(own.__name__, (_converted(own.__bases__[0]),), parts)
+    _ORIGINALS[found] = own
+    return found
+
+
 @functools.cache
 def _converted(base: Any) -> Any:
     """The subclass of a class of modules whose calls are answered; it looks like the class."""
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        site = self.__dict__.get(_SITE)
+        if site is None or torch.compiler.is_compiling():
             return base.forward(self, *args, **kwargs)
-        with Forward(self.__dict__[_SITE]):
+        with Forward(site):
             twin = self.__dict__[_TWIN]
             if twin is not None and _has_plain_input(args, kwargs):
                 return TWINS[twin](self, args[0])
             return base.forward(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        return _rebuild, (base,), self.__dict__
+        made, of, *state = base.__reduce_ex__(self, protocol)
+        return (_rebuild, (base,), *state) if made is copyreg.__newobj__ else (made, of, *state)  # type: ignore[attr-defined]
 
     looks = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    return type(base.__name__, (base,), {"forward": forward, "__reduce_ex__": reduce, **looks})
+    found = type(base.__name__, (base,), {"forward": forward, "__reduce_ex__": reduce, **looks})
+    _ORIGINALS[found] = base
+    return found
 
 
 def _has_plain_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

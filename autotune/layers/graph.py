@@ -16,7 +16,7 @@ def run(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     return output
 
 
-def notes_of(node: Any) -> dict[str, Any]:
+def notes_of(node: Any) -> dict[Any, Any]:
     """What is noted on an autograd node, as long as it lives; empty for None."""
     return {} if node is None else node.metadata
 
@@ -35,6 +35,8 @@ def is_in_checkpoint() -> bool:
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The type that autocast computes matrix products of ``x`` in; None where it is off, or leaves ``x`` alone."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64 or not x.is_floating_point():
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    if x.dtype == torch.float64 or not x.is_floating_point():
         return None
     return torch.get_autocast_dtype(kind)

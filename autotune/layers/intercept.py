@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from . import activation, attention, conv, dropout, loss, matmul, norm, pooling, residual
@@ -27,18 +28,14 @@ _PLAIN = frozenset((Tensor, nn.Parameter, FakeTensor))
 """Not a distributed or a quantized tensor: those know better."""
 _ACTIVATIONS = (F.hardswish, F.softplus, F.mish, F.elu)
 
+_MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm)
 _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.add_, torch.Tensor.__add__, torch.Tensor.__iadd__)
 
 _TABLE: dict[Any, Callable[..., Any]] = {
     F.linear: matmul.linear,
     torch.addmm: matmul.addmm,
-    torch.mul: matmul.mul,
-    torch.Tensor.mul: matmul.mul,
-    torch.Tensor.__mul__: matmul.mul,
-    torch.matmul: matmul.matmul,
-    torch.Tensor.matmul: matmul.matmul,
-    torch.Tensor.__matmul__: matmul.matmul,
-    torch.bmm: matmul.matmul,
+    **{function: matmul.mul(function) for function in (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__)},
+    **{function: matmul.matmul(function) for function in _MATMULS},
     F.conv1d: conv.conv(1),
     F.conv2d: conv.conv(2),
     F.conv3d: conv.conv(3),
@@ -142,6 +139,8 @@ def _applies(forward: Forward) -> bool:
     times.
     """
     if not torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if forward_ad._current_level >= 0 or torch._C._get_tracing_state() is not None:
         return False
     hooks = saved_tensors_hooks()
     return hooks is forward.hooks or hooks == forward.hooks

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from .graph import is_in_checkpoint
 from .twins import TWINS, find_twin
 
-__all__ = ["Kept", "find_keepers"]
+__all__ = ["FakeTensorStayed", "Kept", "find_keepers"]
 
 Kept = tuple[list[nn.Parameter], bool]
 """Weights while one of which trains an output is kept, and whether it is kept in any case."""
+
+
+class FakeTensorStayed(RuntimeError):
+    """A tensor without values has got into what the user's code keeps."""
+
 
 _BITS = frozenset((F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6, F.hardtanh))
 """What keeps bits of its output, or nothing."""
@@ -54,14 +61,32 @@ def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.M
     with FakeCopyMode(fakes):
         copied = copy.deepcopy(model)
     originals = {id(fake): own for fake, own in zip(copied.parameters(), model.parameters(), strict=True)}
-    for parameter in copied.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
+    _let_all_train(copied)
     watch = _Watch(originals)
     for own, fake in zip(model.modules(), copied.modules(), strict=True):
         watch.follow(own, fake)
     with fakes, watch, torch.enable_grad():
         run(copied)
-    return {module: watch.kept(module) for module in watch.made}
+    found = {module: watch.kept(module) for module in watch.made}
+    del copied, fake, watch, originals
+    _check_nothing_stays(fakes)
+    return found
+
+
+def _check_nothing_stays(fakes: FakeTensorMode) -> None:
+    gc.collect()
+    left = next((x for x in gc.get_referrers(fakes) if isinstance(x, FakeTensor)), None)
+    if left is not None:
+        raise FakeTensorStayed(
+            f"the model, or what runs it, keeps a tensor of shape {tuple(left.shape)} beyond its forward, in a cache or"
+            " a list, where the example's run has now put one without values. Call convert without an example, or keep"
+            " such tensors in the model's buffers. This process cannot train the model any more: start it anew."
+        )
+
+
+def _let_all_train(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
 
 
 class _Watch(TorchFunctionMode):
@@ -73,11 +98,14 @@ class _Watch(TorchFunctionMode):
         self._originals = originals
         self._weights: dict[int, list[nn.Parameter]] = {}
         self._always: set[int] = set()
+        self._recomputed: set[int] = set()
         self._alive: list[torch.UntypedStorage] = []
         self._running: list[nn.Module] = []
 
     def follow(self, own: nn.Module, fake: nn.Module) -> None:
         """Say whose calls these are while ``fake``, a copy of ``own``, runs."""
+        for hooks in (fake._forward_hooks, fake._forward_pre_hooks):  # a user's would see tensors without values
+            hooks.clear()
         twin = find_twin(own)
         if twin is not None:
             fake.forward = lambda x: TWINS[twin](fake, x)
@@ -96,13 +124,24 @@ class _Watch(TorchFunctionMode):
         return output
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if is_in_checkpoint():
+            return self._call_in_checkpoint(func, args, kwargs)
         place = _WEIGHTED.get(func, len(args))
-        if place < len(args) and not is_in_checkpoint():
+        if place < len(args):
             self._keep_while(args[place - 1], args[place])
-        elif func not in _BITS and func not in _KEEP_NOTHING and not is_in_checkpoint():
+        elif func not in _BITS and func not in _KEEP_NOTHING:
             with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _call_in_checkpoint(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A checkpoint keeps what comes in, and nothing that is made within."""
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and self._storage_of(leaf) not in self._recomputed:
+                self._keep(leaf)
+        output = func(*args, **kwargs)
+        self._recomputed.update(self._storage_of(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+        return output
 
     def _keep_while(self, x: Tensor, weight: Any) -> None:
         original = self._originals.get(id(weight))

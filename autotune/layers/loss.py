@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import TensorWeakRef
 
 from .graph import autocast_dtype, notes_of, run
+from .recipes import Unchanged
 from .sites import Site
 
 __all__ = ["cross_entropy", "is_head", "note_head"]
@@ -26,6 +27,8 @@ _HEAD = 8
 """Outputs over inputs of a linear layer from which it is taken for a head over a vocabulary."""
 _CHUNK = 2**20
 """Logits that are worked on at once."""
+_DTYPES = (torch.float32, torch.bfloat16)
+"""Of a head's input. In fp16 a gradient that no loss scale has been applied to yet would vanish."""
 _PASSED = frozenset(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0"))
 """Nodes between a head and its loss that leave every logit where it is."""
 
@@ -42,8 +45,8 @@ def note_head(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     """
     if logits.grad_fn is not None:
         stand_in = None if weight.requires_grad else run(_StandIn, x)
-        refs = [None if part is None else TensorWeakRef(part) for part in (x, weight, bias)]
-        notes_of(logits.grad_fn)[_KEY] = refs, stand_in
+        refs = [None if part is None else Unchanged(part) for part in (x, weight, bias)]
+        notes_of(logits.grad_fn)[_KEY] = refs, stand_in, TensorWeakRef(logits)
     return logits
 
 
@@ -66,7 +69,10 @@ def _head_of(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         node = node.next_functions[0][0] if node.name() in _PASSED else None
     if node is None:
         return None
-    refs, stand_in = notes_of(node)[_KEY]
+    refs, stand_in, noted = notes_of(node)[_KEY]
+    whole = noted()
+    if whole is not None and (whole._backward_hooks or whole.retains_grad or whole._version):
+        return None
     x, weight, bias = (None if ref is None else ref() for ref in refs)
     x = x if stand_in is None else stand_in
     return None if x is None or weight is None or (bias is None and refs[2] is not None) else (x, weight, bias)
@@ -145,9 +151,10 @@ def cross_entropy(
 ) -> Tensor:  # fmt: skip
     """``F.cross_entropy``."""
     is_plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
-    has_rows = input.dim() == 2 and target.dim() == 1 and input.dtype != torch.float64
-    head = _head_of(input) if is_plain and has_rows and reduction in ("mean", "sum") else None
-    if head is None or not _pays(input, head[0], head[1]):
+    has_rows = input.dim() == 2 and target.dtype == torch.long and target.shape == input.shape[:1]
+    is_watched = bool(input._backward_hooks) or input.retains_grad
+    head = _head_of(input) if is_plain and has_rows and reduction in ("mean", "sum") and not is_watched else None
+    if head is None or head[0].dtype not in _DTYPES or not _pays(input, head[0], head[1]):
         return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
     x, head_weight, bias = head
     dtype = input.dtype if autocast_dtype(input) is None else torch.float32

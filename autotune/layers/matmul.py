@@ -46,7 +46,7 @@ class _Linear(torch.autograd.Function):
             grad_weight = (rows.t() @ x.reshape(-1, x.shape[-1])).to(weight.dtype)
             del x
         if wants_x:
-            grad_x = (rows @ weight.to(ctx.dtype)).view(*grad.shape[:-1], -1).to(ctx.dtypes[0])
+            grad_x = (rows @ weight.to(ctx.dtype)).view(*grad.shape[:-1], weight.shape[1]).to(ctx.dtypes[0])
         if wants_bias:
             grad_bias = rows.sum(0).to(ctx.dtypes[1])
         return grad_x, grad_weight, grad_bias, None
@@ -114,20 +114,35 @@ _MUL = _Kind(torch.mul, (torch.mul, torch.mul))
 _MATMUL = _Kind(torch.matmul, (lambda grad, y: grad @ y.mT, lambda grad, x: x.mT @ grad))
 
 
-def mul(site: Site, input: Any, other: Any) -> Any:
+def mul(function: Callable[..., Any]) -> Callable[..., Any]:
     """``x * y`` where one of the two is had again from what is kept anyway: a gated MLP."""
-    both = isinstance(input, Tensor) and isinstance(other, Tensor) and input.dtype == other.dtype
-    if not both or not (recipes.find(input) or recipes.find(other)):
-        return torch.mul(input, other)
-    return _product(_MUL, input, other)
+
+    def replacement(site: Site, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or not _have_recipe(args):
+            return function(*args, **kwargs)
+        return _product(_MUL, *args)
+
+    return replacement
 
 
-def matmul(site: Site, input: Tensor, other: Tensor) -> Tensor:
+def matmul(function: Callable[..., Any]) -> Callable[..., Any]:
     """``x @ y`` where one of the two is had again from what is kept anyway: attention's weights behind dropout."""
-    has_rows = min(input.dim(), other.dim()) >= 2 and input.dtype == other.dtype and autocast_dtype(input) is None
-    if not has_rows or not (recipes.find(input) or recipes.find(other)):
-        return torch.matmul(input, other)
-    return _product(_MATMUL, _flattened(input), _flattened(other))
+
+    def replacement(site: Site, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or not _have_recipe(args) or min(x.dim() for x in args) < (3 if function is torch.bmm else 2):
+            return function(*args, **kwargs)
+        if autocast_dtype(args[0]) is not None:
+            return function(*args)
+        return _product(_MATMUL, *map(_flattened, args))
+
+    return replacement
+
+
+def _have_recipe(args: tuple[Any, ...]) -> bool:
+    """Whether these are two tensors of one type, and one of them need not be kept."""
+    if len(args) != 2 or not all(isinstance(x, Tensor) for x in args) or args[0].dtype != args[1].dtype:
+        return False
+    return recipes.find(args[0]) is not None or recipes.find(args[1]) is not None
 
 
 def _flattened(x: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class _Window:
         places = _addresses(self.kernel, within, grad.device).flatten()
         between = [stride * step for stride, step in zip(self.stride, steps, strict=True)]
         starts = _addresses(grad.shape[-num_dims:], between, grad.device)
-        num_rows = max(1, _ROWS_ELEMENTS // max(1, grad[0].numel()))
+        num_rows = max(1, _ROWS_ELEMENTS // max(1, grad.shape[1:].numel()))
         for row in range(0, len(grad), num_rows):
             rows = slice(row, row + num_rows)
             index = places.index_select(0, place[rows].flatten().int()).view(place[rows].shape).add_(starts)

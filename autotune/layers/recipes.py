@@ -17,10 +17,22 @@ from torch.utils.weak import TensorWeakRef
 
 from .graph import is_in_checkpoint, notes_of
 
-__all__ = ["Recipe", "find", "hold", "note_kept", "part_of", "publish"]
+__all__ = ["Recipe", "Unchanged", "find", "hold", "note_kept", "part_of", "publish"]
 
 _KEY = "autotune.recipe"
 _KEPT = "autotune.kept"
+
+
+class Unchanged:
+    """A tensor, noted weakly: gone too once it has been changed in place."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = TensorWeakRef(tensor), tensor._version
+
+    def __call__(self) -> Tensor | None:
+        """The tensor; None where it is gone."""
+        tensor: Tensor | None = self._tensor()
+        return tensor if tensor is not None and tensor._version == self._version else None
 
 
 class Recipe:
@@ -43,8 +55,9 @@ class Recipe:
         self._is_view = is_view
         self.num_sums: int = num_sums + max((part.num_sums for part in parts if isinstance(part, Recipe)), default=0)
         """Residual sums in a row that are computed again."""
-        self._parts = [TensorWeakRef(part) if isinstance(part, Tensor) else part for part in parts]
+        self._parts = [Unchanged(part) if isinstance(part, Tensor) else part for part in parts]
         self._num_waiting = 0
+        self._is_shared = False
         self._value: Tensor | None = None
 
     def hold(self) -> tuple[Tensor, ...] | None:
@@ -68,6 +81,7 @@ class Recipe:
 
     def _await(self) -> None:
         self._num_waiting += 1
+        self._is_shared |= self._num_waiting > 1
         if self._num_waiting == 1:  # it is computed once for all who wait, and so are its parts for it
             for part in self._parts:
                 if isinstance(part, Recipe):
@@ -78,14 +92,22 @@ class Recipe:
         if value is None:
             values = [self._value_of(part, tensors) for part in self._parts]
             first = self._parts[0]
-            is_free = isinstance(first, Recipe) and first._value is None and not first._is_view
+            is_free = isinstance(first, Recipe) and not first._is_shared and not first._is_view
             value = (self._overwriting if self._overwriting is not None and is_free else self._compute)(*values)
         else:
             for _ in self._tensors():
                 next(tensors)
         self._num_waiting -= 1
-        self._value = value if self._num_waiting > 0 else None
+        if self._num_waiting > 0 and self._value is None:
+            self._value = value
+            # Of those who wait, some may belong to what this backward does not reach.
+            torch.autograd.Variable._execution_engine.queue_callback(self._drop)
+        elif self._num_waiting <= 0:
+            self._value = None
         return value
+
+    def _drop(self) -> None:
+        self._value = None
 
     @staticmethod
     def _value_of(part: Any, tensors: Iterator[Tensor]) -> Tensor | None:
@@ -97,13 +119,13 @@ class Recipe:
 def publish(output: Tensor, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None, **options: Any) -> Tensor:
     """Note on ``output``'s node that it is ``compute(*parts)``, a :class:`Recipe` of these ``options``; returns it."""
     if output.grad_fn is not None:
-        notes_of(output.grad_fn)[_KEY] = Recipe(compute, *parts, **options)
+        notes_of(output.grad_fn)[_KEY, output.output_nr] = Recipe(compute, *parts, **options), output._version
     return output
 
 
 def note_kept(x: Tensor, kept: Tensor | None = None) -> Tensor:
     """Note on ``x``'s node that the graph keeps ``x`` whole, as ``kept`` if not as itself; returns ``x``."""
-    notes_of(x.grad_fn)[_KEPT] = TensorWeakRef(x if kept is None else kept)
+    notes_of(x.grad_fn)[_KEPT, x.output_nr] = Unchanged(x if kept is None else kept)
     return x
 
 
@@ -113,8 +135,8 @@ def find(x: Tensor) -> Recipe | None:
     None within a checkpoint: there the tensors are not kept, and recomputation has to save as many as the forward did.
     """
     base = x if x._base is None else x._base
-    recipe: Recipe | None = notes_of(base.grad_fn).get(_KEY)
-    if recipe is None or is_in_checkpoint():
+    recipe, version = notes_of(base.grad_fn).get((_KEY, base.output_nr), (None, 0))
+    if recipe is None or version != base._version or is_in_checkpoint():
         return None
     return recipe if base is x else _view_of(recipe, base, x)
 
@@ -124,7 +146,7 @@ def part_of(x: Tensor) -> Tensor | Recipe | None:
     recipe = find(x)
     if recipe is not None:
         return recipe
-    kept = notes_of(x.grad_fn).get(_KEPT) if x._base is None and not is_in_checkpoint() else None
+    kept = notes_of(x.grad_fn).get((_KEPT, x.output_nr)) if x._base is None and not is_in_checkpoint() else None
     return None if kept is None else kept()
 
 

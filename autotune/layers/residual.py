@@ -23,7 +23,9 @@ def add(function: Callable[..., Any]) -> Callable[..., Any]:
     def replacement(site: Site, input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         parts = _parts(input, other) if site.recomputes and not args and not kwargs else None
         output = function(input, other, *args, **kwargs)
-        if parts is None or max(part.num_sums for part in parts if isinstance(part, recipes.Recipe)) >= _FARTHEST:
+        if parts is None or (output is input and isinstance(parts[0], Tensor)):  # what was kept is the sum now
+            return output
+        if max(part.num_sums for part in parts if isinstance(part, recipes.Recipe)) >= _FARTHEST:
             return output
         return recipes.publish(output, torch.add, *parts, overwriting=Tensor.add_, num_sums=1)
 

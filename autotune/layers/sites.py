@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
 
-from .keepers import find_keepers
+from .keepers import FakeTensorStayed, find_keepers
 
 __all__ = ["Site", "structural_sites", "traced_sites"]
 
@@ -24,8 +25,9 @@ _KEEP_NOTHING = (nn.Dropout, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPoo
 class Site:
     """A call within a module's ``forward``."""
 
-    keepers: Sequence[Tensor] = ()
-    """Weights whose gradient needs the call's output: while one of them trains, the output is kept in any case."""
+    keepers: tuple[TensorWeakRef, ...] = ()
+    """Weights whose gradient needs the call's output: while one of them trains, the output is kept in any case. Noted
+    weakly, so that a module that is saved or copied alone takes no others with it."""
     is_kept: bool = False
     """Whether somebody keeps the call's output whatever trains: a product, a softmax, a normalisation."""
     recomputes: bool = False
@@ -35,13 +37,18 @@ class Site:
 
     def output_is_kept(self) -> bool:
         """Whether somebody else keeps the output in this forward, so that bits of it would come on top."""
-        return self.is_kept or any(weight.requires_grad for weight in self.keepers)
+        weights = (reference() for reference in self.keepers)
+        return self.is_kept or any(weight is not None and weight.requires_grad for weight in weights)
+
+    def __reduce__(self) -> Any:
+        weights = [weight for reference in self.keepers if (weight := reference()) is not None]
+        return _site, (weights, self.is_kept, self.recomputes, self.rounds)
 
 
 def structural_sites(model: nn.Module, options: Site) -> dict[nn.Module, Site]:
     """What the structure tells of each module's calls: within a Sequential the next layer, elsewhere any weight."""
-    weights = [module.weight for module in model.modules() if isinstance(module, _WEIGHTED)]
-    sites = {module: replace(options, keepers=weights) for module in model.modules()}
+    anyone = _noted(model.parameters())
+    sites = {module: replace(options, keepers=anyone) for module in model.modules()}
     for module in model.modules():
         if type(module) is nn.Sequential:
             sites.update(_within(module, options))
@@ -59,6 +66,8 @@ def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Sit
     sites = structural_sites(model, options)
     try:
         found = find_keepers(model, run)
+    except FakeTensorStayed:
+        raise
     except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over tensors without values
         warnings.warn(
             f"who keeps what was decided by the model's structure, since it did not run over tensors without values: "
@@ -67,14 +76,23 @@ def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Sit
         )
         return sites
     for module, (weights, is_kept) in found.items():
-        sites[module] = replace(options, keepers=tuple(dict.fromkeys(weights)), is_kept=is_kept)
+        sites[module] = replace(options, keepers=_noted(weights), is_kept=is_kept)
     return sites
+
+
+def _site(weights: list[Tensor], *rest: bool) -> Site:
+    """A site that was copied or pickled."""
+    return Site(_noted(weights), *rest)
+
+
+def _noted(weights: Iterable[Tensor]) -> tuple[TensorWeakRef, ...]:
+    return tuple(TensorWeakRef(weight) for weight in weights)
 
 
 def _within(sequential: nn.Sequential, options: Site) -> Iterator[tuple[nn.Module, Site]]:
     layers = [layer for layer in sequential if type(layer) is not nn.Identity]
     for layer, following in pairwise(layers):
         if isinstance(following, _WEIGHTED):
-            yield layer, replace(options, keepers=(following.weight,))
+            yield layer, replace(options, keepers=_noted(following.parameters()))
         elif isinstance(following, _KEEP_NOTHING):
             yield layer, replace(options, keepers=())

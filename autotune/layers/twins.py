@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -17,7 +19,7 @@ _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
 
 def _rms_norm(module: nn.Module, x: Tensor) -> Tensor:
     weight = module.weight
-    assert isinstance(weight, Tensor), "found_twin has seen it"
+    assert isinstance(weight, Tensor), "find_twin has seen it"
     return F.rms_norm(x, weight.shape, weight, _eps(module))
 
 
@@ -34,36 +36,73 @@ TWINS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 def find_twin(module: nn.Module) -> str | None:
     """The function of torch that a module without children computes; None where there is none, or it cannot tell.
 
-    Of modules without parameters the values on a grid are compared, of modules with one weight and an epsilon those of
-    random inputs and a random weight.
+    A copy of it is run, in training and in eval mode, without hooks: values and gradients have to agree over the range
+    of what activations see, and in several shapes. Modules with attributes of their own (a bound, a slope that
+    training changes) are refused, but for an epsilon and functions; so are those that draw random numbers.
     """
     if type(module).__module__.startswith("torch.nn.") or any(True for _ in module.children()) or module._buffers:
         return None
     parameters = dict(module.named_parameters())
     if len(inspect.signature(module.forward).parameters) != 1 or set(parameters) - {"weight"}:
         return None
+    if any(name not in _OWN and not callable(value) for name, value in vars(module).items()):
+        return None
+    state = torch.get_rng_state()
     try:
-        with torch.no_grad():
-            return _find_norm(module, parameters["weight"]) if parameters else _find_activation(module)
+        with torch.enable_grad():
+            found = _find_norm(module) if parameters else _find_activation(module)
+        return found if torch.equal(torch.get_rng_state(), state) else None
     except Exception:  # noqa: BLE001 - a user's forward may raise anything at what it was not written for
         return None
+    finally:
+        torch.set_rng_state(state)
+
+
+_OWN = frozenset((*vars(nn.Module()), *_EPS_NAMES, "_is_hf_initialized"))
+"""Attributes that a twin may have: the last is a mark of transformers'."""
 
 
 def _find_activation(module: nn.Module) -> str | None:
-    x = torch.linspace(-8, 8, 161, dtype=torch.float64)
-    found = module(x.clone())
+    near, far = torch.linspace(-8, 8, 160, dtype=torch.float64), torch.tensor([-1e4, -100.0, 30.0, 1e4]).double()
+    grid = torch.cat([near, far, far])
+    inputs = [grid, grid.view(2, 4, 21), grid.view(1, 2, 4, 21)]
     names = (name for name in TWINS if name != "rms_norm")
-    return next((name for name in names if _is_close(found, TWINS[name](module, x))), None)
+    return next((name for name in names if _agrees(module, name, inputs, _TOLERANCE)), None)
 
 
-def _find_norm(module: nn.Module, weight: nn.Parameter) -> str | None:
-    if weight.dim() != 1 or weight.device.type == "meta" or _eps(module) is None:
+def _find_norm(module: nn.Module) -> str | None:
+    weight = module.weight
+    if not isinstance(weight, Tensor) or weight.dim() != 1 or weight.device.type == "meta" or _eps(module) is None:
         return None
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, len(weight), generator=generator).to(weight.device)
-    other = torch.randn(len(weight), generator=generator).to(weight.device)
-    found = torch.func.functional_call(module, {"weight": other}, (x,))
-    return "rms_norm" if _is_close(found, F.rms_norm(x, weight.shape, other, _eps(module)), 1e-5) else None
+    inputs = [
+        (torch.randn(*shape, len(weight), generator=generator) * scale).to(weight)
+        for shape, scale in (((4,), 1.0), ((2, 3), 1e-3), ((2, 3, 2), 1e3))
+    ]
+    return "rms_norm" if _agrees(module, "rms_norm", inputs, 1e-5) else None
+
+
+def _agrees(module: nn.Module, name: str, inputs: list[Tensor], tolerance: float) -> bool:
+    """Whether a copy has the values and the gradients of torch's function, in either mode, and changes no input."""
+    copied = copy.deepcopy(module)
+    for parameter in copied.parameters():
+        with torch.no_grad():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        parameter.requires_grad_()
+    for training, x in itertools.product((True, False), inputs):
+        copied.training = training
+        found = _with_gradients(lambda x: type(module).forward(copied, x), x, copied)
+        wanted = _with_gradients(lambda x: TWINS[name](copied, x), x, copied)
+        if not all(_is_close(one, other, tolerance) for one, other in zip(found, wanted, strict=True)):
+            return False
+    return True
+
+
+def _with_gradients(run: Callable[[Tensor], Tensor], x: Tensor, module: nn.Module) -> list[Tensor]:
+    leaf = x.clone().requires_grad_()  # which nobody can change in place
+    output = run(leaf)
+    weights = torch.linspace(0.5, 1.5, output.numel()).to(output).view(output.shape)
+    return [output.detach(), *torch.autograd.grad(output, [leaf, *module.parameters()], weights)]
 
 
 def _eps(module: nn.Module) -> float | None:
@@ -71,10 +110,8 @@ def _eps(module: nn.Module) -> float | None:
     return next((value for value in values if isinstance(value, float)), None)
 
 
-def _is_close(found: object, wanted: Tensor, tolerance: float = _TOLERANCE) -> bool:
-    return (
-        isinstance(found, Tensor)
-        and found.shape == wanted.shape
-        and found.dtype == wanted.dtype
-        and bool((found - wanted).abs().max() <= tolerance)
-    )
+def _is_close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    scale = wanted.abs().max()
+    return bool(((found - wanted).abs() <= tolerance * torch.maximum(scale, torch.ones_like(scale))).all())
