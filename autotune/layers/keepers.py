@@ -75,12 +75,12 @@ def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.M
 
 def _check_nothing_stays(fakes: FakeTensorMode) -> None:
     gc.collect()
-    left = next((x for x in gc.get_referrers(fakes) if isinstance(x, FakeTensor)), None)
-    if left is not None:
+    holders = (vars(x) if isinstance(x, FakeTensor) else x for x in gc.get_referrers(fakes))
+    if any(isinstance(holder, dict) and holder.get("fake_mode") is fakes for holder in holders):
         raise FakeTensorStayed(
-            f"the model, or what runs it, keeps a tensor of shape {tuple(left.shape)} beyond its forward, in a cache or"
-            " a list, where the example's run has now put one without values. Call convert without an example, or keep"
-            " such tensors in the model's buffers. This process cannot train the model any more: start it anew."
+            "the model, or what runs it, keeps a tensor beyond its forward, in a cache or a list, where the example's "
+            "run has now put one without values. Call convert without an example, or keep such tensors in the model's "
+            "buffers. This process cannot train the model any more: start it anew."
         )
 
 

@@ -47,6 +47,8 @@ def technique_words(technique: Technique, facts: Facts | None = None) -> str:
             return "memory-saving layers"
         case Layers(kind="recompute"):
             return "memory-saving layers that recompute norms"
+        case Layers(kind="rounding"):
+            return "memory-saving layers with 8-bit derivatives"
         case Checkpointing(kind="blocks"):
             return _checkpointing(technique, facts)
         case DataLoading():
@@ -179,6 +181,7 @@ _PURPOSES = {
     ("precision", "fp16"): "Matrix products and convolutions compute in float16, with a loss scaler.",
     ("precision", "tf32"): "Matrix products and convolutions round their inputs to TF32.",
     ("layers", "exact"): "Keeps for backward only what it reads: bits, or nothing, instead of whole tensors.",
+    ("layers", "rounding"): "The same, and keeps the derivatives of GELU and SiLU in 8 bits.",
     ("layers", "recompute"): "The same, and computes BatchNorm and ReLU again for the convolution behind them.",
     ("checkpointing", "blocks"): "Keeps only these blocks' inputs and computes their inside again in backward.",
     ("memory_format", "channels_last"): "Stores images channels last (NHWC), which convolutions read faster.",
