@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from .graph import is_in_checkpoint
 from .twins import TWINS, find_twin
 
-__all__ = ["FakeTensorStayed", "Kept", "find_keepers"]
+__all__ = ["Kept", "find_keepers"]
 
 Kept = tuple[list[nn.Parameter], bool]
 """Weights while one of which trains an output is kept, and whether it is kept in any case."""
-
-
-class FakeTensorStayed(RuntimeError):
-    """A tensor without values has got into what the user's code keeps."""
-
 
 _BITS = frozenset((F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6, F.hardtanh))
 """What keeps bits of its output, or nothing."""
@@ -67,21 +61,7 @@ def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.M
         watch.follow(own, fake)
     with fakes, watch, torch.enable_grad():
         run(copied)
-    found = {module: watch.kept(module) for module in watch.made}
-    del copied, fake, watch, originals
-    _check_nothing_stays(fakes)
-    return found
-
-
-def _check_nothing_stays(fakes: FakeTensorMode) -> None:
-    gc.collect()
-    holders = (vars(x) if isinstance(x, FakeTensor) else x for x in gc.get_referrers(fakes))
-    if any(isinstance(holder, dict) and holder.get("fake_mode") is fakes for holder in holders):
-        raise FakeTensorStayed(
-            "the model, or what runs it, keeps a tensor beyond its forward, in a cache or a list, where the example's "
-            "run has now put one without values. Call convert without an example, or keep such tensors in the model's "
-            "buffers. This process cannot train the model any more: start it anew."
-        )
+    return {module: watch.kept(module) for module in watch.made}
 
 
 def _let_all_train(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
-from .keepers import FakeTensorStayed, find_keepers
+from .keepers import find_keepers
 
 __all__ = ["Site", "structural_sites", "traced_sites"]
 
@@ -66,8 +66,6 @@ def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Sit
     sites = structural_sites(model, options)
     try:
         found = find_keepers(model, run)
-    except FakeTensorStayed:
-        raise
     except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over tensors without values
         warnings.warn(
             f"who keeps what was decided by the model's structure, since it did not run over tensors without values: "
