@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 
@@ -181,5 +182,102 @@ def test_empty_batches(build: Callable[[], nn.Module]):
     ours = convert(build(), recompute=True)
     x = torch.randn(0, 4, 8, 8, requires_grad=True)
     ours(x * 1.0).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+
+
+@functools.lru_cache
+def causal_mask(length: int) -> Tensor:
+    return torch.ones(length, length).tril()
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.linear(x)) * causal_mask(4)
+
+
+def test_what_a_forward_caches_in_the_examples_run_is_real():
+    causal_mask.cache_clear()
+    model = convert(Masked(), torch.randn(4, 4))
+    assert torch.equal(causal_mask(4), torch.ones(4, 4).tril())
+    model(torch.randn(4, 4)).sum().backward()
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + torch.rand(4))
+
+
+def test_an_examples_run_draws_no_random_numbers():
+    state = torch.get_rng_state()
+    convert(Noisy(), torch.zeros(4))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_where_all_of_a_pooling_window_is_minus_infinity_its_gradient_stays_within_the_input(padding: int):
+    stock, converted = nn.MaxPool2d(3, 2, padding), convert(nn.MaxPool2d(3, 2, padding))
+    image = torch.randn(1, 1, 9, 9)
+    image[..., :4, :4] = -torch.inf
+    grads = []
+    for layer in (stock, converted):
+        x = image.clone().requires_grad_()
+        output = layer(x)
+        output.backward(torch.arange(1.0, output.numel() + 1).view(output.shape))
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def test_a_frozen_transposed_convolution_whose_output_is_padded_by_more_than_its_stride():
+    layer = nn.ConvTranspose2d(3, 4, 3, stride=1, output_padding=1, dilation=2).requires_grad_(False)
+    image = torch.randn(2, 3, 8, 8)
+    grads = []
+    for one in (layer, convert(copy.deepcopy(layer))):
+        x = image.clone().requires_grad_()
+        one(x).square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_stocks(layout: torch.layout):
+    pieces = [torch.randn(2, 4), torch.randn(3, 4)]
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5))
+    nested = torch.nested.nested_tensor(pieces, layout=layout, requires_grad=True)
+    outputs = []
+    for one in (model, convert(copy.deepcopy(model))):
+        torch.manual_seed(0)
+        outputs.append([part.detach() for part in one(nested).unbind()])
+    assert all(torch.equal(*pair) for pair in zip(*outputs, strict=True))
+
+
+def test_sparse_tensors_are_stocks():
+    x = torch.randn(3, 4).to_sparse().requires_grad_()
+    assert torch.equal(convert(nn.ReLU())(x).to_dense(), x.to_dense().relu())
+
+
+def test_a_gradient_of_logits_that_are_not_kept_is_refused():
+    seen: list[Tensor] = []
+    loss = convert(Head(seen.append))(torch.randn(1024, 16))
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(loss, seen)
+
+
+def test_gradients_of_a_batch_of_outputs_through_bits_are_refused():
+    x = torch.randn(4, 4, requires_grad=True)
+    output = convert(nn.Dropout())(x)
+    with pytest.raises(RuntimeError, match="Batching rule"):
+        torch.autograd.grad(output, x, torch.ones(2, 4, 4), is_grads_batched=True)
+
+
+def test_a_converted_model_runs_on_the_meta_device():
+    model = convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout()).to("meta"))
+    x = torch.randn(2, 3, 8, 8, device="meta", requires_grad=True)
+    model(x).sum().backward()
     assert x.grad is not None
     assert x.grad.shape == x.shape

@@ -61,7 +61,8 @@ class _Geometry:
     def backward_input(self, grad: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
         """The input's gradient alone: a convolution of the other kind, which reads no input."""
         if self.transposed:
-            return _CONV[self.num_dims](grad, weight, None, self.stride, self.padding, self.dilation, self.groups)
+            found = _CONV[self.num_dims](grad, weight, None, self.stride, self.padding, self.dilation, self.groups)
+            return found[(..., *(slice(length) for length in size[2:]))]  # padding of the output may add windows
         missing = [self._missing(size[2 + i], weight.shape[2 + i], grad.shape[2 + i], i) for i in range(self.num_dims)]
         rest = (self.stride, self.padding, missing, self.groups, self.dilation)
         return _CONV_TRANSPOSE[self.num_dims](grad, weight, None, *rest)

@@ -127,9 +127,17 @@ class _Mode(TorchFunctionMode):
                 return _SEEN_THROUGH[func](*args, **(kwargs or {}))
         replacement = _TABLE.get(func)
         forward = _current.forward
-        if replacement is None or forward is None or not _PLAIN.issuperset(types) or not _applies(forward):
+        if replacement is None or forward is None or not _are_plain(types, args) or not _applies(forward):
             return func(*args, **(kwargs or {}))
         return replacement(forward.site, *args, **(kwargs or {}))
+
+
+def _are_plain(types: Any, args: Any) -> bool:
+    """Whether these are tensors of torch's own class, and the first lies in memory with strides."""
+    if not _PLAIN.issuperset(types):
+        return False
+    first = args[0] if args else None
+    return not isinstance(first, Tensor) or (first.layout is torch.strided and not first.is_nested)
 
 
 def _applies(forward: Forward) -> bool:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ..randomness import undisturbed
 from .graph import is_in_checkpoint
 from .twins import TWINS, find_twin
 
@@ -40,6 +41,9 @@ _KEEP_NOTHING = frozenset(
 def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, Kept]:
     """For each module that calls an activation in this run: who else keeps what the activation returns.
 
+    Tensors without values are the model's parameters and what follows from them. What does not, such as a mask, is real:
+    a forward that notes it somewhere for its next run finds it as it would be.
+
     Args:
         model: not converted; neither it nor the state of random numbers is changed.
         run: runs a forward of the copy of the model, of fake tensors, that it is given.
@@ -59,7 +63,7 @@ def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.M
     watch = _Watch(originals)
     for own, fake in zip(model.modules(), copied.modules(), strict=True):
         watch.follow(own, fake)
-    with fakes, watch, torch.enable_grad():
+    with undisturbed(), watch, torch.enable_grad():
         run(copied)
     return {module: watch.kept(module) for module in watch.made}
 

@@ -23,17 +23,17 @@ class _FrozenBatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
-        scale = torch.rsqrt(var + eps)
-        ctx.save_for_backward(scale if weight is None else scale * weight)
-        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.save_for_backward(var, weight)
+        ctx.eps, ctx.bias_dtype = eps, None if bias is None else bias.dtype
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (scale,) = ctx.saved_tensors
+        var, weight = ctx.saved_tensors
         grad_x = grad_bias = None
         if ctx.needs_input_grad[0]:
+            scale = torch.rsqrt(var + ctx.eps) if weight is None else torch.rsqrt(var + ctx.eps) * weight
             grad_x = grad * scale.to(grad.dtype).view([1, -1] + [1] * (grad.dim() - 2))
         if ctx.needs_input_grad[4]:
             grad_bias = grad.sum([0, *range(2, grad.dim())], dtype=_wide(grad)).to(ctx.bias_dtype)

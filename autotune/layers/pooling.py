@@ -51,6 +51,16 @@ class _Window:
             found += [self.padding[dim], max(0, reach - size[dim - num_dims] - self.padding[dim])]
         return found
 
+    def first_places(self, size_out: torch.Size, device: torch.device) -> Tensor:
+        """For each output the first place in its window that is not padding, as uint8."""
+        num_dims = len(self.kernel)
+        firsts = []
+        for dim in range(num_dims):
+            before = self.padding[dim] - torch.arange(size_out[dim - num_dims], device=device) * self.stride[dim]
+            steps = before.clamp_(min=0).add_(self.dilation[dim] - 1).div_(self.dilation[dim], rounding_mode="floor")
+            firsts.append(steps * math.prod(self.kernel[dim + 1 :]))
+        return _outer_sum(firsts).to(torch.uint8)
+
     def views(self, padded: Tensor, size_out: torch.Size) -> Iterator[Tensor]:
         """For each place in a window, the elements of the padded input that stand there, as large as the output."""
         num_dims = len(self.kernel)
@@ -87,11 +97,16 @@ class _Window:
 
 def _addresses(counts: Sequence[int], steps: list[int], device: torch.device) -> Tensor:
     """Where each of so many elements in each dimension lies, which are ``steps`` apart."""
-    axes = [torch.arange(count, device=device) * step for count, step in zip(counts, steps, strict=True)]
+    return _outer_sum([torch.arange(count, device=device) * step for count, step in zip(counts, steps, strict=True)])
+
+
+def _outer_sum(axes: list[Tensor]) -> Tensor:
     return functools.reduce(lambda sums, axis: sums[..., None] + axis, axes)
 
 
 class _MaxPool(torch.autograd.Function):
+    """Where NaN is the largest, its gradient goes elsewhere in the window."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: _Window, size_out: torch.Size) -> Tensor:
         pads = window.paddings(x.size(), size_out)
@@ -99,8 +114,10 @@ class _MaxPool(torch.autograd.Function):
         views = window.views(padded, size_out)
         largest = next(views).clone()
         place = torch.zeros_like(largest, dtype=torch.uint8)
+        if any(pads):
+            place.add_(window.first_places(size_out, x.device))
         for number, view in enumerate(views, 1):
-            larger = (view <= largest).logical_not_()
+            larger = view > largest
             place = torch.maximum(place, larger.view(torch.uint8).mul_(number))  # the last that was larger
             largest = torch.maximum(largest, view)
         ctx.window, ctx.pads, ctx.size, ctx.size_padded = window, pads, x.size(), padded.size()
