@@ -13,7 +13,7 @@ from typing import Any, Literal
 from autotune import __version__
 from autotune.measure.device import inspect_device, num_processors
 
-__all__ = ["EXAMPLES", "HERE", "environment", "save_rows"]
+__all__ = ["EXAMPLES", "HERE", "environment", "load_rows", "save_rows"]
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples"
@@ -37,9 +37,18 @@ def environment(device: Literal["cpu", "cuda"]) -> dict[str, Any]:
 
 def save_rows(name: str, device: Literal["cpu", "cuda"], rows: Iterable[dict[str, Any]]) -> Path:
     """Add to ``results/<name>-<device>.jsonl``, each row with its environment; what is there stays."""
-    path = HERE / "results" / f"{name}-{device}.jsonl"
+    path = _path(name, device)
     path.parent.mkdir(exist_ok=True)
     where = environment(device)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps({**row, **where}) + "\n" for row in rows)
     return path
+
+
+def load_rows(name: str, device: Literal["cpu", "cuda"]) -> list[dict[str, Any]]:
+    """All rows of ``results/<name>-<device>.jsonl``, the oldest first."""
+    return [json.loads(line) for line in _path(name, device).read_text(encoding="utf-8").splitlines()]
+
+
+def _path(name: str, device: str) -> Path:
+    return HERE / "results" / f"{name}-{device}.jsonl"

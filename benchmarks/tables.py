@@ -1,0 +1,104 @@
+"""The tables of docs/, from the newest rows under benchmarks/results/: `python -m benchmarks.tables` writes them anew.
+
+A table stands under a comment that names it: `<!-- table: layers -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .layer_models import CASES, MODELS
+from .rows import HERE, load_rows
+from .single_layers import LAYERS
+
+__all__ = ["PAGES", "filled"]
+
+Row = dict[str, Any]
+_MODEL_HEADER = (
+    "| model | what trains | kept by stock, MiB | peer | here | peak of stock, MiB | peer | here | time: peer | here |"
+)
+_LAYER_HEADER = "| layer | trains | stock | peer | here | least | peak: peer | here | time |"
+_MAIN = ("as built", "input")
+
+
+PAGES = tuple(HERE.parent / "docs" / name for name in ("layers.md", "layers-measured.md"))
+"""What has tables."""
+
+
+def main() -> None:
+    """Write every table of every page anew."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def filled(text: str) -> str:
+    """A page with its tables as the rows have them.
+
+    Raises:
+        KeyError: a table of this name is not known.
+    """
+    return re.sub(r"(<!-- table: (.+) -->\n)(?:\|.*\n)*", lambda found: f"{found[1]}{_TABLES[found[2]]()}\n", text)
+
+
+def _model_table(kind: str, cases: Iterable[str]) -> str:
+    rows = _newest(kind, "model")
+    keys = ((model, case) for model in MODELS for case in cases)
+    return _table(_MODEL_HEADER, (_model_cells(rows[key]) for key in keys if key in rows))
+
+
+def _layer_table() -> str:
+    rows = _newest("exact", "layer")
+    keys = ((name, case) for name, layer in LAYERS.items() for case, _ in layer.cases())
+    return _table(_LAYER_HEADER, (_layer_cells(rows[key]) for key in keys))
+
+
+def _newest(kind: str, of: str) -> dict[tuple[str, str], Row]:
+    """The last row of each model or layer (``of``) and case."""
+    rows = load_rows("layers", "cpu")
+    return {(row[of], row["case"]): row for row in rows if of in row and row["kind"] == kind}
+
+
+def _table(header: str, rows: Iterable[Iterator[str]]) -> str:
+    rule = "|" + "---|" * (header.count("|") - 1)
+    return "\n".join([header, rule, *(f"| {' | '.join(cells)} |" for cells in rows)])
+
+
+def _model_cells(row: Row) -> Iterator[str]:
+    low, high = row["time_spread"]["ours"]
+    yield from (row["model"], row["case"])
+    for key, digits in (("kept", 3), ("peak", 2)):
+        stock = row[f"{key}_bytes"]["stock"] / 2**20
+        yield f"{stock:.0f}" if stock >= 1 else f"{stock:.2f}"
+        yield _of_peer(row, row[f"{key}_ratio"], digits)
+        yield f"{row[f'{key}_ratio']['ours']:.{digits}f}"
+    yield _of_peer(row, row["time_ratio"], 2)
+    yield f"{row['time_ratio']['ours']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _layer_cells(row: Row) -> Iterator[str]:
+    kept = {key: value / row["input_bytes"] for key, value in row["kept_bytes"].items()}
+    yield from (row["layer"], row["case"], f"{kept['stock']:.3f}", _of_peer(row, kept, 3), f"{kept['ours']:.3f}")
+    yield "" if row["least"] is None else f"{row['least']:.3f}".rstrip("0").rstrip(".")
+    yield _of_peer(row, row["peak_ratio"], 2)
+    yield from (f"{row[key]['ours']:.2f}" for key in ("peak_ratio", "time_ratio"))
+
+
+def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
+    if row["peer_error"] is not None:
+        return "raises"
+    return f"{found['peer']:.{digits}f}" if "peer" in found else "–"
+
+
+_TABLES: dict[str, Callable[[], str]] = {
+    "models": lambda: _model_table("exact", _MAIN),
+    "models, recompute": lambda: _model_table("recompute", _MAIN),
+    "models, rounding": lambda: _model_table("rounding", _MAIN),
+    "models, other cases": lambda: _model_table("exact", [case for case in CASES if case not in _MAIN]),
+    "layers": _layer_table,
+}
+
+
+if __name__ == "__main__":
+    main()
