@@ -62,7 +62,9 @@ class _Geometry:
         """The input's gradient alone: a convolution of the other kind, which reads no input."""
         if self.transposed:
             found = _CONV[self.num_dims](grad, weight, None, self.stride, self.padding, self.dilation, self.groups)
-            return found[(..., *(slice(length) for length in size[2:]))]  # padding of the output may add windows
+            for dim, length in enumerate(size[2:], 2):  # padding of the output may add windows
+                found = found.narrow(dim, 0, length)
+            return found
         missing = [self._missing(size[2 + i], weight.shape[2 + i], grad.shape[2 + i], i) for i in range(self.num_dims)]
         rest = (self.stride, self.padding, missing, self.groups, self.dilation)
         return _CONV_TRANSPOSE[self.num_dims](grad, weight, None, *rest)
