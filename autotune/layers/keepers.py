@@ -41,7 +41,7 @@ _KEEP_NOTHING = frozenset(
 def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, Kept]:
     """For each module that calls an activation in this run: who else keeps what the activation returns.
 
-    Tensors without values are the model's own and what follows from them. What does not follow, such as a mask, is real:
+    Tensors without values are the model's own and what follows from them. What does not, such as a mask, is real:
     a forward that notes it somewhere for its next run finds it as it would be.
 
     Args:
