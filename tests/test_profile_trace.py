@@ -442,6 +442,15 @@ def test_the_clock_tells_modules_and_phases_apart():
 # Over fake tensors
 
 
+def test_times_are_of_one_step_so_that_they_add_up():
+    """Medians taken module by module would miss by what the steps differ."""
+    found = profiled(num_timed_steps=5)
+    whole, outside = found.modules[0], found.modules[-1]
+    assert whole.forward_s + outside.forward_s == pytest.approx(found.phases_s["forward"])
+    assert whole.backward_s + outside.backward_s == pytest.approx(found.phases_s["backward"])
+    assert sum(found.phases_s.values()) <= found.timed_step_s
+
+
 def test_fake_tensors_give_the_same_events():
     """What an estimator replays: every allocation of a real step, in order, with its size and its place."""
     real = traced(Mlp(), torch.randn(5, 6), mean_square, steps=2)

@@ -41,9 +41,9 @@ class ModuleRow(_Frozen):
     peak_bytes: int
     """Of what is alive at the peak, what it made; its parameters, their gradients and optimizer state too."""
     forward_s: float | None = None
-    """Median seconds of an optimizer step in its forward."""
+    """Seconds in its forward, of the one step that modules are timed in."""
     backward_s: float | None = None
-    """The same in its backward, recomputation included."""
+    """The same step's seconds in its backward, recomputation included."""
 
 
 class PeakMoment(_Frozen):
