@@ -133,6 +133,15 @@ def test_bad_input_is_said_and_nothing_is_left(folder, task, options, code, word
     assert [path for path in sorted(folder.iterdir()) if path.name != "__pycache__"] == before
 
 
+def test_a_job_that_the_device_does_not_hold_exits_with_3(folder):
+    (folder / "huge.py").write_text(
+        "import torch\nfrom healthy import *\n\n\ndef build_model():\n    return torch.nn.Linear(2**24, 2**24)\n"
+    )
+    ended = run(folder, "--json", task="huge.py")
+    assert (ended.returncode, json.loads(ended.stdout)["exit_code"], ended.left_behind) == (3, 3, [])
+    assert "since it does not fit on this device: out of memory" in ended.stderr
+
+
 def test_a_failure_leaves_no_trace_file(folder):
     (folder / "late.py").write_text(LATE)
     (folder / "t.json").write_text("mine")
