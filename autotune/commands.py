@@ -91,7 +91,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         with (
             _trials(where, options.task, options.device) as executor,
             watching(options, _console(sys.stderr)) as display,
-            _interrupts(stop, display.interrupted, executor.close),
+            _interrupts(stop, executor.close, display.interrupted),
         ):
             plan = run_search(options, executor, display.observe, stop, pace)
     except KeyboardInterrupt:
@@ -165,7 +165,7 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
     return found
 
 
-def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Path | None, json: bool) -> None:
+def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Path | None, json: bool) -> int:
     """Profile a task, print what was found, and write the files that were asked for.
 
     Args:
@@ -174,6 +174,9 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
         depth: levels of modules of the table; None is as many as fit a screen.
         html: where the page goes; None writes none.
         json: print one JSON document.
+
+    Returns:
+        The exit code: 0, or 130 after a Ctrl-C.
 
     Raises:
         UserError: a file cannot be written, said before anything runs; or as :func:`autotune.search.profile.profile`.
@@ -194,17 +197,22 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
         told.extend([event] if isinstance(event, Facts) else [])
 
     in_force = load_plan(plan) if plan else None
+    stop = threading.Event()
     with (
-        replacing(what.trace, UserError, "--trace") if what.trace else nullcontext() as trace,
         _trials(Where("local"), what.task, what.device) as executor,
+        _interrupts(stop, executor.close),
+        replacing(what.trace, UserError, "--trace") if what.trace else nullcontext() as trace,
     ):
         found = run_profile(replace(what, plan=in_force, trace=trace), executor, observe)
+    code = _INTERRUPTED if stop.is_set() else 0
     if html is not None:
         write_text(html, page(found, depth), UserError, "--html")
     if json:
-        _print_json({"html": html and str(html), "trace": what.trace and str(what.trace), **as_json(found)})
+        files = {"html": html and str(html), "trace": what.trace and str(what.trace)}
+        _print_json({"exit_code": code, **files, **as_json(found)})
     else:
         _print(sys.stdout, explain(found, depth), WIDTH)
+    return code
 
 
 def run(path: Path, command: Sequence[str]) -> NoReturn:
@@ -271,16 +279,24 @@ def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator
 
 
 @contextmanager
-def _interrupts(stop: threading.Event, interrupted: Callable[[], None], close: Callable[[], None]) -> Iterator[None]:
+def _interrupts(
+    stop: threading.Event, close: Callable[[], None], interrupted: Callable[[], None] | None = None
+) -> Iterator[None]:
     """The first Ctrl-C sets ``stop``; the second also ends the running trials; a third gives up waiting for either.
 
     SIGTERM and a terminal that closes count as one.
+
+    Args:
+        stop: is set by the first.
+        close: ends the running trials.
+        interrupted: is called by the first; None has it end the running trials, too.
     """
     closer = threading.Thread(target=close, name="close")  # not in the handler: what it interrupts may hold a lock
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if not stop.is_set():
-            stop.set()
+        is_first = not stop.is_set()
+        stop.set()
+        if is_first and interrupted is not None:
             interrupted()
         elif closer.ident is None:
             closer.start()

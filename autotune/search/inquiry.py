@@ -95,7 +95,7 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace) -> Facts:
     Raises:
         TaskError: the task cannot be loaded or inspected; carries the user's traceback.
         NothingFits: the device does not hold the model with one sample.
-        Interrupted: the executor was closed on the user's second Ctrl-C.
+        Interrupted: the executor was closed on the user's Ctrl-C.
     """
     request = TrialRequest(
         id="inspect",
@@ -107,7 +107,7 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace) -> Facts:
         deadline_s=pace.deadline_s(0.0, spare_finalists=False),
         environment=own_thread_variables(),
     )
-    outcome = executor.submit(request).result()
+    outcome = executor.ask(request)
     if isinstance(outcome, Inspected):
         return outcome.facts
     if outcome == STOPPED:
