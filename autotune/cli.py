@@ -261,7 +261,7 @@ def _run() -> NoReturn:
     except _UsageError as error:
         error.show()
         if "--json" in sys.argv:
-            print(jsonlib.dumps({"exit_code": 2, "error": str(error)}, indent=2))
+            print(jsonlib.dumps({"exit_code": 2, "error": error.format_message()}, indent=2))
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("Interrupted.", file=sys.stderr)

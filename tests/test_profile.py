@@ -439,6 +439,26 @@ def test_the_chart_stacks_areas_and_marks_the_peak():
 # The terminal
 
 
+def test_what_a_terminal_would_act_on_in_a_name_is_escaped():
+    rows = (row("", 2, "Net"), row("a\n\x1b[31m", MIB, "B\r"), row(OUTSIDE, type=""))
+    found = profiling(profile_of(rows))
+    assert cells(lines(rows)[1], found)[:2] == (r"  a\n\x1b[31m", r"B\r")
+
+
+def test_nobody_reads_its_progress(folder):
+    running = start("profile", "healthy.py", "--device", "cpu", "--alone", "--json", cwd=folder)
+    running.process.stderr.close()
+    document = json.loads(running.process.stdout.read())
+    assert document["modules"][0]["name"] == ""
+    assert running.process.wait(60) == 0
+
+
+def test_a_bad_option_is_named_in_the_document_too(folder):
+    ended = run(folder, "--json", "--batch", "0")
+    assert "Invalid value for '--batch'" in json.loads(ended.stdout)["error"]
+    assert ended.returncode == 2
+
+
 @pytest.mark.parametrize(
     ("width", "missing"),
     [

@@ -18,7 +18,7 @@ from .fitting import FittingTable
 from .folding import Line, lines
 from .lines import facts_words
 from .tables import rows_table
-from .words import outcome_words, settings_words, size, technique_words
+from .words import outcome_words, printable, settings_words, size, technique_words
 
 __all__ = [
     "KINDS",
@@ -130,8 +130,8 @@ def cells(row: Line, found: Profiling) -> tuple[str, ...]:
     freed = f"{size(best[1])} by {technique_words(best[0].technique, found.facts)}" if best else ""
     parameters, kept, at_peak = (row.sum(name) for name in ("num_parameters", "kept_bytes", "peak_bytes"))
     found_cells = (
-        "  " * row.depth + row.label,
-        row.type,
+        "  " * row.depth + printable(row.label),
+        printable(row.type),
         f"{parameters:,}" if parameters else "",
         size(kept) if kept else "",
         size(at_peak) if at_peak else "",
@@ -232,7 +232,7 @@ def moment_words(peak: PeakMoment, base: Profile) -> str:
             return "before the step"
     if peak.module == OUTSIDE:
         return f"in {peak.phase}, outside the model's modules"
-    return f"in the {peak.phase} of {whose}"
+    return f"in the {peak.phase} of {printable(whose)}"
 
 
 def _kept_bytes(base: Profile) -> int:
