@@ -180,13 +180,14 @@ def profile(
     """Show, module by module, what one optimizer step keeps, what fills its peak, and what would change that.
 
     One step of MODEL.PY is traced in a process of its own, then once more with each technique that may change it.
+    Ctrl-C leaves out those techniques that have not been measured yet.
     """
     from . import commands
     from .search.profile import WhatToProfile
 
     what = WhatToProfile(task, device or commands.default_device(), batch=batch, alone=alone, trace=trace, seed=seed)
     with _one_document(json):
-        commands.profile(what, plan, depth, html, json)
+        raise typer.Exit(commands.profile(what, plan, depth, html, json))
 
 
 @app.command(
@@ -260,7 +261,7 @@ def _run() -> NoReturn:
     except _UsageError as error:
         error.show()
         if "--json" in sys.argv:
-            print(jsonlib.dumps({"exit_code": 2, "error": str(error)}, indent=2))
+            print(jsonlib.dumps({"exit_code": 2, "error": error.format_message()}, indent=2))
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("Interrupted.", file=sys.stderr)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import errno
 import json as jsonlib
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from .errors import TaskError, UserError
 from .files import check_output, replacing, write_text
+from .interrupts import interrupts
 from .plan import load_plan
 from .search.options import SearchOptions
 from .task import split_source, task_file
@@ -91,7 +90,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         with (
             _trials(where, options.task, options.device) as executor,
             watching(options, _console(sys.stderr)) as display,
-            _interrupts(stop, display.interrupted, executor.close),
+            interrupts(stop, executor.close, display.interrupted),
         ):
             plan = run_search(options, executor, display.observe, stop, pace)
     except KeyboardInterrupt:
@@ -148,12 +147,12 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
 
     plan = load_plan(path).on(default_device())
     task = task or _beside(path, plan)
-    print(f"runs {task} with {path}", file=sys.stderr)
+    _tell(f"runs {task} with {path}")
 
     def observe(event: Event) -> None:
         said = line(event, plan)
         if said is not None:
-            print(said, file=sys.stderr)
+            _tell(said)
 
     assert plan.budget.device is not None, "set above"
     with _trials(where, task, plan.budget.device) as executor:
@@ -165,7 +164,7 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
     return found
 
 
-def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Path | None, json: bool) -> None:
+def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Path | None, json: bool) -> int:
     """Profile a task, print what was found, and write the files that were asked for.
 
     Args:
@@ -174,6 +173,9 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
         depth: levels of modules of the table; None is as many as fit a screen.
         html: where the page goes; None writes none.
         json: print one JSON document.
+
+    Returns:
+        The exit code: 0, or 130 after a Ctrl-C.
 
     Raises:
         UserError: a file cannot be written, said before anything runs; or as :func:`autotune.search.profile.profile`.
@@ -190,21 +192,26 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
     told: list[Facts] = []
 
     def observe(event: Facts | Settings | Change) -> None:
-        print(line(event, *told), file=sys.stderr)
+        _tell(line(event, *told))
         told.extend([event] if isinstance(event, Facts) else [])
 
     in_force = load_plan(plan) if plan else None
+    stop = threading.Event()
     with (
-        replacing(what.trace, UserError, "--trace") if what.trace else nullcontext() as trace,
         _trials(Where("local"), what.task, what.device) as executor,
+        interrupts(stop, executor.close),
+        replacing(what.trace, UserError, "--trace") if what.trace else nullcontext() as trace,
     ):
         found = run_profile(replace(what, plan=in_force, trace=trace), executor, observe)
+    code = _INTERRUPTED if stop.is_set() else 0
     if html is not None:
         write_text(html, page(found, depth), UserError, "--html")
     if json:
-        _print_json({"html": html and str(html), "trace": what.trace and str(what.trace), **as_json(found)})
+        files = {"html": html and str(html), "trace": what.trace and str(what.trace)}
+        _print_json({"exit_code": code, **files, **as_json(found)})
     else:
         _print(sys.stdout, explain(found, depth), WIDTH)
+    return code
 
 
 def run(path: Path, command: Sequence[str]) -> NoReturn:
@@ -270,35 +277,6 @@ def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator
         os.close(stdout)
 
 
-@contextmanager
-def _interrupts(stop: threading.Event, interrupted: Callable[[], None], close: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C sets ``stop``; the second also ends the running trials; a third gives up waiting for either.
-
-    SIGTERM and a terminal that closes count as one.
-    """
-    closer = threading.Thread(target=close, name="close")  # not in the handler: what it interrupts may hold a lock
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        if not stop.is_set():
-            stop.set()
-            interrupted()
-        elif closer.ident is None:
-            closer.start()
-        else:
-            raise KeyboardInterrupt
-
-    ignored = signal.SIG_IGN
-    signals = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != ignored]
-    before = {number: signal.signal(number, handle) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if closer.ident is not None:
-            closer.join()
-
-
 def _console(file: Any) -> Console:
     from rich.console import Console
 
@@ -319,6 +297,12 @@ def _print(file: Any, words: RenderableType, width: int | None = None) -> None:
         console.print(words)
     lines = captured.get().splitlines()
     print("\n".join(line.rstrip() for line in lines), file=file)  # rich pads a table's rows with spaces
+
+
+def _tell(progress: str) -> None:
+    """Print a line of progress; a reader that has gone ends nothing."""
+    with suppress(OSError):
+        print(progress, file=sys.stderr)
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -119,6 +119,8 @@ def explain(error: ValidationError, source: str, root: type[BaseModel]) -> str:
     """A validation error of a ``root`` model, one line a problem: where, what was wanted, what was got."""
     lines = []
     for problem in error.errors(include_url=False):
+        if problem["type"] == "too_short" and problem["input"]:  # its items are at fault, and have lines of their own
+            continue
         location = tuple(part for part in problem["loc"] if part not in UNION_TAGS)
         where = ".".join(map(str, location))
         got = problem["input"]

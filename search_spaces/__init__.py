@@ -36,17 +36,17 @@ class _Space(BaseModel):
     """The format's name and version."""
 
 
-def _only_auto(row: str) -> str:
-    if row != "auto":
-        raise ValueError("write `auto`, or a list of choices such as [{kind: …}]")
-    return row
-
-
 def _row(kind: type[Technique]) -> tuple[Any, Any]:
     """One field of the model: ``auto``, or a list of ``kind``."""
-    auto = Annotated[Literal["auto"], BeforeValidator(_only_auto), Tag(UNION_TAGS[0])]
+
+    def only_auto(row: Any) -> Any:
+        if row != "auto":
+            raise ValueError(f"write `auto`, or a list of choices such as [{kind.written(row)}]")
+        return row
+
+    auto = Annotated[Literal["auto"], BeforeValidator(only_auto), Tag(UNION_TAGS[0])]
     explicit = Annotated[tuple[kind, ...], Field(min_length=1), Tag(UNION_TAGS[1])]  # type: ignore[valid-type]
-    either = Annotated[auto | explicit, Discriminator(lambda row: UNION_TAGS[not isinstance(row, str)])]
+    either = Annotated[auto | explicit, Discriminator(lambda row: UNION_TAGS[isinstance(row, list | tuple)])]
     summary = (kind.__doc__ or "").strip().splitlines()[0]
     return either | None, Field(default=None, description=f"{summary} `auto`, or a list of choices.")
 

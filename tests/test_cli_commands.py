@@ -47,7 +47,7 @@ def plan(tmp_path: Path) -> Path:
 def test_with_json_a_mistaken_option_is_a_document_too(tmp_path):
     ended = autotune("search", "model.py", "--budget", "0", "--json", cwd=tmp_path)
     assert ended.returncode == 2
-    assert json.loads(ended.stdout)["error"].startswith("a budget of 0 leaves no memory")
+    assert json.loads(ended.stdout)["error"].startswith("Invalid value for '--budget': a budget of 0 leaves no memory")
     assert "Invalid value for '--budget'" in ended.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Ended, autotune, start
+from rich.console import Console
 
 from autotune.errors import NothingFits, PlanError, TaskError
 from autotune.measure.allocations import OUTSIDE
@@ -20,7 +22,7 @@ from autotune.plan import Peak, Plan, TaskRef
 from autotune.report.chart import HEIGHT, WIDTH, chart
 from autotune.report.folding import lines
 from autotune.report.page import page
-from autotune.report.profile import as_json, cells, changes, columns, line, notes
+from autotune.report.profile import as_json, cells, changes, columns, explain, line, notes
 from autotune.search.profile import Change, Profiling, WhatToProfile, profile
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.techniques.batch import Batch
@@ -30,7 +32,7 @@ from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.testing.zoo_facts import BARE
 from autotune.units import MIB
-from autotune.workers import Crashed, Executor, Inspected, NonFinite, OutOfMemory, Profiled, TimedOut
+from autotune.workers import STOPPED, Crashed, Executor, Inspected, NonFinite, OutOfMemory, Profiled, TimedOut
 
 TASKS = Path(__file__).parent / "tasks"
 SETTINGS = Settings(batch=Batch(micro=8))
@@ -133,6 +135,15 @@ def test_bad_input_is_said_and_nothing_is_left(folder, task, options, code, word
     assert [path for path in sorted(folder.iterdir()) if path.name != "__pycache__"] == before
 
 
+def test_a_job_that_the_device_does_not_hold_exits_with_3(folder):
+    (folder / "huge.py").write_text(
+        "import torch\nfrom healthy import *\n\n\ndef build_model():\n    return torch.nn.Linear(2**24, 2**24)\n"
+    )
+    ended = run(folder, "--json", task="huge.py")
+    assert (ended.returncode, json.loads(ended.stdout)["exit_code"], ended.left_behind) == (3, 3, [])
+    assert "since it does not fit on this device: out of memory" in ended.stderr
+
+
 def test_a_failure_leaves_no_trace_file(folder):
     (folder / "late.py").write_text(LATE)
     (folder / "t.json").write_text("mine")
@@ -142,15 +153,42 @@ def test_a_failure_leaves_no_trace_file(folder):
     assert not list(folder.glob(".autotune-*"))
 
 
-def test_ctrl_c_leaves_nothing(folder):
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_step_leaves_nothing(folder, by):
     (folder / "slow.py").write_text(LATE.replace("raise ValueError('late')", "time.sleep(600)"))
     running = start("profile", "slow.py", "--device", "cpu", "--trace", "t.json", cwd=folder)
     running.read_until("profiles: batch 8")
-    running.process.send_signal(signal.SIGINT)
+    running.process.send_signal(by)
     ended = running.finish()
     assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "", []), ended.stderr
+    assert "Interrupted before the step was measured" in ended.stderr
     assert not (folder / "t.json").exists()
     assert not list(folder.glob(".autotune-*"))
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_measured_before_an_interruption_is_printed(folder, by):
+    """The first techniques are measured; then one hangs."""
+    (folder / "hangs.py").write_text(
+        "import pathlib, time, healthy\nfrom healthy import *\n"
+        "def compute_loss(model, batch):\n"
+        f"    if pathlib.Path({str(folder / 'hang')!r}).exists():\n        time.sleep(600)\n"
+        "    return healthy.compute_loss(model, batch)\n"
+    )
+    running = start("profile", "hangs.py", "--device", "cpu", "--json", "--html", "page.html", cwd=folder)
+    running.read_until("profiles: batch 8")
+    running.read_until("with ")
+    (folder / "hang").touch()
+    running.process.send_signal(by)
+    ended = running.finish(timeout_s=60)
+    assert (ended.returncode, ended.left_behind) == (130, []), ended.stderr
+    document = json.loads(ended.stdout)
+    measured, left_out = document["changes"], document["not_measured"]
+    assert document["exit_code"] == 130
+    assert document["modules"][0]["forward_s"] > 0
+    assert {one["outcome"] for one in measured} == {"profiled"}
+    assert len({json.dumps([one["technique"], one["setting"]]) for one in (*measured, *left_out)}) > len(measured) > 0
+    assert ": interrupted" in (folder / "page.html").read_text()
 
 
 # What is tried
@@ -200,6 +238,15 @@ def test_each_choice_in_the_step_is_asked_for_once_and_the_job_alone_is_timed():
         *Checkpointing.choices(facts)[2:],
         Checkpointing(),
     ]
+
+
+def test_what_an_interruption_left_out_is_named():
+    facts = BARE.model_copy(update={"num_blocks": 1})
+    found = ask(Answers(facts, Profiled(profile=profile_of(blocks([MIB]))), Crashed(message="SIGSEGV"), STOPPED))
+    assert [change.outcome.kind for change in found.changes] == ["crashed"]
+    assert found.not_measured == (*Layers.choices(facts)[2:], Checkpointing(kind="blocks"))
+    words = "memory-saving layers with 8-bit derivatives, checkpoint all 1 blocks: interrupted"
+    assert list(changes(found))[-1] == ("not measured", words)
 
 
 def test_a_technique_that_fails_is_a_row_that_says_so():
@@ -387,3 +434,53 @@ def test_the_chart_stacks_areas_and_marks_the_peak():
     assert [(band.x, band.width) for band in drawn.bands] == [(0, WIDTH / 2), (WIDTH / 2, WIDTH / 2)]
     assert [shape.peak_bytes for shape in drawn.shapes] == [8 * MIB, 4 * MIB]
     assert [num_bytes / MIB for _, num_bytes in drawn.ticks] == [0, 5, 10]
+
+
+# The terminal
+
+
+def test_what_a_terminal_would_act_on_in_a_name_is_escaped():
+    rows = (row("", 2, "Net"), row("a\n\x1b[31m", MIB, "B\r"), row(OUTSIDE, type=""))
+    found = profiling(profile_of(rows))
+    assert cells(lines(rows)[1], found)[:2] == (r"  a\n\x1b[31m", r"B\r")
+
+
+def test_nobody_reads_its_progress(folder):
+    running = start("profile", "healthy.py", "--device", "cpu", "--alone", "--json", cwd=folder)
+    running.process.stderr.close()
+    document = json.loads(running.process.stdout.read())
+    assert document["modules"][0]["name"] == ""
+    assert running.process.wait(60) == 0
+
+
+def test_a_bad_option_is_named_in_the_document_too(folder):
+    ended = run(folder, "--json", "--batch", "0")
+    assert "Invalid value for '--batch'" in json.loads(ended.stdout)["error"]
+    assert ended.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("width", "missing"),
+    [
+        (60, "type, parameters, what would free most of it"),
+        (80, "what would free most of it"),
+        (120, "type, parameters"),
+        (200, None),
+    ],
+)
+def test_a_narrow_terminal_cuts_names_and_leaves_out_columns_but_cuts_no_figure(width, missing):
+    name = "a_module_with_a_name_that_is_longer_than_most_3"
+    rows = (row("", 1234 * MIB, "Net", num_parameters=123_456_789), row(name, 345 * MIB), row(OUTSIDE, MIB, type=""))
+    change = Change(Layers(kind="rounding"), Profiled(profile=profile_of((row(""), row(name), row(OUTSIDE)))))
+    found = profiling(profile_of(rows), change)
+    with (console := Console(width=width, file=io.StringIO())).capture() as captured:
+        console.print(explain(found))
+    said = captured.get().splitlines()
+    assert max(map(len, said)) <= width
+    heading, *shown = said[2:6]
+    for line_, each in zip(shown, lines(rows), strict=True):
+        figures = dict(zip(columns(found)[1:], cells(each, found)[1:], strict=True))
+        assert [title for title, figure in figures.items() if title in heading and figure not in line_] == []
+    assert re.match(r"  a.*3  ", shown[1])
+    assert [title for title in columns(found) if title not in heading] == (missing.split(", ") if missing else [])
+    assert (f"no room for: {missing}" in " ".join(said)) == bool(missing)

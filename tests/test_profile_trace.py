@@ -439,6 +439,15 @@ def test_the_clock_tells_modules_and_phases_apart():
     assert set(found.phases_s) == {"before", "forward", "backward", "optimizer"}
 
 
+def test_times_are_of_one_step_so_that_they_add_up():
+    """Medians taken module by module would miss by what the steps differ."""
+    found = profiled(num_timed_steps=5)
+    whole, outside = found.modules[0], found.modules[-1]
+    assert whole.forward_s + outside.forward_s == pytest.approx(found.phases_s["forward"])
+    assert whole.backward_s + outside.backward_s == pytest.approx(found.phases_s["backward"])
+    assert sum(found.phases_s.values()) <= found.timed_step_s
+
+
 # Over fake tensors
 
 

@@ -84,6 +84,23 @@ def test_a_word_other_than_auto_is_refused():
         SearchSpace.from_yaml(HEAD + "precision: all")
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("layers: [none]", "layers.0: write a mapping: {kind: none}, but got 'none'"),
+        ("precision: [fp8]", "precision.0: write a mapping: {kind: fp32}, {kind: tf32}, {kind: bf16}, {kind: fp16}"),
+        ("batch: [8]", "batch.0: write a mapping: {micro: …}, but got 8"),
+        ("layers: none", "layers: write `auto`, or a list of choices such as [{kind: none}], but got 'none'"),
+        ("memory_format: {kind: contiguous}", "a list of choices such as [{kind: contiguous}, {kind: channels_last}]"),
+    ],
+)
+def test_what_is_no_mapping_is_answered_with_what_to_write(row, words):
+    with pytest.raises(SpaceError) as caught:
+        SearchSpace.from_yaml(HEAD + row)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_empty_list_is_refused():
     with pytest.raises(SpaceError, match=r"precision.*at least 1 item"):
         SearchSpace.from_yaml(HEAD + "precision: []")

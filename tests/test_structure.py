@@ -30,7 +30,7 @@ FLOORS = (
     ("plan", "search_spaces", "task"),
     ("techniques",),
     ("layers",),
-    ("files",),
+    ("files", "interrupts"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""

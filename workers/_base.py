@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
@@ -14,6 +14,8 @@ from ..plan import Plan
 from .outcome import Outcome
 
 __all__ = ["Executor", "TrialRequest"]
+
+_WAIT_S = 0.2
 
 
 class _Frozen(BaseModel):
@@ -67,6 +69,16 @@ class Executor(ABC):
     @abstractmethod
     def submit(self, request: TrialRequest) -> Future[Outcome]:
         """Queue a request. The future always gets an outcome; it never raises for what a trial did."""
+
+    def ask(self, request: TrialRequest) -> Outcome:
+        """Submit a request and wait for its outcome, never for long at once.
+
+        A signal that comes between Python's last look for one and a wait is handled when that wait ends.
+        """
+        future = self.submit(request)
+        while not wait([future], _WAIT_S).done:
+            pass
+        return future.result()
 
     @abstractmethod
     def close(self) -> None:

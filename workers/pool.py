@@ -53,7 +53,10 @@ class SlotPool(Executor):
 
     def submit(self, request: TrialRequest) -> Future[Outcome]:
         """Queue a request."""
-        return done(STOPPED) if self._closing.is_set() else self._threads.submit(self._run, request)
+        try:
+            return self._threads.submit(self._run, request)
+        except RuntimeError:  # closed, by another thread maybe
+            return done(STOPPED)
 
     def close(self) -> None:
         """End every process of every slot. Futures still open get ``Crashed``."""

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import ProfilerActivity, record_function
 
 from .allocations import Phase
@@ -48,22 +47,15 @@ class _Ranges(Watch):
     """Marks in the profile where each module's forward and each node's backward begin and end."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {module: name or type(module).__name__ for name, module in model.named_modules()}
-        self._where = Whereabouts(model)
-        self._open: list[tuple[nn.Module, Any]] = []
-        self._hooks: list[Any] = []
+        self._names = {module: name for name, module in model.named_modules()}
+        self._where = Whereabouts(model, self._follow)
+        self._open: list[Any] = []
 
     def __enter__(self) -> Self:
         self._where.__enter__()
-        self._hooks = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
         return self
 
     def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
         self._where.__exit__(*error)
 
     @contextmanager
@@ -74,18 +66,13 @@ class _Ranges(Watch):
         with record_function(phase):
             yield
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        if module in self._names:
-            there = record_function(self._names[module])
-            there.__enter__()  # type: ignore[no-untyped-call]
-            self._open.append((module, there))
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        while self._open and any(module is one for one, _ in self._open):
-            left, there = self._open.pop()
-            there.__exit__(None, None, None)
-            if left is module:
-                break
+    def _follow(self) -> None:
+        path = self._where.path()
+        while len(self._open) > len(path):
+            self._open.pop().__exit__(None, None, None)
+        for module in path[len(self._open) :]:
+            self._open.append(record_function(self._names.get(module) or type(module).__name__))
+            self._open[-1].__enter__()
 
 
 def _mark(node: Any, name: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple, TypeVar
@@ -57,9 +57,10 @@ def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
         write_trace(steps, Path(options.trace))
     trace = steady.trace()
     names = {module: name for name, module in model.named_modules()}
-    by_phase = (times.forward_s, times.backward_s) if times else (None, None)
+    own_s = times.own_s if times else {}
+    by_module = (inclusive(own_s.get(phase, {})) if times else None for phase in ("forward", "backward"))
     return Profile(
-        modules=tuple(module_rows(model, steady.order, trace, *by_phase)),
+        modules=tuple(module_rows(model, steady.order, trace, *by_module)),
         peak=peak_moment(trace),
         first_step_peak_bytes=first.peak_bytes(),
         sees_saves=sees_saves,
@@ -68,7 +69,7 @@ def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
         accumulate=training.batch.accumulate,
         step_s=times.step_s if times else None,
         timed_step_s=times.timed_step_s if times else None,
-        phases_s=times.phases_s if times else {},
+        phases_s={phase: sum(own.values()) for phase, own in own_s.items()},
         timeline=timeline(trace, [names[block] for block in find_blocks(model, task.blocks)]),
     )
 
@@ -93,32 +94,18 @@ def _trace_first(steps: WatchedSteps) -> tuple[Trace, bool]:
 class _Times(NamedTuple):
     step_s: float
     timed_step_s: float
-    phases_s: dict[Phase, float]
-    forward_s: Mapping[str, float]
-    backward_s: Mapping[str, float]
+    own_s: Mapping[Phase, Mapping[str, float]]
 
 
 def _time(steps: WatchedSteps, num_steps: int) -> _Times:
-    """Medians over steps with the clock's hooks; between them, as many without, so that their cost is known."""
-    plain_s, timed_s = [], []
-    found: dict[tuple[Phase, str | None], list[float]] = defaultdict(list)
+    """The median of steps with the clock's hooks; between them, as many without, so that their cost is known."""
+    plain_s: list[float] = []
+    timed: list[tuple[Clock, float]] = []
     for _ in range(num_steps):
-        _, seconds = _timed(steps, Watch())
-        plain_s.append(seconds)
-        clock, seconds = _timed(steps, Clock(steps.training.model, steps.training.device))
-        timed_s.append(seconds)
-        for phase, own in clock.seconds().items():
-            found[phase, None].append(sum(own.values()))
-            for module, value in inclusive(own).items():
-                found[phase, module].append(value)
-    medians = {key: statistics.median(values) for key, values in found.items()}
-    return _Times(
-        statistics.median(plain_s),
-        statistics.median(timed_s),
-        {phase: seconds for (phase, module), seconds in medians.items() if module is None},
-        {module: seconds for (phase, module), seconds in medians.items() if phase == "forward" and module is not None},
-        {module: seconds for (phase, module), seconds in medians.items() if phase == "backward" and module is not None},
-    )
+        plain_s.append(_timed(steps, Watch())[1])
+        timed.append(_timed(steps, Clock(steps.training.model, steps.training.device)))
+    clock, seconds = sorted(timed, key=itemgetter(1))[num_steps // 2]
+    return _Times(statistics.median(plain_s), seconds, clock.seconds())
 
 
 def _timed(steps: WatchedSteps, watch: W) -> tuple[W, float]:

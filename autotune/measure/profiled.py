@@ -41,9 +41,9 @@ class ModuleRow(_Frozen):
     peak_bytes: int
     """Of what is alive at the peak, what it made; its parameters, their gradients and optimizer state too."""
     forward_s: float | None = None
-    """Median seconds of an optimizer step in its forward."""
+    """Seconds in its forward, of the one step that modules are timed in."""
     backward_s: float | None = None
-    """The same in its backward, recomputation included."""
+    """The same step's seconds in its backward, recomputation included."""
 
 
 class PeakMoment(_Frozen):
@@ -103,7 +103,7 @@ class Profile(_Frozen):
     step_s: float | None = None
     """Median seconds of an optimizer step as it is; None where times were left out."""
     timed_step_s: float | None = None
-    """The same with the hooks that tell modules apart."""
+    """The step that modules are timed in, the median of those with the hooks that tell them apart."""
     phases_s: dict[Phase, float] = {}
-    """Median seconds of an optimizer step in each phase, with those hooks; ``before`` is waiting for data."""
+    """That step's seconds in each phase; ``before`` is waiting for data."""
     timeline: Timeline

@@ -76,6 +76,10 @@ class Whereabouts:
         for hook in self._hooks:
             hook.remove()
 
+    def path(self) -> tuple[nn.Module, ...]:
+        """The modules whose forward is running, from the outside in."""
+        return tuple(entered.module for entered in self._stack)
+
     def now(self) -> tuple[str, bool]:
         """The module that is at work or whose backward is, and whether a backward is running."""
         node = torch._C._current_autograd_node()

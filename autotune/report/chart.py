@@ -113,7 +113,7 @@ def _y(num_bytes: int, top: int) -> float:
 
 
 def _ticks(top: int) -> Iterator[int]:
-    """Four to eight round numbers, powers of two times 1 or 5 of the unit below."""
+    """Up to ``top``, zero included: multiples of 1, 2 or 5 times a power of ten, in KiB, MiB or GiB as ``top`` is."""
     unit = 1024 ** max(0, math.floor(math.log(top, 1024)))
     rough = top / unit / 5
     digit = 10 ** math.floor(math.log10(rough))

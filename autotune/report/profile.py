@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..measure.allocations import OUTSIDE, Kind
 from ..measure.profiled import PeakMoment, Profile
 from ..plan import Budget
 from ..search.profile import Change, Profiling
-from ..techniques import Facts, Settings
+from ..techniques import Facts, Settings, Technique
+from .fitting import FittingTable
 from .folding import Line, lines
 from .lines import facts_words
 from .tables import rows_table
-from .words import outcome_words, settings_words, size, technique_words
+from .words import outcome_words, printable, settings_words, size, technique_words
 
 __all__ = [
     "KINDS",
@@ -39,7 +39,10 @@ WIDTH = 140
 """Columns that the table takes in a pipe."""
 
 _COLUMNS = ("module", "type", "parameters", "kept", "at the peak", "forward", "backward", "what would free most of it")
-"""Of the table; all but the first two and the last are figures."""
+"""Of the table."""
+_FIGURES = range(2, 7)
+_BY_NEED = (4, 3, 6, 5, 7, 2, 1)
+"""The columns that a narrow terminal has, the last first to go."""
 KINDS: dict[Kind, str] = {
     "parameter": "parameters and buffers",
     "optimizer_state": "optimizer state",
@@ -77,8 +80,7 @@ def as_json(found: Profiling) -> dict[str, Any]:
         **document,
         "changes": [
             {
-                "technique": change.technique.name,
-                "setting": change.technique.model_dump(mode="json", exclude_defaults=True),
+                **_setting(change.technique),
                 "outcome": change.outcome.kind,
                 "failure": None if change.profile else outcome_words(change.outcome, Budget()),
                 "peak": change.profile.peak.model_dump(mode="json") if change.profile else None,
@@ -86,6 +88,7 @@ def as_json(found: Profiling) -> dict[str, Any]:
             }
             for change in found.changes
         ],
+        "not_measured": [_setting(technique) for technique in found.not_measured],
     }
 
 
@@ -93,23 +96,21 @@ def _best_of_rows(found: Profiling) -> Iterator[dict[str, Any] | None]:
     """For each row of the profile, the change that frees most of what it keeps, as plain data."""
     for row in found.base.modules:
         best = _best_change(found, Line("", 0, (row,)))
-        yield best and {
-            "technique": best[0].technique.name,
-            "setting": best[0].technique.model_dump(mode="json", exclude_defaults=True),
-            "freed_bytes": best[1],
-        }
+        yield best and {**_setting(best[0].technique), "freed_bytes": best[1]}
+
+
+def _setting(technique: Technique) -> dict[str, Any]:
+    return {"technique": technique.name, "setting": technique.model_dump(mode="json", exclude_defaults=True)}
 
 
 def explain(found: Profiling, depth: int | None = None) -> RenderableType:
     """The table, the peak, and what each technique would make of it."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for number, name in enumerate(columns(found)):
-        table.add_column(name, justify="right" if 2 <= number < len(_COLUMNS) - 1 else "left", no_wrap=True)
-    for row in lines(found.base.modules, depth):
-        table.add_row(*map(Text, cells(row, found)))
+    headings = columns(found)
+    rows = [cells(row, found) for row in lines(found.base.modules, depth)]
+    by_need = [number for number in _BY_NEED if number < len(headings)]
     return Group(
         Text(f"{title(found)}\n", style="bold"),
-        table,
+        FittingTable(headings, rows, _FIGURES, by_need),
         Text(f"\n{peak_words(found.base.peak, found.base)}", style="bold"),
         rows_table([(KINDS[kind], size(num_bytes)) for kind, num_bytes in found.base.peak.by_kind.items()]),
         *_changed(found),
@@ -129,8 +130,8 @@ def cells(row: Line, found: Profiling) -> tuple[str, ...]:
     freed = f"{size(best[1])} by {technique_words(best[0].technique, found.facts)}" if best else ""
     parameters, kept, at_peak = (row.sum(name) for name in ("num_parameters", "kept_bytes", "peak_bytes"))
     found_cells = (
-        "  " * row.depth + row.label,
-        row.type,
+        "  " * row.depth + printable(row.label),
+        printable(row.type),
         f"{parameters:,}" if parameters else "",
         size(kept) if kept else "",
         size(at_peak) if at_peak else "",
@@ -168,6 +169,9 @@ def changes(found: Profiling) -> Iterator[tuple[str, str]]:
             yield technique_words(one.technique, found.facts), _outcome(one, found.base)
     if without:
         yield "no change by", ", ".join(technique_words(one.technique, found.facts) for one in without)
+    if found.not_measured:
+        left_out = ", ".join(technique_words(one, found.facts) for one in found.not_measured)
+        yield "not measured", f"{left_out}: interrupted"
 
 
 def _changes_nothing(change: Change, base: Profile) -> bool:
@@ -201,7 +205,7 @@ def notes(base: Profile) -> Iterator[str]:
 
 
 def _changed(found: Profiling) -> Iterator[RenderableType]:
-    if found.changes:
+    if found.changes or found.not_measured:
         yield Text("\nWith one technique changed, the peak of the tensors", style="bold")
         yield rows_table(changes(found))
 
@@ -228,7 +232,7 @@ def moment_words(peak: PeakMoment, base: Profile) -> str:
             return "before the step"
     if peak.module == OUTSIDE:
         return f"in {peak.phase}, outside the model's modules"
-    return f"in the {peak.phase} of {whose}"
+    return f"in the {peak.phase} of {printable(whose)}"
 
 
 def _kept_bytes(base: Profile) -> int:

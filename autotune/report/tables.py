@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -12,10 +13,10 @@ __all__ = ["rows_table"]
 
 
 def rows_table(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Two columns, indented by two; the words wrap within theirs."""
+    """Two columns, indented by two; both wrap where the terminal is narrow."""
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(style="cyan")
     table.add_column(ratio=1)
     for name, words in rows:
-        table.add_row(Text(f"  {name}" if name else " "), Text(words) if isinstance(words, str) else words)
+        table.add_row(Padding(Text(name), (0, 0, 0, 2)), Text(words) if isinstance(words, str) else words)
     return table

@@ -17,6 +17,7 @@ __all__ = [
     "count",
     "outcome_words",
     "over_reference",
+    "printable",
     "purpose",
     "rate",
     "remark",
@@ -138,6 +139,11 @@ def size(num_bytes: int) -> str:
     if mib < 4096:
         return f"{mib:.0f} MiB" if mib >= 10 else f"{mib:.1f} MiB"
     return f"{mib / 1024:.2f}".rstrip("0").rstrip(".") + " GiB"
+
+
+def printable(name: str) -> str:
+    """A name that is the user's, with what a terminal would act on escaped."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in name)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

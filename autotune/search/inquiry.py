@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import Interrupted, PlanError, TaskError
+from ..errors import Interrupted, NothingFits, PlanError, TaskError
 from ..measure import InspectOptions, MeasureOptions
 from ..plan import Budget, Plan
 from ..techniques import Exactness, Facts, Settings
@@ -94,7 +94,8 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace) -> Facts:
 
     Raises:
         TaskError: the task cannot be loaded or inspected; carries the user's traceback.
-        Interrupted: the executor was closed on the user's second Ctrl-C.
+        NothingFits: the device does not hold the model with one sample.
+        Interrupted: the executor was closed on the user's Ctrl-C.
     """
     request = TrialRequest(
         id="inspect",
@@ -106,13 +107,18 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace) -> Facts:
         deadline_s=pace.deadline_s(0.0, spare_finalists=False),
         environment=own_thread_variables(),
     )
-    outcome = executor.submit(request).result()
+    outcome = executor.ask(request)
     if isinstance(outcome, Inspected):
         return outcome.facts
     if outcome == STOPPED:
         raise Interrupted("Interrupted while the task was being inspected; nothing had been measured.")
     if isinstance(outcome, Failed) and not outcome.traceback:
         raise TaskError(outcome.message)
+    if isinstance(outcome, OutOfMemory):
+        raise NothingFits(
+            f"{options.task}: the task cannot be inspected, since it does not fit on this device: "
+            f"{failure(outcome)}\nFree memory there, or make the model or its samples smaller."
+        )
     raise TaskError(f"{options.task}: the task cannot be inspected: {failure(outcome)}")
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import NothingFits, PlanError, TaskError
+from ..errors import Interrupted, NothingFits, PlanError, TaskError
 from ..measure.profiled import Profile, ProfileOptions
 from ..plan import Budget, Plan
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch
-from ..workers import Executor, Failed, Outcome, OutOfMemory, Profiled, TrialRequest
+from ..workers import STOPPED, Executor, Failed, Outcome, OutOfMemory, Profiled, TrialRequest
 from ..workers.environment import own_thread_variables
 from .inquiry import LARGEST_OF, check_plan, failure, inspect, reference_settings
 from .options import SearchOptions
@@ -67,6 +67,8 @@ class Profiling:
     facts: Facts
     base: Profile
     changes: tuple[Change, ...]
+    not_measured: tuple[Technique, ...] = ()
+    """What the user's Ctrl-C left out."""
 
 
 def profile(what: WhatToProfile, executor: Executor, observe: Callable[[Facts | Settings | Change], None]) -> Profiling:
@@ -74,13 +76,14 @@ def profile(what: WhatToProfile, executor: Executor, observe: Callable[[Facts | 
 
     Args:
         what: the task and what to do with it.
-        executor: runs it; stays the caller's to close.
+        executor: runs it; stays the caller's to close, which while techniques are measured leaves the others out.
         observe: is told the facts, the settings that are about to be profiled, and each change that has been.
 
     Raises:
         TaskError: the task cannot be loaded, or fails for another reason than memory.
         PlanError: the plan asks for what cannot be had here.
         NothingFits: the device does not hold the step.
+        Interrupted: the executor was closed before the step was measured.
     """
     pace = Pace(0.0, None)
     options = SearchOptions(what.task, device=what.device, seed=what.seed, allow_split=True)
@@ -89,16 +92,17 @@ def profile(what: WhatToProfile, executor: Executor, observe: Callable[[Facts | 
     settings = _settings(what, facts)
     asked = _Asked(what, facts, pace.deadline_s(0.0, spare_finalists=False))
     observe(settings)
-    base = _base(executor.submit(asked.request("profile", settings)).result(), what)
+    base = _base(executor.ask(asked.request("profile", settings)), what)
+    techniques = () if what.alone else tuple(_techniques(settings, facts))
     changes: list[Change] = []
-    for technique in () if what.alone else _techniques(settings, facts):
+    for number, technique in enumerate(techniques, 1):
         changed = settings.model_copy(update={technique.name: technique})
-        change = Change(
-            technique, executor.submit(asked.request(f"profile-{len(changes) + 1}", changed, False)).result()
-        )
-        changes.append(change)
-        observe(change)
-    return Profiling(what.task, settings, facts, base, tuple(changes))
+        outcome = executor.ask(asked.request(f"profile-{number}", changed, False))
+        if outcome == STOPPED:
+            break
+        changes.append(Change(technique, outcome))
+        observe(changes[-1])
+    return Profiling(what.task, settings, facts, base, tuple(changes), techniques[len(changes) :])
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,8 @@ def _base(outcome: Outcome, what: WhatToProfile) -> Profile:
                 f"{what.task}: the step does not fit on this device: {failure(outcome)}\n"
                 "Profile a smaller one with --batch, or one with a plan in force with --plan."
             )
+        case _ if outcome == STOPPED:
+            raise Interrupted("Interrupted before the step was measured: there is nothing to show.")
         case Failed(traceback=""):
             raise TaskError(outcome.message)
         case _:

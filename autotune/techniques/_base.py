@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,20 @@ class Technique(BaseModel):
     """Whether ``choices`` lie on a line (small to large), so that a sampler may interpolate."""
     trades_time: ClassVar[bool] = False
     """Whether it only ever buys memory with time: no first guess where the reference fits."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_is_mapping(cls, data: Any) -> Any:
+        if not isinstance(data, dict | Technique):
+            raise ValueError(f"write a mapping: {cls.written(data)}")
+        return data
+
+    @classmethod
+    def written(cls, value: Any) -> str:
+        """How ``value`` is to be written: ``{kind: bf16}``; where it is none of the kinds, each of them."""
+        first, field = next(iter(cls.model_fields.items()))
+        kinds = get_args(field.annotation) if first == "kind" else ("…",)
+        return ", ".join(f"{{{first}: {kind}}}" for kind in ([value] if value in kinds else kinds))
 
     @classmethod
     def is_in_step(cls) -> bool:
