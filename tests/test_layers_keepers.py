@@ -51,13 +51,14 @@ class Scaled(nn.Module):
 
 def test_weights_keep_while_they_train_and_products_always():
     model = Scaled()
-    weights, always = find_keepers(model, lambda copied: copied(torch.randn(IMAGES)))[model]
+    (weights, always), _ = find_keepers(model, lambda copied: copied(torch.randn(IMAGES)))[model]
     assert len(weights) == 1
     assert weights[0] is model.conv.weight
     assert always
     chain = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Dropout(), nn.ReLU(), nn.Conv2d(8, 8, 1))
     found = find_keepers(chain, lambda copied: copied(torch.randn(IMAGES)))
-    assert found == {chain[1]: ([], False), chain[3]: ([chain[4].weight], False)}
+    nobody = [], False
+    assert found == {chain[1]: (nobody, nobody), chain[3]: (([chain[4].weight], False), nobody)}
 
 
 class Recomputed(nn.Module):
@@ -73,7 +74,7 @@ class Recomputed(nn.Module):
 
 def test_who_saves_within_a_checkpoint_keeps_nothing():
     model = Recomputed()
-    assert find_keepers(model, lambda copied: copied(torch.randn(IMAGES)))[model.act] == ([], False)
+    assert find_keepers(model, lambda copied: copied(torch.randn(IMAGES)))[model.act][0] == ([], False)
 
 
 @pytest.mark.parametrize("example", ["tensor", "tuple", "dict", "function"])

@@ -50,13 +50,17 @@ class _Gated(torch.autograd.Function):
         return grad_x, None, None, None, None
 
 
-def _gate(site: Site, x: Tensor, function: Activation, blocks: Activation, inplace: bool, slope: float = 0.0) -> Tensor:
+def _gate(
+    site: Site, x: Tensor, function: Activation, blocks: Activation, inplace: bool, slope: float | None = None
+) -> Tensor:
+    """``slope``: where it passes not all, how much it passes; None where backward goes by the output, as ReLU's."""
     recipe = recipes.find(x)
-    if not x.requires_grad or site.is_kept or (recipe is None and site.output_is_kept()):
+    is_kept = site.output.keep() or (slope is not None and site.input.keep())
+    if not x.requires_grad or site.output.always or (recipe is None and is_kept):
         return function(x, inplace=inplace)
 
     def backward(grad: Tensor, passed: Tensor, grad_x: Tensor) -> None:
-        if slope == 0.0:
+        if not slope:
             torch.ops.aten.threshold_backward.grad_input(grad, passed, 0.0, grad_input=grad_x)
         else:
             torch.ops.aten.leaky_relu_backward.grad_input(grad, passed, slope, False, grad_input=grad_x)
@@ -87,7 +91,7 @@ def hardtanh(site: Site, input: Tensor, min_val: float = -1.0, max_val: float = 
     def function(x: Tensor, inplace: bool = False) -> Tensor:
         return F.hardtanh(x, min_val, max_val, inplace)
 
-    return _gate(site, input, function, lambda x: (x <= min_val) | (x >= max_val), inplace)
+    return _gate(site, input, function, lambda x: (x <= min_val) | (x >= max_val), inplace, 0.0)
 
 
 def relu6(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
@@ -132,8 +136,9 @@ def _silu_derivative(x: Tensor) -> Tensor:
 
 
 def _rounds(site: Site, x: Tensor) -> bool:
-    """Whether a byte an element pays: where the output is kept, the input alone gives both."""
-    return site.rounds and x.requires_grad and x.is_floating_point() and not site.output_is_kept()
+    """Whether a byte an element pays: where the output is kept, the input alone gives both; or others keep that too."""
+    is_kept = site.output.keep() or site.input.keep()
+    return site.rounds and x.requires_grad and x.is_floating_point() and not is_kept
 
 
 def _keep_input(x: Tensor, function: Activation) -> Tensor:

@@ -108,7 +108,8 @@ def scaled_dot_product_attention(
         how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
         choice = _CHOICE(*parts, dropout_p, is_causal, **how)
         trains = query.requires_grad and key.requires_grad and value.requires_grad and query.numel() > 0
-        if choice != SDPBackend.MATH.value or query.dim() < 3 or not 0.0 <= dropout_p < 1.0 or not trains:
+        is_batched = query.dim() >= 3 and len(value) <= max(len(query), len(key))
+        if choice != SDPBackend.MATH.value or not is_batched or not 0.0 <= dropout_p < 1.0 or not trains:
             stock: Tensor = _STOCK(*parts, dropout_p, is_causal, **how)
             return stock
         return run(_Attention, *parts, (dropout_p, is_causal, scale, enable_gqa))

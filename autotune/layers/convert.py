@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.utils._pytree import tree_map_only
 
 from .intercept import Forward
 from .sites import Site, structural_sites, traced_sites
-from .twins import TWINS, find_twin
+from .twins import find_twin
 
 __all__ = ["convert", "restore"]
 
@@ -57,16 +58,21 @@ def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, r
 
 def _runner(example: Any) -> Callable[[nn.Module], Any]:
     if isinstance(example, Mapping):
-        return lambda model: model(**example)
+        return lambda model: model(**_copied(example))
     if isinstance(example, tuple):
-        return lambda model: model(*example)
+        return lambda model: model(*_copied(example))
     if isinstance(example, Tensor):
-        return lambda model: model(example)
+        return lambda model: model(_copied(example))
     if not callable(example):
         wanted = "a tensor, a tuple of arguments, a dict of keywords, or a function of the model"
         raise TypeError(f"example: expected {wanted}, but got {type(example).__name__}.")
     run: Callable[[nn.Module], Any] = example
     return run
+
+
+def _copied(example: Any) -> Any:
+    """An example that a model may work in place on."""
+    return tree_map_only(Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), example)
 
 
 def restore(model: nn.Module) -> nn.Module:
@@ -118,8 +124,8 @@ def _converted(base: Any) -> Any:
             return base.forward(self, *args, **kwargs)
         with Forward(site):
             twin = self.__dict__[_TWIN]
-            if twin is not None and _has_plain_input(args, kwargs):
-                return TWINS[twin](self, args[0])
+            if twin is not None and _has_plain_input(args, kwargs) and twin.holds(self):
+                return twin(self, args[0])
             return base.forward(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:

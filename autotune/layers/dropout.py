@@ -50,8 +50,10 @@ def dropout(site: Site, input: Tensor, p: float = 0.5, training: bool = True, in
         return F.dropout(input, p, training, inplace)
     part = recipes.part_of(input)
     output = run(_Dropout, input, p, inplace)
+    if part is None or (inplace and (input._is_view() or isinstance(part, Tensor))):
+        return output
     node: Any = output.grad_fn
     packed, stride = node.packed(), node.stride
-    if part is None or packed is None or (inplace and isinstance(part, Tensor)):
+    if packed is None:
         return output
     return recipes.publish(output, lambda x, packed: _drop(x, packed, stride, p), part, packed)

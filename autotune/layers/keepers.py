@@ -15,17 +15,20 @@ from torch.utils._pytree import tree_leaves
 
 from ..randomness import undisturbed
 from .graph import is_in_checkpoint
-from .twins import TWINS, find_twin
+from .twins import find_twin
 
 __all__ = ["Kept", "find_keepers"]
 
 Kept = tuple[list[nn.Parameter], bool]
-"""Weights while one of which trains an output is kept, and whether it is kept in any case."""
+"""Weights while one of which trains a tensor is kept, and whether it is kept in any case."""
 
 _BITS = frozenset((F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6, F.hardtanh))
 """What keeps bits of its output, or nothing."""
 _ACTIVATIONS = _BITS | {F.gelu, F.silu}
 """What keeps less where nobody else keeps its output."""
+_SMOOTH = frozenset((F.gelu, F.silu))
+_READ_INPUT = _SMOOTH | {F.leaky_relu, F.relu6, F.hardtanh}
+"""Of these, what keeps its input in stock torch: where another keeps that too, it takes nothing."""
 _WEIGHTED = {
     F.linear: 1, F.conv1d: 1, F.conv2d: 1, F.conv3d: 1, F.conv_transpose1d: 1, F.conv_transpose2d: 1,
     F.conv_transpose3d: 1, torch.addmm: 2,
@@ -38,8 +41,8 @@ _KEEP_NOTHING = frozenset(
 """What keeps neither input nor output once it is converted."""
 
 
-def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, Kept]:
-    """For each module that calls an activation in this run: who else keeps what the activation returns.
+def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, tuple[Kept, Kept]]:
+    """For each module that calls an activation in this run: who else keeps what the activation returns, and its input.
 
     Tensors without values are the model's own and what follows from them. What does not, such as a mask, is real:
     a forward that notes it somewhere for its next run finds it as it would be.
@@ -50,7 +53,7 @@ def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.M
 
     Returns:
         By module of ``model``, those that called no activation left out. Of a module that is called several times, all
-        who keep the output of any.
+        who keep the output, or the input, of any.
 
     Raises:
         Exception: whatever ``run`` raises, or a copy of the model: values of fake tensors cannot be read.
@@ -79,9 +82,11 @@ class _Watch(TorchFunctionMode):
     def __init__(self, originals: dict[int, nn.Parameter]) -> None:
         super().__init__()
         self.made: dict[nn.Module, set[int]] = {}
+        self._read: dict[nn.Module, set[int]] = {}
         self._originals = originals
         self._weights: dict[int, list[nn.Parameter]] = {}
         self._always: set[int] = set()
+        self._by_smooth: set[int] = set()
         self._recomputed: set[int] = set()
         self._alive: list[torch.UntypedStorage] = []
         self._running: list[nn.Module] = []
@@ -92,16 +97,23 @@ class _Watch(TorchFunctionMode):
             hooks.clear()
         twin = find_twin(own)
         if twin is not None:
-            fake.forward = lambda x: TWINS[twin](fake, x)
+            fake.forward = lambda x: twin(fake, x)
         fake.register_forward_pre_hook(lambda module, args: self._running.append(own), prepend=True)
         fake.register_forward_hook(lambda module, args, output: self._running.pop() and None, always_call=True)
 
-    def kept(self, module: nn.Module) -> Kept:
-        """Who keeps what the module's activations return."""
-        weights = [weight for storage in self.made[module] for weight in self._weights.get(storage, ())]
-        return weights, not self._always.isdisjoint(self.made[module])
+    def kept(self, module: nn.Module) -> tuple[Kept, Kept]:
+        """Who keeps what the module's activations return, and what they read."""
+        return self._kept(self.made[module], self._always | self._by_smooth), self._kept(
+            self._read.get(module, set()), self._always
+        )
+
+    def _kept(self, storages: set[int], always: set[int]) -> Kept:
+        weights = [weight for storage in storages for weight in self._weights.get(storage, ())]
+        return weights, not always.isdisjoint(storages)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READ_INPUT and self._running and args:
+            self._read.setdefault(self._running[-1], set()).add(self._storage_of(args[0]))
         output = self._call(func, args, kwargs or {})
         if func in _ACTIVATIONS and self._running:
             self.made.setdefault(self._running[-1], set()).add(self._storage_of(output))
@@ -113,6 +125,8 @@ class _Watch(TorchFunctionMode):
         place = _WEIGHTED.get(func, len(args))
         if place < len(args):
             self._keep_while(args[place - 1], args[place])
+        elif func in _SMOOTH:
+            self._by_smooth.update(self._storage_of(x) for x in args[:1])
         elif func not in _BITS and func not in _KEEP_NOTHING:
             with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
                 return func(*args, **kwargs)

@@ -7,6 +7,7 @@ Source: Liger Kernel's fused linear cross-entropy, Hsu et al. 2024, arXiv:2410.1
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +47,10 @@ def note_head(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     if logits.grad_fn is not None:
         stand_in = None if weight.requires_grad else run(_StandIn, x)
         refs = [None if part is None else Unchanged(part) for part in (x, weight, bias)]
-        notes_of(logits.grad_fn)[_KEY] = refs, stand_in, TensorWeakRef(logits)
+        hooks: OrderedDict[int, Any] = OrderedDict()
+        logits._backward_hooks = hooks  # as Tensor.register_hook does: what a user registers is found here later
+        logits.grad_fn._register_hook_dict(logits)
+        notes_of(logits.grad_fn)[_KEY] = refs, stand_in, TensorWeakRef(logits), hooks
     return logits
 
 
@@ -69,9 +73,9 @@ def _head_of(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         node = node.next_functions[0][0] if node.name() in _PASSED else None
     if node is None:
         return None
-    refs, stand_in, noted = notes_of(node)[_KEY]
+    refs, stand_in, noted, hooks = notes_of(node)[_KEY]
     whole = noted()
-    if whole is not None and (whole._backward_hooks or whole.retains_grad or whole._version):
+    if hooks or (whole is not None and (whole.retains_grad or whole._version)):
         return None
     x, weight, bias = (None if ref is None else ref() for ref in refs)
     x = x if stand_in is None else stand_in
@@ -165,7 +169,6 @@ def cross_entropy(
 
 
 def _pays(logits: Tensor, x: Tensor, weight: Tensor) -> bool:
-    """Whether every row is there, and the gradients that are kept instead are smaller than the logits."""
-    rows, columns = logits.shape
-    kept = x.numel() + (weight.numel() if weight.requires_grad else 0)
-    return x.numel() == rows * x.shape[-1] and kept < rows * columns
+    """Whether every row is there, and the gradients that are kept instead take less than the logits."""
+    kept = x.nbytes + (4 * weight.numel() if weight.requires_grad else 0)
+    return x.device == logits.device and x.numel() == len(logits) * x.shape[-1] and kept < logits.nbytes

@@ -32,7 +32,7 @@ class _Linear(torch.autograd.Function):
         if ctx.recipe is None and weight.requires_grad:
             kept = (x,)
         ctx.save_for_backward(weight, *kept)
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias).data  # with a bias it is a view, which nobody could change in place
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -54,7 +54,8 @@ class _Linear(torch.autograd.Function):
 
 def linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear``."""
-    if weight.dim() != 2 or input.is_complex() or not (input.requires_grad or weight.requires_grad):
+    is_plain = weight.dim() == 2 and weight.numel() > 0 and not input.is_complex() and (bias is None or bias.dim() == 1)
+    if not is_plain or not (input.requires_grad or weight.requires_grad):
         return F.linear(input, weight, bias)
     if loss.is_head(weight):
         x = input.to(autocast_dtype(input) or input.dtype)
@@ -112,6 +113,8 @@ class _Kind:
 
 _MUL = _Kind(torch.mul, (torch.mul, torch.mul))
 _MATMUL = _Kind(torch.matmul, (lambda grad, y: grad @ y.mT, lambda grad, x: x.mT @ grad))
+_MATMUL_2D = _Kind(torch.matmul, (lambda grad, y: grad @ y.mT, lambda grad, x: _rows(x).mT @ _rows(grad)))
+"""Of matrices with one: its gradient is a product too, not a sum of many."""
 
 
 def mul(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,20 +132,29 @@ def matmul(function: Callable[..., Any]) -> Callable[..., Any]:
     """``x @ y`` where one of the two is had again from what is kept anyway: attention's weights behind dropout."""
 
     def replacement(site: Site, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or not _have_recipe(args) or min(x.dim() for x in args) < (3 if function is torch.bmm else 2):
+        if kwargs or not _have_recipe(args) or autocast_dtype(args[0]) is not None:
             return function(*args, **kwargs)
-        if autocast_dtype(args[0]) is not None:
-            return function(*args)
-        return _product(_MATMUL, *map(_flattened, args))
+        x, y = args
+        if y.dim() == 2 and x.dim() >= 2 and function is not torch.bmm:
+            return _product(_MATMUL_2D, x, y)
+        if x.shape[:-2] != y.shape[:-2] or x.dim() < 3:
+            return function(x, y)
+        return _product(_MATMUL, _flattened(x), _flattened(y))
 
     return replacement
 
 
 def _have_recipe(args: tuple[Any, ...]) -> bool:
     """Whether these are two tensors of one type, and one of them need not be kept."""
-    if len(args) != 2 or not all(isinstance(x, Tensor) for x in args) or args[0].dtype != args[1].dtype:
+    if len(args) != 2 or not all(isinstance(x, Tensor) and not x.is_complex() for x in args):
+        return False
+    if args[0].dtype != args[1].dtype:
         return False
     return recipes.find(args[0]) is not None or recipes.find(args[1]) is not None
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
 
 
 def _flattened(x: Tensor) -> Tensor:

@@ -53,22 +53,24 @@ def batch_norm(
     if not training or not site.recomputes:
         return output
 
-    statistics = _statistics(output, eps)
+    statistics = _statistics(output)
 
     def again(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if statistics is None:
             return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-        return F.batch_norm(x, *statistics, weight, bias, False, 0.0, eps)
+        mean, invstd = statistics
+        return F.batch_norm(x, mean, invstd.reciprocal().square_().sub_(eps), weight, bias, False, 0.0, eps)
 
     return recipes.publish(output, again, input, weight, bias)
 
 
-def _statistics(output: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
-    """Mean and variance of each channel, which a BatchNorm's node keeps; None where it hands them out changed."""
+def _statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Mean and 1 / sqrt(variance + eps) of each channel, which a BatchNorm's node keeps anyway; None where hooks may
+    have changed them."""
     node: Any = output.grad_fn
     if saved_tensors_hooks() is not None or not hasattr(node, "_saved_result2"):
         return None
-    return node._saved_result1, node._saved_result2.reciprocal().square_().sub_(eps)
+    return node._saved_result1, node._saved_result2
 
 
 def instance_norm(
@@ -95,9 +97,12 @@ def keep_input(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
         output = function(input, shape, weight, bias, eps)
-        return recipes.publish(
-            output, lambda x, weight, bias: function(x, shape, weight, bias, eps), input, weight, bias
-        )
+        dtype = output.dtype  # autocast may have computed in another than the input's
+
+        def again(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+            return function(x.to(dtype), shape, weight, bias, eps)
+
+        return recipes.publish(output, again, input, weight, bias)
 
     return replacement
 
@@ -131,8 +136,7 @@ def rms_norm(
     site: Site, input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """``F.rms_norm``."""
-    trains = input.requires_grad or (weight is not None and weight.requires_grad)
-    if not trains or (weight is not None and weight.dtype != input.dtype):
+    if not input.requires_grad or (weight is not None and weight.dtype != input.dtype):
         return F.rms_norm(input, normalized_shape, weight, eps)
     known = torch.finfo(_wide(input)).eps if eps is None else eps
     output = run(_RMSNorm, input, list(normalized_shape), weight, known)

@@ -132,11 +132,12 @@ def note_kept(x: Tensor, kept: Tensor | None = None) -> Tensor:
 def find(x: Tensor) -> Recipe | None:
     """How ``x``, or what it is a view of, is had again; None where nothing is noted, or it was changed since.
 
-    None within a checkpoint: there the tensors are not kept, and recomputation has to save as many as the forward did.
+    None of a view as another type. None within a checkpoint: there the tensors are not kept, and recomputation has to
+    save as many as the forward did.
     """
     base = x if x._base is None else x._base
     recipe, version = notes_of(base.grad_fn).get((_KEY, base.output_nr), (None, 0))
-    if recipe is None or version != base._version or is_in_checkpoint():
+    if recipe is None or version != base._version or x.dtype != base.dtype or is_in_checkpoint():
         return None
     return recipe if base is x else _view_of(recipe, base, x)
 

@@ -22,33 +22,41 @@ _KEEP_NOTHING = (nn.Dropout, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPoo
 
 
 @dataclass(frozen=True)
+class Holders:
+    """Who keeps a tensor, besides the call at hand."""
+
+    weights: tuple[TensorWeakRef, ...] = ()
+    """Weights whose gradient needs it: while one of them trains, it is kept. Noted weakly: they belong to others."""
+    always: bool = False
+    """Whether somebody keeps it whatever trains: a product, a softmax, a normalisation."""
+
+    def keep(self) -> bool:
+        """Whether somebody keeps it in this forward; taken for so where a weight is gone, replaced by another."""
+        weights = (reference() for reference in self.weights)
+        return self.always or any(weight is None or weight.requires_grad for weight in weights)
+
+    def __reduce__(self) -> Any:
+        return _holders, ([reference() for reference in self.weights], self.always)
+
+
+@dataclass(frozen=True)
 class Site:
     """A call within a module's ``forward``."""
 
-    keepers: tuple[TensorWeakRef, ...] = ()
-    """Weights whose gradient needs the call's output: while one of them trains, the output is kept in any case. Noted
-    weakly, so that a module that is saved or copied alone takes no others with it."""
-    is_kept: bool = False
-    """Whether somebody keeps the call's output whatever trains: a product, a softmax, a normalisation."""
+    output: Holders = Holders()
+    """Who keeps what it returns, so that bits of that would come on top."""
+    input: Holders = Holders()
+    """Who keeps what it reads."""
     recomputes: bool = False
     """Whether BatchNorm in training, and the residual sums behind it, may be computed again in backward."""
     rounds: bool = False
     """Whether the derivatives of GELU and SiLU may be kept in 8 bits."""
 
-    def output_is_kept(self) -> bool:
-        """Whether somebody else keeps the output in this forward, so that bits of it would come on top."""
-        weights = (reference() for reference in self.keepers)
-        return self.is_kept or any(weight is not None and weight.requires_grad for weight in weights)
-
-    def __reduce__(self) -> Any:
-        weights = [weight for reference in self.keepers if (weight := reference()) is not None]
-        return _site, (weights, self.is_kept, self.recomputes, self.rounds)
-
 
 def structural_sites(model: nn.Module, options: Site) -> dict[nn.Module, Site]:
     """What the structure tells of each module's calls: within a Sequential the next layer, elsewhere any weight."""
     anyone = _noted(model.parameters())
-    sites = {module: replace(options, keepers=anyone) for module in model.modules()}
+    sites = {module: replace(options, output=anyone) for module in model.modules()}
     for module in model.modules():
         if type(module) is nn.Sequential:
             sites.update(_within(module, options))
@@ -73,24 +81,24 @@ def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Sit
             stacklevel=4,
         )
         return sites
-    for module, (weights, is_kept) in found.items():
-        sites[module] = replace(options, keepers=_noted(weights), is_kept=is_kept)
+    for module, (output, input) in found.items():
+        sites[module] = replace(options, output=_noted(*output), input=_noted(*input))
     return sites
 
 
-def _site(weights: list[Tensor], *rest: bool) -> Site:
-    """A site that was copied or pickled."""
-    return Site(_noted(weights), *rest)
+def _noted(weights: Iterable[Tensor], always: bool = False) -> Holders:
+    return Holders(tuple(TensorWeakRef(weight) for weight in weights), always)
 
 
-def _noted(weights: Iterable[Tensor]) -> tuple[TensorWeakRef, ...]:
-    return tuple(TensorWeakRef(weight) for weight in weights)
+def _holders(weights: list[Tensor | None], always: bool) -> Holders:
+    """What was copied or pickled."""
+    return _noted([weight for weight in weights if weight is not None], always or None in weights)
 
 
 def _within(sequential: nn.Sequential, options: Site) -> Iterator[tuple[nn.Module, Site]]:
     layers = [layer for layer in sequential if type(layer) is not nn.Identity]
     for layer, following in pairwise(layers):
         if isinstance(following, _WEIGHTED):
-            yield layer, replace(options, keepers=_noted(following.parameters()))
+            yield layer, replace(options, output=_noted(following.parameters()))
         elif isinstance(following, _KEEP_NOTHING):
-            yield layer, replace(options, keepers=())
+            yield layer, options

@@ -6,14 +6,18 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["TWINS", "find_twin"]
+__all__ = ["Twin", "find_twin"]
 
 _TOLERANCE = 1e-6
+_LEAST = 1e-10
+"""By how much values that are almost zero may differ."""
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
 
 
@@ -23,7 +27,7 @@ def _rms_norm(module: nn.Module, x: Tensor) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, _eps(module))
 
 
-TWINS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+_TWINS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "gelu": lambda module, x: F.gelu(x),
     "gelu_tanh": lambda module, x: F.gelu(x, approximate="tanh"),
     "silu": lambda module, x: F.silu(x),
@@ -33,25 +37,44 @@ TWINS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 """By name: what a hand-written module computes, as torch's own function."""
 
 
-def find_twin(module: nn.Module) -> str | None:
+@dataclass(frozen=True)
+class Twin:
+    """A function of torch that a module computes."""
+
+    name: str
+    parts: tuple[tuple[str, Any], ...]
+    """Functions that the module has as attributes."""
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """What ``module`` returns for ``x``."""
+        return _TWINS[self.name](module, x)
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether the module's attributes are still those that were looked at."""
+        return all(vars(module).get(name) is part for name, part in self.parts)
+
+
+def find_twin(module: nn.Module) -> Twin | None:
     """The function of torch that a module without children computes; None where there is none, or it cannot tell.
 
     A copy of it is run, in training and in eval mode, without hooks: values and gradients have to agree over the range
     of what activations see, and in several shapes. Modules with attributes of their own (a bound, a slope that
-    training changes) are refused, but for an epsilon and functions; so are those that draw random numbers.
+    training changes) are refused, but for an epsilon and functions; so are those that draw random numbers, or note
+    something on themselves.
     """
     if type(module).__module__.startswith("torch.nn.") or any(True for _ in module.children()) or module._buffers:
         return None
     parameters = dict(module.named_parameters())
     if len(inspect.signature(module.forward).parameters) != 1 or set(parameters) - {"weight"}:
         return None
-    if any(name not in _OWN and not callable(value) for name, value in vars(module).items()):
+    parts = tuple((name, value) for name, value in vars(module).items() if name not in _OWN)
+    if not all(callable(value) for _, value in parts):
         return None
     state = torch.get_rng_state()
     try:
         with torch.enable_grad():
             found = _find_norm(module) if parameters else _find_activation(module)
-        return found if torch.equal(torch.get_rng_state(), state) else None
+        return Twin(found, parts) if found is not None and torch.equal(torch.get_rng_state(), state) else None
     except Exception:  # noqa: BLE001 - a user's forward may raise anything at what it was not written for
         return None
     finally:
@@ -63,10 +86,10 @@ _OWN = frozenset((*vars(nn.Module()), *_EPS_NAMES, "_is_hf_initialized"))
 
 
 def _find_activation(module: nn.Module) -> str | None:
-    near, far = torch.linspace(-8, 8, 160, dtype=torch.float64), torch.tensor([-1e4, -100.0, 30.0, 1e4]).double()
-    grid = torch.cat([near, far, far])
+    near, far = torch.linspace(-8, 8, 160).double(), torch.tensor([30.0, 100.0, 1e4, 1e39], dtype=torch.float64)
+    grid = torch.cat([near, far, -far])
     inputs = [grid, grid.view(2, 4, 21), grid.view(1, 2, 4, 21)]
-    names = (name for name in TWINS if name != "rms_norm")
+    names = (name for name in _TWINS if name != "rms_norm")
     return next((name for name in names if _agrees(module, name, inputs, _TOLERANCE)), None)
 
 
@@ -89,13 +112,14 @@ def _agrees(module: nn.Module, name: str, inputs: list[Tensor], tolerance: float
         with torch.no_grad():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
         parameter.requires_grad_()
+    before = dict(vars(copied))
     for training, x in itertools.product((True, False), inputs):
         copied.training = training
         found = _with_gradients(lambda x: type(module).forward(copied, x), x, copied)
-        wanted = _with_gradients(lambda x: TWINS[name](copied, x), x, copied)
+        wanted = _with_gradients(lambda x: _TWINS[name](copied, x), x, copied)
         if not all(_is_close(one, other, tolerance) for one, other in zip(found, wanted, strict=True)):
             return False
-    return True
+    return all(value is before.get(key) for key, value in vars(copied).items() if key != "training")
 
 
 def _with_gradients(run: Callable[[Tensor], Tensor], x: Tensor, module: nn.Module) -> list[Tensor]:
@@ -113,5 +137,7 @@ def _eps(module: nn.Module) -> float | None:
 def _is_close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
+    if wanted.dtype == torch.float64:
+        return bool(((found - wanted).abs() <= tolerance * wanted.abs() + _LEAST).all())
     scale = wanted.abs().max()
     return bool(((found - wanted).abs() <= tolerance * torch.maximum(scale, torch.ones_like(scale))).all())
