@@ -60,56 +60,6 @@ def test_a_value_that_two_need_is_not_overwritten_by_one():
     assert_same(run(ours, x), run(stock, x))
 
 
-class Written(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-class Sometimes(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.relu() + 0.1 * x if self.training else x.relu()
-
-
-class Annealed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.slope = 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.relu() + self.slope * x
-
-
-LOOKALIKES: dict[str, Callable[[], nn.Module]] = {
-    "clipped": lambda: Written(lambda x: x.clamp(0, 20)),
-    "no gradient": lambda: Written(lambda x: x.relu().detach() + 0 * x),
-    "in training": lambda: Sometimes().eval(),
-    "annealed": Annealed,
-}
-
-
-@pytest.mark.parametrize("name", LOOKALIKES)
-def test_a_module_that_only_looks_like_an_activation_is_its_own(name: str):
-    stock, ours = twins(LOOKALIKES[name])
-    for model in (stock, ours):
-        model.train()
-        model.slope = 0.5  # type: ignore[assignment]
-    x = 40 * torch.randn(TOKENS)
-    assert_same(run(ours, x), run(stock, x))
-
-
-def test_looking_at_a_module_draws_no_random_numbers_and_calls_no_hook():
-    model, calls = Written(lambda x: x + torch.randn_like(x)), []
-    model.register_forward_hook(lambda *_: calls.append(1))
-    state = torch.get_rng_state()
-    convert(model)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not calls
-
-
 class Head(nn.Module):
     """A head over a vocabulary, whose logits somebody looks at."""
 
@@ -281,3 +231,84 @@ def test_a_converted_model_runs_on_the_meta_device():
     model(x).sum().backward()
     assert x.grad is not None
     assert x.grad.shape == x.shape
+
+
+INPLACE: dict[str, Callable[[], nn.Module]] = {
+    "a linear layer's": lambda: nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.ReLU(inplace=True)),
+    "a flattened tensor's": lambda: nn.Sequential(nn.Flatten(1), nn.Dropout(0.5, inplace=True), nn.Linear(256, 4)),
+}
+
+
+@pytest.mark.parametrize("name", INPLACE)
+def test_an_output_may_be_worked_on_in_place(name: str):
+    stock, ours = twins(INPLACE[name])
+    x = torch.randn(TOKENS)
+    assert_same(run(ours, x), run(stock, x))
+
+
+class Hooked(nn.Module):
+    """A hook on logits that are gone when the loss is formed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(x.bfloat16())
+        logits.register_hook(torch.zeros_like)
+        logits = logits.float()
+        return F.cross_entropy(logits, torch.arange(len(x)) % 256)
+
+
+def test_a_hook_is_called_though_the_logits_are_gone():
+    stock, ours = twins(lambda: Hooked().bfloat16())
+    x = torch.randn(1024, 16)
+    found = run(ours, x)
+    assert_same(found, run(stock, x))
+    assert found.gradients[0] is not None
+    assert not found.gradients[0].any()
+
+
+class Rotated(nn.Module):
+    """A norm's output as complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.turn = nn.Parameter(torch.randn(16, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.view_as_complex(self.norm(x).unflatten(-1, (16, 2))) * self.turn)
+
+
+def test_a_view_as_complex_numbers():
+    stock, ours = twins(Rotated)
+    x = torch.randn(TOKENS)
+    assert_same(run(ours, x), run(stock, x))
+
+
+@pytest.mark.parametrize("sizes", [(8, 0), (0, 4)])
+def test_a_linear_layer_without_weights(sizes: tuple[int, int]):
+    stock, ours = twins(lambda: nn.Linear(*sizes))
+    x = torch.randn(3, sizes[0], requires_grad=True)
+    for model in (stock, ours):
+        model(x).sum().backward()
+
+
+def test_an_example_is_not_worked_on_in_place():
+    example = torch.randn(4, 8)
+    before = example.clone()
+    convert(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 8)), example)
+    assert torch.equal(example, before)
+
+
+def test_attention_of_values_in_a_larger_batch():
+    query, key, value = torch.randn(1, 3, 5, 4), torch.randn(1, 3, 6, 4), torch.randn(2, 3, 6, 4)
+
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(query * x, key * x, value * x, dropout_p=0.5)
+
+    stock, ours = twins(Attention)
+    x = torch.randn(1)
+    assert_same(run(ours, x), run(stock, x))

@@ -71,8 +71,8 @@ def _runner(example: Any) -> Callable[[nn.Module], Any]:
 
 
 def _copied(example: Any) -> Any:
-    """An example that a model may work in place on."""
-    return tree_map_only(Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), example)
+    """An example that a model may work in place on, and whose gradient shows who keeps what."""
+    return tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.is_floating_point()).clone(), example)
 
 
 def restore(model: nn.Module) -> nn.Module:
