@@ -15,8 +15,8 @@ from .errors import PlanError, TaskError
 from .fingerprint import fingerprint
 from .loader import Loader, to_device
 from .plan import Plan
-from .randomness import undisturbed
-from .task import SIGNATURES, Task, seed_everything
+from .randomness import seed_everything, undisturbed
+from .task import SIGNATURES, Task
 from .techniques import LoaderSpec
 from .techniques._base import Run
 from .techniques.batch import Batch

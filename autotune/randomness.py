@@ -10,9 +10,15 @@ from typing import Any
 
 import torch
 
-from .task import seed_everything
+__all__ = ["Randomness", "seed_everything", "undisturbed"]
 
-__all__ = ["Randomness", "undisturbed"]
+
+def seed_everything(seed: int) -> None:
+    """Seed ``random``, numpy where it is loaded, and torch on every device."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 class Randomness:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["SIGNATURES", "Task", "load_task", "seed_everything", "split_source", "task_file"]
+__all__ = ["SIGNATURES", "Task", "load_task", "split_source", "task_file"]
 
 SIGNATURES = {
     "build_model": "def build_model() -> torch.nn.Module",
@@ -119,16 +118,6 @@ class Task:
                 "not supported. Use an optimizer whose step() takes none."
             )
         return optimizer
-
-
-def seed_everything(seed: int) -> None:
-    """Seed ``random``, numpy where it is loaded, and torch on every device."""
-    import torch
-
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def load_task(source: str) -> Task:

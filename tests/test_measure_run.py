@@ -23,8 +23,8 @@ def _measure(task, settings=None, **options):
 
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_every_task_of_the_zoo_is_measured(name):
-    others = sum(private_bytes(pid) for pid in descendants())  # as multiprocessing's resource tracker, of earlier tests
     found = _measure(ZOO[name])
+    others = sum(private_bytes(pid) for pid in descendants())  # as multiprocessing's resource tracker, of earlier tests
     assert 0 <= found.samples_per_s.low <= found.samples_per_s.value <= found.samples_per_s.high
     assert found.num_windows >= 3
     assert found.num_steps >= found.num_windows

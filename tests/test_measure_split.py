@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from autotune.errors import TaskError
 from autotune.measure.errors import NonFiniteLoss
 from autotune.measure.split import measure_split
-from autotune.task import Task, seed_everything
+from autotune.randomness import seed_everything
+from autotune.task import Task
 from autotune.techniques.batch import SPLIT_TOLERANCE
 from autotune.testing.zoo import ZOO
 

@@ -26,11 +26,11 @@ FLOORS = (
     ("measure",),
     ("apply_plan",),
     ("training", "fingerprint"),
-    ("loader", "randomness"),
+    ("loader",),
     ("plan", "search_spaces", "task"),
     ("techniques",),
     ("layers",),
-    ("files", "interrupts"),
+    ("files", "interrupts", "randomness"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""

@@ -104,7 +104,10 @@ class ForkServer:
 
     def _without_answer(self) -> Outcome:
         log = self._folder / "log"
-        said = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace") if log.exists() else ""
+        try:
+            said = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+        except OSError:  # none was written, or close() has just removed it
+            said = ""
         self.close()
         if self._process.returncode > 0:
             return Crashed(message=f"the fork server ended with code {self._process.returncode}: {said.strip()}")

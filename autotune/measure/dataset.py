@@ -13,7 +13,8 @@ from torch.utils.data import IterableDataset, default_collate
 
 from ..errors import TaskError
 from ..loader import tensors_in
-from ..task import Task, seed_everything
+from ..randomness import seed_everything
+from ..task import Task
 
 __all__ = ["DatasetFacts", "inspect_dataset"]
 

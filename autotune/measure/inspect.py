@@ -11,7 +11,8 @@ from torch.utils.data import IterableDataset
 
 from ..apply_plan import build_model, loader_spec, reference_batch
 from ..fingerprint import fingerprint
-from ..task import Task, seed_everything
+from ..randomness import seed_everything
+from ..task import Task
 from ..techniques import Facts
 from ..techniques.allocator import installed_allocators
 from ..techniques.batch import refused_split

@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 
 from ..loader import Loader
-from ..task import Task, seed_everything
+from ..randomness import seed_everything
+from ..task import Task
 from ..techniques import LoaderSpec, Settings
 from ..techniques.batch import Batch
 from ..training import Training

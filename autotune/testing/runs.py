@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from ..apply_plan import apply
 from ..plan import Plan
-from ..task import Task, seed_everything
+from ..randomness import seed_everything
+from ..task import Task
 from ..techniques import Settings
 
 __all__ = ["Run", "one_thread", "relative_difference", "run_applied", "run_by_hand", "without_dropout"]
