@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -119,3 +121,13 @@ def test_a_model_that_reads_values_is_converted_by_its_structure_and_that_is_sai
     with pytest.warns(UserWarning, match="was decided by the model's structure"):
         convert(model, x)
     assert run(model, x).kept < run(Counting(reads=True), x).kept
+
+
+def test_nothing_stays_of_an_examples_run():
+    """A tanh saves its own output: where a hook hands that back as it is, its node holds itself."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    weight = weakref.ref(model[0].weight)
+    convert(model, torch.randn(2, 4))
+    del model
+    gc.collect()
+    assert weight() is None

@@ -128,7 +128,7 @@ class _Watch(TorchFunctionMode):
         elif func in _SMOOTH:
             self._by_smooth.update(self._storage_of(x) for x in args[:1])
         elif func not in _BITS and func not in _KEEP_NOTHING:
-            with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
+            with torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -148,9 +148,12 @@ class _Watch(TorchFunctionMode):
         else:
             self._weights.setdefault(self._storage_of(x), []).append(original)
 
-    def _keep(self, tensor: Tensor) -> Tensor:
+    def _keep(self, tensor: Tensor) -> None:
         self._always.add(self._storage_of(tensor))
-        return tensor
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        self._keep(tensor)
+        return tensor.detach()  # a node that saved its own output would hold itself, for ever
 
     def _storage_of(self, tensor: Tensor) -> int:
         storage = tensor.untyped_storage()

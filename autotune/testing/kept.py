@@ -26,7 +26,7 @@ def kept_bytes(forward: Callable[[], T], model: nn.Module) -> tuple[int, T]:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
             kept[storage._cdata] = storage  # alive, so that no other takes its place
-        return tensor
+        return tensor.detach()  # a node that saved its own output would hold itself, for ever
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()
