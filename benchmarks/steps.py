@@ -38,7 +38,10 @@ class _Step:
         self.model.zero_grad()
 
     def kept_bytes(self) -> int:
-        return kept_bytes(lambda: self.loss(self.model), self.model)[0]
+        found, loss = kept_bytes(lambda: self.loss(self.model), self.model)
+        loss.backward()  # type: ignore[no-untyped-call]  # a node that saved its own output holds itself until then
+        self.model.zero_grad()
+        return found
 
     def peak_bytes(self) -> int:
         """The largest running sum of what a step allocates and frees."""

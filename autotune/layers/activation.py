@@ -28,16 +28,17 @@ _ONE = 201
 
 
 class _Gated(torch.autograd.Function):
-    """An activation whose ``backward`` reads of its input only where it ``blocks``."""
+    """An activation whose ``backward`` reads only where it ``passes`` a gradient, which a test of its output tells."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Activation, blocks: Activation, backward: Any, inplace: bool) -> Tensor:
-        source = bits.dense(x)
+    def forward(ctx: Any, x: Tensor, function: Activation, passes: Activation, backward: Any, inplace: bool) -> Tensor:
+        output = function(x, inplace=inplace)
+        source = bits.dense(output)
         ctx.stride, ctx.backward = source.stride(), backward
-        ctx.save_for_backward(bits.pack(source, blocks).bitwise_not_())
+        ctx.save_for_backward(bits.pack(source, passes))
         if inplace:
             ctx.mark_dirty(x)
-        return function(x, inplace=inplace)
+        return output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -51,7 +52,7 @@ class _Gated(torch.autograd.Function):
 
 
 def _gate(
-    site: Site, x: Tensor, function: Activation, blocks: Activation, inplace: bool, slope: float | None = None
+    site: Site, x: Tensor, function: Activation, passes: Activation, inplace: bool, slope: float | None = None
 ) -> Tensor:
     """``slope``: where it passes not all, how much it passes; None where backward goes by the output, as ReLU's."""
     recipe = recipes.find(x)
@@ -65,7 +66,7 @@ def _gate(
         else:
             torch.ops.aten.leaky_relu_backward.grad_input(grad, passed, slope, False, grad_input=grad_x)
 
-    output = run(_Gated, x, function, blocks, backward, inplace)
+    output = run(_Gated, x, function, passes, backward, inplace)
     if recipe is None:
         return output
     return recipes.publish(output, function, recipe, overwriting=lambda x: function(x, inplace=True))
@@ -73,7 +74,12 @@ def _gate(
 
 def relu(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
     """``F.relu``."""
-    return _gate(site, input, F.relu, lambda x: x <= 0, inplace)
+    return _gate(site, input, F.relu, _is_nonzero, inplace)
+
+
+def _is_nonzero(x: Tensor) -> Tensor:
+    """NaN too. On a CPU this takes a fifth of the time of a comparison."""
+    return x.to(torch.bool)
 
 
 def leaky_relu(site: Site, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
@@ -82,7 +88,9 @@ def leaky_relu(site: Site, input: Tensor, negative_slope: float = 0.01, inplace:
     def function(x: Tensor, inplace: bool = False) -> Tensor:
         return F.leaky_relu(x, negative_slope, inplace)
 
-    return _gate(site, input, function, lambda x: (x > 0).logical_not_(), inplace, negative_slope)
+    if negative_slope < 0:  # the output's sign tells nothing
+        return function(input, inplace)
+    return _gate(site, input, function, lambda y: y > 0, inplace, negative_slope)
 
 
 def hardtanh(site: Site, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
@@ -91,7 +99,7 @@ def hardtanh(site: Site, input: Tensor, min_val: float = -1.0, max_val: float = 
     def function(x: Tensor, inplace: bool = False) -> Tensor:
         return F.hardtanh(x, min_val, max_val, inplace)
 
-    return _gate(site, input, function, lambda x: (x <= min_val) | (x >= max_val), inplace, 0.0)
+    return _gate(site, input, function, lambda y: ((y <= min_val) | (y >= max_val)).logical_not_(), inplace, 0.0)
 
 
 def relu6(site: Site, input: Tensor, inplace: bool = False) -> Tensor:

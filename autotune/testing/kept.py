@@ -17,7 +17,8 @@ T = TypeVar("T")
 def kept_bytes(forward: Callable[[], T], model: nn.Module) -> tuple[int, T]:
     """Bytes that a forward keeps for its backward, each storage once and the model's own left out; and its output.
 
-    Counted is what autograd saves, and what its nodes hold besides: hooks on saved tensors do not see that.
+    Counted is what autograd saves, and what its nodes hold besides: hooks on saved tensors do not see that. Run the
+    output's backward: until then nothing of it is freed, since a node that saved its own output holds itself.
     """
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -26,7 +27,7 @@ def kept_bytes(forward: Callable[[], T], model: nn.Module) -> tuple[int, T]:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
             kept[storage._cdata] = storage  # alive, so that no other takes its place
-        return tensor.detach()  # a node that saved its own output would hold itself, for ever
+        return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()
