@@ -102,10 +102,12 @@ def _peer_step(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[d
 
 def _take_turns(steps: dict[str, _Step], rounds: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {key: [] for key in steps}
+    order = list(steps)
     for _ in range(rounds):
-        for key, step in steps.items():
+        order.append(order.pop(0))  # what ran before leaves its mark on caches and on malloc's
+        for key in order:
             began_s = time.perf_counter()
-            step()
+            steps[key]()
             seconds[key].append(time.perf_counter() - began_s)
     return seconds
 
