@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import TensorWeakRef
 
-from .graph import autocast_dtype, notes_of, run
+from .graph import autocast_dtype, notes_of, run, turns
 from .recipes import Unchanged
 from .sites import Site
 
@@ -141,7 +141,7 @@ def _is_one(grad: Tensor) -> bool:
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
     rows = max(1, _CHUNK // logits.shape[1])
-    for start in range(0, logits.shape[0], rows):
+    for start in turns(logits.shape[0], rows, logits):
         yield slice(start, start + rows)
 
 
