@@ -113,6 +113,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 # Into the sum itself where the types agree: a product of its own is as large as the head.
                 same = part.dtype == torch.float32
                 grad_weight.addmm_(part.t(), x[rows]) if same else grad_weight.add_(part.t() @ x[rows])
+            del part, index  # before the next ones are there
         ctx.save_for_backward(grad_x, grad_weight, grad_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return (loss * scale).to(dtype)

@@ -83,6 +83,7 @@ class _Window:
             index = places.index_select(0, place[rows].flatten().int()).view(place[rows].shape).add_(starts)
             inside = -num_dims, -1
             grad_x[rows].flatten(*inside).scatter_add_(-1, index.flatten(*inside), grad[rows].flatten(*inside))
+            del index  # before the next one is there
 
 
 def _addresses(counts: Sequence[int], steps: list[int], device: torch.device) -> Tensor:
