@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .law import MemoryLaw, memory_law
-from .rehearsal import Untraceable
+from .estimated import Estimate, EstimateOptions, Fill, Fit, Interval
 
-__all__ = ["MemoryLaw", "Untraceable", "memory_law"]
+__all__ = ["Estimate", "EstimateOptions", "Fill", "Fit", "Interval"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map
 
 __all__ = ["Kernel", "Like", "like"]
 
@@ -73,6 +73,17 @@ def like(x: Tensor) -> Like:
     return Like(tuple(x.size()), x.stride(), x.dtype)
 
 
+def _likes(tree: Any) -> Any:
+    """With what each tensor is in its place."""
+    if isinstance(tree, Tensor):
+        return like(tree)
+    if isinstance(tree, dict):
+        return {key: _likes(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_likes(value) for value in tree] if isinstance(tree, list) else tuple(map(_likes, tree))
+    return tree
+
+
 @dataclass(frozen=True)
 class Kernel:
     """An operation on tensors of these shapes."""
@@ -86,7 +97,7 @@ class Kernel:
     @classmethod
     def of(cls, scratch: Callable[..., int], results: Any, args: Any, kwargs: Any) -> Kernel:
         """The operation on these tensors."""
-        return cls(scratch, *(tree_map_only(Tensor, like, tree) for tree in (results, args, kwargs)))
+        return cls(scratch, _likes(results), _likes(args), _likes(kwargs))
 
     def num_bytes(self) -> int:
         """What it takes."""

@@ -6,6 +6,7 @@ grows with neither batch nor weights: buffers of a thread in attention and the l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,8 @@ _LANES = 16
 """Channels of a block of oneDNN's layout; channels are rounded up to it."""
 _FIRST = 3
 """Input channels of a convolution that reads its input as it lies: an image's."""
-_REDUCES, _REDUCES_HALVES = 6.0, 1.25
-"""Elements of an input over those of a weight from which threads share the batch, each with a gradient of its own."""
-_TRANSPOSED_BYTES = 96 * 2**10
-"""What a thread transposes at once for a weight's gradient in half precision."""
+_REDUCES = 6.0
+"""Elements of an input over those of a weight from which threads share the batch in single precision."""
 _PACKED_BYTES = 2**18
 """What a matrix product in half precision packs its operands into."""
 _MOST_SUMS_BYTES = 2**21
@@ -54,6 +53,8 @@ def _convolution(
         return _copy_bytes(x, True) + blocked_weight
     blocked = _blocked_bytes(y)
     computing = _source_bytes(x) + blocked_weight + blocked - y.num_bytes
+    if x.dtype in _HALVES and _is_pointwise(weight):  # the result is there when the copy is made
+        return _copy_bytes(x, False) + computing + y.num_bytes
     plain = y.num_bytes if transposed and max(stride) > 1 else 0
     return _copy_bytes(x, False) + max(computing, blocked + plain)
 
@@ -75,19 +76,56 @@ def _convolution_backward(
         is_strided = max(stride) > 1 and not transposed and groups == 1  # computed plain, and copied once more
         most = max(blocked_grad + blocked_weight + blocked_x, blocked_x + grad_x * (2 if is_strided else 1))
     if wanted[1]:
-        computing = source + blocked_grad + blocked_weight + _reduction_bytes(x, weight)
+        computing = source + blocked_grad + blocked_weight + _reduction_bytes(grad, x, weight, stride, transposed)
         most = max(most, grad_x + computing, grad_x + (3 * grad_weight if is_last else blocked_weight + grad_weight))
     return _copy_bytes(grad, is_last) + max(0, most - grad_x - grad_weight)
 
 
-def _reduction_bytes(x: Like, weight: Like) -> int:
-    """Each thread's own gradient of the weight, in single precision, where they share the batch."""
-    per_thread, num_threads = _blocked_weight_bytes(weight, 4), torch.get_num_threads()
-    is_half = x.dtype in _HALVES
-    shares = x.num_elements > (_REDUCES_HALVES if is_half else _REDUCES) * weight.num_elements
-    if is_half:
-        return num_threads * (_TRANSPOSED_BYTES + (per_thread if shares else 0))
-    return (num_threads - 1) * per_thread if shares else 0
+def _reduction_bytes(grad: Like, x: Like, weight: Like, stride: list[int], transposed: bool) -> int:
+    """Where threads share the batch, each has a gradient of the weight of its own, in single precision; in half
+    precision also where there is one, and an image of the input and of the gradient, transposed."""
+    per_thread = _blocked_weight_bytes(weight, 4)
+    if x.dtype not in _HALVES:
+        return (torch.get_num_threads() - 1) * per_thread if x.num_elements > _REDUCES * weight.num_elements else 0
+    source, target = (grad, x) if transposed else (x, grad)
+    num_sharing = _num_sharing(source, target, weight, max(stride) > 1)
+    if _is_pointwise(weight) and not _is_channels_last(x, weight):  # a matrix product, which reads them as they lie
+        return num_sharing * per_thread
+    images = _source_bytes(source) or source.num_bytes, _blocked_bytes(target)
+    return num_sharing * (per_thread + sum(images) // max(1, x.size[0]))
+
+
+def _num_sharing(source: Like, target: Like, weight: Like, is_strided: bool) -> int:
+    """Threads that share the batch; the others share the channels.
+
+    Source: oneDNN, src/cpu/x64/jit_avx512_core_bf16_conv_kernel.cpp, balance: the least memory that a thread reads.
+    With a stride, where images outweigh the weights, it was always one.
+    """
+    num_threads, batch = torch.get_num_threads(), source.size[0]
+    from_, to = (-(-one.size[1] // _LANES) for one in (source, target))
+    kernel = math.prod(weight.size[2:])
+    elements = sum(_blocked_bytes(one) // one.dtype.itemsize for one in (source, target))
+    compensation = elements / _blocked_weight_bytes(weight, 4)
+    if is_strided and compensation >= 1.0:
+        return 1
+    weigh_source = max(from_ / to, 1.0) * (4.0 if compensation < 1.0 else 1.0)
+
+    def cost(sharing: int, by_to: int, by_from: int) -> float:
+        images, ours, theirs = -(-batch // sharing), -(-from_ // by_from), -(-to // by_to)
+        read = weigh_source * images * ours * min(_LANES, source.size[1]) * math.prod(source.size[2:])
+        written = max(to / from_, 1.0) * images * theirs * _LANES * math.prod(target.size[2:])
+        return read + written + max(compensation, 1.0) * ours * theirs * kernel * _LANES**2
+
+    splits = [
+        (sharing, by_to, min(num_threads // sharing // by_to, from_))
+        for sharing in range(1, min(num_threads, batch) + 1)
+        for by_to in range(1, min(num_threads // sharing, to) + 1)
+    ]
+    return min(splits, key=lambda split: cost(*split))[0]
+
+
+def _is_pointwise(weight: Like) -> bool:
+    return math.prod(weight.size[2:]) == 1
 
 
 def _is_channels_last(x: Like, weight: Like) -> bool:

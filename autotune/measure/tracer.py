@@ -11,7 +11,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..loader import tensors_in
 from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
@@ -236,7 +235,20 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _tensors(tree: Any) -> Iterable[Tensor]:
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    """An operation's arguments are nested at most once: most of its time would go into torch's general answer."""
+    if isinstance(tree, Tensor):
+        return (tree,)
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return ()
+    found: list[Tensor] = []
+    for branch in tree:
+        if isinstance(branch, Tensor):
+            found.append(branch)
+        elif isinstance(branch, (list, tuple, dict)):
+            found += _tensors(branch)
+    return found
 
 
 def _storages(tensor: Tensor, device_type: str) -> Iterator[Any]:
