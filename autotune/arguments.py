@@ -16,6 +16,7 @@ __all__ = [
     "Budget",
     "Depth",
     "Device",
+    "DeviceMemory",
     "DryRun",
     "EffectiveBatch",
     "ExecutorName",
@@ -128,6 +129,15 @@ DryRun = Annotated[
 Device = Annotated[
     Literal["cpu", "cuda"] | None,
     typer.Option(help="Device type that trials run on.", show_default="cuda where this machine has it, else cpu"),
+]
+DeviceMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=_budget,
+        metavar="SIZE",
+        help="Plan for a CUDA device of this memory, which need not be here.",
+        show_default="none: plan for this machine",
+    ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from .plan import Plan
+    from .search.estimate import Combination, WhatToEstimate
     from .search.events import Event
     from .search.profile import Change, WhatToProfile
     from .search.verify import Verification
     from .techniques import Facts, Settings
     from .workers import Executor
 
-__all__ = ["Where", "default_device", "doctor", "preview", "profile", "run", "search", "show", "verify"]
+__all__ = ["Where", "default_device", "doctor", "estimate", "preview", "profile", "run", "search", "show", "verify"]
 
 _INTERRUPTED = 130
 
@@ -205,6 +206,39 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
         _print_json({"html": html and str(html), "trace": what.trace and str(what.trace), **as_json(found)})
     else:
         _print(sys.stdout, explain(found, depth), WIDTH)
+
+
+def estimate(what: WhatToEstimate, json: bool) -> None:
+    """Estimate a task's memory, and print the largest micro-batches.
+
+    Args:
+        what: the task, and the device that is planned for.
+        json: print one JSON document.
+
+    Raises:
+        UserError: ``--device-memory`` with ``--device cpu``, or a CUDA device is planned for and its memory not said;
+            or as :func:`autotune.search.estimate.estimate`.
+    """
+    from .report.estimate import WIDTH, as_json, explain, line
+    from .search.estimate import estimate as run_estimate
+    from .techniques import Facts
+
+    if what.device == "cpu" and what.device_memory_bytes is not None:
+        raise UserError("--device-memory is of a CUDA device, but --device is cpu. Leave one of them out.")
+    if what.device == "cuda" and what.limit_bytes is None:
+        raise UserError("--device cuda: how much may be taken? Give --budget or --device-memory, such as 24GiB.")
+    told: list[Facts] = []
+
+    def observe(event: Facts | Combination) -> None:
+        print(line(event, *told), file=sys.stderr)
+        told.extend([event] if isinstance(event, Facts) else [])
+
+    with _trials(Where("local"), what.task, "cpu") as executor:
+        found = run_estimate(what, executor, observe)
+    if json:
+        _print_json(as_json(found))
+    else:
+        _print(sys.stdout, explain(found), WIDTH)
 
 
 def run(path: Path, command: Sequence[str]) -> NoReturn:
