@@ -95,9 +95,9 @@ class _Prediction:
 
     def _process(self, law: _Law, micro: int) -> Interval:
         tensors = law.interval(micro)
-        if not self._is_cuda:
-            return process_interval(self.base_bytes, tensors, self._plan.settings)
         at = law.at(micro)
+        if not self._is_cuda:
+            return process_interval(self.base_bytes, at, tensors, self._plan.settings)
         reserved = reserved_bytes(at) * (tensors.value / at.peak_bytes() if isinstance(law, ProbedLaw) else 1)
         shares = (tensors.low / tensors.value, 1.0, tensors.high / tensors.value)
         low, value, high = (self.base_bytes + round(reserved * share) for share in shares)

@@ -6,14 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..measure.allocations import Trace
 from ..measure.processes import own_peak_bytes, unmapped_files_bytes
 from ..techniques import Settings
 from .estimated import Interval
+from .heap import resident_peak_bytes
 
 __all__ = ["process_interval", "resident_bytes"]
 
 _SLACK = {"system": (0.0, 0.1, 0.4), "tcmalloc": (0.0, 0.02, 0.05), "jemalloc": (0.0, 0.05, 0.1)}
-"""By allocator, bytes that malloc holds without use, as a share of the tensors' peak: seldom less, usual, seldom more.
+"""By allocator, what it keeps beyond what is reckoned, as a share of it: seldom less, usual, seldom more.
 Measured: ``benchmarks/results/estimate-process-cpu.jsonl``."""
 
 
@@ -48,15 +50,17 @@ class _Small(nn.Module):
         return F.cross_entropy(self.head(y.mean(1)), torch.zeros(len(x), dtype=torch.long))
 
 
-def process_interval(base_bytes: int, tensors: Interval, settings: Settings) -> Interval:
+def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings: Settings) -> Interval:
     """What the process is charged at its peak.
 
     Args:
         base_bytes: without the tensors.
+        trace: a step; where its peak is another than the tensors', what malloc adds is taken in proportion.
         tensors: at their peak.
         settings: whose allocator it is.
     """
-    shares = _SLACK.get(settings.allocator.kind, _SLACK["system"])
-    parts = zip((tensors.low, tensors.value, tensors.high), shares, strict=True)
-    low, value, high = (base_bytes + round(part * (1 + share)) for part, share in parts)
+    kind = settings.allocator.kind if settings.allocator.kind in _SLACK else "system"
+    added = resident_peak_bytes(trace) / trace.peak_bytes() if kind == "system" else 1.0
+    parts = zip((tensors.low, tensors.value, tensors.high), _SLACK[kind], strict=True)
+    low, value, high = (base_bytes + round(part * added * (1 + share)) for part, share in parts)
     return Interval(low=low, value=value, high=high)

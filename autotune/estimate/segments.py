@@ -7,12 +7,9 @@ is given back, as none is while the device has room.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from ..measure.allocations import Allocation, Trace
+from ..measure.allocations import Trace
 from ..units import MIB
+from .blocks import Block, FreeBlocks, replay, round_up
 
 __all__ = ["CachingAllocator", "base_bytes", "reserved_bytes"]
 
@@ -36,138 +33,58 @@ _CONTEXT = 512 * MIB
 """What a context takes with torch's kernels loaded: 300 to 500 MiB are seen, by card and driver."""
 
 
-@dataclass(slots=True)
-class _Block:
-    address: int
-    num_bytes: int
-    is_small: bool
-    before: _Block | None = None
-    after: _Block | None = None
-    """Neighbours in the same segment."""
-    is_free: bool = False
-
-    def key(self) -> tuple[int, int]:
-        return self.num_bytes, self.address
-
-
 class CachingAllocator:
     """Segments of a device cut into blocks; freed blocks are merged with free neighbours and kept for reuse."""
 
     def __init__(self) -> None:
         self.reserved_bytes = 0
         """Of all segments."""
-        self._free: dict[bool, list[tuple[tuple[int, int], _Block]]] = {True: [], False: []}
-        """By pool, small or not, in order of size and address."""
+        self._pools = {is_small: FreeBlocks() for is_small in (True, False)}
 
-    def allocate(self, num_bytes: int) -> _Block | None:
+    def allocate(self, num_bytes: int) -> Block | None:
         """A block of at least so many bytes; None for nothing."""
         if num_bytes <= 0:
             return None
-        size = _round_up(num_bytes, _ROUNDING)
-        block = self._best_fit(size) or self._new_segment(size)
+        size = round_up(num_bytes, _ROUNDING)
+        is_small = size <= _SMALL
+        pool = self._pools[is_small]
+        block = pool.best_fit(size) or self._new_segment(size)
         rest = block.num_bytes - size
-        if rest >= _ROUNDING if block.is_small else rest > _SMALL:
-            self._split(block, size)
+        if rest >= _ROUNDING if is_small else rest > _SMALL:
+            pool.split(block, size)
         return block
 
-    def free(self, block: _Block | None) -> None:
+    def free(self, block: Block | None) -> None:
         """Give a block back, one piece with its free neighbours."""
-        if block is None:
-            return
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.is_free:
-                self._take(neighbour)
-                block = _merged(*((neighbour, block) if neighbour is block.before else (block, neighbour)))
-        self._keep(block)
+        if block is not None:
+            pool = self._pools[block.num_bytes <= _SMALL]
+            pool.keep(pool.merge(block))
 
-    def free_blocks(self) -> list[_Block]:
+    def free_blocks(self) -> list[Block]:
         """What is reserved and not in use."""
-        return [block for pool in self._free.values() for _, block in pool]
+        return [block for pool in self._pools.values() for block in pool]
 
-    def _best_fit(self, size: int) -> _Block | None:
-        pool = self._free[size <= _SMALL]
-        at = bisect_left(pool, size, key=lambda row: row[0][0])
-        if at == len(pool):
-            return None
-        block = pool[at][1]
-        self._take(block)
-        return block
-
-    def _new_segment(self, size: int) -> _Block:
+    def _new_segment(self, size: int) -> Block:
         if size <= _SMALL:
             segment = _SMALL_SEGMENT
         elif size < _OWN_SEGMENT:
             segment = _LARGE_SEGMENT
         else:
-            segment = _round_up(size, _LARGE_ROUNDING)
-        block = _Block(self.reserved_bytes, segment, size <= _SMALL)
+            segment = round_up(size, _LARGE_ROUNDING)
+        block = Block(self.reserved_bytes, segment)
         self.reserved_bytes += segment
         return block
 
-    def _split(self, block: _Block, size: int) -> None:
-        rest = _Block(block.address + size, block.num_bytes - size, block.is_small, block, block.after)
-        if block.after is not None:
-            block.after.before = rest
-        block.num_bytes, block.after = size, rest
-        self._keep(rest)
-
-    def _keep(self, block: _Block) -> None:
-        block.is_free = True
-        insort(self._free[block.is_small], (block.key(), block), key=lambda row: row[0])
-
-    def _take(self, block: _Block) -> None:
-        block.is_free = False
-        pool = self._free[block.is_small]
-        del pool[bisect_left(pool, block.key(), key=lambda row: row[0])]
-
-
-def _merged(first: _Block, second: _Block) -> _Block:
-    first.num_bytes += second.num_bytes
-    first.after = second.after
-    if second.after is not None:
-        second.after.before = first
-    return first
-
 
 def reserved_bytes(trace: Trace) -> int:
-    """What the allocator reserves for a training whose steady step this is: cuBLAS's workspaces, then parameters, a
-    first step that makes the optimizer's state, and two that have it."""
+    """What the allocator reserves for a training whose steady step this is, cuBLAS's workspaces included."""
     allocator = CachingAllocator()
     for _ in range(_NUM_WORKSPACES):
         allocator.allocate(_WORKSPACE)
-    before = [one for one in trace.allocations if one.born == 0]
-    late = [one for one in before if one.kind == "optimizer_state"]
-    lasting = {one.id: allocator.allocate(one.num_bytes) for one in before if one not in late}
-    optimizer = next((span.start for span in trace.spans if span.phase == "optimizer"), None)
-    for step in range(3):
-        blocks: dict[int, _Block | None] = {}
-        for moment, one, is_birth in _events(trace):
-            if late and step == 0 and optimizer is not None and moment >= optimizer:
-                lasting.update((state.id, allocator.allocate(state.num_bytes)) for state in late)
-                late = []
-            if is_birth:
-                blocks[one.id] = allocator.allocate(one.num_bytes)
-            elif one.id in blocks:
-                allocator.free(blocks.pop(one.id))
-            else:
-                allocator.free(lasting.pop(one.id, None))
-        for left in blocks.values():  # what outlives its step gives way to the next one's
-            allocator.free(left)
+    replay(trace, allocator)
     return allocator.reserved_bytes
 
 
 def base_bytes() -> int:
     """What the device charges a process beside what its allocator has reserved."""
     return _CONTEXT
-
-
-def _events(trace: Trace) -> Iterator[tuple[int, Allocation, bool]]:
-    """Moment, allocation, and whether it is made (or freed), in order; at one moment, frees first."""
-    born = [(one.born, 1, one.id, one) for one in trace.allocations if one.born > 0]
-    died = [(one.died, 0, one.id, one) for one in trace.allocations if one.died is not None]
-    for moment, is_birth, _, one in sorted([*born, *died], key=lambda row: row[:3]):
-        yield moment, one, bool(is_birth)
-
-
-def _round_up(number: int, step: int) -> int:
-    return -(-number // step) * step

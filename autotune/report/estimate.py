@@ -18,7 +18,7 @@ from ..units import format_bytes
 from .lines import facts_words
 from .profile import KINDS
 from .tables import rows_table
-from .words import outcome_words, settings_words, size
+from .words import count, outcome_words, settings_words, size
 
 __all__ = ["WIDTH", "as_json", "explain", "line"]
 
@@ -70,7 +70,7 @@ def explain(found: Estimation) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for number, name in enumerate(_COLUMNS):
         table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
-    for one in found.combinations:
+    for one in found.distinct():
         table.add_row(*map(Text, _cells(one, found)))
     base = found.base.estimate
     assert base is not None, "the driver sees to it"
@@ -165,6 +165,9 @@ def _helps(found: Estimation) -> Iterator[tuple[str, str]]:
 
 def _notes(found: Estimation) -> Iterator[str]:
     """What the figures are, and are not."""
+    left_out = len(found.combinations) - len(found.distinct())
+    if left_out:
+        yield f"{count(left_out, 'combination')} more, taking just what one above takes"
     if found.what.device == "cuda":
         yield (
             "process is a context and what the allocator would reserve; cuDNN's workspaces are not in it, and no card "

@@ -94,9 +94,18 @@ class Estimation:
         """The job as it stands."""
         return self.combinations[0]
 
+    def distinct(self) -> list[Combination]:
+        """Those that do not take just what one before them takes."""
+        found: dict[object, Combination] = {}
+        for one in self.combinations:
+            estimate = one.estimate
+            key = one.settings if estimate is None else (one.micro, estimate.surely, estimate.reference.tensors.value)
+            found.setdefault(key, one)
+        return list(found.values())
+
     def helps(self) -> list[Combination]:
         """Each technique alone, where it lets a larger micro-batch fit than the job as it stands: the most first."""
-        alone = (one for one in self.combinations if one.num_changes == 1 and one.micro > self.base.micro)
+        alone = (one for one in self.distinct() if one.num_changes == 1 and one.micro > self.base.micro)
         return sorted(alone, key=lambda one: -one.micro)
 
 
