@@ -197,7 +197,6 @@ def estimate(
     device_memory: DeviceMemory = None,
     space: Space = SearchOptions.space,
     effective_batch: EffectiveBatch = SearchOptions.effective_batch,
-    seed: Seed = SearchOptions.seed,
     device: Device = None,
     json: Json = False,
 ) -> None:
@@ -211,7 +210,7 @@ def estimate(
     from .search.estimate import WhatToEstimate
 
     target = device or ("cuda" if device_memory is not None else commands.default_device())
-    what = WhatToEstimate(task, budget, target, device_memory, space, effective_batch, seed)
+    what = WhatToEstimate(task, budget, target, device_memory, space, effective_batch)
     with _one_document(json):
         commands.estimate(what, json)
 

@@ -97,7 +97,8 @@ def _line(row: Row) -> str:
     peaks = ", ".join(f"{peak / 2**20:.0f}" for peak in row["measured_bytes"])
     return (
         f"{row['task']:12}{row['batch']:4} {kinds:14} base {base:4.0f} tensors {tensors:5.0f}, "
-        f"predicted {predicted:5.0f} ({low:.0f} to {high:.0f}) measured {peaks} MiB: slack {row['slack']:+.1%}, error {row['error']:+.1%}"
+        f"predicted {predicted:5.0f} ({low:.0f} to {high:.0f}), measured {peaks} MiB: "
+        f"slack {row['slack']:+.1%}, error {row['error']:+.1%}"
     )
 
 

@@ -49,6 +49,7 @@ class _Prediction:
     def __init__(self, plan: Plan, task: Task, options: EstimateOptions) -> None:
         self._plan, self._task, self._options = plan, task, options
         self._found: dict[bool, _Found] = {}
+        self._fits: dict[int, Fit] = {}
         self.whole = options.reference_batch if options.is_held else 2
         """Samples from which on a micro-batch is thought of as a whole optimizer step."""
         self._is_cuda = options.target == "cuda"
@@ -68,9 +69,11 @@ class _Prediction:
 
     def fit(self, micro: int) -> Fit:
         """What a micro-batch takes."""
-        law = self.law(micro).law
-        tensors = law.interval(micro)
-        return Fit(micro=micro, accumulate=self._passes(micro), tensors=tensors, process=self._process(law, micro))
+        if micro not in self._fits:
+            law, passes = self.law(micro).law, self._passes(micro)
+            tensors, process = law.interval(micro), self._process(law, micro)
+            self._fits[micro] = Fit(micro=micro, accumulate=passes, tensors=tensors, process=process)
+        return self._fits[micro]
 
     def fit_or_none(self, micro: int) -> Fit | None:
         """None where the training cannot run with this micro-batch: a BatchNorm wants more than one value."""
@@ -78,6 +81,13 @@ class _Prediction:
             return self.fit(micro)
         except Untraceable:
             return None
+
+    def may_fit(self, micro: int, limit_bytes: int) -> bool:
+        """Whether the tensors alone do, which is known sooner."""
+        try:
+            return self.base_bytes + self.law(micro).law.interval(micro).low <= limit_bytes
+        except Untraceable:
+            return False
 
     def smallest(self) -> Fit:
         """The smallest micro-batch that there is."""
@@ -121,8 +131,8 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
     best = surely = smallest = None
     if options.limit_bytes is not None:
         limit, most = options.limit_bytes, options.most
-        best = _largest(prediction, most, lambda fit: fit.process.value <= limit)
-        surely = _largest(prediction, most, lambda fit: fit.process.high <= limit) if best else None
+        best = _largest(prediction, limit, most, lambda fit: fit.process.value)
+        surely = _largest(prediction, limit, most, lambda fit: fit.process.high) if best else None
         smallest = None if best else prediction.smallest()
     shown = best or smallest or reference
     found = prediction.law(shown.micro)
@@ -143,13 +153,13 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
     )
 
 
-def _largest(prediction: _Prediction, most: int, fits: Callable[[Fit], bool]) -> Fit | None:
+def _largest(prediction: _Prediction, limit_bytes: int, most: int, takes: Callable[[Fit], int]) -> Fit | None:
     """The largest micro-batch that fits: from the job's own batch on in one piece, and below it accumulated, where
     gradients come on top."""
 
     def does(micro: int) -> bool:
-        fit = prediction.fit_or_none(micro)
-        return fit is not None and fits(fit)
+        fit = prediction.fit_or_none(micro) if prediction.may_fit(micro, limit_bytes) else None
+        return fit is not None and takes(fit) <= limit_bytes
 
     whole = prediction.whole
     if whole <= most and does(whole):

@@ -43,8 +43,6 @@ class WhatToEstimate:
     """``--space``: a preset's name or a YAML file."""
     effective_batch: int | None = None
     """``--effective-batch``."""
-    seed: int = 0
-    """``--seed``."""
 
     @property
     def limit_bytes(self) -> int | None:
@@ -124,7 +122,7 @@ def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts 
     """
     pace = Pace(0.0, None)
     space = load_space(what.space)
-    options = SearchOptions(what.task, device="cpu", seed=what.seed, effective_batch=what.effective_batch)
+    options = SearchOptions(what.task, device="cpu", effective_batch=what.effective_batch)
     facts = _planned_for(what, inspect(options, executor, pace, runs_model=False))
     observe(facts)
     limit_bytes = what.limit_bytes or facts.device.memory_bytes
@@ -185,7 +183,6 @@ def _request(
     return TrialRequest(
         id=name,
         task=os.path.abspath(what.task),
-        seed=what.seed,
         kind="estimate",
         device="cpu",
         plan=Plan(settings=settings, budget=Budget(device="cpu")),
