@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json as jsonlib
 import os
 import signal
 import sys
@@ -14,17 +12,16 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from .errors import TaskError, UserError
 from .files import check_output, replacing, write_text
 from .plan import load_plan
+from .report.printing import console, print_json, print_words
 from .search.options import SearchOptions
 from .task import split_source, task_file
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from .plan import Plan
     from .search.estimate import Combination, WhatToEstimate
     from .search.events import Event
@@ -91,7 +88,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     try:
         with (
             _trials(where, options.task, options.device) as executor,
-            watching(options, _console(sys.stderr)) as display,
+            watching(options, console(sys.stderr)) as display,
             _interrupts(stop, display.interrupted, executor.close),
         ):
             plan = run_search(options, executor, display.observe, stop, pace)
@@ -100,10 +97,10 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         return _INTERRUPTED
     code = _INTERRUPTED if stop.is_set() else 0
     with suppress(OSError):  # the plan is written, whoever listens
-        _print(sys.stderr, summary(plan, options.output))
+        print_words(sys.stderr, summary(plan, options.output))
     if json:
         stopped = plan.search.stopped if plan.search else None
-        _print_json({"exit_code": code, "path": str(options.output), "stopped": stopped, "plan": as_json(plan)})
+        print_json({"exit_code": code, "path": str(options.output), "stopped": stopped, "plan": as_json(plan)})
     else:
         print(options.output)
     return code
@@ -117,9 +114,9 @@ def preview(options: SearchOptions, where: Where, json: bool) -> int:
     with _trials(where, options.task, options.device) as executor:
         found = run_preview(options, executor)
     if json:
-        _print_json(as_json(found))
+        print_json(as_json(found))
     else:
-        _print(sys.stdout, explain(found, options))
+        print_words(sys.stdout, explain(found, options))
     return 0
 
 
@@ -129,9 +126,9 @@ def show(path: Path, json: bool) -> None:
 
     plan = load_plan(path)
     if json:
-        _print_json({"path": str(path), "plan": as_json(plan)})
+        print_json({"path": str(path), "plan": as_json(plan)})
     else:
-        _print(sys.stdout, explain(plan, path))
+        print_words(sys.stdout, explain(plan, path))
 
 
 def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json: bool) -> Verification:
@@ -160,9 +157,9 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
     with _trials(where, task, plan.budget.device) as executor:
         found = run_verify(plan, task, executor, observe, trial_time_s)
     if json:
-        _print_json({"path": str(path), "task": task, **as_json(found, plan)})
+        print_json({"path": str(path), "task": task, **as_json(found, plan)})
     else:
-        _print(sys.stdout, explain(found, plan))
+        print_words(sys.stdout, explain(found, plan))
     return found
 
 
@@ -203,9 +200,9 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
     if html is not None:
         write_text(html, page(found, depth), UserError, "--html")
     if json:
-        _print_json({"html": html and str(html), "trace": what.trace and str(what.trace), **as_json(found)})
+        print_json({"html": html and str(html), "trace": what.trace and str(what.trace), **as_json(found)})
     else:
-        _print(sys.stdout, explain(found, depth), WIDTH)
+        print_words(sys.stdout, explain(found, depth), WIDTH)
 
 
 def estimate(what: WhatToEstimate, json: bool) -> None:
@@ -236,9 +233,9 @@ def estimate(what: WhatToEstimate, json: bool) -> None:
     with _trials(Where("local"), what.task, "cpu") as executor:
         found = run_estimate(what, executor, observe)
     if json:
-        _print_json(as_json(found))
+        print_json(as_json(found))
     else:
-        _print(sys.stdout, explain(found), WIDTH)
+        print_words(sys.stdout, explain(found), WIDTH)
 
 
 def run(path: Path, command: Sequence[str]) -> NoReturn:
@@ -265,9 +262,9 @@ def doctor(json: bool) -> None:
 
     found = examine()
     if json:
-        _print_json(found)
+        print_json(found)
     else:
-        _print(sys.stdout, explain(found))
+        print_words(sys.stdout, explain(found))
 
 
 def _beside(path: Path, plan: Plan) -> str:
@@ -331,29 +328,3 @@ def _interrupts(stop: threading.Event, interrupted: Callable[[], None], close: C
             signal.signal(number, handler)
         if closer.ident is not None:
             closer.join()
-
-
-def _console(file: Any) -> Console:
-    from rich.console import Console
-
-    class Persistent(Console):
-        def on_broken_pipe(self) -> None:
-            """rich would leave the process."""
-            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-    return Persistent(file=file)
-
-
-def _print(file: Any, words: RenderableType, width: int | None = None) -> None:
-    """Print words; a pipe takes lines of ``width``."""
-    console = _console(file)
-    if width is not None and not console.is_terminal:
-        console.width = width
-    with console.capture() as captured:
-        console.print(words)
-    lines = captured.get().splitlines()
-    print("\n".join(line.rstrip() for line in lines), file=file)  # rich pads a table's rows with spaces
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    print(jsonlib.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
