@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune import Plan, Task, apply, load_task
 from autotune.estimate.law import MemoryLaw, memory_law
+from autotune.estimate.probe import PROBES, ProbedLaw, probed_law
 from autotune.loader import Position
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -48,11 +49,14 @@ def main() -> None:
     """Print and keep a row for each model, combination and batch, and how far off they are together."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=(*DEVELOPED_ON, *HELD_OUT), action="append", help="these alone")
+    parser.add_argument(
+        "--probed", action="store_true", help="by the peaks of real steps at 2, 3 and 6, not by tracing"
+    )
     parser.add_argument("--batch", type=int, action="append", help="micro-batches; default: 6 and 20")
     arguments = parser.parse_args()
     rows: list[Row] = []
     for name in arguments.model or (*DEVELOPED_ON, *HELD_OUT):
-        for row in _rows(name, arguments.batch or [6, 20]):
+        for row in _rows(name, arguments.batch or [6, 20], arguments.probed):
             print(_line(row), flush=True)
             rows.append(row)
     for held_out in (False, True):
@@ -62,17 +66,26 @@ def main() -> None:
     print(save_rows("estimate", "cpu", rows))
 
 
-def _rows(name: str, batches: list[int]) -> Iterator[Row]:
+def _rows(name: str, batches: list[int], is_probed: bool) -> Iterator[Row]:
     task = _task(name)
     for settings in _combinations(name):
         began_s = time.perf_counter()
-        law = memory_law(_plan(settings), task)
+        law = _by_peaks(_plan(settings), task) if is_probed else memory_law(_plan(settings), task)
         law_s = time.perf_counter() - began_s
         for batch in batches:
             yield _row(name, task, settings.model_copy(update={"batch": Batch(micro=batch)}), law) | {"law_s": law_s}
 
 
-def _row(name: str, task: Task, settings: Settings, law: MemoryLaw) -> Row:
+def _by_peaks(plan: Plan, task: Task) -> ProbedLaw:
+    """The fallback of models whose allocations do not even correspond from batch to batch."""
+    found = probed_law(plan, task)
+    if isinstance(found, ProbedLaw):
+        return found
+    first, second, third = (step.trace for step in found.steps)
+    return ProbedLaw(PROBES, (first, second, third))
+
+
+def _row(name: str, task: Task, settings: Settings, law: MemoryLaw | ProbedLaw) -> Row:
     assert settings.batch is not None, "set by the caller"
     batch = settings.batch.micro
     predicted, measured = law.interval(batch), _measure(apply(_plan(settings), task), batch)
@@ -84,7 +97,8 @@ def _row(name: str, task: Task, settings: Settings, law: MemoryLaw) -> Row:
         "high_bytes": predicted.high,
         "measured_bytes": measured,
         "error": predicted.value / measured - 1,
-        "is_traced_at_each_batch": law.is_traced_at_each_batch,
+        "how": "probed" if isinstance(law, ProbedLaw) else "traced",
+        "is_traced_at_each_batch": isinstance(law, MemoryLaw) and law.is_traced_at_each_batch,
     }
 
 
