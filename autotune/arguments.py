@@ -19,6 +19,7 @@ __all__ = [
     "DeviceMemory",
     "DryRun",
     "EffectiveBatch",
+    "EstimatedBudget",
     "ExecutorName",
     "Html",
     "Json",
@@ -76,6 +77,15 @@ Budget = Annotated[
         metavar="SIZE",
         help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9.",
         show_default="no limit: speed alone",
+    ),
+]
+EstimatedBudget = Annotated[
+    int | None,
+    typer.Option(
+        parser=_budget,
+        metavar="SIZE",
+        help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9.",
+        show_default="all of the device's",
     ),
 ]
 Trials = Annotated[

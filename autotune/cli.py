@@ -26,6 +26,7 @@ from .arguments import (
     DeviceMemory,
     DryRun,
     EffectiveBatch,
+    EstimatedBudget,
     ExecutorName,
     Html,
     Json,
@@ -193,7 +194,7 @@ def profile(
 @app.command(short_help="Tell without a device which micro-batch fits, and what fills the memory.")
 def estimate(
     task: TaskPath,
-    budget: Budget = None,
+    budget: EstimatedBudget = None,
     device_memory: DeviceMemory = None,
     space: Space = SearchOptions.space,
     effective_batch: EffectiveBatch = SearchOptions.effective_batch,

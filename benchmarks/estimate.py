@@ -49,9 +49,7 @@ def main() -> None:
     """Print and keep a row for each model, combination and batch, and how far off they are together."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=(*DEVELOPED_ON, *HELD_OUT), action="append", help="these alone")
-    parser.add_argument(
-        "--probed", action="store_true", help="by the peaks of real steps at 2, 3 and 6, not by tracing"
-    )
+    parser.add_argument("--probed", action="store_true", help="by the peaks of real steps, not by tracing")
     parser.add_argument("--batch", type=int, action="append", help="micro-batches; default: 6 and 20")
     arguments = parser.parse_args()
     rows: list[Row] = []

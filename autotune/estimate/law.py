@@ -25,7 +25,7 @@ BATCHES = (2, 3, 256)
 for, it is traced itself); and one at which what goes piece by piece does."""
 ERROR = 0.02
 """Share by which the tensors' peak may be off, by kernels' scratch: of measured peaks of models that the law was not
-developed on, at most 5 % lie further above (``benchmarks/results/estimate-cpu.jsonl``)."""
+developed on, at most 5 % are to lie further above, which ``python -m benchmarks.estimate`` counts."""
 _LARGER = (24, 36, 256)
 """Where those do not correspond, since a layer goes another way at small batches; what is asked below is traced."""
 _STRAIGHT = 0.01

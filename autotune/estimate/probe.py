@@ -23,7 +23,8 @@ __all__ = ["PROBES", "ProbedLaw", "probed_law"]
 PROBES = (2, 3, 6)
 """Micro-batches that are run."""
 _ERROR = 0.15
-"""Share by which a peak on the line through two others may be off: see ``benchmarks/results/estimate-cpu.jsonl``."""
+"""Share by which a peak on the line through two others may be off. A guess: ``python -m benchmarks.estimate --probed``
+counts what lies beyond."""
 
 
 @dataclass(frozen=True)
