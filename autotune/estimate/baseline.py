@@ -15,8 +15,8 @@ from .heap import resident_peak_bytes
 __all__ = ["process_interval", "resident_bytes"]
 
 _SLACK = {"system": (0.0, 0.1, 0.4), "tcmalloc": (0.0, 0.02, 0.05), "jemalloc": (0.0, 0.05, 0.1)}
-"""By allocator, what it keeps beyond what is reckoned, as a share of it: seldom less, usual, seldom more. Guesses, those
-of glibc's too low for checkpointed steps: ``python -m benchmarks.estimate_process`` counts what lies beyond."""
+"""By allocator, what it keeps beyond what is reckoned, as a share of it: seldom less, usual, seldom more. Guesses,
+glibc's too low for checkpointed steps: ``python -m benchmarks.estimate_process`` counts what lies beyond."""
 
 
 def resident_bytes(settings: Settings) -> int:
