@@ -16,8 +16,10 @@ __all__ = [
     "Budget",
     "Depth",
     "Device",
+    "DeviceMemory",
     "DryRun",
     "EffectiveBatch",
+    "EstimatedBudget",
     "ExecutorName",
     "Html",
     "Json",
@@ -77,6 +79,15 @@ Budget = Annotated[
         show_default="no limit: speed alone",
     ),
 ]
+EstimatedBudget = Annotated[
+    int | None,
+    typer.Option(
+        parser=_budget,
+        metavar="SIZE",
+        help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9.",
+        show_default="all of the device's",
+    ),
+]
 Trials = Annotated[
     int, typer.Option(min=1, help="Configurations to measure, the reference included, the finalists not.")
 ]
@@ -128,6 +139,15 @@ DryRun = Annotated[
 Device = Annotated[
     Literal["cpu", "cuda"] | None,
     typer.Option(help="Device type that trials run on.", show_default="cuda where this machine has it, else cpu"),
+]
+DeviceMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=_budget,
+        metavar="SIZE",
+        help="Plan for a CUDA device of this memory, which need not be here.",
+        show_default="none: plan for this machine",
+    ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

@@ -23,8 +23,10 @@ from .arguments import (
     Budget,
     Depth,
     Device,
+    DeviceMemory,
     DryRun,
     EffectiveBatch,
+    EstimatedBudget,
     ExecutorName,
     Html,
     Json,
@@ -188,6 +190,31 @@ def profile(
     what = WhatToProfile(task, device or commands.default_device(), batch=batch, alone=alone, trace=trace, seed=seed)
     with _one_document(json):
         raise typer.Exit(commands.profile(what, plan, depth, html, json))
+
+
+@app.command(short_help="Tell without a device which micro-batch fits, and what fills the memory.")
+def estimate(
+    task: TaskPath,
+    budget: EstimatedBudget = None,
+    device_memory: DeviceMemory = None,
+    space: Space = SearchOptions.space,
+    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Tell, for combinations of techniques, the largest micro-batch of MODEL.PY that fits, without running it.
+
+    A training step is traced over tensors without values, in a process of its own for each combination, and its
+    allocations are extended to any batch. A model that cannot be traced runs a few small steps instead. Exits with 3
+    when nothing fits.
+    """
+    from . import commands
+    from .search.estimate import WhatToEstimate
+
+    target = device or ("cuda" if device_memory is not None else commands.default_device())
+    what = WhatToEstimate(task, budget, target, device_memory, space, effective_batch)
+    with _one_document(json):
+        commands.estimate(what, json)
 
 
 @app.command(

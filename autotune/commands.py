@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json as jsonlib
 import os
 import sys
 import threading
@@ -12,26 +10,26 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from .errors import TaskError, UserError
 from .files import check_output, replacing, write_text
 from .interrupts import interrupts
 from .plan import load_plan
+from .report.printing import console, print_json, print_words
 from .search.options import SearchOptions
 from .task import split_source, task_file
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from .plan import Plan
+    from .search.estimate import Combination, WhatToEstimate
     from .search.events import Event
     from .search.profile import Change, WhatToProfile
     from .search.verify import Verification
     from .techniques import Facts, Settings
     from .workers import Executor
 
-__all__ = ["Where", "default_device", "doctor", "preview", "profile", "run", "search", "show", "verify"]
+__all__ = ["Where", "default_device", "doctor", "estimate", "preview", "profile", "run", "search", "show", "verify"]
 
 _INTERRUPTED = 130
 
@@ -89,7 +87,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     try:
         with (
             _trials(where, options.task, options.device) as executor,
-            watching(options, _console(sys.stderr)) as display,
+            watching(options, console(sys.stderr)) as display,
             interrupts(stop, executor.close, display.interrupted),
         ):
             plan = run_search(options, executor, display.observe, stop, pace)
@@ -98,10 +96,10 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         return _INTERRUPTED
     code = _INTERRUPTED if stop.is_set() else 0
     with suppress(OSError):  # the plan is written, whoever listens
-        _print(sys.stderr, summary(plan, options.output))
+        print_words(sys.stderr, summary(plan, options.output))
     if json:
         stopped = plan.search.stopped if plan.search else None
-        _print_json({"exit_code": code, "path": str(options.output), "stopped": stopped, "plan": as_json(plan)})
+        print_json({"exit_code": code, "path": str(options.output), "stopped": stopped, "plan": as_json(plan)})
     else:
         print(options.output)
     return code
@@ -115,9 +113,9 @@ def preview(options: SearchOptions, where: Where, json: bool) -> int:
     with _trials(where, options.task, options.device) as executor:
         found = run_preview(options, executor)
     if json:
-        _print_json(as_json(found))
+        print_json(as_json(found))
     else:
-        _print(sys.stdout, explain(found, options))
+        print_words(sys.stdout, explain(found, options))
     return 0
 
 
@@ -127,9 +125,9 @@ def show(path: Path, json: bool) -> None:
 
     plan = load_plan(path)
     if json:
-        _print_json({"path": str(path), "plan": as_json(plan)})
+        print_json({"path": str(path), "plan": as_json(plan)})
     else:
-        _print(sys.stdout, explain(plan, path))
+        print_words(sys.stdout, explain(plan, path))
 
 
 def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json: bool) -> Verification:
@@ -158,9 +156,9 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
     with _trials(where, task, plan.budget.device) as executor:
         found = run_verify(plan, task, executor, observe, trial_time_s)
     if json:
-        _print_json({"path": str(path), "task": task, **as_json(found, plan)})
+        print_json({"path": str(path), "task": task, **as_json(found, plan)})
     else:
-        _print(sys.stdout, explain(found, plan))
+        print_words(sys.stdout, explain(found, plan))
     return found
 
 
@@ -208,10 +206,43 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
         write_text(html, page(found, depth), UserError, "--html")
     if json:
         files = {"html": html and str(html), "trace": what.trace and str(what.trace)}
-        _print_json({"exit_code": code, **files, **as_json(found)})
+        print_json({"exit_code": code, **files, **as_json(found)})
     else:
-        _print(sys.stdout, explain(found, depth), WIDTH)
+        print_words(sys.stdout, explain(found, depth), WIDTH)
     return code
+
+
+def estimate(what: WhatToEstimate, json: bool) -> None:
+    """Estimate a task's memory, and print the largest micro-batches.
+
+    Args:
+        what: the task, and the device that is planned for.
+        json: print one JSON document.
+
+    Raises:
+        UserError: ``--device-memory`` with ``--device cpu``, or a CUDA device is planned for and its memory not said;
+            or as :func:`autotune.search.estimate.estimate`.
+    """
+    from .report.estimate import WIDTH, as_json, explain, line
+    from .search.estimate import estimate as run_estimate
+    from .techniques import Facts
+
+    if what.device == "cpu" and what.device_memory_bytes is not None:
+        raise UserError("--device-memory is of a CUDA device, but --device is cpu. Leave one of them out.")
+    if what.device == "cuda" and what.limit_bytes is None:
+        raise UserError("--device cuda: how much may be taken? Give --budget or --device-memory, such as 24GiB.")
+    told: list[Facts] = []
+
+    def observe(event: Facts | Combination) -> None:
+        _tell(line(event, *told))
+        told.extend([event] if isinstance(event, Facts) else [])
+
+    with _trials(Where("local"), what.task, "cpu") as executor:
+        found = run_estimate(what, executor, observe)
+    if json:
+        print_json(as_json(found))
+    else:
+        print_words(sys.stdout, explain(found), WIDTH)
 
 
 def run(path: Path, command: Sequence[str]) -> NoReturn:
@@ -238,9 +269,9 @@ def doctor(json: bool) -> None:
 
     found = examine()
     if json:
-        _print_json(found)
+        print_json(found)
     else:
-        _print(sys.stdout, explain(found))
+        print_words(sys.stdout, explain(found))
 
 
 def _beside(path: Path, plan: Plan) -> str:
@@ -277,33 +308,7 @@ def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator
         os.close(stdout)
 
 
-def _console(file: Any) -> Console:
-    from rich.console import Console
-
-    class Persistent(Console):
-        def on_broken_pipe(self) -> None:
-            """rich would leave the process."""
-            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-    return Persistent(file=file)
-
-
-def _print(file: Any, words: RenderableType, width: int | None = None) -> None:
-    """Print words; a pipe takes lines of ``width``."""
-    console = _console(file)
-    if width is not None and not console.is_terminal:
-        console.width = width
-    with console.capture() as captured:
-        console.print(words)
-    lines = captured.get().splitlines()
-    print("\n".join(line.rstrip() for line in lines), file=file)  # rich pads a table's rows with spaces
-
-
 def _tell(progress: str) -> None:
     """Print a line of progress; a reader that has gone ends nothing."""
     with suppress(OSError):
         print(progress, file=sys.stderr)
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    print(jsonlib.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))

@@ -21,7 +21,7 @@ from autotune.testing.kept import kept_bytes
 
 from .peer import converted_by_peer
 
-__all__ = ["KINDS", "compare"]
+__all__ = ["KINDS", "compare", "dynamic_peak_bytes"]
 
 KINDS: dict[str, dict[str, bool]] = {"exact": {}, "rounding": {"rounding": True}, "recompute": {"recompute": True}}
 """Of the technique ``layers``: what ``convert`` is told."""
@@ -45,19 +45,24 @@ class _Step:
 
     def peak_bytes(self) -> int:
         """The largest running sum of what a step allocates and frees."""
-        from torch.profiler import ProfilerActivity, profile
-
         self()
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            self()
-        assert profiler.profiler is not None, "the block above has run"
-        assert profiler.profiler.kineto_results is not None, "the block above has run"
-        events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-        total = largest = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            total += event.nbytes()
-            largest = max(largest, total)
-        return largest
+        return dynamic_peak_bytes(self)
+
+
+def dynamic_peak_bytes(run: Callable[[], Any]) -> int:
+    """The largest running sum of what a run allocates and frees on the CPU, by torch's profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    assert profiler.profiler is not None, "the block above has run"
+    assert profiler.profiler.kineto_results is not None, "the block above has run"
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    total = largest = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        total += event.nbytes()
+        largest = max(largest, total)
+    return largest
 
 
 def compare(model: nn.Module, loss: Callable[[nn.Module], Tensor], rounds: int, kind: str) -> dict[str, Any]:

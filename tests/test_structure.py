@@ -23,6 +23,7 @@ FLOORS = (
     ("report", "testing"),
     ("search",),
     ("workers",),
+    ("estimate",),
     ("measure",),
     ("apply_plan",),
     ("training", "fingerprint"),

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from ._base import Executor, TrialRequest
-from .outcome import STOPPED, Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, Profiled, TimedOut
+from .outcome import (
+    STOPPED,
+    Crashed,
+    Estimated,
+    Failed,
+    Inspected,
+    Measured,
+    NonFinite,
+    Outcome,
+    OutOfMemory,
+    Profiled,
+    TimedOut,
+)
 
 __all__ = [
     "STOPPED",
     "Crashed",
+    "Estimated",
     "Executor",
     "Failed",
     "Inspected",

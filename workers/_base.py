@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
+from ..estimate import EstimateOptions
 from ..measure import InspectOptions, MeasureOptions
 from ..measure.profiled import ProfileOptions
 from ..plan import Plan
@@ -31,7 +32,7 @@ class TrialRequest(_Frozen):
     """``path/to/model.py`` or ``path/to/model.py:name``."""
     seed: int = 0
     """Seeds everything before the model is built."""
-    kind: Literal["inspect", "measure", "profile"] = "measure"
+    kind: Literal["inspect", "measure", "profile", "estimate"] = "measure"
     """What to do with the task."""
     device: Literal["cpu", "cuda"]
     """torch's device type."""
@@ -43,6 +44,8 @@ class TrialRequest(_Frozen):
     """For ``kind: measure``."""
     profile: ProfileOptions = ProfileOptions()
     """For ``kind: profile``."""
+    estimate: EstimateOptions = EstimateOptions()
+    """For ``kind: estimate``."""
     fresh: bool = False
     """Start a new interpreter, as a job is started, instead of forking a server that has imported torch."""
     deadline_s: PositiveFloat = 600.0

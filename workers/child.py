@@ -25,7 +25,7 @@ from ..task import Task, load_task
 from ._base import TrialRequest
 from .failure import outcome_of
 from .folder import TrialFolder
-from .outcome import Inspected, Measured, Outcome, Profiled
+from .outcome import Estimated, Inspected, Measured, Outcome, Profiled
 
 __all__ = ["run_trial"]
 
@@ -74,9 +74,11 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
     if request.kind == "inspect":
         folder.write_phase("inspecting the task")
         return Inspected(facts=inspect_task(task, request.inspect, request.device))
-    assert request.plan is not None, "a measure or profile request carries a plan"
+    assert request.plan is not None, "a measure, profile or estimate request carries a plan"
     if request.kind == "profile":
         return _profile(request, request.plan, task, folder)
+    if request.kind == "estimate":
+        return _estimate(request, request.plan, task, folder)
     assert request.measure is not None, "a measure request carries its options"
     folder.write_phase("applying the plan")
     started_s = time.monotonic()
@@ -101,6 +103,13 @@ def _profile(request: TrialRequest, plan: Plan, task: Task, folder: TrialFolder)
     training = apply(plan, task, seed=request.seed)
     folder.write_phase("profiling")
     return Profiled(profile=profile(training, task, request.profile))
+
+
+def _estimate(request: TrialRequest, plan: Plan, task: Task, folder: TrialFolder) -> Estimated:
+    from ..estimate.answer import estimate  # what it imports is not to be in the memory of trials that are measured
+
+    folder.write_phase("estimating")
+    return Estimated(estimate=estimate(plan, task, request.estimate))
 
 
 def _with_parity(measurement: Measurement, plan: Plan, task: Task, request: TrialRequest) -> Measurement:

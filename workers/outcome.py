@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from ..estimate import Estimate
 from ..measure import Measurement
 from ..measure.profiled import Profile
 from ..techniques import Facts
@@ -13,6 +14,7 @@ from ..techniques import Facts
 __all__ = [
     "OUTCOME",
     "Crashed",
+    "Estimated",
     "Failed",
     "Inspected",
     "Measured",
@@ -55,6 +57,14 @@ class Profiled(_Outcome):
     kind: Literal["profiled"] = "profiled"
     profile: Profile
     """One optimizer step, by module."""
+
+
+class Estimated(_Outcome):
+    """The answer to an estimate request."""
+
+    kind: Literal["estimated"] = "estimated"
+    estimate: Estimate
+    """What a combination of techniques takes, without having run."""
 
 
 class OutOfMemory(_Outcome):
@@ -106,7 +116,7 @@ class Failed(_Outcome):
 
 
 Outcome = Annotated[
-    Inspected | Measured | Profiled | OutOfMemory | TimedOut | Crashed | NonFinite | Failed,
+    Inspected | Measured | Profiled | Estimated | OutOfMemory | TimedOut | Crashed | NonFinite | Failed,
     Field(discriminator="kind"),
 ]
 """Any of them; ``kind`` tells which."""

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend
 from torch.utils.weak import TensorWeakRef
 
 from . import bits, recipes
-from .graph import autocast_dtype, run
+from .graph import autocast_dtype, run, turns
 from .sites import Site
 
 _STOCK: Any = F.scaled_dot_product_attention
@@ -39,9 +39,9 @@ class _Attention(torch.autograd.Function):
         output, weights = _MATH(query, key, value, added, p, causal, scale=scale, enable_gqa=gqa)
         packed = None
         if p > 0.0:
-            packed = torch.stack(
-                [bits.pack(sample.contiguous(), lambda weight: weight.to(torch.bool)) for sample in weights]
-            )
+            packed = weights.new_empty(len(weights), -(-weights[0].numel() // 8), dtype=torch.uint8)
+            for number in turns(len(weights), 1, weights):
+                packed[number] = bits.pack(weights[number].contiguous(), lambda weight: weight.to(torch.bool))
         ctx.save_for_backward(query, key, value, mask, packed)
         ctx.options, ctx.shape = options, weights.shape[1:]
         return output
@@ -51,7 +51,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, packed = ctx.saved_tensors
         grads = [torch.zeros_like(x) if wants else None for x, wants in zip(inputs, ctx.needs_input_grad, strict=False)]
-        for number in range(len(grad)):
+        for number in turns(len(grad), 1, grad):
             parts = [None if x is None else _sample(x, number, grad.dim()).detach() for x in inputs]
             wanted = [
                 part.requires_grad_()

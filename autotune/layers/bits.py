@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from .graph import turns
+
 __all__ = ["dense", "pack", "pack_small", "pieces", "unpack", "unpack_small"]
 
 _PIECE = {"cpu": 2**19}
@@ -32,7 +34,7 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The elements of dense tensors of one layout, in the order of their memory, a piece at a time."""
     size = _piece(tensors[0])
     flats = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
-    for start in range(0, flats[0].numel(), size):
+    for start in turns(flats[0].numel(), size, flats[0]):
         yield tuple(flat[start : start + size] for flat in flats)
 
 
@@ -94,5 +96,5 @@ def _piece(x: Tensor) -> int:
 def _eighths(x: Tensor, packed: Tensor) -> Iterator[Tensor]:
     """The packed flags of each piece of ``x``."""
     size = _piece(x) // 8
-    for start in range(0, packed.numel(), size):
+    for start in turns(packed.numel(), size, packed):
         yield packed[start : start + size]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._pytree import tree_map_only
 
@@ -23,6 +24,7 @@ _ORIGINALS: dict[type, Any] = {}
 """For each converted class the one that it was made from."""
 _SITE = "_autotune_site"
 _TWIN = "_autotune_twin"
+_PLAIN = (Tensor, FakeTensor)
 _TWIN_DTYPES = (torch.float32, torch.float64)
 """Below, people write out casts of their own."""
 
@@ -139,7 +141,7 @@ def _converted(base: Any) -> Any:
 
 
 def _has_plain_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return len(args) == 1 and not kwargs and type(args[0]) is Tensor and args[0].dtype in _TWIN_DTYPES
+    return len(args) == 1 and not kwargs and type(args[0]) in _PLAIN and args[0].dtype in _TWIN_DTYPES
 
 
 def _rebuild(base: Any) -> nn.Module:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["autocast_dtype", "is_in_checkpoint", "notes_of", "run", "saved_tensors_hooks"]
+__all__ = ["autocast_dtype", "is_in_checkpoint", "notes_of", "run", "saved_tensors_hooks", "turns"]
 
 
 def run(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
@@ -40,3 +41,10 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     if x.dtype == torch.float64 or not x.is_floating_point():
         return None
     return torch.get_autocast_dtype(kind)
+
+
+def turns(length: int, step: int, x: Tensor) -> range:
+    """Where the turns of a loop over pieces of ``x`` start. Over tensors without values the first alone: each takes and
+    gives back the same memory, and an allocation's number does not depend on the batch."""
+    starts = range(0, length, step)
+    return starts[:1] if isinstance(x, FakeTensor) else starts

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import TensorWeakRef
 
-from .graph import autocast_dtype, notes_of, run
+from .graph import autocast_dtype, notes_of, run, turns
 from .recipes import Unchanged
 from .sites import Site
 
@@ -117,6 +117,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 # Into the sum itself where the types agree: a product of its own is as large as the head.
                 same = part.dtype == torch.float32
                 grad_weight.addmm_(part.t(), x[rows]) if same else grad_weight.add_(part.t() @ x[rows])
+            del part, index  # before the next ones are there
         ctx.save_for_backward(grad_x, grad_weight, grad_bias)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return (loss * scale).to(dtype)
@@ -145,7 +146,7 @@ def _is_one(grad: Tensor) -> bool:
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
     rows = max(1, _CHUNK // logits.shape[1])
-    for start in range(0, logits.shape[0], rows):
+    for start in turns(logits.shape[0], rows, logits):
         yield slice(start, start + rows)
 
 

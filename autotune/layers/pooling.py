@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import bits
 from .conv import for_each_dim
-from .graph import run
+from .graph import run, turns
 from .sites import Site
 
 __all__ = ["adaptive_avg_pool", "adaptive_avg_pool1d", "avg_pool", "avg_pool1d", "max_pool"]
@@ -88,11 +88,12 @@ class _Window:
         between = [stride * step for stride, step in zip(self.stride, steps, strict=True)]
         starts = _addresses(grad.shape[-num_dims:], between, grad.device)
         num_rows = max(1, _ROWS_ELEMENTS // max(1, grad.shape[1:].numel()))
-        for row in range(0, len(grad), num_rows):
+        for row in turns(len(grad), num_rows, grad):
             rows = slice(row, row + num_rows)
             index = places.index_select(0, place[rows].flatten().int()).view(place[rows].shape).add_(starts)
             inside = -num_dims, -1
             grad_x[rows].flatten(*inside).scatter_add_(-1, index.flatten(*inside), grad[rows].flatten(*inside))
+            del index  # before the next one is there
 
 
 def _addresses(counts: Sequence[int], steps: list[int], device: torch.device) -> Tensor:

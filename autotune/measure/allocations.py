@@ -42,6 +42,8 @@ class Allocation:
     """What it came to be."""
     kept_by: str | None = None
     """The module that first saved it for backward; None where none did."""
+    is_scratch: bool = False
+    """Whether it is what a kernel took for itself, as reckoned and not seen."""
 
     def is_alive_at(self, moment: int) -> bool:
         """Whether its bytes are taken at this moment."""

@@ -26,9 +26,12 @@ from .split import Split, measure_split
 
 __all__ = ["inspect_task"]
 
+_NOT_RUN = "the model was not run"
+
 
 def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cuda"]) -> Facts:
-    """Build the model and the dataset, read a few samples, run one batch forward and backward, time the loader.
+    """Build the model and the dataset, read a few samples; unless told otherwise, run one batch forward and backward
+    and time the loader.
 
     Args:
         task: as loaded.
@@ -47,7 +50,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     found_fingerprint = fingerprint(model, dataset, task.collate)
     model = model.to(device)
     batch = reference_batch(task, dataset, options.effective_batch)
-    split = _split(task, model, data, device)
+    split = _split(task, model, data, device) if options.runs_model else Split(None, _NOT_RUN, 0.0)
     spec = loader_spec(task, dataset, torch.device(device))
     streams = isinstance(dataset, IterableDataset)
     most_workers = 1 if streams and not task.shards_by_worker else num_processors()
@@ -67,7 +70,9 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         shapes_vary=data.shapes_vary,
         shards_by_worker=task.shards_by_worker,
         loader_options={k: v for k, v in task.loader_options.items() if isinstance(v, (int, bool))},
-        loader_samples_per_s=loader_rates(task, spec, batch, most_workers, split.samples_per_s),
+        loader_samples_per_s=(
+            loader_rates(task, spec, batch, most_workers, split.samples_per_s) if options.runs_model else {}
+        ),
         effective_batch=batch.num_samples,
         effective_batch_held=(options.effective_batch or task.batch_size) is not None,
         effective_batch_assumed=(options.effective_batch or task.batch_size) is None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,15 +11,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..loader import tensors_in
 from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
 from .watch import Watch
 from .whereabouts import Whereabouts
 
-__all__ = ["Tracer"]
+__all__ = ["ScratchOf", "Tracer"]
 
+ScratchOf = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None]
+"""Of an operation, its arguments and results: bytes that its kernel takes and gives back on its own; None where none
+are known of."""
 _LASTING: tuple[Kind, ...] = (
     "other", "temporary", "activation", "batch", "gradient", "optimizer_state", "parameter"
 )  # fmt: skip
@@ -36,6 +38,7 @@ class _Storage:
     kind: Kind
     died: int | None = None
     kept_by: str | None = None
+    is_scratch: bool = False
     reference: Any = None
     """Weak, to torch's own object, which lives as long as the storage does."""
 
@@ -53,7 +56,12 @@ class Tracer(Watch):
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, sees_saves: bool = True
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        sees_saves: bool = True,
+        scratch_of: ScratchOf | None = None,
     ) -> None:
         """
         Args:
@@ -62,11 +70,13 @@ class Tracer(Watch):
             device: whose memory is recorded; for fake tensors, the device that they claim.
             sees_saves: watch what autograd saves, which torch.func's gradients forbid; False takes all that a forward
                 leaves behind for kept.
+            scratch_of: what kernels take besides; recorded as a temporary that is gone when the operation is.
         """
         self._model = model
         self._optimizer = optimizer
         self._device_type = device.type
         self._sees_saves = sees_saves
+        self._scratch_of = scratch_of
         self._where = Whereabouts(model)
         self._phase: Phase = "before"
         self._moment = 0
@@ -116,9 +126,21 @@ class Tracer(Watch):
     def trace(self) -> Trace:
         """What was recorded."""
         allocations = (
-            Allocation(s.id, s.num_bytes, s.born, s.died, s.module, s.phase, s.kind, s.kept_by) for s in self._storages
+            Allocation(s.id, s.num_bytes, s.born, s.died, s.module, s.phase, s.kind, s.kept_by, s.is_scratch)
+            for s in self._storages
         )
         return Trace(tuple(allocations), tuple(self._spans), self._moment + 1)
+
+    def see_scratch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
+        """Note what the kernel of an operation that has just run took for itself."""
+        num_bytes = self._scratch_of(func, args, kwargs, results) if self._scratch_of is not None else None
+        if num_bytes is None:
+            return
+        module, in_backward = self._where.now()
+        phase: Phase = "backward" if in_backward else self._phase
+        born, self._moment = self._moment + 1, self._moment + 2
+        made = _Storage(len(self._storages), num_bytes, born, module, phase, "temporary", self._moment, is_scratch=True)
+        self._storages.append(made)
 
     def see(self, arguments: Any, results: Any) -> None:
         """Note an operation's tensors: an argument that nobody made was there before the step."""
@@ -208,11 +230,25 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         results = func(*args, **(kwargs or {}))
         is_literal = func is torch.ops.aten.lift_fresh.default  # torch.tensor(...): its argument was made just now
         self._tracer.see(() if is_literal else (args, kwargs), results)
+        self._tracer.see_scratch(func, args, kwargs or {}, results)
         return results
 
 
 def _tensors(tree: Any) -> Iterable[Tensor]:
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    """An operation's arguments are nested at most once: most of its time would go into torch's general answer."""
+    if isinstance(tree, Tensor):
+        return (tree,)
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return ()
+    found: list[Tensor] = []
+    for branch in tree:
+        if isinstance(branch, Tensor):
+            found.append(branch)
+        elif isinstance(branch, (list, tuple, dict)):
+            found += _tensors(branch)
+    return found
 
 
 def _storages(tensor: Tensor, device_type: str) -> Iterator[Any]:

@@ -89,8 +89,14 @@ def exactness(settings: Settings, facts: Facts) -> Exactness:
     return "lossy" if "lossy" in found else "rounding" if "rounding" in found else "exact"
 
 
-def inspect(options: SearchOptions, executor: Executor, pace: Pace) -> Facts:
+def inspect(options: SearchOptions, executor: Executor, pace: Pace, runs_model: bool = True) -> Facts:
     """Ask a child process for the task's facts.
+
+    Args:
+        options: the task, its device, and what the user said.
+        executor: runs the child; stays the caller's to close.
+        pace: its deadline.
+        runs_model: False leaves unknown what only a run tells.
 
     Raises:
         TaskError: the task cannot be loaded or inspected; carries the user's traceback.
@@ -103,7 +109,9 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace) -> Facts:
         seed=options.seed,
         kind="inspect",
         device=options.device,
-        inspect=InspectOptions(effective_batch=options.effective_batch, allow_split=options.allow_split),
+        inspect=InspectOptions(
+            effective_batch=options.effective_batch, allow_split=options.allow_split, runs_model=runs_model
+        ),
         deadline_s=pace.deadline_s(0.0, spare_finalists=False),
         environment=own_thread_variables(),
     )

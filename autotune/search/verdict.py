@@ -8,7 +8,18 @@ from dataclasses import dataclass
 from ..measure import Measurement
 from ..plan import Budget
 from ..units import ceil_mib, format_bytes
-from ..workers import Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, Profiled, TimedOut
+from ..workers import (
+    Crashed,
+    Estimated,
+    Failed,
+    Inspected,
+    Measured,
+    NonFinite,
+    Outcome,
+    OutOfMemory,
+    Profiled,
+    TimedOut,
+)
 
 __all__ = ["CONSTRAINTS", "Verdict", "judge"]
 
@@ -62,7 +73,7 @@ def judge(outcome: Outcome, budget: Budget, device_memory_bytes: int) -> Verdict
             return Verdict(False, f"did not end within {outcome.deadline_s:.0f} s", False, None, _failure())
         case Crashed() | Failed():
             return Verdict(False, outcome.message, False, None, _failure())
-        case Inspected() | Profiled():
+        case Inspected() | Profiled() | Estimated():
             raise AssertionError(f"a measure request was answered: {outcome.kind}")
 
 

@@ -116,12 +116,16 @@ class _Buffers:
 
     @contextmanager
     def _note(self, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
+        versions: dict[tuple[nn.Module, str], tuple[Tensor, int]] = {}
         for key, buffer in self._variable():
             before[key] = buffer.clone()
+            versions[key] = buffer, buffer._version
         yield
         for key in [key for key in before if key not in self._changes]:
             module, name = key
-            self._changes[key] = _is_normalization(module) or not _same(before[key], module._buffers.get(name))
+            after = module._buffers.get(name)
+            is_same = _is_untouched(*versions[key], after) if _is_fake(before[key]) else _same(before[key], after)
+            self._changes[key] = _is_normalization(module) or not is_same
             if not self._changes[key]:
                 del before[key]
 
@@ -153,6 +157,18 @@ def _is_normalization(module: nn.Module) -> bool:
 def _same(before: Tensor, after: Tensor | None) -> bool:
     """By value: batch_norm changes its statistics without a trace in their version."""
     return after is not None and after.shape == before.shape and bool((after == before).all())
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    """Whether it has no values that could be compared."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def _is_untouched(before: Tensor, version: int, after: Tensor | None) -> bool:
+    """By version: what is left to tell tensors without values by."""
+    return after is before and after._version == version
 
 
 def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:

@@ -1,0 +1,7 @@
+"""Peak memory without running: what a step allocates at any batch, from a few over tensors without values."""
+
+from __future__ import annotations
+
+from .estimated import Estimate, EstimateOptions, Fill, Fit, Interval
+
+__all__ = ["Estimate", "EstimateOptions", "Fill", "Fit", "Interval"]

@@ -1,0 +1,66 @@
+"""What a process takes on a CPU beside its tensors: the interpreter, torch's own pages, and malloc's slack."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..measure.allocations import Trace
+from ..measure.processes import own_peak_bytes, unmapped_files_bytes
+from ..techniques import Settings
+from .estimated import Interval
+from .heap import resident_peak_bytes
+
+__all__ = ["process_interval", "resident_bytes"]
+
+_SLACK = {"system": (0.0, 0.1, 0.4), "tcmalloc": (0.0, 0.02, 0.05), "jemalloc": (0.0, 0.05, 0.1)}
+"""By allocator, what it keeps beyond what is reckoned, as a share of it: seldom less, usual, seldom more. Guesses,
+glibc's too low for checkpointed steps: ``python -m benchmarks.estimate_process`` counts what lies beyond."""
+
+
+def resident_bytes(settings: Settings) -> int:
+    """What this process is charged once it has trained a small model of every common kind of layer.
+
+    Call it before anything large is built. A kernel's pages are only there once it has run, its threads too.
+    """
+    torch.manual_seed(0)
+    model = _Small()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision.kind in ("bf16", "fp16")):
+            loss = model(torch.randn(8, 3, 16, 16))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return own_peak_bytes() + unmapped_files_bytes()
+
+
+class _Small(nn.Module):
+    """Convolution, norms, attention, a loss: under 1 MiB together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2))
+        self.block = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.1, activation="gelu", batch_first=True)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.block(self.images(x).flatten(2).transpose(1, 2))
+        return F.cross_entropy(self.head(y.mean(1)), torch.zeros(len(x), dtype=torch.long))
+
+
+def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings: Settings) -> Interval:
+    """What the process is charged at its peak.
+
+    Args:
+        base_bytes: without the tensors.
+        trace: a step; where its peak is another than the tensors', what malloc adds is taken in proportion.
+        tensors: at their peak.
+        settings: whose allocator it is.
+    """
+    kind = settings.allocator.kind if settings.allocator.kind in _SLACK else "system"
+    added = resident_peak_bytes(trace) / trace.peak_bytes() if kind == "system" else 1.0
+    parts = zip((tensors.low, tensors.value, tensors.high), _SLACK[kind], strict=True)
+    low, value, high = (base_bytes + round(part * added * (1 + share)) for part, share in parts)
+    return Interval(low=low, value=value, high=high)

@@ -1,0 +1,98 @@
+"""What an estimate is asked for, and what it says. Plain data: the driver reads it without torch."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+from ..measure.allocations import Kind
+
+__all__ = ["Estimate", "EstimateOptions", "Fill", "Fit", "Interval"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Interval(_Frozen):
+    """A prediction in bytes, and between what it lies."""
+
+    low: int
+    """Seldom less."""
+    value: int
+    """Most likely."""
+    high: int
+    """At most one in twenty is above."""
+
+    @classmethod
+    def around(cls, value: int, error: float) -> Self:
+        """A value that may be off by a share of itself, either way."""
+        return cls(low=round(value * (1 - error)), value=value, high=round(value * (1 + error)))
+
+
+class EstimateOptions(_Frozen):
+    """For which device, and how large a batch is worth an answer."""
+
+    target: Literal["cpu", "cuda"] = "cpu"
+    """The device that is planned for; it need not be here."""
+    limit_bytes: PositiveInt | None = None
+    """What the device may charge the process; None is asked at the reference's batch alone."""
+    reference_batch: PositiveInt = 1
+    """Samples in an optimizer step of the job as it stands."""
+    is_held: bool = False
+    """Whether that is so whatever the micro-batch: smaller ones are accumulated."""
+    most: PositiveInt = 2**16
+    """The largest micro-batch to think of."""
+    largest_of: PositiveInt | None = None
+    """Batch shapes vary: every batch is one of the largest of so many samples."""
+
+
+class Fill(_Frozen):
+    """Bytes that are there at the peak, and what they are."""
+
+    kind: Kind | Literal["scratch"]
+    """What they serve; ``scratch`` is what a kernel takes for itself."""
+    module: str
+    """Of activations, the module or the group of modules that made them; else empty."""
+    num_bytes: int
+
+
+class Fit(_Frozen):
+    """A micro-batch, and what it takes."""
+
+    micro: int
+    """Samples in one forward pass."""
+    accumulate: int
+    """Forward passes in one optimizer step."""
+    tensors: Interval
+    """The tensors' peak."""
+    process: Interval
+    """What the device charges the process."""
+
+
+class Estimate(_Frozen):
+    """What one combination of techniques takes, without having run."""
+
+    how: Literal["traced", "probed"]
+    """``traced`` over tensors without values; ``probed`` by real steps at small batches, extended to larger ones."""
+    reason: str | None = None
+    """Why it could not be traced."""
+    base_bytes: int
+    """What the process is charged without the tensors: interpreter, torch, data; or context and library workspaces."""
+    largest: Fit | None
+    """The largest micro-batch that is likely to fit; None where not even 1 is."""
+    smallest: Fit | None
+    """The smallest micro-batch, where none fits."""
+    surely: int | None
+    """The largest that fits at the upper end of its interval."""
+    reference: Fit
+    """The job's own batch, in one piece."""
+    phase: str
+    """In which the peak of ``fills`` is."""
+    module: str
+    """Whose forward or backward makes the allocation that reaches it."""
+    fills: tuple[Fill, ...]
+    """What fills the peak, the largest first: of the largest batch, else of the smallest."""
+    seconds: float
+    """That it took to find out."""

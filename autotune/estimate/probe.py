@@ -1,0 +1,109 @@
+"""Where a training cannot be traced without values: real steps at small batches, extended to larger ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import IterableDataset, default_collate
+
+from ..measure.allocations import Phase, Trace
+from ..plan import Plan
+from ..task import Task
+from .answers import Target
+from .estimated import Interval
+from .law import MemoryLaw, corresponds
+from .rehearsal import Rehearsal
+
+__all__ = ["PROBES", "ProbedLaw", "probed_law"]
+
+PROBES = (2, 3, 6)
+"""Micro-batches that are run."""
+_ERROR = 0.15
+"""Share by which a peak on the line through two others may be off. A guess: ``python -m benchmarks.estimate --probed``
+counts what lies beyond."""
+
+
+@dataclass(frozen=True)
+class ProbedLaw:
+    """The peak of each phase on the line through those of two real steps: the peak itself bends where it moves from
+    one phase to another."""
+
+    batches: tuple[int, int, int]
+    """Ascending."""
+    steps: tuple[Trace, Trace, Trace]
+    """At each."""
+
+    def at(self, batch: int) -> Trace:
+        """The largest step that was run."""
+        return self.steps[-1]
+
+    def peak_bytes(self, batch: int) -> int:
+        """Most bytes alive at once at a micro-batch >= 1, as far as a line tells."""
+        share = (batch - self.batches[0]) / (self.batches[-1] - self.batches[0])
+        first, last = (_phase_peaks(step) for step in (self.steps[0], self.steps[-1]))
+        return max(round(own + (last.get(phase, own) - own) * share) for phase, own in first.items())
+
+    def interval(self, batch: int) -> Interval:
+        """The peak, and between what it lies; wider by what the step between was off the line."""
+        middle = self.steps[1].peak_bytes()
+        off = abs(self.peak_bytes(self.batches[1]) / middle - 1)
+        return Interval.around(self.peak_bytes(batch), _ERROR + off)
+
+
+def probed_law(
+    plan: Plan, task: Task, accumulates: bool = False, largest_of: int = 1, target: Target = "cpu"
+) -> MemoryLaw | ProbedLaw:
+    """The law of ``apply(plan, task)`` from three real optimizer steps on the CPU: by each allocation where those of
+    the three correspond, else by the peaks.
+
+    Raises:
+        Exception: whatever the user's code raises.
+    """
+    probe = _Probe(plan, task, largest_of, target)
+    first, second, third = (probe.step(batch, accumulates) for batch in PROBES)
+    if corresponds(first, second, third):
+        return MemoryLaw((first, second, third), lambda batch: probe.step(batch, accumulates), PROBES)
+    return ProbedLaw(PROBES, (first.trace, second.trace, third.trace))
+
+
+class _Probe(Rehearsal):
+    """The same steps over the tensors themselves."""
+
+    def _open(self) -> None:
+        self._model, self._optimizer = self._real.model, self._real.optimizer
+
+    def _context(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _answers(self, is_optimizer: bool = False) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _guard(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _copied(self, tree: Any) -> Any:
+        return tree
+
+    def _batch(self, micro: int) -> Any:
+        """Samples in the dataset's order, again from the first where there are no more."""
+        spec = self._real.loader.spec
+        samples = [self._sample] * micro if self._largest_of > 1 else itertools.islice(self._samples(), micro)
+        return (spec.collate or default_collate)(list(samples))
+
+    def _samples(self) -> Iterator[Any]:
+        dataset = self._real.loader.spec.dataset
+        if isinstance(dataset, IterableDataset):
+            return itertools.cycle(itertools.islice(dataset, PROBES[-1]))
+        return (dataset[number % len(dataset)] for number in itertools.count())
+
+
+def _phase_peaks(trace: Trace) -> dict[tuple[Phase, int], int]:
+    """Most bytes alive within each phase of each micro-batch."""
+    live = trace.live_bytes()
+    ends = [*(span.start for span in trace.spans[1:]), trace.num_moments]
+    spans = zip(trace.spans, ends, strict=True)
+    return {(span.phase, number): max(live[span.start : end]) for number, (span, end) in enumerate(spans)}

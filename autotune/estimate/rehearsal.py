@@ -1,0 +1,212 @@
+"""``Rehearsal``: a training copied into tensors without values, whose steps allocate as real ones do.
+
+Source: torch's FakeTensorMode, https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils.data import IterableDataset, default_collate
+
+from ..apply_plan import apply, build_loader
+from ..loader import Loader, Position, tensors_in
+from ..measure.allocations import Trace
+from ..measure.tracer import Tracer
+from ..measure.watch import Watch
+from ..plan import Plan
+from ..task import Task
+from ..techniques.batch import Batch
+from ..training import Training
+from .answers import SteadyScaler, Target, answers, choose_as_on_cuda
+from .kernels import Kernel
+from .scratch import kernel_of
+
+__all__ = ["Rehearsal", "Rehearsed", "Untraceable"]
+
+
+class Untraceable(Exception):
+    """A training cannot run over tensors without values; the message says where it asked for one."""
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """An optimizer step at one batch."""
+
+    trace: Trace
+    """Its allocations, kernels' scratch among them."""
+    kernels: tuple[Kernel, ...]
+    """Whose scratch that is, in order."""
+
+
+class Rehearsal:
+    """Runs optimizer steps of ``apply(plan, task)`` over fake tensors: no device, no forward, whatever the batch."""
+
+    def __init__(self, plan: Plan, task: Task, largest_of: int = 1, target: Target = "cpu") -> None:
+        """
+        Args:
+            plan: applied on the CPU; its batch does not matter.
+            task: what it is applied to.
+            largest_of: every batch repeats the largest of so many samples, so that shapes do not vary with its size.
+            target: whose kernels are thought of: on CUDA, those of attention and dropout and the optimizer's own
+                choice are others, and what a CPU's kernels take for themselves is left out.
+
+        Raises:
+            Untraceable: the model or its optimizer cannot be copied.
+            Exception: whatever the user's code raises.
+        """
+        self._task = task
+        self._target = target
+        self._largest_of = largest_of
+        self._real = apply(plan, task)
+        self._sample = _largest_sample(self._real.loader, largest_of)
+        self._given: set[Tensor] | None = None
+        self._open()
+        if target == "cuda":
+            choose_as_on_cuda(self._optimizer)
+
+    def _open(self) -> None:
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            self._model, self._optimizer = self._copied((self._real.model, self._real.optimizer))
+        except Exception as error:
+            raise _untraceable("its model or optimizer cannot be copied", error) from error
+
+    def step(self, micro: int, accumulates: bool = False) -> Rehearsed:
+        """The allocations of a steady optimizer step.
+
+        Args:
+            micro: samples in one forward pass, >= 1.
+            accumulates: trace two micro-batches, the second of which finds gradients; further ones are like it.
+
+        Raises:
+            Untraceable: the model, the loss or backward asks for a value.
+        """
+        training = self._training(Batch(micro=micro, accumulate=2 if accumulates else 1))
+        batch = self._batch(micro)
+        with self._context():
+            if self._given is None:
+                self._given = self._give_state(training, batch)
+            while True:
+                scratch = _Scratch()
+                scratch_of = scratch if self._target == "cpu" else None
+                tracer = Tracer(training.model, training.optimizer, training.device, scratch_of=scratch_of)
+                idle = self._step(training, tracer, batch)
+                if not idle:
+                    break
+                for parameter in idle:  # no step gives it a gradient: the optimizer knows nothing of it
+                    self._given.remove(parameter)
+                    del self._optimizer.state[parameter]
+        return Rehearsed(tracer.trace(), tuple(scratch.kernels))
+
+    def _give_state(self, training: Training, batch: Any) -> set[Tensor]:
+        """What the optimizer has after its first step, as if all that trains got a gradient, without a forward.
+
+        Returns:
+            Parameters that have state from here on alone, on that assumption.
+        """
+        before = set(self._optimizer.state)
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        try:
+            with self._answers(is_optimizer=True):
+                self._optimizer.step()
+        except Exception:  # noqa: BLE001 - one that wants gradients of a kind, such as sparse ones, has them made
+            for parameter in set(self._optimizer.state) - before:
+                del self._optimizer.state[parameter]
+            self._optimizer.zero_grad(set_to_none=True)
+            self._step(training, Watch(), batch)
+            return set()
+        self._optimizer.zero_grad(set_to_none=True)
+        return set(self._optimizer.state) - before
+
+    def _training(self, batch: Batch) -> Training:
+        loader = build_loader(self._task, self._real.loader.spec, batch)
+        training = Training(self._model, self._optimizer, loader, self._task.compute_loss, self._real.settings)
+        if training.scaler.is_enabled():
+            training.scaler = SteadyScaler(training.device.type)
+        return training
+
+    def _batch(self, micro: int) -> Any:
+        """So many copies of the sample, collated without their values where the collate function reads none."""
+        collate = self._real.loader.spec.collate or default_collate
+        try:
+            with self._fakes:
+                return collate([self._copied(self._sample)] * micro)
+        except Exception:  # noqa: BLE001 - a user's function may raise anything over tensors without values
+            return self._copied(collate([self._sample] * micro))
+
+    def _step(self, training: Training, watch: Watch, batch: Any) -> list[Tensor]:
+        """Run an optimizer step; returns parameters that were given optimizer state, but got no gradient."""
+        num_micro = training.batch.accumulate
+        with self._guard(), watch:
+            for number in range(num_micro):
+                arrived = self._copied(batch)
+                watch.batch(arrived)
+                training.loader.position = Position(training.batch.micro, number == num_micro - 1, number == 0)
+                with self._answers(), watch.phase("forward"), training.forward_context():
+                    loss = self._task.compute_loss(training.model, arrived)
+                with self._answers(), watch.phase("backward", loss):
+                    training.backward(loss)
+            idle = [parameter for parameter in self._given or () if parameter.grad is None]
+            with self._answers(is_optimizer=True), watch.phase("optimizer"):
+                training.optimizer_step()
+        return idle
+
+    def _context(self) -> AbstractContextManager[Any]:
+        """That a step's tensors are made in."""
+        return self._fakes
+
+    def _guard(self) -> AbstractContextManager[None]:
+        return _due_to_missing_values()
+
+    def _answers(self, is_optimizer: bool = False) -> AbstractContextManager[Any]:
+        return answers(self._target, is_optimizer)
+
+    def _copied(self, tree: Any) -> Any:
+        with FakeCopyMode(self._fakes):
+            return copy.deepcopy(tree)
+
+
+class _Scratch:
+    """Says what each kernel takes for itself, and remembers the kernels."""
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+
+    def __call__(self, func: Any, args: Any, kwargs: Any, results: Any) -> int | None:
+        kernel = kernel_of(func, args, kwargs, results)
+        if kernel is None:
+            return None
+        self.kernels.append(kernel)
+        return kernel.num_bytes()
+
+
+def _largest_sample(loader: Loader, largest_of: int) -> Any:
+    dataset = loader.spec.dataset
+    is_stream = isinstance(dataset, IterableDataset)
+    samples = itertools.islice(dataset if is_stream else map(dataset.__getitem__, range(len(dataset))), largest_of)
+    return max(samples, key=lambda sample: sum(tensor.numel() for tensor in tensors_in(sample)))
+
+
+@contextmanager
+def _due_to_missing_values() -> Iterator[None]:
+    """Whatever a step raises over tensors without values: there is no telling."""
+    try:
+        yield
+    except Exception as error:
+        raise _untraceable("its step asks for what tensors without values do not have", error) from error
+
+
+def _untraceable(what: str, error: Exception) -> Untraceable:
+    said = str(error).strip().splitlines()
+    return Untraceable(f"{what}: {type(error).__name__}: {said[0] if said else ''}".rstrip(": "))

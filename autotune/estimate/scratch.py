@@ -1,0 +1,207 @@
+"""What kernels take for themselves on a CPU while they run, and give back: no dispatch mode sees it.
+
+Each entry was measured with torch.profiler's memory events on torch 2.13 (x86, AVX-512, oneDNN). Left out is what
+grows with neither batch nor weights: buffers of a thread in attention and the like, below 1 MiB each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .kernels import Kernel, Like
+
+__all__ = ["kernel_of"]
+
+_aten = torch.ops.aten
+_LANES = 16
+"""Channels of a block of oneDNN's layout; channels are rounded up to it."""
+_FIRST = 3
+"""Input channels of a convolution that reads its input as it lies: an image's."""
+_REDUCES = 6.0
+"""Elements of an input over those of a weight from which threads share the batch in single precision."""
+_PACKED_BYTES = 2**18
+"""What a matrix product in half precision packs its operands into."""
+_MOST_SUMS_BYTES = 2**21
+"""What it adds up in single precision at once."""
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def kernel_of(func: Any, args: Any, kwargs: Any, results: Any) -> Kernel | None:
+    """An operation on a CPU with what it takes on top of its results; None for one that is not in the table.
+
+    Args:
+        func: an overload, as a dispatch mode sees it.
+        args: of tensors with or without values.
+        kwargs: the same.
+        results: what it returned.
+    """
+    scratch = _TABLE.get(func.overloadpacket)
+    return None if scratch is None else Kernel.of(scratch, results, args, kwargs)
+
+
+def _convolution(
+    y: Like, x: Like, weight: Like, bias: Any, stride: list[int], padding: Any, dilation: Any, transposed: bool,
+    *rest: Any,
+) -> int:  # fmt: skip
+    """Input and weight are reordered into oneDNN's layout; the result is computed there, and then copied."""
+    blocked_weight = _blocked_weight_bytes(weight, x.dtype.itemsize)
+    if _is_channels_last(x, weight):
+        return _copy_bytes(x, True) + blocked_weight
+    blocked = _blocked_bytes(y)
+    computing = _source_bytes(x) + blocked_weight + blocked - y.num_bytes
+    if x.dtype in _HALVES and _is_pointwise(weight):  # the result is there when the copy is made
+        return _copy_bytes(x, False) + computing + y.num_bytes
+    plain = y.num_bytes if transposed and max(stride) > 1 else 0
+    return _copy_bytes(x, False) + max(computing, blocked + plain)
+
+
+def _convolution_backward(
+    results: Any, grad: Like, x: Like, weight: Like, bias_sizes: Any, stride: list[int], padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, wanted: list[bool],
+) -> int:  # fmt: skip
+    """First the input's gradient, then the weight's, each in oneDNN's layout before it is copied."""
+    is_last = _is_channels_last(x, weight)
+    blocked_weight = _blocked_weight_bytes(weight, x.dtype.itemsize)
+    source, blocked_grad = (0, 0) if is_last else (_source_bytes(x), _blocked_bytes(grad))
+    grad_x, grad_weight = (one.num_bytes if wants else 0 for one, wants in zip((x, weight), wanted, strict=False))
+    most = 0
+    if wanted[0] and is_last:
+        most = grad_x + blocked_weight
+    elif wanted[0]:
+        blocked_x = _blocked_bytes(x)
+        is_strided = max(stride) > 1 and not transposed and groups == 1  # computed plain, and copied once more
+        most = max(blocked_grad + blocked_weight + blocked_x, blocked_x + grad_x * (2 if is_strided else 1))
+    if wanted[1]:
+        computing = source + blocked_grad + blocked_weight + _reduction_bytes(grad, x, weight, stride, transposed)
+        most = max(most, grad_x + computing, grad_x + (3 * grad_weight if is_last else blocked_weight + grad_weight))
+    return _copy_bytes(grad, is_last) + max(0, most - grad_x - grad_weight)
+
+
+def _reduction_bytes(grad: Like, x: Like, weight: Like, stride: list[int], transposed: bool) -> int:
+    """Where threads share the batch, each has a gradient of the weight of its own, in single precision; in half
+    precision also where there is one, and an image of the input and of the gradient, transposed."""
+    per_thread = _blocked_weight_bytes(weight, 4)
+    if x.dtype not in _HALVES:
+        return (torch.get_num_threads() - 1) * per_thread if x.num_elements > _REDUCES * weight.num_elements else 0
+    source, target = (grad, x) if transposed else (x, grad)
+    num_sharing = _num_sharing(source, target, weight, max(stride) > 1)
+    if _is_pointwise(weight) and not _is_channels_last(x, weight):  # a matrix product, which reads them as they lie
+        return num_sharing * per_thread
+    images = _source_bytes(source) or source.num_bytes, _blocked_bytes(target)
+    return num_sharing * (per_thread + sum(images) // max(1, x.size[0]))
+
+
+def _num_sharing(source: Like, target: Like, weight: Like, is_strided: bool) -> int:
+    """Threads that share the batch; the others share the channels.
+
+    Source: oneDNN, src/cpu/x64/jit_avx512_core_bf16_conv_kernel.cpp, balance: the least memory that a thread reads.
+    With a stride, where images outweigh the weights, it was always one.
+    """
+    num_threads, batch = torch.get_num_threads(), source.size[0]
+    from_, to = (-(-one.size[1] // _LANES) for one in (source, target))
+    kernel = math.prod(weight.size[2:])
+    elements = sum(_blocked_bytes(one) // one.dtype.itemsize for one in (source, target))
+    compensation = elements / _blocked_weight_bytes(weight, 4)
+    if is_strided and compensation >= 1.0:
+        return 1
+    weigh_source = max(from_ / to, 1.0) * (4.0 if compensation < 1.0 else 1.0)
+
+    def cost(sharing: int, by_to: int, by_from: int) -> float:
+        images, ours, theirs = -(-batch // sharing), -(-from_ // by_from), -(-to // by_to)
+        read = weigh_source * images * ours * min(_LANES, source.size[1]) * math.prod(source.size[2:])
+        written = max(to / from_, 1.0) * images * theirs * _LANES * math.prod(target.size[2:])
+        return read + written + max(compensation, 1.0) * ours * theirs * kernel * _LANES**2
+
+    splits = [
+        (sharing, by_to, min(num_threads // sharing // by_to, from_))
+        for sharing in range(1, min(num_threads, batch) + 1)
+        for by_to in range(1, min(num_threads // sharing, to) + 1)
+    ]
+    return min(splits, key=lambda split: cost(*split))[0]
+
+
+def _is_pointwise(weight: Like) -> bool:
+    return math.prod(weight.size[2:]) == 1
+
+
+def _is_channels_last(x: Like, weight: Like) -> bool:
+    return x.is_channels_last() or weight.is_channels_last()
+
+
+def _copy_bytes(x: Like, is_last: bool) -> int:
+    """Of an input that lies in another order than the kernel reads."""
+    return 0 if x.is_dense(channels_last=is_last) else x.num_bytes
+
+
+def _source_bytes(x: Like) -> int:
+    return 0 if x.size[1] <= _FIRST else _blocked_bytes(x)
+
+
+def _blocked_bytes(x: Like) -> int:
+    """Of a tensor (batch, channels, …) in blocks of channels."""
+    return x.num_bytes // max(1, x.size[1]) * _rounded(x.size[1])
+
+
+def _blocked_weight_bytes(weight: Like, itemsize: int) -> int:
+    first, second = weight.size[:2]
+    blocked = weight.num_elements // max(1, first * second) * _rounded(first)
+    return blocked * (second if second <= _FIRST else _rounded(second)) * itemsize
+
+
+def _rounded(channels: int) -> int:
+    return -(-channels // _LANES) * _LANES
+
+
+def _batch_norm_backward(results: Any, grad: Like, x: Like, *rest: Any, **options: Any) -> int:
+    """A buffer as large as the input's gradient."""
+    wanted = rest[-1] if rest else options["output_mask"]
+    return x.num_bytes if wanted[0] else 0
+
+
+def _pointwise(result: Like, *args: Any, **kwargs: Any) -> int:
+    """Operands of another type than the one that is computed in are cast whole."""
+    parts = [one for one in (*args, *kwargs.values()) if isinstance(one, Like) and one.size]
+    if not parts:
+        return 0
+    dtype = parts[0].dtype
+    for one in parts[1:]:
+        dtype = torch.promote_types(dtype, one.dtype)
+    return sum(one.num_elements * dtype.itemsize for one in parts if one.dtype not in (dtype, torch.bool))
+
+
+def _reduced(result: Like, x: Like, *args: Any, **kwargs: Any) -> int:
+    """Half precision is cast whole before it is added up."""
+    return x.num_elements * 4 if x.dtype in _HALVES else 0
+
+
+def _dropout(results: Any, x: Like, *args: Any, **kwargs: Any) -> int:
+    """The mask in the input's own type."""
+    return x.num_bytes
+
+
+def _product(result: Like, a: Like, b: Like, *args: Any, **kwargs: Any) -> int:
+    """Packed operands; and where a weight's gradient is summed over the batch, the sums in single precision."""
+    if a.dtype not in _HALVES:
+        return 0
+    sums = 4 * a.size[0] * b.size[-1] if a.stride[-2] == 1 and a.size[0] > 1 else 0
+    return min(_PACKED_BYTES, a.num_bytes + b.num_bytes) + min(sums, _MOST_SUMS_BYTES)
+
+
+def _sum_and_product(result: Like, bias: Like, a: Like, b: Like, *args: Any, **kwargs: Any) -> int:
+    return _product(result, a, b)
+
+
+_TABLE: dict[Any, Callable[..., int]] = {
+    _aten.convolution: _convolution,
+    _aten.convolution_backward: _convolution_backward,
+    _aten.native_batch_norm_backward: _batch_norm_backward,
+    _aten.native_dropout: _dropout,
+    _aten.mean: _reduced,
+    _aten.mm: _product,
+    _aten.addmm: _sum_and_product,
+    **dict.fromkeys((_aten.add, _aten.add_, _aten.sub, _aten.mul, _aten.mul_, _aten.div, _aten.where), _pointwise),
+}

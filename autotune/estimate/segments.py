@@ -1,0 +1,90 @@
+"""``CachingAllocator``: what CUDA's allocator reserves for a sequence of allocations and frees, by torch's own rules.
+
+Source: c10/cuda/CUDACachingAllocator.cpp of torch 2.13 with the default configuration: ``round_size``, ``get_pool``,
+``get_allocation_size``, ``get_free_block`` (best fit), ``should_split``, ``try_merge_blocks``. One stream; no segment
+is given back, as none is while the device has room.
+"""
+
+from __future__ import annotations
+
+from ..measure.allocations import Trace
+from ..units import MIB
+from .blocks import Block, FreeBlocks, replay, round_up
+
+__all__ = ["CachingAllocator", "base_bytes", "reserved_bytes"]
+
+_ROUNDING = 512
+"""kMinBlockSize: sizes are rounded up to it, and no smaller rest of a small block is split off."""
+_SMALL = MIB
+"""kSmallSize: up to it, blocks are of the small pool; no smaller rest of a large block is split off."""
+_SMALL_SEGMENT = 2 * MIB
+"""kSmallBuffer: what the small pool asks the device for."""
+_LARGE_SEGMENT = 20 * MIB
+"""kLargeBuffer: what the large pool asks the device for below ``_OWN_SEGMENT``."""
+_OWN_SEGMENT = 10 * MIB
+"""kMinLargeAlloc: from it on, a segment of its own, a multiple of ``_LARGE_ROUNDING``."""
+_LARGE_ROUNDING = 2 * MIB
+"""kRoundLarge."""
+_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024
+"""What cuBLAS is given: ``:4096:2:16:8``. Source: aten/src/ATen/cuda/CublasHandlePool.cpp; 32 MiB on Hopper."""
+_NUM_WORKSPACES = 2
+"""One for each handle: of the thread that runs forward, and of the one that runs backward."""
+_CONTEXT = 512 * MIB
+"""What a context takes with torch's kernels loaded: 300 to 500 MiB are seen, by card and driver."""
+
+
+class CachingAllocator:
+    """Segments of a device cut into blocks; freed blocks are merged with free neighbours and kept for reuse."""
+
+    def __init__(self) -> None:
+        self.reserved_bytes = 0
+        """Of all segments."""
+        self._pools = {is_small: FreeBlocks() for is_small in (True, False)}
+
+    def allocate(self, num_bytes: int) -> Block | None:
+        """A block of at least so many bytes; None for nothing."""
+        if num_bytes <= 0:
+            return None
+        size = round_up(num_bytes, _ROUNDING)
+        is_small = size <= _SMALL
+        pool = self._pools[is_small]
+        block = pool.best_fit(size) or self._new_segment(size)
+        rest = block.num_bytes - size
+        if rest >= _ROUNDING if is_small else rest > _SMALL:
+            pool.split(block, size)
+        return block
+
+    def free(self, block: Block | None) -> None:
+        """Give a block back, one piece with its free neighbours."""
+        if block is not None:
+            pool = self._pools[block.num_bytes <= _SMALL]
+            pool.keep(pool.merge(block))
+
+    def free_blocks(self) -> list[Block]:
+        """What is reserved and not in use."""
+        return [block for pool in self._pools.values() for block in pool]
+
+    def _new_segment(self, size: int) -> Block:
+        if size <= _SMALL:
+            segment = _SMALL_SEGMENT
+        elif size < _OWN_SEGMENT:
+            segment = _LARGE_SEGMENT
+        else:
+            segment = round_up(size, _LARGE_ROUNDING)
+        block = Block(self.reserved_bytes, segment)
+        self.reserved_bytes += segment
+        return block
+
+
+def reserved_bytes(trace: Trace) -> int:
+    """What the allocator reserves for a training whose steady step this is, cuBLAS's workspaces included."""
+    allocator = CachingAllocator()
+    for _ in range(_NUM_WORKSPACES):
+        allocator.allocate(_WORKSPACE)
+    replay(trace, allocator)
+    return allocator.reserved_bytes
+
+
+def base_bytes() -> int:
+    """What the device charges a process beside what its allocator has reserved."""
+    return _CONTEXT

@@ -1,0 +1,191 @@
+"""What ``autotune estimate`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..estimate import Estimate, Fill, Interval
+from ..measure.allocations import OUTSIDE
+from ..plan import Budget
+from ..search.estimate import Combination, Estimation
+from ..techniques import Facts
+from ..units import format_bytes
+from .lines import facts_words
+from .profile import KINDS
+from .tables import rows_table
+from .words import count, outcome_words, settings_words, size
+
+__all__ = ["WIDTH", "as_json", "explain", "line"]
+
+WIDTH = 140
+"""Columns that the table takes in a pipe."""
+_MODULES = 4
+"""Groups of modules that are named; the rest are put together."""
+_STOCK = "as it stands"
+_COLUMNS = ("with", "micro-batch", "surely", "tensors", "process", "between", "job's own batch")
+"""Of the table; all but the first are figures."""
+
+
+def line(event: Facts | Combination, facts: Facts | None = None) -> str:
+    """One line of progress."""
+    if isinstance(event, Facts):
+        return f"task: {facts_words(event)}"
+    found = event.estimate
+    if found is None:
+        return f"{_name(event, facts)}: {outcome_words(event.outcome, Budget())}"
+    said = f"{_name(event, facts)}: {_micro(event)}"
+    return said if found.how == "traced" else f"{said}, by real steps: {found.reason}"
+
+
+def as_json(found: Estimation) -> dict[str, Any]:
+    """Plain data."""
+    return {
+        "task": found.what.task,
+        "device": found.what.device,
+        "limit_bytes": found.limit_bytes,
+        "effective_batch": found.facts.effective_batch,
+        "combinations": [
+            {
+                "settings": one.settings.model_dump(mode="json", exclude_defaults=True),
+                "outcome": one.outcome.kind,
+                "failure": None if one.estimate else outcome_words(one.outcome, Budget()),
+                "estimate": one.estimate.model_dump(mode="json") if one.estimate else None,
+            }
+            for one in found.combinations
+        ],
+        "helps": [
+            {"settings": one.settings.model_dump(mode="json", exclude_defaults=True), "micro": one.micro}
+            for one in found.helps()
+        ],
+    }
+
+
+def explain(found: Estimation) -> RenderableType:
+    """The largest micro-batches, what fills the memory, what would help."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for number, name in enumerate(_COLUMNS):
+        table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
+    for one in found.distinct():
+        table.add_row(*map(Text, _cells(one, found)))
+    base = found.base.estimate
+    assert base is not None, "the driver sees to it"
+    where = f"{found.facts.device.name} ({found.what.device})"
+    return Group(
+        Text(
+            f"{found.what.task}: the largest micro-batch within {format_bytes(found.limit_bytes)}, on {where}\n", "bold"
+        ),
+        table,
+        Text(f"\n{_peak_words(base)}", style="bold"),
+        rows_table(_fills(base)),
+        Text("\nWhat alone would help most", style="bold"),
+        rows_table(_helps(found)),
+        Text(""),
+        rows_table([("note", note) for note in _notes(found)]),
+    )
+
+
+def _cells(one: Combination, found: Estimation) -> tuple[str, ...]:
+    name, estimate = _name(one, found.facts), one.estimate
+    if estimate is None:
+        return (name, outcome_words(one.outcome, Budget()))
+    own = size(estimate.reference.process.value)
+    if estimate.largest is None:
+        return (name, "none", "", "", "", "", own)
+    fit, surely = estimate.largest, estimate.surely
+    process = fit.process
+    return (
+        name,
+        _micro(one),
+        f"{surely:,}" if surely else "none",
+        size(fit.tensors.value),
+        size(process.value),
+        _between(process),
+        own,
+    )
+
+
+def _micro(one: Combination) -> str:
+    if one.estimate is None or one.estimate.largest is None:
+        return "none fits"
+    fit = one.estimate.largest
+    return f"{fit.micro:,}" if fit.accumulate == 1 else f"{fit.micro:,} × {fit.accumulate}"
+
+
+def _between(found: Interval) -> str:
+    return f"{size(found.low)}–{size(found.high)}"
+
+
+def _name(one: Combination, facts: Facts | None) -> str:
+    return settings_words(one.settings, facts) or _STOCK
+
+
+def _peak_words(base: Estimate) -> str:
+    fit = base.largest or base.smallest or base.reference
+    where = {"optimizer": "in the optimizer's step", "before": "before the step"}.get(base.phase)
+    if where is None:
+        whose = "outside the model's modules" if base.module == OUTSIDE else f"of {base.module or 'the model'}"
+        where = f"in the {base.phase} {whose}"
+    return (
+        f"As it stands, at a micro-batch of {fit.micro:,}, the tensors' peak of {size(fit.tensors.value)} is {where}, "
+        f"and {size(base.base_bytes)} are no tensors"
+    )
+
+
+def _fills(base: Estimate) -> Iterator[tuple[str, str]]:
+    """Kinds of what fills the peak, the largest first; activations with the modules that made them."""
+    kinds = dict.fromkeys(fill.kind for fill in base.fills)
+    rows = {kind: [fill for fill in base.fills if fill.kind == kind] for kind in kinds}
+    for kind, fills in sorted(rows.items(), key=lambda row: -_total(row[1])):
+        named = [f"{_module(fill.module)} {size(fill.num_bytes)}" for fill in fills if kind == "activation"]
+        shown = [*named[:_MODULES], f"{len(named) - _MODULES} more"] if len(named) > _MODULES else named
+        words = "scratch of a kernel" if kind == "scratch" else KINDS[kind]
+        yield words, ": ".join(filter(None, [size(_total(fills)), ", ".join(shown)]))
+
+
+def _total(fills: list[Fill]) -> int:
+    return sum(fill.num_bytes for fill in fills)
+
+
+def _module(name: str) -> str:
+    return name or "the model itself"
+
+
+def _helps(found: Estimation) -> Iterator[tuple[str, str]]:
+    helps = found.helps()
+    for one in helps:
+        yield _name(one, found.facts), f"{_micro(found.base)} → {_micro(one)}"
+    if not helps:
+        yield "", "nothing: the job as it stands takes as large a micro-batch as any technique alone"
+
+
+def _notes(found: Estimation) -> Iterator[str]:
+    """What the figures are, and are not."""
+    left_out = len(found.combinations) - len(found.distinct())
+    if left_out:
+        yield f"{count(left_out, 'combination')} more, taking just what one above takes"
+    if found.what.device == "cuda":
+        yield (
+            "process is a context and what the allocator would reserve; cuDNN's workspaces are not in it, and no card "
+            "was asked: kernels are a CPU's, with a GPU's attention, dropout and optimizer"
+        )
+    else:
+        yield (
+            "process is what a budget holds: interpreter, torch and data, tensors, and malloc's slack, which is the "
+            "uncertain part; loader workers come on top"
+        )
+    if found.what.limit_bytes is None:
+        yield "no --budget was given: this is all of the machine's memory"
+    if found.facts.dataset_length is not None and any(
+        one.micro >= found.facts.dataset_length for one in found.combinations
+    ):
+        yield f"no micro-batch is larger than the dataset, which has {found.facts.dataset_length:,} samples"
+    if found.facts.shapes_vary:
+        yield "shapes vary: every batch is one of the largest of 64 samples"
+    probed = {one.estimate.reason for one in found.combinations if one.estimate and one.estimate.how == "probed"}
+    for reason in sorted(filter(None, probed)):
+        yield f"not traced, but measured in real steps at small batches and extended to larger ones: {reason}"

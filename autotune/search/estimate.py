@@ -1,0 +1,216 @@
+"""``autotune estimate``: for each combination of techniques the largest micro-batch that fits, without a device."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import NothingFits, TaskError
+from ..estimate import Estimate, EstimateOptions
+from ..plan import Budget, Plan
+from ..search_spaces import load_space
+from ..techniques import Device, Facts, Settings, Technique
+from ..units import ceil_mib, format_bytes
+from ..workers import Estimated, Executor, Failed, Outcome, TrialRequest
+from ..workers.environment import own_thread_variables
+from .inquiry import LARGEST_OF, failure, inspect
+from .options import SearchOptions
+from .pace import Pace
+
+__all__ = ["Combination", "Estimation", "WhatToEstimate", "estimate"]
+
+_CHANGE_MEMORY = ("precision", "layers", "checkpointing")
+"""Techniques that are combined: the others move a peak little, or not at all."""
+_MOST_MICRO = 2**16
+
+
+@dataclass(frozen=True)
+class WhatToEstimate:
+    """What the user asked for. Every field is a command-line option of ``autotune estimate``."""
+
+    task: str
+    """``model.py`` or ``model.py:name``."""
+    budget_bytes: int | None = None
+    """``--budget``; None is all of the device's memory."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """The device type that is planned for; it need not be here."""
+    device_memory_bytes: int | None = None
+    """``--device-memory``: of the CUDA device that is planned for."""
+    space: str = "default"
+    """``--space``: a preset's name or a YAML file."""
+    effective_batch: int | None = None
+    """``--effective-batch``."""
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What the process may be charged, as far as the user said."""
+        said = [size for size in (self.budget_bytes, self.device_memory_bytes) if size is not None]
+        return min(said, default=None)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Some techniques together, and what they take."""
+
+    settings: Settings
+    """Without a batch."""
+    outcome: Outcome
+    """``Estimated``, or why not."""
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """None where it could not be had."""
+        return self.outcome.estimate if isinstance(self.outcome, Estimated) else None
+
+    @property
+    def micro(self) -> int:
+        """The largest micro-batch that is likely to fit; 0 where none is."""
+        return self.estimate.largest.micro if self.estimate is not None and self.estimate.largest is not None else 0
+
+    @property
+    def num_changes(self) -> int:
+        """Techniques that differ from the job as it stands."""
+        return len(self.settings.model_dump(exclude_defaults=True))
+
+
+@dataclass(frozen=True)
+class Estimation:
+    """All of them."""
+
+    what: WhatToEstimate
+    facts: Facts
+    limit_bytes: int
+    """What the device may charge the process."""
+    combinations: tuple[Combination, ...]
+    """The job as it stands first, then by the number of techniques."""
+
+    @property
+    def base(self) -> Combination:
+        """The job as it stands."""
+        return self.combinations[0]
+
+    def distinct(self) -> list[Combination]:
+        """Those that do not take just what one before them takes."""
+        found: dict[object, Combination] = {}
+        for one in self.combinations:
+            estimate = one.estimate
+            key = one.settings if estimate is None else (one.micro, estimate.surely, estimate.reference.tensors.value)
+            found.setdefault(key, one)
+        return list(found.values())
+
+    def helps(self) -> list[Combination]:
+        """Each technique alone, where it lets a larger micro-batch fit than the job as it stands: the most first."""
+        alone = (one for one in self.distinct() if one.num_changes == 1 and one.micro > self.base.micro)
+        return sorted(alone, key=lambda one: -one.micro)
+
+
+def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts | Combination], None]) -> Estimation:
+    """Ask for each combination in a process of its own.
+
+    Args:
+        what: the task and the device that is planned for.
+        executor: runs the children on a CPU; stays the caller's to close.
+        observe: is told the facts, and each combination as it is known.
+
+    Raises:
+        TaskError: the task cannot be loaded, or its step raises.
+        SpaceError: an unknown technique or value in the space.
+        NothingFits: no combination fits at a micro-batch of 1.
+    """
+    pace = Pace(0.0, None)
+    space = load_space(what.space)
+    options = SearchOptions(what.task, device="cpu", effective_batch=what.effective_batch)
+    facts = _planned_for(what, inspect(options, executor, pace, runs_model=False))
+    observe(facts)
+    limit_bytes = what.limit_bytes or facts.device.memory_bytes
+    asked = _options(what, facts, limit_bytes)
+    found: list[Combination] = []
+    for settings in _combinations(space.choices(facts)):
+        name = f"estimate-{len(found) + 1}"
+        request = _request(name, what, settings, asked, pace.deadline_s(0.0, spare_finalists=False))
+        one = Combination(settings, executor.ask(request))
+        if not found:
+            _check_base(one.outcome, what)
+        found.append(one)
+        observe(one)
+    estimation = Estimation(what, facts, limit_bytes, tuple(found))
+    if not any(one.micro for one in found):
+        raise NothingFits(_nearest_miss(estimation))
+    return estimation
+
+
+def _planned_for(what: WhatToEstimate, facts: Facts) -> Facts:
+    if what.device == "cpu":
+        return facts
+    size = what.device_memory_bytes or what.budget_bytes or 0
+    name = f"a CUDA device of {format_bytes(size)}" if size else "a CUDA device"
+    card = Device(type="cuda", name=name, memory_bytes=size, capability=(8, 0), bf16=True)
+    return facts.model_copy(update={"device": card})
+
+
+def _options(what: WhatToEstimate, facts: Facts, limit_bytes: int) -> EstimateOptions:
+    return EstimateOptions(
+        target=what.device,
+        limit_bytes=limit_bytes,
+        reference_batch=facts.effective_batch,
+        is_held=facts.effective_batch_held,
+        most=max(facts.effective_batch, min(facts.dataset_length or _MOST_MICRO, _MOST_MICRO)),
+        largest_of=LARGEST_OF if facts.shapes_vary else None,
+    )
+
+
+def _combinations(choices: dict[str, tuple[Technique, ...]]) -> Iterator[Settings]:
+    """The job as it stands, then each technique alone, then together. Of checkpointing, none and all blocks: every
+    second lies between. Of precisions, those that change what a tensor takes."""
+    rows: list[tuple[Technique, ...]] = []
+    for name in _CHANGE_MEMORY:
+        row = choices.get(name, ())
+        stock = [one for one in row if not one.model_dump(exclude_defaults=True)]
+        others = [one for one in row if one not in stock and getattr(one, "kind", None) not in ("tf32", "fp16")]
+        rows.append((*stock, *(others[:1] if name == "checkpointing" else others)))
+    together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*filter(None, rows)))
+    yield from sorted(
+        dict.fromkeys([Settings(), *together]), key=lambda one: len(one.model_dump(exclude_defaults=True))
+    )
+
+
+def _request(
+    name: str, what: WhatToEstimate, settings: Settings, options: EstimateOptions, deadline_s: float
+) -> TrialRequest:
+    return TrialRequest(
+        id=name,
+        task=os.path.abspath(what.task),
+        kind="estimate",
+        device="cpu",
+        plan=Plan(settings=settings, budget=Budget(device="cpu")),
+        estimate=options,
+        deadline_s=deadline_s,
+        environment=own_thread_variables(),
+    )
+
+
+def _check_base(outcome: Outcome, what: WhatToEstimate) -> None:
+    """The job as it stands has to be known: a task that is wrong is wrong in every combination."""
+    if isinstance(outcome, Estimated):
+        return
+    if isinstance(outcome, Failed) and not outcome.traceback:
+        raise TaskError(outcome.message)
+    raise TaskError(f"{what.task}: its memory cannot be estimated: {failure(outcome)}")
+
+
+def _nearest_miss(found: Estimation) -> str:
+    known = [(one.estimate, one.estimate.smallest, one.settings) for one in found.combinations if one.estimate]
+    least, fit, settings = min(
+        ((whole, fit, settings) for whole, fit, settings in known if fit is not None),
+        key=lambda row: row[1].process.value,
+    )
+    changed = settings.model_dump(exclude_defaults=True)
+    how = ", ".join(f"{name}: {row['kind']}" for name, row in changed.items()) or "the job as it stands"
+    return (
+        f"{found.what.task}: nothing fits within {format_bytes(found.limit_bytes)}, not even a micro-batch of "
+        f"{fit.micro}. The nearest takes about {format_bytes(ceil_mib(fit.process.value))} ({how}), of which "
+        f"{format_bytes(ceil_mib(least.base_bytes))} are no tensors. Allow that much, or a smaller model."
+    )

@@ -1,0 +1,190 @@
+"""How well the peak is known without running: predicted against measured tensor bytes of a steady optimizer step.
+
+Measured is what is there when the step begins (parameters, buffers, optimizer state, batch) and the largest running sum
+of torch's memory events in it, which includes what kernels take for themselves. The estimator was developed on the
+first models alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from autotune import Plan, Task, apply, load_task
+from autotune.estimate.law import MemoryLaw, memory_law
+from autotune.estimate.probe import PROBES, ProbedLaw, probed_law
+from autotune.loader import Position
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.layers import Layers
+from autotune.techniques.memory_format import MemoryFormat
+from autotune.techniques.precision import Precision
+from autotune.training import Training
+
+from .layer_models import MODELS, loss_of
+from .rows import EXAMPLES, save_rows
+from .steps import dynamic_peak_bytes
+
+Row = dict[str, Any]
+DEVELOPED_ON = ("char_gpt", "digits_cnn", "gpt2", "resnet18")
+HELD_OUT = ("resnet50", "unet", "vgg", "vit", "bert", "t5", "llama-lora", "efficientnet")
+_SIDE, _LENGTH = 96, 64
+"""Larger images are cut to this side, and longer texts to this length; a ViT's size is its own."""
+_IMAGE_MODELS = ("digits_cnn", "resnet18", "resnet50", "unet", "vgg", "efficientnet")
+
+
+def main() -> None:
+    """Print and keep a row for each model, combination and batch, and how far off they are together."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=(*DEVELOPED_ON, *HELD_OUT), action="append", help="these alone")
+    parser.add_argument("--probed", action="store_true", help="by the peaks of real steps, not by tracing")
+    parser.add_argument("--batch", type=int, action="append", help="micro-batches; default: 6 and 20")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for name in arguments.model or (*DEVELOPED_ON, *HELD_OUT):
+        for row in _rows(name, arguments.batch or [6, 20], arguments.probed):
+            print(_line(row), flush=True)
+            rows.append(row)
+    for held_out in (False, True):
+        found = [row for row in rows if row["held_out"] == held_out]
+        if found:
+            print(_summary("held out" if held_out else "developed on", found))
+    print(save_rows("estimate", "cpu", rows))
+
+
+def _rows(name: str, batches: list[int], is_probed: bool) -> Iterator[Row]:
+    task = _task(name)
+    for settings in _combinations(name):
+        began_s = time.perf_counter()
+        law = _by_peaks(_plan(settings), task) if is_probed else memory_law(_plan(settings), task)
+        law_s = time.perf_counter() - began_s
+        for batch in batches:
+            yield _row(name, task, settings.model_copy(update={"batch": Batch(micro=batch)}), law) | {"law_s": law_s}
+
+
+def _by_peaks(plan: Plan, task: Task) -> ProbedLaw:
+    """The fallback of models whose allocations do not even correspond from batch to batch."""
+    found = probed_law(plan, task)
+    if isinstance(found, ProbedLaw):
+        return found
+    first, second, third = (step.trace for step in found.steps)
+    return ProbedLaw(PROBES, (first, second, third))
+
+
+def _row(name: str, task: Task, settings: Settings, law: MemoryLaw | ProbedLaw) -> Row:
+    assert settings.batch is not None, "set by the caller"
+    batch = settings.batch.micro
+    predicted, measured = law.interval(batch), _measure(apply(_plan(settings), task), batch)
+    return {
+        "model": name,
+        "held_out": name in HELD_OUT,
+        "settings": settings.model_dump(mode="json", exclude_defaults=True),
+        "predicted_bytes": predicted.value,
+        "high_bytes": predicted.high,
+        "measured_bytes": measured,
+        "error": predicted.value / measured - 1,
+        "how": "probed" if isinstance(law, ProbedLaw) else "traced",
+        "is_traced_at_each_batch": isinstance(law, MemoryLaw) and law.is_traced_at_each_batch,
+    }
+
+
+def _combinations(name: str) -> Iterator[Settings]:
+    formats = (MemoryFormat(), MemoryFormat(kind="channels_last")) if name in _IMAGE_MODELS else (MemoryFormat(),)
+    more = Layers(kind="recompute" if name in _IMAGE_MODELS else "rounding")
+    for precision, blocks, layers, memory_format in itertools.product(
+        (Precision(), Precision(kind="bf16")),
+        (Checkpointing(), Checkpointing(kind="blocks")),
+        (Layers(), Layers(kind="exact"), more),
+        formats,
+    ):
+        is_plain = blocks.kind == layers.kind == "none"
+        if (layers != more or blocks.kind == "none") and (memory_format == formats[0] or is_plain):
+            yield Settings(precision=precision, checkpointing=blocks, layers=layers, memory_format=memory_format)
+
+
+def _plan(settings: Settings) -> Plan:
+    return Plan.model_validate({"settings": settings, "budget": {"device": "cpu"}})
+
+
+def _task(name: str) -> Task:
+    if name not in MODELS:
+        return load_task(str(EXAMPLES / name / "model.py"))
+    torch.manual_seed(0)
+    _, inputs = MODELS[name]()
+    sample = {key: _cut(name, value[0]) for key, value in inputs.items()}
+    return Task(
+        build_model=lambda: _without_cache(MODELS[name]()[0]),
+        build_dataset=lambda: [sample] * 64,
+        compute_loss=lambda model, batch: loss_of(model, batch, "as built"),
+    )
+
+
+def _without_cache(model: nn.Module) -> nn.Module:
+    """A cache of keys and values for generation, which a checkpoint's recomputation would extend once more."""
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config.use_cache = False
+    return model
+
+
+def _cut(name: str, sample: Tensor) -> Tensor:
+    if name == "vit":
+        return sample
+    if sample.dim() >= 2:
+        return sample[..., :_SIDE, :_SIDE].clone()
+    return sample[:_LENGTH].clone() if sample.dim() == 1 else sample
+
+
+def _measure(training: Training, num_samples: int) -> int:
+    """Tensor bytes at the peak of the third step on one batch."""
+    batch = next(iter(training.loader))
+    step = functools.partial(_step, training, batch, num_samples)
+    for _ in range(2):
+        step()
+    gc.collect()
+    state = [list(training.model.parameters()), list(training.model.buffers()), [*training.optimizer.state.values()]]
+    there = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for leaf in _tensors([*state, batch])}
+    return sum(there.values()) + dynamic_peak_bytes(step)
+
+
+def _step(training: Training, batch: Any, num_samples: int) -> None:
+    training.loader.position = Position(num_samples, ends_step=True, begins_step=True)
+    training.step(batch)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _line(row: Row) -> str:
+    settings = dict(row["settings"])
+    batch = settings.pop("batch")["micro"]
+    kinds = " ".join(value["kind"] for value in settings.values()) or "-"
+    mib = row["measured_bytes"] / 2**20
+    return f"{row['model']:14}{batch:4} {kinds:36}{mib:9.1f} MiB{row['error']:+9.2%}{row['law_s']:7.2f} s"
+
+
+def _summary(name: str, rows: list[Row]) -> str:
+    sizes = sorted(abs(row["error"]) for row in rows)
+    late = sizes[math.ceil(0.95 * len(sizes)) - 1]
+    above = sum(row["measured_bytes"] > row["high_bytes"] for row in rows)
+    return (
+        f"{name}: {len(rows)} cases, median {statistics.median(sizes):.2%}, 95th percentile {late:.2%}, "
+        f"worst {sizes[-1]:.2%}, above the interval in {above} ({above / len(rows):.1%})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""How well a process's peak on a CPU is known without running: predicted against what trials are charged.
+
+Each configuration is measured in fresh interpreters, as finalists are. By this the slack of malloc was set:
+``autotune/estimate/baseline.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.estimate import EstimateOptions
+from autotune.measure import MeasureOptions
+from autotune.plan import Budget, Plan
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.precision import Precision
+from autotune.workers import Estimated, Executor, Measured, TrialRequest
+from autotune.workers.environment import own_thread_variables
+from autotune.workers.local import LocalExecutor
+
+from .rows import EXAMPLES, save_rows
+
+Row = dict[str, Any]
+_TASKS = ("char_gpt", "digits_cnn")
+
+
+def main() -> None:
+    """Print and keep a row for each configuration."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, action="append", help="micro-batches; default: 16, 64 and 256")
+    parser.add_argument("--repeats", type=int, default=2, help="fresh interpreters of each")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    with LocalExecutor() as executor:
+        for task, settings, batch in itertools.product(_TASKS, _combinations(), arguments.batch or [16, 64, 256]):
+            rows.append(_row(executor, task, settings, batch, arguments.repeats))
+            print(_line(rows[-1]), flush=True)
+    slack = [row["slack"] for row in rows]
+    print(f"slack over the tensors: median {statistics.median(slack):.1%}, {min(slack):.1%} to {max(slack):.1%}")
+    outside = sum(max(row["measured_bytes"]) > row["high_bytes"] for row in rows)
+    print(f"above the interval: {outside} of {len(rows)}")
+    print(save_rows("estimate-process", "cpu", rows))
+
+
+def _combinations() -> Iterator[Settings]:
+    for precision, blocks in itertools.product(("fp32", "bf16"), ("none", "blocks")):
+        yield Settings(precision=Precision(kind=precision), checkpointing=Checkpointing(kind=blocks))
+
+
+def _row(executor: Executor, task: str, settings: Settings, batch: int, repeats: int) -> Row:
+    estimated = executor.submit(_request("estimate", task, settings, batch)).result()
+    assert isinstance(estimated, Estimated), estimated
+    found = estimated.estimate
+    measured = [executor.submit(_request("measure", task, settings, batch)).result() for _ in range(repeats)]
+    peaks = [one.measurement.peak.process for one in measured if isinstance(one, Measured)]
+    assert len(peaks) == repeats, measured
+    tensors = found.reference.tensors.value
+    return {
+        "task": task,
+        "settings": settings.model_dump(mode="json", exclude_defaults=True),
+        "batch": batch,
+        "base_bytes": found.base_bytes,
+        "tensors_bytes": tensors,
+        "predicted_bytes": found.reference.process.value,
+        "low_bytes": found.reference.process.low,
+        "high_bytes": found.reference.process.high,
+        "measured_bytes": peaks,
+        "slack": (statistics.median(peaks) - found.base_bytes) / tensors - 1,
+        "error": found.reference.process.value / statistics.median(peaks) - 1,
+    }
+
+
+def _request(kind: Any, task: str, settings: Settings, batch: int) -> TrialRequest:
+    return TrialRequest(
+        id=f"{kind}-{task}-{batch}",
+        task=str(EXAMPLES / task / "model.py"),
+        kind=kind,
+        device="cpu",
+        plan=Plan(settings=settings.model_copy(update={"batch": Batch(micro=batch)}), budget=Budget(device="cpu")),
+        estimate=EstimateOptions(reference_batch=batch),
+        measure=MeasureOptions(trial_time_s=2.0, enforce=False, parity_batch=batch, parity_last=True),
+        fresh=kind == "measure",
+        environment=own_thread_variables(),
+    )
+
+
+def _line(row: Row) -> str:
+    kinds = " ".join(value["kind"] for value in row["settings"].values()) or "-"
+    base, tensors, predicted, low, high = (
+        row[f"{key}_bytes"] / 2**20 for key in ("base", "tensors", "predicted", "low", "high")
+    )
+    peaks = ", ".join(f"{peak / 2**20:.0f}" for peak in row["measured_bytes"])
+    return (
+        f"{row['task']:12}{row['batch']:4} {kinds:14} base {base:4.0f} tensors {tensors:5.0f}, "
+        f"predicted {predicted:5.0f} ({low:.0f} to {high:.0f}), measured {peaks} MiB: "
+        f"slack {row['slack']:+.1%}, error {row['error']:+.1%}"
+    )
+
+
+if __name__ == "__main__":
+    main()

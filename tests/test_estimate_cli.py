@@ -1,0 +1,212 @@
+"""``autotune estimate``: through the real command line, and what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from command_line import Ended, autotune
+
+from autotune.errors import NothingFits
+from autotune.estimate import Estimate, Fill, Fit, Interval
+from autotune.report.estimate import as_json, explain, line
+from autotune.search.estimate import Combination, WhatToEstimate, estimate
+from autotune.techniques import Settings
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.layers import Layers
+from autotune.techniques.precision import Precision
+from autotune.testing.zoo_facts import BARE
+from autotune.units import MIB
+from autotune.workers import Crashed, Estimated, Executor, Inspected
+
+TASKS = Path(__file__).parent / "tasks"
+LOOKS = """\
+from healthy import batch_size, build_dataset, build_model
+import healthy
+def compute_loss(model, batch):
+    loss = healthy.compute_loss(model, batch)
+    return loss if loss.item() >= 0 else -loss
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for task in TASKS.glob("*.py"):
+        shutil.copy(task, tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, *options: str | Path, task: str = "healthy.py") -> Ended:
+    return autotune("estimate", task, *options, cwd=folder)
+
+
+# The command
+
+
+def test_the_table_the_peak_and_what_helps(folder):
+    """Everything fits: all of the dataset, whatever the techniques."""
+    ended = run(folder, "--budget", "8GiB", "--device", "cpu")
+    assert ended.returncode == 0, ended.stderr
+    assert "the largest micro-batch within 8 GiB" in ended.stdout
+    assert "as it stands" in ended.stdout
+    assert "at a micro-batch of 64" in ended.stdout
+    assert "What alone would help most" in ended.stdout
+    assert "no micro-batch is larger than the dataset, which has 64 samples" in ended.stdout
+    assert "task: 49 parameters" in ended.stderr
+    assert "\x1b" not in ended.stdout
+    assert ended.left_behind == []
+
+
+def test_json_is_one_document(folder):
+    """For a card that is not here: a context of 512 MiB, cuBLAS's 20, and 2 for all tensors."""
+    ended = run(folder, "--device-memory", "1GiB", "--json")
+    document = json.loads(ended.stdout)
+    assert (document["device"], document["limit_bytes"]) == ("cuda", 2**30)
+    base = document["combinations"][0]
+    assert base["settings"] == {}
+    found = base["estimate"]
+    assert found["how"] == "traced"
+    assert found["largest"]["process"]["value"] == (512 + 20 + 2) * MIB
+    assert sum(fill["num_bytes"] for fill in found["fills"]) == found["largest"]["tensors"]["value"]
+
+
+def test_a_model_that_reads_values_is_measured_in_small_steps_and_says_so(folder):
+    (folder / "looks.py").write_text(LOOKS)
+    ended = run(folder, "--budget", "8GiB", "--device", "cpu", "--space", "exact", task="looks.py")
+    assert ended.returncode == 0, ended.stderr
+    assert "not traced, but measured in real steps at small batches" in " ".join(ended.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "code", "words"),
+    [
+        ("no_model.py", ("--budget", "1GiB"), 2, "no_model.py: no such file. `autotune init no_model.py` writes"),
+        ("healthy.py", ("--budget", "3MiB", "--device", "cpu"), 3, "nothing fits within 3 MiB"),
+        ("healthy.py", ("--budget", "8"), 2, "Was 8GiB meant?"),
+        ("healthy.py", ("--device", "cuda"), 2, "Give --budget or --device-memory, such as 24GiB."),
+        ("healthy.py", ("--device", "cpu", "--device-memory", "8GiB"), 2, "Leave one of them out."),
+        ("healthy.py", ("--budget", "1GiB", "--space", "none"), 2, "neither a file nor a preset"),
+        ("hostile_raises.py", ("--budget", "1GiB"), 2, "hostile_raises.py"),
+        ("hostile_segfault.py", ("--budget", "1GiB"), 2, "SIGSEGV"),
+    ],
+)
+def test_what_is_wrong_is_said_and_exits_as_every_command_does(task, options, code, words, folder):
+    ended = run(folder, *options, task=task)
+    assert (ended.returncode, ended.stdout, ended.left_behind) == (code, "", [])
+    assert words in ended.stderr
+
+
+def test_an_error_is_one_document_too(folder):
+    document = json.loads(run(folder, "--budget", "3MiB", "--device", "cpu", "--json").stdout)
+    assert document["exit_code"] == 3
+
+
+# The driver, told what children say
+
+
+def fit(micro, process, accumulate=1):
+    own = Interval(low=process, value=process, high=process)
+    return Fit(micro=micro, accumulate=accumulate, tensors=own, process=own)
+
+
+def estimated(micro, how="traced"):
+    """It takes 1 MiB a sample, and 10 beside."""
+    largest = fit(micro, (10 + micro) * MIB) if micro else None
+    return Estimated(
+        estimate=Estimate(
+            how=how,
+            reason="it asks for a value" if how == "probed" else None,
+            base_bytes=10 * MIB,
+            largest=largest,
+            smallest=None if micro else fit(1, 11 * MIB),
+            surely=micro - 1 if micro else None,
+            reference=fit(8, 18 * MIB),
+            phase="backward",
+            module="head",
+            fills=(
+                Fill(kind="activation", module="blocks.0-3", num_bytes=30 * MIB),
+                Fill(kind="parameter", module="", num_bytes=MIB),
+            ),
+            seconds=1.0,
+        )
+    )
+
+
+class Says(Executor):
+    """Answers by the settings that are asked for."""
+
+    num_slots = 1
+
+    def __init__(self, micro, facts=BARE):
+        self.micro, self.facts, self.asked = micro, facts, []
+
+    def submit(self, request):
+        future = Future()
+        if request.kind == "inspect":
+            future.set_result(Inspected(facts=self.facts))
+            return future
+        self.asked.append(request)
+        answer = self.micro(request.plan.settings)
+        future.set_result(estimated(answer) if isinstance(answer, int) else answer)
+        return future
+
+    def close(self):
+        pass
+
+
+def micro_of(settings):
+    """Checkpointing gives most, bf16 some, layers nothing."""
+    return 40 * (3 if settings.checkpointing.kind == "blocks" else 1) + 10 * (settings.precision.kind == "bf16")
+
+
+WHAT = WhatToEstimate("model.py", 100 * MIB)
+
+
+def test_combinations_begin_with_the_job_as_it_stands_and_single_techniques():
+    executor = Says(micro_of)
+    found = estimate(WHAT, executor, lambda event: None)
+    assert found.base.settings == Settings()
+    changes = [one.num_changes for one in found.combinations]
+    assert changes == sorted(changes)
+    assert len(changes) == len({one.settings.canonical() for one in found.combinations})
+    assert {request.estimate.limit_bytes for request in executor.asked} == {100 * MIB}
+    assert {request.kind for request in executor.asked} == {"estimate"}
+
+
+def test_what_helps_is_told_by_single_techniques_the_most_first():
+    found = estimate(WHAT, Says(micro_of), lambda event: None)
+    kinds = [(one.settings.checkpointing.kind, one.settings.precision.kind, one.micro) for one in found.helps()]
+    assert kinds == [("blocks", "fp32", 120), ("none", "bf16", 50)] or kinds == [("blocks", "fp32", 120)]
+    assert all(one.settings.layers == Layers() for one in found.helps())
+
+
+def test_nothing_fits_says_what_the_nearest_takes():
+    with pytest.raises(NothingFits, match=r"not even a micro-batch of 1\. The nearest takes about 11 MiB"):
+        estimate(WHAT, Says(lambda settings: 0), lambda event: None)
+
+
+def test_a_combination_that_crashes_is_told_and_the_others_go_on():
+    crash = Crashed(message="Segmentation fault (SIGSEGV)")
+    found = estimate(WHAT, Says(lambda settings: crash if settings.layers.kind == "exact" else 5), lambda event: None)
+    said = [line(one) for one in found.combinations if one.estimate is None]
+    assert said
+    assert all("Segmentation fault" in words for words in said)
+    failures = [row["failure"] for row in as_json(found)["combinations"]]
+    assert any(failure and "SIGSEGV" in failure for failure in failures)
+    assert explain(found)
+
+
+def test_a_line_says_that_a_combination_was_probed_and_why():
+    one = Combination(Settings(checkpointing=Checkpointing(kind="blocks")), estimated(4, "probed"))
+    assert line(one) == "checkpoint all blocks: 4, by real steps: it asks for a value"
+    assert line(Combination(Settings(precision=Precision(kind="bf16")), estimated(0))) == "bf16: none fits"
+
+
+@pytest.mark.parametrize(
+    ("budget", "memory", "limit"), [(8, None, 8), (None, 24, 24), (8, 24, 8), (32, 24, 24), (None, None, None)]
+)
+def test_the_limit_is_the_smaller_of_the_budget_and_the_card(budget, memory, limit):
+    assert WhatToEstimate("model.py", budget, "cuda", memory).limit_bytes == limit

@@ -1,0 +1,77 @@
+"""What kernels take for themselves: the table's entries by hand arithmetic, and against torch's own memory events."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autotune.estimate.kernels import Kernel, Like, like
+from autotune.estimate.scratch import kernel_of
+
+aten = torch.ops.aten
+
+
+def scratch(func, *args):
+    """Of an operation on tensors without values."""
+    with torch.device("meta"):
+        return kernel_of(func, args, {}, func(*args)).num_bytes()
+
+
+def tensor(*size, dtype=torch.float32, last=False):
+    made = torch.empty(*size, dtype=dtype, device="meta")
+    return made.to(memory_format=torch.channels_last) if last else made
+
+
+def convolution(x, weight, stride=1, padding=1):
+    return scratch(aten.convolution.default, x, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1)
+
+
+def test_a_convolution_holds_its_input_and_weight_reordered_beside_its_result():
+    assert convolution(tensor(16, 32, 32, 32), tensor(32, 32, 3, 3)) == 4 * (16 * 32 * 32**2 + 32 * 32 * 9)
+
+
+def test_channels_are_rounded_up_to_sixteen():
+    """40 to 48: when the result is copied from its blocks, those of the input and the weight are gone."""
+    assert convolution(tensor(16, 24, 16, 16), tensor(40, 24, 3, 3)) == 4 * 16 * 16**2 * 48
+
+
+def test_an_image_is_read_as_it_lies_and_the_result_copied():
+    assert convolution(tensor(16, 3, 64, 64), tensor(64, 3, 7, 7), 2, 3) == 4 * 16 * 64 * 32**2
+
+
+def test_channels_last_is_computed_in_place_but_for_the_weight():
+    assert convolution(tensor(16, 64, 16, 16, last=True), tensor(64, 64, 3, 3, last=True)) == 4 * 64 * 64 * 9
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ((tensor(3, 4), tensor(3, 4)), 0),
+        ((tensor(3, 4), tensor(3, 4, dtype=torch.bfloat16)), 3 * 4 * 4),
+        ((tensor(3, 4, dtype=torch.bfloat16), 2.0), 0),
+    ],
+)
+def test_an_operand_of_another_type_is_cast_whole(args, expected):
+    assert scratch(aten.add.Tensor, *args) == expected
+
+
+def test_what_is_not_in_the_table_is_not_reckoned():
+    x = tensor(3)
+    assert kernel_of(aten.tanh.default, (x,), {}, x) is None
+
+
+def test_a_kernel_is_extended_by_its_shapes():
+    """Rows of 2 and 3 to 7; what is no batch stays."""
+    first, second = (Kernel.of(lambda result, x: x.num_bytes, None, (tensor(rows, 5),), {}) for rows in (2, 3))
+    assert first.extended(second, 5).args == (Like((7, 5), (5, 1), torch.float32),)
+    assert first.extended(second, 5).num_bytes() == 7 * 5 * 4
+
+
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (1, 3, 4, 4)])
+@pytest.mark.parametrize("last", [False, True])
+def test_the_order_in_memory_is_torchs(size, last):
+    x = tensor(*size, last=last)
+    found = like(x)
+    assert found.is_dense() == x.is_contiguous()
+    assert found.is_dense(channels_last=True) == x.is_contiguous(memory_format=torch.channels_last)
+    assert found.is_channels_last() == (torch._prims_common.suggest_memory_format(x) == torch.channels_last)
