@@ -39,9 +39,7 @@ class _Attention(torch.autograd.Function):
         output, weights = _MATH(query, key, value, added, p, causal, scale=scale, enable_gqa=gqa)
         packed = None
         if p > 0.0:
-            packed = torch.stack(
-                [bits.pack(sample.contiguous(), lambda weight: weight.to(torch.bool)) for sample in weights]
-            )
+            packed = torch.stack([bits.pack(bits.is_nonzero, sample.contiguous()) for sample in weights])
         ctx.save_for_backward(query, key, value, mask, packed)
         ctx.options, ctx.shape = options, weights.shape[1:]
         return output
