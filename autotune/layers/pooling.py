@@ -29,8 +29,8 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MOST_PLACES = 16
 """Places in a window that four bits tell apart."""
 _NOWHERE = 255
-_ROWS_ELEMENTS = 2**19
-"""Elements that are worked on at once: what a cache holds."""
+_ROWS_ELEMENTS = 2**17
+"""Elements of an input that are worked on at once: a few times as many lie in memory."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class _Window:
         return largest, place
 
     def _largest_along(self, dim: int, length: int, x: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        if self.kernel[dim] == 1 and self.stride[dim] == 1:
+            return x, place
         step = math.prod(self.kernel[dim + 1 :])
         parts = (self._at(number, dim, length, x) for number in range(self.kernel[dim]))
         places = (self._at(number, dim, length, place) + number * step for number in range(self.kernel[dim]))
@@ -77,7 +79,7 @@ class _Window:
             part = part + 0.0
             found = torch.maximum(largest, part)
             is_larger, is_smaller = (
-                (found.view(integers) ^ other.view(integers)).to(torch.bool).view(torch.uint8).mul_(_NOWHERE)
+                other.view(integers).bitwise_xor_(found.view(integers)).to(torch.bool).view(torch.uint8).mul_(_NOWHERE)
                 for other in (largest, part)
             )
             first = torch.minimum(is_larger.bitwise_or_(first), is_smaller.bitwise_or_(there))
