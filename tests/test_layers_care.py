@@ -168,11 +168,12 @@ def test_an_examples_run_draws_no_random_numbers():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("values", [(-torch.inf, -torch.inf), (torch.inf, 1.0), (0.0, -0.0), (-0.0, 0.0)])
 @pytest.mark.parametrize("padding", [0, 1])
-def test_where_all_of_a_pooling_window_is_minus_infinity_its_gradient_stays_within_the_input(padding: int):
+def test_of_a_pooling_windows_equal_elements_the_first_has_the_gradient(padding: int, values: tuple[float, float]):
     stock, converted = nn.MaxPool2d(3, 2, padding), convert(nn.MaxPool2d(3, 2, padding))
     image = torch.randn(1, 1, 9, 9)
-    image[..., :4, :4] = -torch.inf
+    image[..., :4, :4] = torch.tensor(values).repeat(4, 2)
     grads = []
     for layer in (stock, converted):
         x = image.clone().requires_grad_()

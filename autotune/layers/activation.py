@@ -31,14 +31,17 @@ class _Gated(torch.autograd.Function):
     """An activation whose ``backward`` reads only where it ``passes`` a gradient, which a test of its output tells."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Activation, passes: Activation, backward: Any, inplace: bool) -> Tensor:
-        output = function(x, inplace=inplace)
-        source = bits.dense(output)
-        ctx.stride, ctx.backward = source.stride(), backward
-        ctx.save_for_backward(bits.pack(source, passes))
-        if inplace:
-            ctx.mark_dirty(x)
-        return output
+    def forward(ctx: Any, x: Tensor, inplace: bool, into: Activation, passes: Activation, backward: Any) -> Tensor:
+        source = bits.dense(x)
+        output = source if inplace else torch.empty_like(source)
+        # A piece's bits are taken while it is in the cache still.
+        packed = bits.pack(lambda part, result: passes(into(part, out=result)), source, output)
+        ctx.save_for_backward(packed)
+        ctx.stride, ctx.backward = output.stride(), backward
+        if not inplace:
+            return output
+        ctx.mark_dirty(x)
+        return x if source is x else x.copy_(output)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -47,26 +50,30 @@ class _Gated(torch.autograd.Function):
         grad = bits.dense(grad, ctx.stride)
         grad_x = torch.empty_like(grad)
         for passed, part, result in bits.unpack(packed, grad, grad_x):
-            ctx.backward(part, passed.to(grad.dtype), result)
+            ctx.backward(part, result.copy_(passed), grad_input=result)
         return grad_x, None, None, None, None
 
 
 def _gate(
-    site: Site, x: Tensor, function: Activation, passes: Activation, inplace: bool, slope: float | None = None
-) -> Tensor:
-    """``slope``: where it passes not all, how much it passes; None where backward goes by the output, as ReLU's."""
+    site: Site, x: Tensor, inplace: bool, function: Activation, into: Activation, passes: Activation,
+    slope: float | None = None,
+) -> Tensor:  # fmt: skip
+    """``function``, which ``into`` writes to ``out``.
+
+    ``slope``: where it passes not all, how much it passes; None where backward goes by the output, as ReLU's.
+    """
     recipe = recipes.find(x)
     is_kept = site.output.keep() or (slope is not None and site.input.keep())
     if not x.requires_grad or site.output.always or (recipe is None and is_kept):
         return function(x, inplace=inplace)
 
-    def backward(grad: Tensor, passed: Tensor, grad_x: Tensor) -> None:
+    def backward(grad: Tensor, passed: Tensor, grad_input: Tensor) -> None:
         if not slope:
-            torch.ops.aten.threshold_backward.grad_input(grad, passed, 0.0, grad_input=grad_x)
+            torch.ops.aten.threshold_backward.grad_input(grad, passed, 0.0, grad_input=grad_input)
         else:
-            torch.ops.aten.leaky_relu_backward.grad_input(grad, passed, slope, False, grad_input=grad_x)
+            torch.ops.aten.leaky_relu_backward.grad_input(grad, passed, slope, False, grad_input=grad_input)
 
-    output = run(_Gated, x, function, passes, backward, inplace)
+    output = run(_Gated, x, inplace, into, passes, backward)
     if recipe is None:
         return output
     return recipes.publish(output, function, recipe, overwriting=lambda x: function(x, inplace=True))
@@ -74,12 +81,7 @@ def _gate(
 
 def relu(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
     """``F.relu``."""
-    return _gate(site, input, F.relu, _is_nonzero, inplace)
-
-
-def _is_nonzero(x: Tensor) -> Tensor:
-    """NaN too. On a CPU this takes a fifth of the time of a comparison."""
-    return x.to(torch.bool)
+    return _gate(site, input, inplace, F.relu, lambda x, out: torch.clamp_min(x, 0, out=out), bits.is_nonzero)
 
 
 def leaky_relu(site: Site, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
@@ -88,9 +90,13 @@ def leaky_relu(site: Site, input: Tensor, negative_slope: float = 0.01, inplace:
     def function(x: Tensor, inplace: bool = False) -> Tensor:
         return F.leaky_relu(x, negative_slope, inplace)
 
+    def into(x: Tensor, out: Tensor) -> Tensor:
+        result: Tensor = torch.ops.aten.leaky_relu.out(x, negative_slope, out=out)
+        return result
+
     if negative_slope < 0:  # the output's sign tells nothing
         return function(input, inplace)
-    return _gate(site, input, function, lambda y: y > 0, inplace, negative_slope)
+    return _gate(site, input, inplace, function, into, lambda y: y > 0, negative_slope)
 
 
 def hardtanh(site: Site, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
@@ -99,7 +105,13 @@ def hardtanh(site: Site, input: Tensor, min_val: float = -1.0, max_val: float = 
     def function(x: Tensor, inplace: bool = False) -> Tensor:
         return F.hardtanh(x, min_val, max_val, inplace)
 
-    return _gate(site, input, function, lambda y: ((y <= min_val) | (y >= max_val)).logical_not_(), inplace, 0.0)
+    def into(x: Tensor, out: Tensor) -> Tensor:
+        return torch.clamp(x, min_val, max_val, out=out)
+
+    def passes(y: Tensor) -> Tensor:
+        return ((y <= min_val) | (y >= max_val)).logical_not_()
+
+    return _gate(site, input, inplace, function, into, passes, 0.0)
 
 
 def relu6(site: Site, input: Tensor, inplace: bool = False) -> Tensor:

@@ -41,7 +41,7 @@ class _Attention(torch.autograd.Function):
         if p > 0.0:
             packed = weights.new_empty(len(weights), -(-weights[0].numel() // 8), dtype=torch.uint8)
             for number in turns(len(weights), 1, weights):
-                packed[number] = bits.pack(weights[number].contiguous(), lambda weight: weight.to(torch.bool))
+                packed[number] = bits.pack(bits.is_nonzero, weights[number].contiguous())
         ctx.save_for_backward(query, key, value, mask, packed)
         ctx.options, ctx.shape = options, weights.shape[1:]
         return output

@@ -5,20 +5,20 @@ Work goes piece by piece, in the order of memory: what a piece takes stays in th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .graph import turns
 
-__all__ = ["dense", "pack", "pack_small", "pieces", "unpack", "unpack_small"]
+__all__ = ["dense", "is_nonzero", "pack", "pack_small", "pieces", "unpack", "unpack_small"]
 
 _PIECE = {"cpu": 2**19}
 """Elements of a piece: on a CPU what a cache holds, elsewhere what hides the launch of a kernel."""
 _PIECE_ELSEWHERE = 2**26
-_GATHER = 0x0102040810204080
-"""Times eight bytes of 0 or 1, moves their lowest bits into the highest byte."""
 
 
 def dense(x: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
@@ -32,32 +32,43 @@ def dense(x: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The elements of dense tensors of one layout, in the order of their memory, a piece at a time."""
-    size = _piece(tensors[0])
     flats = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
-    for start in turns(flats[0].numel(), size, flats[0]):
-        yield tuple(flat[start : start + size] for flat in flats)
+    yield from zip(*(_split(flat, _piece(flat)) for flat in flats), strict=True)
 
 
-def pack(x: Tensor, test: Callable[[Tensor], Tensor]) -> Tensor:
-    """For n elements of a dense tensor whether ``test`` holds, as ceil(n / 8) bytes in the order of memory."""
-    packed = x.new_empty(-(-x.numel() // 8), dtype=torch.uint8)
-    for (part,), eighths in zip(pieces(x), _eighths(x, packed), strict=True):
-        flags = test(part).view(torch.uint8)
-        whole = flags.numel() // 8
-        eighths[:whole] = (flags[: 8 * whole].view(torch.int64) * _GATHER) >> 56
-        if 8 * whole < flags.numel():
-            places = torch.arange(flags.numel() - 8 * whole, dtype=torch.uint8, device=x.device)
-            eighths[-1] = (flags[8 * whole :] << places).sum(dtype=torch.uint8)
+def pack(test: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Whether ``test`` holds, for each of the n elements of dense tensors of one layout, as ceil(n / 8) bytes.
+
+    ``test`` is called with each of their :func:`pieces`, once and in turn, and may write to them. Bit i of a piece's m
+    bytes holds its elements i * m to (i + 1) * m - 1: a CPU joins whole runs in less time than eight neighbours.
+    """
+    first = tensors[0]
+    packed = first.new_empty(-(-first.numel() // 8), dtype=torch.uint8)
+    for parts, eighths in zip(pieces(*tensors), _split(packed, _piece(first) // 8), strict=True):
+        flags = test(*parts).view(torch.uint8)
+        if spare := -flags.numel() % 8:
+            flags = torch.cat([flags, flags.new_zeros(spare)])
+        fours = torch.add(*flags.view(2, 4, -1).unbind(), alpha=16)
+        twos = torch.add(*fours.view(2, 2, -1).unbind(), alpha=4)
+        torch.add(*twos.unbind(), alpha=2, out=eighths)
     return packed
 
 
 def unpack(packed: Tensor, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The pieces of dense tensors, each with the packed flags of its elements first, a byte of 0 or 1 for each."""
-    byte = torch.arange(256, device=packed.device)
-    flags = ((byte[:, None] >> torch.arange(8, device=packed.device)) & 1).to(torch.uint8)
-    table = flags.view(torch.int64).flatten()
-    for parts, eighths in zip(pieces(*tensors), _eighths(tensors[0], packed), strict=True):
-        yield table.index_select(0, eighths.int()).view(torch.uint8)[: len(parts[0])], *parts
+    """The pieces of dense tensors, each with the packed flags of its elements first, as bytes: 0 where unset."""
+    masks = _masks.__wrapped__(packed.device) if isinstance(packed, FakeTensor) else _masks(packed.device)
+    for parts, eighths in zip(pieces(*tensors), _split(packed, _piece(packed) // 8), strict=True):
+        yield (eighths & masks).flatten()[: len(parts[0])], *parts
+
+
+@functools.cache
+def _masks(device: torch.device) -> Tensor:
+    return (1 << torch.arange(8, dtype=torch.uint8, device=device))[:, None]
+
+
+def is_nonzero(x: Tensor) -> Tensor:
+    """NaN too. On a CPU this takes a fifth of the time of a comparison."""
+    return x.to(torch.bool)
 
 
 def pack_small(numbers: Tensor, num_values: int) -> Tensor:
@@ -68,10 +79,10 @@ def pack_small(numbers: Tensor, num_values: int) -> Tensor:
         return flat
     if spare := -flat.numel() % (8 // width):
         flat = torch.cat([flat, flat.new_zeros(spare)])
-    columns = flat.view(-1, 8 // width)
-    packed = columns[:, 0].clone()
-    for column in range(1, 8 // width):
-        packed |= columns[:, column] << (column * width)
+    runs = flat.view(8 // width, -1)
+    packed = runs[0].clone()
+    for number in range(1, 8 // width):
+        packed |= runs[number] << (number * width)
     return packed
 
 
@@ -81,7 +92,7 @@ def unpack_small(packed: Tensor, num_values: int, shape: torch.Size) -> Tensor:
     if width == 8:
         return packed.view(shape)
     shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)
-    flat = (packed[:, None] >> shifts) & ((1 << width) - 1)
+    flat = (packed >> shifts[:, None]) & ((1 << width) - 1)
     return flat.flatten()[: shape.numel()].view(shape)
 
 
@@ -93,8 +104,8 @@ def _piece(x: Tensor) -> int:
     return _PIECE.get(x.device.type, _PIECE_ELSEWHERE)
 
 
-def _eighths(x: Tensor, packed: Tensor) -> Iterator[Tensor]:
-    """The packed flags of each piece of ``x``."""
-    size = _piece(x) // 8
-    for start in turns(packed.numel(), size, packed):
-        yield packed[start : start + size]
+def _split(flat: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Without a call of torch where it is one piece: in a small model such calls are what a step takes longer."""
+    if flat.numel() > size:
+        return tuple(flat[start : start + size] for start in turns(flat.numel(), size, flat))
+    return (flat,) if flat.numel() else ()

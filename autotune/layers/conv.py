@@ -107,7 +107,7 @@ def _convolve(
     stock: Callable[[], Tensor], geometry: _Geometry, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     trains = weight.requires_grad
-    if x.is_complex() or x.dim() != geometry.num_dims + 2 or not (x.requires_grad or trains):
+    if x.is_complex() or x.dim() != geometry.num_dims + 2:
         return stock()
     held = recipes.hold(x) if trains else (None, ())
     if trains and held[0] is None and autocast_dtype(x) in (None, x.dtype):
@@ -127,6 +127,8 @@ def conv(num_dims: int) -> Callable[..., Tensor]:
         def stock() -> Tensor:
             return _CONV[num_dims](input, weight, bias, stride, padding, dilation, groups)
 
+        if not (input.requires_grad or weight.requires_grad):
+            return stock()
         strides, dilations = for_each_dim(stride, num_dims), for_each_dim(dilation, num_dims)
         if isinstance(padding, str):
             kernels = weight.shape[2:]
@@ -151,6 +153,8 @@ def conv_transpose(num_dims: int) -> Callable[..., Tensor]:
         def stock() -> Tensor:
             return _CONV_TRANSPOSE[num_dims](input, weight, bias, stride, padding, output_padding, groups, dilation)
 
+        if not (input.requires_grad or weight.requires_grad):
+            return stock()
         strides, paddings, rests, dilations = (
             for_each_dim(value, num_dims) for value in (stride, padding, output_padding, dilation)
         )

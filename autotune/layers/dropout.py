@@ -21,7 +21,7 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, p: float, inplace: bool) -> Tensor:
         output, mask = torch.native_dropout(x, p, True)
         mask = bits.dense(mask)
-        packed = bits.pack(mask, lambda flags: flags)
+        packed = bits.pack(lambda flags: flags, mask)
         ctx.save_for_backward(packed)
         ctx.packed, ctx.stride, ctx.p = TensorWeakRef(packed), mask.stride(), p
         if not inplace:
@@ -40,7 +40,7 @@ def _drop(x: Tensor, packed: Tensor, stride: tuple[int, ...], p: float) -> Tenso
     x = bits.dense(x, stride)
     output = torch.empty_like(x)
     for passed, part, result in bits.unpack(packed, x, output):
-        torch.mul(part, passed.to(x.dtype).mul_(1.0 / (1.0 - p)), out=result)
+        torch.mul(part, passed.to(torch.bool).to(x.dtype).mul_(1.0 / (1.0 - p)), out=result)
     return output
 
 

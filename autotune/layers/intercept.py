@@ -58,7 +58,7 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     **{function: activation.keep_input(function) for function in _ACTIVATIONS},
     **{function: residual.add(function) for function in _SUMS},
     F.dropout: dropout.dropout,
-    F.max_pool1d: pooling.max_pool(1),
+    F.max_pool1d: pooling.max_pool1d,
     F.max_pool2d: pooling.max_pool(2),
     F.max_pool3d: pooling.max_pool(3),
     F.avg_pool1d: pooling.avg_pool1d,

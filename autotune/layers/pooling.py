@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,21 +17,27 @@ from .conv import for_each_dim
 from .graph import run, turns
 from .sites import Site
 
-__all__ = ["adaptive_avg_pool", "adaptive_avg_pool1d", "avg_pool", "avg_pool1d", "max_pool"]
+__all__ = ["adaptive_avg_pool", "adaptive_avg_pool1d", "avg_pool", "avg_pool1d", "max_pool", "max_pool1d"]
 
-_STOCK: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-
-
+_STOCK: dict[int, Callable[..., Any]] = {2: F.max_pool2d, 3: F.max_pool3d}
+_MAX_BACKWARD: dict[int, Any] = {
+    2: torch.ops.aten.max_pool2d_with_indices_backward.grad_input,
+    3: torch.ops.aten.max_pool3d_with_indices_backward.grad_input,
+}
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By an element's bytes: what compares faster than floats do."""
 _MOST_PLACES = 16
-"""Places in a window that four bits tell apart; each is a pass over the output."""
-_ROWS_ELEMENTS = 2**18
-"""Indices of elements that lie in memory at once."""
+"""Places in a window that four bits tell apart."""
+_NOWHERE = 255
+_ROWS_ELEMENTS = 2**17
+"""Elements of an input that are worked on at once: a few times as many lie in memory."""
 
 
 @dataclass(frozen=True)
 class _Window:
-    """A pooling window's numbers, one for each dimension."""
+    """A pooling window's numbers, one for each dimension. A place in it is counted as its elements lie in memory."""
 
+    ceil_mode: bool
     kernel: list[int]
     stride: list[int]
     padding: list[int]
@@ -42,118 +47,153 @@ class _Window:
     def num_places(self) -> int:
         return math.prod(self.kernel)
 
-    def paddings(self, size: torch.Size, size_out: torch.Size) -> list[int]:
+    def largest(self, x: Tensor, size_out: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Of each window the largest element and the first place where it stands, one dimension after the other.
+
+        Args:
+            x: (..., *input).
+            size_out: without the dimensions before.
+
+        Returns:
+            Of (..., *size_out), the second as uint8.
+        """
+        pads = self._paddings(x.shape[-len(size_out) :], size_out)
+        largest = F.pad(x, pads, value=-math.inf) if any(pads) else x
+        place = torch.zeros((), dtype=torch.uint8, device=x.device)
+        for dim, length in enumerate(size_out):
+            largest, place = self._largest_along(dim, length, largest, place.expand(largest.shape))
+        place = place.clamp(max=self.num_places - 1)  # NaN is of other bits than itself
+        if any(pads):  # where all is minus infinity
+            place = torch.maximum(place, self._first_places(size_out, x.device))
+        return largest, place
+
+    def _largest_along(self, dim: int, length: int, x: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        if self.kernel[dim] == 1 and self.stride[dim] == 1:
+            return x, place
+        step = math.prod(self.kernel[dim + 1 :])
+        parts = (self._at(number, dim, length, x) for number in range(self.kernel[dim]))
+        places = (self._at(number, dim, length, place) + number * step for number in range(self.kernel[dim]))
+        integers = _INTEGERS[x.element_size()]
+        largest, first = next(parts) + 0.0, next(places)  # which leaves no -0.0, of other bits than 0.0
+        for part, there in zip(parts, places, strict=True):
+            part = part + 0.0
+            found = torch.maximum(largest, part)
+            is_larger, is_smaller = (
+                other.view(integers).bitwise_xor_(found.view(integers)).to(torch.bool).view(torch.uint8).mul_(_NOWHERE)
+                for other in (largest, part)
+            )
+            first = torch.minimum(is_larger.bitwise_or_(first), is_smaller.bitwise_or_(there))
+            largest = found
+        return largest, first
+
+    def _at(self, number: int, dim: int, length: int, x: Tensor) -> Tensor:
+        """What stands at a number along a dimension of each window."""
+        start, step = number * self.dilation[dim], self.stride[dim]
+        along = slice(start, start + (length - 1) * step + 1, step)
+        index: tuple[Any, ...] = (..., along, *[slice(None)] * (len(self.kernel) - 1 - dim))
+        return x[index]
+
+    def _paddings(self, size: Sequence[int], size_out: Sequence[int]) -> list[int]:
         """As ``F.pad`` takes them: what windows reach beyond an input, the last dimension first."""
         found = []
-        num_dims = len(self.kernel)
-        for dim in reversed(range(num_dims)):
-            reach = (size_out[dim - num_dims] - 1) * self.stride[dim] + self.dilation[dim] * (self.kernel[dim] - 1) + 1
-            found += [self.padding[dim], max(0, reach - size[dim - num_dims] - self.padding[dim])]
+        for dim in reversed(range(len(self.kernel))):
+            reach = (size_out[dim] - 1) * self.stride[dim] + self.dilation[dim] * (self.kernel[dim] - 1) + 1
+            found += [self.padding[dim], max(0, reach - size[dim] - self.padding[dim])]
         return found
 
-    def first_places(self, size_out: torch.Size, device: torch.device) -> Tensor:
+    def _first_places(self, size_out: Sequence[int], device: torch.device) -> Tensor:
         """For each output the first place in its window that is not padding, as uint8."""
-        num_dims = len(self.kernel)
         firsts = []
-        for dim in range(num_dims):
-            before = self.padding[dim] - torch.arange(size_out[dim - num_dims], device=device) * self.stride[dim]
+        for dim, length in enumerate(size_out):
+            before = self.padding[dim] - torch.arange(length, device=device) * self.stride[dim]
             steps = before.clamp_(min=0).add_(self.dilation[dim] - 1).div_(self.dilation[dim], rounding_mode="floor")
             firsts.append(steps * math.prod(self.kernel[dim + 1 :]))
         return _outer_sum(firsts).to(torch.uint8)
 
-    def views(self, padded: Tensor, size_out: torch.Size) -> Iterator[Tensor]:
-        """For each place in a window, the elements of the padded input that stand there, as large as the output."""
-        num_dims = len(self.kernel)
-        for place in itertools.product(*map(range, self.kernel)):
-            view = padded
-            for dim, at in enumerate(place):
-                start, step = at * self.dilation[dim], self.stride[dim]
-                steps = slice(start, start + (size_out[dim - num_dims] - 1) * step + 1, step)
-                index: tuple[Any, ...] = (..., steps, *[slice(None)] * (num_dims - 1 - dim))
-                view = view[index]
-            yield view
-
-    def scatter(self, grad: Tensor, place: Tensor, grad_x: Tensor) -> None:
-        """Add each output's gradient to the element of the padded input that stood at its place, some rows at a time.
-
-        Args:
-            grad: (rows, ..., *output), contiguous like the rest.
-            place: in the window, of the same shape.
-            grad_x: (rows, ..., *padded input).
-        """
-        num_dims, size = len(self.kernel), grad_x.size()
-        steps = [math.prod(size[dim + 1 :]) for dim in range(len(size) - num_dims, len(size))]
-        within = [dilation * step for dilation, step in zip(self.dilation, steps, strict=True)]
-        places = _addresses(self.kernel, within, grad.device).flatten()
+    def indices(self, place: Tensor, size: Sequence[int]) -> Tensor:
+        """Where an input of ``size`` has the element at each output's place, as torch's own pooling counts."""
+        steps = [math.prod(size[dim + 1 :]) for dim in range(len(size))]
+        within = _addresses(self.kernel, [dilation * step for dilation, step in zip(self.dilation, steps, strict=True)])
         between = [stride * step for stride, step in zip(self.stride, steps, strict=True)]
-        starts = _addresses(grad.shape[-num_dims:], between, grad.device)
-        num_rows = max(1, _ROWS_ELEMENTS // max(1, grad.shape[1:].numel()))
-        for row in turns(len(grad), num_rows, grad):
-            rows = slice(row, row + num_rows)
-            index = places.index_select(0, place[rows].flatten().int()).view(place[rows].shape).add_(starts)
-            inside = -num_dims, -1
-            grad_x[rows].flatten(*inside).scatter_add_(-1, index.flatten(*inside), grad[rows].flatten(*inside))
-            del index  # before the next one is there
+        start = sum(padding * step for padding, step in zip(self.padding, steps, strict=True))
+        starts = _addresses(place.shape[-len(size) :], between) - start
+        found = within.flatten().to(place.device).index_select(0, place.flatten().int()).view(place.shape)
+        return found.add_(starts.to(place.device))
 
 
-def _addresses(counts: Sequence[int], steps: list[int], device: torch.device) -> Tensor:
+def _addresses(counts: Sequence[int], steps: list[int]) -> Tensor:
     """Where each of so many elements in each dimension lies, which are ``steps`` apart."""
-    return _outer_sum([torch.arange(count, device=device) * step for count, step in zip(counts, steps, strict=True)])
+    return _outer_sum([torch.arange(count) * step for count, step in zip(counts, steps, strict=True)])
 
 
 def _outer_sum(axes: list[Tensor]) -> Tensor:
     return functools.reduce(lambda sums, axis: sums[..., None] + axis, axes)
 
 
+def _rows(x: Tensor) -> Iterator[slice]:
+    num_rows = max(1, _ROWS_ELEMENTS // max(1, x.shape[1:].numel()))
+    return (slice(row, row + num_rows) for row in turns(len(x), num_rows, x))
+
+
 class _MaxPool(torch.autograd.Function):
     """Where NaN is the largest, its gradient goes elsewhere in the window."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: _Window, size_out: torch.Size) -> Tensor:
-        pads = window.paddings(x.size(), size_out)
-        padded = F.pad(x, pads, value=-math.inf) if any(pads) else x
-        views = window.views(padded, size_out)
-        largest = next(views).clone()
-        place = torch.zeros_like(largest, dtype=torch.uint8)
-        if any(pads):
-            place.add_(window.first_places(size_out, x.device))
-        for number, view in enumerate(views, 1):
-            larger = view > largest
-            place = torch.maximum(place, larger.view(torch.uint8).mul_(number))  # the last that was larger
-            largest = torch.maximum(largest, view)
-        ctx.window, ctx.pads, ctx.size, ctx.size_padded = window, pads, x.size(), padded.size()
+    def forward(ctx: Any, x: Tensor, window: _Window, like: Tensor) -> Tensor:
+        output = torch.empty_like(like, device=x.device)
+        place = torch.empty(like.size(), dtype=torch.uint8, device=x.device)
+        for rows in _rows(x):
+            output[rows], place[rows] = window.largest(x[rows], like.shape[-len(window.kernel) :])
+        ctx.window, ctx.size = window, x.size()
         ctx.save_for_backward(bits.pack_small(place, window.num_places))
-        return largest
+        return output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (packed,) = ctx.saved_tensors
-        place = bits.unpack_small(packed, ctx.window.num_places, grad.size())
-        grad_x = torch.zeros(ctx.size_padded, dtype=grad.dtype, device=grad.device)
-        ctx.window.scatter(grad.contiguous(), place, grad_x)
-        if any(ctx.pads):
-            grad_x = F.pad(grad_x, [-pad for pad in ctx.pads])
+        window, num_dims = ctx.window, len(ctx.window.kernel)
+        place = bits.unpack_small(packed, window.num_places, grad.size())
+        grad, grad_x = grad.contiguous(), grad.new_empty(ctx.size)
+        rest = window.kernel, window.stride, window.padding, window.dilation, window.ceil_mode
+        for rows in _rows(grad_x):
+            found = grad_x[rows]
+            indices = window.indices(place[rows], ctx.size[-num_dims:])
+            _MAX_BACKWARD[num_dims](grad[rows], found, *rest, indices, grad_input=found)
+            del indices  # before the next ones are there
         return grad_x, None, None
 
 
 def max_pool(num_dims: int) -> Callable[..., Any]:
-    """``F.max_pool1d``, ``F.max_pool2d`` or ``F.max_pool3d``."""
+    """``F.max_pool2d`` or ``F.max_pool3d``."""
 
     def replacement(
         site: Site, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Any:  # fmt: skip
         strides = kernel_size if stride is None or stride == [] else stride
-        window = _Window(*(for_each_dim(value, num_dims) for value in (kernel_size, strides, padding, dilation)))
+        numbers = (for_each_dim(value, num_dims) for value in (kernel_size, strides, padding, dilation))
+        window = _Window(ceil_mode, *numbers)
         arguments = (kernel_size, stride, padding, dilation, ceil_mode)
         can = input.requires_grad and input.is_floating_point() and window.num_places <= _MOST_PLACES
         if return_indices or not can:
             return _STOCK[num_dims](input, *arguments, return_indices)
-        size_out = _STOCK[num_dims](torch.empty(input.size(), device="meta"), *arguments).size()
-        return run(_MaxPool, input, window, size_out)
+        return run(_MaxPool, input, window, _STOCK[num_dims](torch.empty_like(input, device="meta"), *arguments))
 
     return replacement
+
+
+def max_pool1d(
+    site: Site, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """``F.max_pool1d``: in two dimensions, of which one is 1."""
+    if return_indices:
+        return F.max_pool1d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
+    strides = kernel_size if stride is None or stride == [] else stride
+    numbers = ((1, kernel_size), (1, strides), (0, padding), (1, dilation))
+    wide = [(one, *for_each_dim(value, 1)) for one, value in numbers]
+    return max_pool(2)(site, input.unsqueeze(-2), *wide, ceil_mode).squeeze(-2)
 
 
 class _Average(torch.autograd.Function):

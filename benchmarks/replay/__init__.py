@@ -1,0 +1,1 @@
+"""Searches over tables of exhaustively measured configurations."""
