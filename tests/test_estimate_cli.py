@@ -135,12 +135,16 @@ def estimated(micro, how="traced"):
     )
 
 
+CARD = BARE.device.model_copy(update={"bf16": True})
+BLOCKS = BARE.model_copy(update={"num_blocks": 4, "block_name": "Block", "device": CARD})
+
+
 class Says(Executor):
     """Answers by the settings that are asked for."""
 
     num_slots = 1
 
-    def __init__(self, micro, facts=BARE):
+    def __init__(self, micro, facts=BLOCKS):
         self.micro, self.facts, self.asked = micro, facts, []
 
     def submit(self, request):
@@ -179,7 +183,7 @@ def test_combinations_begin_with_the_job_as_it_stands_and_single_techniques():
 def test_what_helps_is_told_by_single_techniques_the_most_first():
     found = estimate(WHAT, Says(micro_of), lambda event: None)
     kinds = [(one.settings.checkpointing.kind, one.settings.precision.kind, one.micro) for one in found.helps()]
-    assert kinds == [("blocks", "fp32", 120), ("none", "bf16", 50)] or kinds == [("blocks", "fp32", 120)]
+    assert kinds == [("blocks", "fp32", 120), ("none", "bf16", 50)]
     assert all(one.settings.layers == Layers() for one in found.helps())
 
 

@@ -106,7 +106,7 @@ def bare(monkeypatch):
 def test_below_a_held_batch_micro_batches_are_accumulated(held, expected, bare):
     """Of 8 that are held, 7 in a forward leave one for a second; else a step sees 7."""
     wide = Task(
-        build_model=lambda: nn.Sequential(nn.Linear(4, 4), *[nn.Tanh() for _ in range(50)]),
+        build_model=lambda: nn.Sequential(nn.Linear(4, 2**14), *[nn.Tanh() for _ in range(50)]),
         build_dataset=lambda: list(torch.randn(22, 4)),
         compute_loss=lambda model, batch: model(batch).mean(),
         batch_size=8,
