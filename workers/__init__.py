@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._base import Executor, TrialRequest
+from ._base import Executor, TrialRequest, ended
 from .outcome import STOPPED, Crashed, Failed, Inspected, Measured, NonFinite, Outcome, OutOfMemory, Profiled, TimedOut
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "Profiled",
     "TimedOut",
     "TrialRequest",
+    "ended",
 ]

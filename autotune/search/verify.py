@@ -72,7 +72,7 @@ def verify(
         measure = inquiry.measure_options(plan.settings, trial_time_s, None)
         deadline_s = pace.deadline_s(trial_time_s, spare_finalists=False)
         request = inquiry.request(f"verify-{number}", plan.settings, measure, deadline_s)
-        outcome = executor.submit(request.model_copy(update={"fresh": True})).result()
+        outcome = executor.ask(request.model_copy(update={"fresh": True}))
         observe(FinalistEnded(0, plan.settings, number, NUM_REPEATS, outcome))
         if isinstance(outcome, OutOfMemory):
             at = format_bytes(ceil_mib(outcome.peak_bytes))
