@@ -29,7 +29,8 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -m "not alone" -n 2 --dist loadfile
+	$(BIN)/pytest -q -m alone
 
 bench: install
 	$(BIN)/python -m benchmarks.overhead

@@ -31,14 +31,14 @@ def _resnet(kind: str, depths: list[int], hidden: list[int]) -> Built:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     model = ResNetForImageClassification(ResNetConfig(layer_type=kind, depths=depths, hidden_sizes=hidden))
-    return model, {"pixel_values": _images(4, 224), "labels": torch.arange(4) % 2}
+    return model, {"pixel_values": _images(8, 224), "labels": torch.arange(8) % 2}
 
 
 def _efficientnet() -> Built:
     from transformers import EfficientNetConfig, EfficientNetForImageClassification
 
     config = EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, dropout_rate=0.2)
-    return EfficientNetForImageClassification(config), {"pixel_values": _images(4, 224), "labels": torch.arange(4) % 2}
+    return EfficientNetForImageClassification(config), {"pixel_values": _images(8, 224), "labels": torch.arange(8) % 2}
 
 
 class _Stage(nn.Sequential):
@@ -140,7 +140,7 @@ def _vit() -> Built:
         num_hidden_layers=6, hidden_size=384, num_attention_heads=6, intermediate_size=1536, image_size=128,
         patch_size=8, hidden_dropout_prob=0.1,
     )  # fmt: skip
-    return ViTForImageClassification(config), {"pixel_values": _images(4, 128), "labels": torch.arange(4) % 2}
+    return ViTForImageClassification(config), {"pixel_values": _images(8, 128), "labels": torch.arange(8) % 2}
 
 
 def _t5() -> Built:
@@ -174,8 +174,8 @@ def _llama() -> Built:
     return model, {"input_ids": tokens, "labels": tokens}
 
 
-_DIGITS = {"pixel_values": _images(16, 64), "labels": torch.arange(16) % 10}
-_MASKS = {"pixel_values": _images(2, 128), "labels": torch.zeros(2, 128, 128, dtype=torch.long)}
+_DIGITS = {"pixel_values": _images(64, 64), "labels": torch.arange(64) % 10}
+_MASKS = {"pixel_values": _images(8, 128), "labels": torch.zeros(8, 128, 128, dtype=torch.long)}
 
 MODELS: dict[str, Callable[[], Built]] = {
     "resnet18": lambda: _resnet("basic", [2, 2, 2, 2], [64, 128, 256, 512]),
@@ -184,7 +184,7 @@ MODELS: dict[str, Callable[[], Built]] = {
     "efficientnet": _efficientnet,
     "unet": lambda: (UNet(), _MASKS),
     "vgg": lambda: (VGG(), _DIGITS),
-    "detector": lambda: (Detector(), {"pixel_values": _images(4, 224), "labels": torch.zeros(4)}),
+    "detector": lambda: (Detector(), {"pixel_values": _images(8, 224), "labels": torch.zeros(8)}),
     "gpt2": _gpt2,
     "bert": _bert,
     "vit": _vit,

@@ -7,6 +7,7 @@ sum of allocations and frees, by torch's profiler. Steps of the three take turns
 from __future__ import annotations
 
 import copy
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -107,9 +108,9 @@ def _peer_step(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> tuple[d
 
 def _take_turns(steps: dict[str, _Step], rounds: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {key: [] for key in steps}
-    order = list(steps)
+    order, shuffler = list(steps), random.Random(0)
     for _ in range(rounds):
-        order.append(order.pop(0))  # what ran before leaves its mark on caches and on malloc's
+        shuffler.shuffle(order)  # what ran before leaves its mark on caches and on malloc's
         for key in order:
             began_s = time.perf_counter()
             steps[key]()

@@ -55,8 +55,8 @@ def _layer_table() -> str:
 
 
 def _newest(kind: str, of: str) -> dict[tuple[str, str], Row]:
-    """The last row of each model or layer (``of``) and case."""
-    rows = load_rows("layers", "cpu")
+    """The last row of each model or layer (``of``) and case, at its largest batch."""
+    rows = sorted(load_rows("layers", "cpu"), key=lambda row: row.get("batch", 0))
     return {(row[of], row["case"]): row for row in rows if of in row and row["kind"] == kind}
 
 

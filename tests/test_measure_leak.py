@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -16,6 +17,8 @@ from autotune.measure.run import measure
 from autotune.plan import Plan
 from autotune.task import Task
 from autotune.techniques import Settings
+
+pytestmark = pytest.mark.alone
 
 MIB = 2**20
 KIB = 2**10

@@ -15,6 +15,8 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.testing.zoo import BATCH_SIZE, ZOO
 
+pytestmark = pytest.mark.alone
+
 
 def _measure(task, settings=None, **options):
     training = apply(Plan(settings=settings or Settings()), task)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._base import Executor, TrialRequest
+from ._base import Executor, TrialRequest, ended
 from .outcome import (
     STOPPED,
     Crashed,
@@ -31,4 +31,5 @@ __all__ = [
     "Profiled",
     "TimedOut",
     "TrialRequest",
+    "ended",
 ]

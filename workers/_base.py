@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from concurrent.futures import Future, wait
+from collections.abc import Collection
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
@@ -14,7 +15,7 @@ from ..measure.profiled import ProfileOptions
 from ..plan import Plan
 from .outcome import Outcome
 
-__all__ = ["Executor", "TrialRequest"]
+__all__ = ["Executor", "TrialRequest", "ended"]
 
 _WAIT_S = 0.2
 
@@ -63,6 +64,17 @@ class TrialRequest(_Frozen):
         return self.plan.budget.limit * 5 // 4
 
 
+def ended(futures: Collection[Future[Outcome]]) -> set[Future[Outcome]]:
+    """Those that have ended, as soon as one has.
+
+    It never waits for long at once: a signal that comes between Python's last look for one and a wait is handled when
+    that wait ends.
+    """
+    while not (found := wait(futures, _WAIT_S, FIRST_COMPLETED).done):
+        pass
+    return found
+
+
 class Executor(ABC):
     """Runs trial requests somewhere, each in a process of its own. Use as a context manager."""
 
@@ -74,13 +86,9 @@ class Executor(ABC):
         """Queue a request. The future always gets an outcome; it never raises for what a trial did."""
 
     def ask(self, request: TrialRequest) -> Outcome:
-        """Submit a request and wait for its outcome, never for long at once.
-
-        A signal that comes between Python's last look for one and a wait is handled when that wait ends.
-        """
+        """Submit a request and wait for its outcome."""
         future = self.submit(request)
-        while not wait([future], _WAIT_S).done:
-            pass
+        ended([future])
         return future.result()
 
     @abstractmethod

@@ -103,18 +103,18 @@ class _Conv(torch.autograd.Function):
         return *(None if gradient is None else gradient.to(dtype) for gradient, dtype in pairs), None, None
 
 
-def _convolve(
-    stock: Callable[[], Tensor], geometry: _Geometry, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> Tensor:
+def _held(x: Tensor, weight: Tensor, num_dims: int) -> Any:
+    """What is saved in ``x``'s stead, as ``recipes.hold`` has it; None where torch's own convolution does as well."""
     trains = weight.requires_grad
-    if x.is_complex() or x.dim() != geometry.num_dims + 2:
-        return stock()
+    if x.is_complex() or x.dim() != num_dims + 2 or not (x.requires_grad or trains):
+        return None
     held = recipes.hold(x) if trains else (None, ())
-    if trains and held[0] is None and autocast_dtype(x) in (None, x.dtype):
+    dtype = autocast_dtype(x)
+    if trains and held[0] is None and dtype in (None, x.dtype):
         recipes.note_kept(x)
-        if autocast_dtype(x) is None:
-            return stock()
-    return run(_Conv, x, weight, bias, geometry, held)
+        if dtype is None:
+            return None
+    return held
 
 
 def conv(num_dims: int) -> Callable[..., Tensor]:
@@ -124,23 +124,24 @@ def conv(num_dims: int) -> Callable[..., Tensor]:
         site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        def stock() -> Tensor:
+        is_uneven = isinstance(padding, str) and any(total % 2 for total in _whole(padding, weight, dilation))
+        held = None if is_uneven else _held(input, weight, num_dims)
+        if held is None:
             return _CONV[num_dims](input, weight, bias, stride, padding, dilation, groups)
-
-        if not (input.requires_grad or weight.requires_grad):
-            return stock()
-        strides, dilations = for_each_dim(stride, num_dims), for_each_dim(dilation, num_dims)
         if isinstance(padding, str):
-            kernels = weight.shape[2:]
-            whole = [d * (k - 1) * (padding == "same") for d, k in zip(dilations, kernels, strict=True)]
-            if any(total % 2 for total in whole):
-                return stock()
-            padding = [total // 2 for total in whole]
-        paddings = for_each_dim(padding, num_dims)
+            padding = [total // 2 for total in _whole(padding, weight, dilation)]
+        strides, paddings, dilations = (for_each_dim(value, num_dims) for value in (stride, padding, dilation))
         geometry = _Geometry(False, strides, paddings, [0] * num_dims, dilations, groups)
-        return _convolve(stock, geometry, input, weight, bias)
+        return run(_Conv, input, weight, bias, geometry, held)
 
     return replacement
+
+
+def _whole(padding: str, weight: Tensor, dilation: Any) -> list[int]:
+    """What ``padding`` by name adds to each dimension, both ends together."""
+    kernels = weight.shape[2:]
+    dilations = for_each_dim(dilation, len(kernels))
+    return [one * (kernel - 1) * (padding == "same") for one, kernel in zip(dilations, kernels, strict=True)]
 
 
 def conv_transpose(num_dims: int) -> Callable[..., Tensor]:
@@ -150,15 +151,13 @@ def conv_transpose(num_dims: int) -> Callable[..., Tensor]:
         site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
     ) -> Tensor:  # fmt: skip
-        def stock() -> Tensor:
+        held = _held(input, weight, num_dims)
+        if held is None:
             return _CONV_TRANSPOSE[num_dims](input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-        if not (input.requires_grad or weight.requires_grad):
-            return stock()
         strides, paddings, rests, dilations = (
             for_each_dim(value, num_dims) for value in (stride, padding, output_padding, dilation)
         )
         geometry = _Geometry(True, strides, paddings, rests, dilations, groups)
-        return _convolve(stock, geometry, input, weight, bias)
+        return run(_Conv, input, weight, bias, geometry, held)
 
     return replacement

@@ -30,7 +30,8 @@ _MOST_PLACES = 16
 """Places in a window that four bits tell apart."""
 _NOWHERE = 255
 _ROWS_ELEMENTS = 2**17
-"""Elements of an input that are worked on at once: a few times as many lie in memory."""
+_MOST_TURNS = 8
+"""An input is worked on some rows at a time, of so many elements or more: a few times as many lie in memory."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _outer_sum(axes: list[Tensor]) -> Tensor:
 
 
 def _rows(x: Tensor) -> Iterator[slice]:
-    num_rows = max(1, _ROWS_ELEMENTS // max(1, x.shape[1:].numel()))
+    num_rows = max(1, _ROWS_ELEMENTS // max(1, x.shape[1:].numel()), -(-len(x) // _MOST_TURNS))
     return (slice(row, row + num_rows) for row in turns(len(x), num_rows, x))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 
 from ..errors import Interrupted, PlanError, TaskError
@@ -13,7 +13,7 @@ from ..plan import Budget, Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
 from ..techniques import Facts
-from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut
+from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut, ended
 from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
 from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
@@ -155,7 +155,7 @@ def _explore(session: Session, candidates: Candidates) -> str:
     while running or reason is None:
         if reason is None:
             reason = _fill(session, candidates, running)
-        for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+        for future in ended(running) if running else ():
             _end(session, candidates, running.pop(future), future.result())
     return reason
 
@@ -181,7 +181,8 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
 
 def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
     session.observe(TrialStarted(proposal.number, proposal.settings))
-    return session.submit(f"trial-{proposal.number:03d}", proposal.settings, share_s, fresh=False)
+    name = f"trial-{proposal.number:03d}"
+    return session.executor.submit(session.request(name, proposal.settings, share_s, fresh=False))
 
 
 def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: Outcome) -> None:

@@ -150,7 +150,7 @@ class _Finals:
                 raise _OutOfTime
             name = f"finalist-{row.number:03d}-round-{number}"
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
-            outcome = session.submit(name, row.settings, share_s, fresh=True).result()
+            outcome = session.executor.ask(session.request(name, row.settings, share_s, fresh=True))
             if session.was_cut_off(outcome):
                 raise _OutOfTime
             session.study.keep_evidence(key, outcome)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..plan import Budget
 from ..techniques import Facts, Settings
-from ..workers import STOPPED, Executor, Measured, Outcome
+from ..workers import STOPPED, Executor, Measured, Outcome, TrialRequest
 from .events import Event, Warned
 from .inquiry import Inquiry, exactness, reference_settings
 from .options import SearchOptions
@@ -68,13 +67,13 @@ class Session:
         """Wall time of the search so far, with the trials of drivers before this one."""
         return self._earlier_s + self.pace.elapsed_s()
 
-    def submit(self, name: str, settings: Settings, share_s: float, fresh: bool) -> Future[Outcome]:
-        """Ask for a measurement; the reference is not held to the budget."""
+    def request(self, name: str, settings: Settings, share_s: float, fresh: bool) -> TrialRequest:
+        """For a measurement; the reference is not held to the budget."""
         is_reference = settings == self.reference_settings
         measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
         deadline_s = self.pace.deadline_s(share_s, spare_finalists=not fresh and not is_reference)
         request = self.inquiry.request(name, settings, measure, deadline_s)
-        return self.executor.submit(request.model_copy(update={"fresh": fresh}))
+        return request.model_copy(update={"fresh": fresh})
 
     def learn(self, name: str, outcome: Outcome, fresh: bool) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
