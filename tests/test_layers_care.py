@@ -313,3 +313,16 @@ def test_attention_of_values_in_a_larger_batch():
     stock, ours = twins(Attention)
     x = torch.randn(1)
     assert_same(run(ours, x), run(stock, x))
+
+
+@pytest.mark.parametrize("build", [lambda: nn.ReLU(), lambda: nn.MaxPool2d(3, 2, 1), lambda: nn.MaxPool2d(2)])
+def test_an_input_of_several_pieces_has_the_values_and_the_gradient_of_stock(build):
+    """22 rows in turns of 3, and 1,379,840 elements in pieces of 2^19: the last turn and piece are smaller."""
+    image = torch.randn(22, 20, 56, 56)
+    found = []
+    for layer in (build(), convert(build())):
+        x = image.clone().requires_grad_()
+        output = layer(x)
+        output.backward(torch.linspace(-1, 1, output.numel()).view(output.shape))
+        found += [(output, x.grad)]
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

@@ -189,8 +189,8 @@ def max_pool1d(
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> Any:  # fmt: skip
     """``F.max_pool1d``: in two dimensions, of which one is 1."""
-    if return_indices:
-        return F.max_pool1d(input, kernel_size, stride, padding, dilation, ceil_mode, True)
+    if return_indices or not input.requires_grad:
+        return F.max_pool1d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     strides = kernel_size if stride is None or stride == [] else stride
     numbers = ((1, kernel_size), (1, strides), (0, padding), (1, dilation))
     wide = [(one, *for_each_dim(value, 1)) for one, value in numbers]
