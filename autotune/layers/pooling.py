@@ -19,7 +19,7 @@ from .sites import Site
 
 __all__ = ["adaptive_avg_pool", "adaptive_avg_pool1d", "avg_pool", "avg_pool1d", "max_pool", "max_pool1d"]
 
-_STOCK: dict[int, Callable[..., Any]] = {2: F.max_pool2d, 3: F.max_pool3d}
+_STOCK: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _MAX_BACKWARD: dict[int, Any] = {
     2: torch.ops.aten.max_pool2d_with_indices_backward.grad_input,
     3: torch.ops.aten.max_pool3d_with_indices_backward.grad_input,
@@ -190,7 +190,7 @@ def max_pool1d(
 ) -> Any:  # fmt: skip
     """``F.max_pool1d``: in two dimensions, of which one is 1."""
     if return_indices or not input.requires_grad:
-        return F.max_pool1d(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+        return _STOCK[1](input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
     strides = kernel_size if stride is None or stride == [] else stride
     numbers = ((1, kernel_size), (1, strides), (0, padding), (1, dilation))
     wide = [(one, *for_each_dim(value, 1)) for one, value in numbers]
