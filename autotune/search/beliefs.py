@@ -1,0 +1,330 @@
+"""What a search believes of every configuration, measured or not: its speed, whether it fits, what a trial of it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .configurations import Configurations
+from .process import Array, Indices, LogNormal, Posterior, Prior, Process
+
+__all__ = ["GAIN", "Beliefs", "Observation", "Priors"]
+
+GAIN = math.log(1.01)
+"""Logarithm of the least gain in speed that is worth another trial."""
+
+_SPEED = Prior(
+    level=5.0,
+    main=LogNormal(0.1, 1.0),
+    pair=LogNormal(0.5, 0.5),
+    rest=LogNormal(0.01, 0.7),
+    noise=LogNormal(0.01, 0.7),
+)
+"""Of the logarithm of samples per second."""
+_PEAK = Prior(
+    level=0.1,
+    main=LogNormal(0.01, 1.0),
+    pair=LogNormal(0.5, 0.5),
+    rest=LogNormal(0.004, 0.7),
+    noise=LogNormal(0.004, 1.0),
+)
+"""Of the logarithm of the measured peak over the predicted one."""
+_PEAK_UNPREDICTED = Prior(
+    level=5.0,
+    main=LogNormal(0.15, 1.0),
+    pair=LogNormal(0.5, 0.5),
+    rest=LogNormal(0.01, 0.7),
+    noise=LogNormal(0.01, 0.7),
+)
+"""Of the logarithm of the measured peak."""
+_FAILURE = Prior(
+    level=0.1, main=LogNormal(0.2, 0.0), pair=LogNormal(0.5, 0.0), rest=LogNormal(0.1, 0.0), noise=LogNormal(0.1, 0.0)
+)
+"""Of a score that is 1 where a trial failed and 0 where it did not."""
+_FAILS = 0.5
+"""A configuration is taken to fail where its score is above."""
+
+_SLOPES = {"flops_per_sample": (0.5, 0.3), "bytes_per_sample": (0.3, 0.3)}
+"""Mean and standard deviation of the powers of counted work that the time of a sample goes with."""
+_HALVES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
+"""Micro-batches at which half of the best speed is reached, over the geometric mean of those there are."""
+_CONSTANT = 0.03
+"""Standard deviation of memory that the prediction leaves out whatever the configuration, as a share of the limit."""
+_UNPREDICTED = 0.5
+"""Standard deviation of what each level adds to the logarithm of a peak without a prediction."""
+_MOST_DRAWN = 96
+"""Configurations in a joint draw: the most promising."""
+_NUM_DRAWS = 1024
+"""Joint draws that a chance is counted in: 5 % is within 0.7 %."""
+_RIDGE = 0.3
+"""Weight of the guess that a trial is half fixed and half proportional to the time of a sample, in trials."""
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a trial showed."""
+
+    outcome: Literal["measured", "out of memory", "failed", "running"]
+    """``failed``: for any other reason than memory."""
+    log_speed: float | None = None
+    """Natural logarithm of samples per second."""
+    relative_error: float = 0.0
+    """Standard error of the speed as the measurement states it, as a share."""
+    peak_bytes: int | None = None
+    """Peak memory; of ``out of memory`` a lower bound."""
+    seconds: float | None = None
+    """The trial's whole duration."""
+
+
+@dataclass(frozen=True)
+class Priors:
+    """What is believed before any trial; made once."""
+
+    configurations: Configurations
+    speed: Process
+    peak: Process
+    failure: Process
+    log_predicted: Array
+    """(configurations,): logarithm of the predicted peak; the mean of all where there is none."""
+
+    @classmethod
+    def of(cls, configurations: Configurations, limit_bytes: int | None, seed: int) -> Priors:
+        """Start from what is predicted."""
+        log_predicted = np.log(configurations.predicted("peak_bytes"))
+        failure = configurations.surface(np.zeros((1, len(configurations))), np.zeros((len(configurations), 0)))
+        return cls(
+            configurations,
+            _speed_process(configurations, seed),
+            _peak_process(configurations, log_predicted, limit_bytes, seed),
+            Process(failure, _FAILURE, seed),
+            _filled(log_predicted),
+        )
+
+
+def _speed_process(configurations: Configurations, seed: int) -> Process:
+    """A step of m samples takes a + b m: speed saturates as m / (h + m), h being of unknown size."""
+    means = -np.log1p(np.array(_HALVES)[:, None] / _relative(configurations.micro_batches()))
+    trends = []
+    for what, (slope, spread) in _SLOPES.items():
+        work = _filled(np.log(configurations.predicted(what)))
+        work = work - work.mean()
+        means = means - slope * work
+        trends.append(spread * work)
+    return Process(configurations.surface(means, np.column_stack(trends)), _SPEED, seed + 1)
+
+
+def _peak_process(configurations: Configurations, log_predicted: Array, limit: int | None, seed: int) -> Process:
+    """Predictions are right to a factor and a constant; what has none has a base and a part that grows with the batch."""
+    unknown = np.isnan(log_predicted)
+    grown = np.log(np.array(_HALVES)[:, None] + _relative(configurations.micro_batches()))
+    constant = np.where(unknown, 0.0, _CONSTANT * (limit or 0.0) / np.exp(log_predicted))
+    trends = np.column_stack([constant, unknown[:, None] * configurations.indicators() * _UNPREDICTED])
+    surface = configurations.surface(np.where(unknown, grown, 0.0), trends)
+    return Process(surface, _PEAK_UNPREDICTED if unknown.all() else _PEAK, seed + 2)
+
+
+def _relative(batches: Array) -> Array:
+    """Micro-batches over their geometric mean."""
+    relative: Array = batches / math.exp(np.log(batches).mean())
+    return relative
+
+
+def _filled(values: Array) -> Array:
+    """With the mean of those that are known for those that are not; 0 where none is."""
+    known = ~np.isnan(values)
+    return np.where(known, values, values[known].mean() if known.any() else 0.0)
+
+
+class Beliefs:
+    """What is believed after some trials."""
+
+    def __init__(self, priors: Priors, observed: Sequence[tuple[int, Observation]], limit_bytes: float | None) -> None:
+        """Learn from trials.
+
+        Args:
+            priors: what was believed before.
+            observed: the number of a configuration, and what a trial of it showed.
+            limit_bytes: what a peak must not exceed, the margin taken off; None where nothing is held to a limit.
+        """
+        self.priors = priors
+        self.observed = tuple(observed)
+        self._log_limit = None if limit_bytes is None else math.log(limit_bytes)
+        self._everything = np.arange(len(priors.configurations))
+        self.speed = self._learn_speed()
+        self.peak = None if limit_bytes is None else self._learn_peak()
+        self.failure = self._learn_failure()
+        self.best = self._find_best()
+        """The configuration that is fastest by what is believed, among those that were measured and fit; or None."""
+
+    @property
+    def left(self) -> Indices:
+        """Configurations that were not tried and are not being tried."""
+        return np.setdiff1d(self._everything, [number for number, _ in self.observed])
+
+    def promise(self, asked: Indices) -> Array:
+        """(asked,): expected gain in speed over the best, times the chance that it can be used, per second of trial.
+
+        Source: Jones, Schonlau, Welch 1998 (expected improvement); Snoek, Larochelle, Adams 2012, arXiv:1206.2944, 3.2
+        (per second); Gardner et al. 2014 (times the chance to be feasible).
+        """
+        chance = self.chance_usable(asked)
+        if self.best is None:
+            mean, variance = self.speed.marginals(asked)
+            expected = self.speed.weights @ mean
+            gain = expected - expected.min() + 1.0
+            return gain * chance / self._expected_seconds(expected, chance)
+        mean, variance = self.speed.above(asked, self.best)
+        gain = self.speed.weights @ _expected_improvement(mean, np.sqrt(variance))
+        expected = self.speed.weights @ self.speed.marginals(asked)[0]
+        return gain * chance / self._expected_seconds(expected, chance)
+
+    def chance_usable(self, asked: Indices) -> Array:
+        """(asked,): that a trial fits the limit and does not fail."""
+        chance = np.ones(len(asked))
+        if self.peak is not None:
+            mean, variance = self.peak.marginals(asked)
+            room = self._room(asked) - mean
+            chance = self.peak.weights @ _normal(room / np.sqrt(variance + self.peak.noise_variance[:, None]))
+        if self.failure is not None:
+            mean, variance = self.failure.marginals(asked)
+            chance = chance * (self.failure.weights @ _normal((_FAILS - mean) / np.sqrt(variance + _TINY)))
+        return chance
+
+    def chance_left(self, seed: int) -> float:
+        """That anything left can be used and is more than :data:`GAIN` faster than the best; or, where nothing that
+        was measured can be used, that anything left can be.
+
+        By joint draws from all that is believed, of the most promising that are left.
+        """
+        asked = self._most_promising()
+        generator = np.random.default_rng(seed)
+        drawn = self._draw_usable(asked, generator)
+        if self.best is not None:
+            speeds = self.speed.draw(np.append(asked, self.best), _NUM_DRAWS, generator)
+            drawn &= speeds[:, :-1] > speeds[:, -1:] + GAIN
+        return float(drawn.any(1).mean())
+
+    def _most_promising(self) -> Indices:
+        """Of what is left, the most likely to be usable and faster."""
+        left = self.left
+        chance = self.chance_usable(left)
+        if self.best is not None:
+            mean, variance = self.speed.above(left, self.best)
+            chance = chance * (self.speed.weights @ _normal((mean - GAIN) / np.sqrt(variance + _TINY)))
+        return left[np.argsort(-chance, kind="stable")[:_MOST_DRAWN]]
+
+    def _draw_usable(self, asked: Indices, generator: np.random.Generator) -> NDArray[np.bool_]:
+        """(draws, asked): whether each fits the limit and does not fail."""
+        usable = np.ones((_NUM_DRAWS, len(asked)), dtype=bool)
+        if self.peak is not None:
+            noise = math.sqrt(self.peak.weights @ self.peak.noise_variance) * generator.standard_normal(usable.shape)
+            usable &= self.peak.draw(asked, _NUM_DRAWS, generator) + noise <= self._room(asked)
+        if self.failure is not None:
+            usable &= self.failure.draw(asked, _NUM_DRAWS, generator) <= _FAILS
+        return usable
+
+    def _room(self, asked: Indices) -> Array:
+        """(asked,): logarithm of how far the measured peak may exceed the predicted one."""
+        assert self._log_limit is not None
+        return self._log_limit - self.priors.log_predicted[asked]
+
+    def _learn_speed(self) -> Posterior:
+        rows = [(number, seen.log_speed, seen.relative_error) for number, seen in self.observed]
+        return self._learn(self.priors.speed, [row for row in rows if row[1] is not None])
+
+    def _learn_peak(self) -> Posterior:
+        """What ran out of memory would have had a peak above the one that was seen: a measurement with the mean and
+        the variance that the bound leaves of what the others say."""
+        exact, least = [], []
+        for number, seen in self.observed:
+            if seen.peak_bytes is not None and seen.outcome in ("measured", "out of memory"):
+                ratio = math.log(seen.peak_bytes) - self.priors.log_predicted[number]
+                (exact if seen.outcome == "measured" else least).append((number, ratio, 0.0))
+        if least:
+            believed = self._learn(self.priors.peak, exact)
+            exact += [(number, *_at_least(bound, *believed.overall(number))) for number, bound, _ in least]
+        return self._learn(self.priors.peak, exact)
+
+    def _learn_failure(self) -> Posterior | None:
+        """None as long as nothing has failed."""
+        if all(seen.outcome != "failed" for _, seen in self.observed):
+            return None
+        scores = [(number, float(seen.outcome == "failed"), 0.0) for number, seen in self.observed]
+        known = [row for row, (_, seen) in zip(scores, self.observed, strict=True) if seen.outcome != "running"]
+        return self._learn(self.priors.failure, known)
+
+    def _learn(self, process: Process, rows: Sequence[tuple[int, float, float]]) -> Posterior:
+        """From (number, value, standard error); what is running is taken to be as it is expected to be."""
+        posterior = process.given(*_columns(rows))
+        running = np.array([number for number, seen in self.observed if seen.outcome == "running"], dtype=np.intp)
+        if len(running) == 0:
+            return posterior
+        expected = posterior.weights @ posterior.marginals(running)[0]
+        return process.given(*_columns([*rows, *((n, v, 0.0) for n, v in zip(running, expected, strict=True))]))
+
+    def _find_best(self) -> int | None:
+        fits = {number: True for number, seen in self.observed if seen.outcome == "measured"}
+        for number, seen in self.observed:
+            over = self._log_limit is not None and math.log(seen.peak_bytes or 1) > self._log_limit
+            if number in fits and (over or seen.outcome in ("failed", "out of memory")):
+                fits[number] = False
+        usable = np.array([number for number, yes in fits.items() if yes], dtype=np.intp)
+        if len(usable) == 0:
+            return None
+        return int(usable[np.argmax(self.speed.weights @ self.speed.marginals(usable)[0])])
+
+    def _expected_seconds(self, log_speed: Array, chance: Array) -> Array:
+        """(asked,): of a trial: some, and a number of samples at its speed; what cannot be used ends early."""
+        rows = [
+            (seen.log_speed, seen.seconds) for _, seen in self.observed if seen.log_speed is not None and seen.seconds
+        ]
+        if not rows:
+            return np.ones(len(log_speed))
+        per_sample, seconds = np.exp(-np.array([row[0] for row in rows])), np.array([row[1] for row in rows])
+        scale = per_sample.mean()
+        design = np.vstack([np.column_stack([np.ones(len(rows)), per_sample / scale]), np.eye(2) * _RIDGE])
+        wanted = np.append(seconds, [_RIDGE * seconds.mean() / 2] * 2)
+        fixed, growing = np.maximum(np.linalg.lstsq(design, wanted, rcond=None)[0], 1e-3 * seconds.mean())
+        return np.asarray(fixed + chance * growing * np.exp(-log_speed) / scale)
+
+
+def _columns(rows: Sequence[tuple[int, float, float]]) -> tuple[Indices, Array, Array]:
+    """Numbers, values and variances."""
+    number, value, error = zip(*rows, strict=True) if rows else ((), (), ())
+    return np.array(number, dtype=np.intp), np.array(value, dtype=float), np.array(error, dtype=float) ** 2
+
+
+def _at_least(bound: float, mean: float, variance: float) -> tuple[float, float]:
+    """A value and its standard error that, learned beside a normal belief, leave the moments which that belief has above
+    ``bound``.
+
+    Source: Minka 2001, expectation propagation; moments of the truncated normal, Johnson, Kotz, Balakrishnan 1994, 13.10.
+    """
+    spread = math.sqrt(variance)
+    z = (mean - bound) / spread
+    hazard = float(np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / max(_normal(np.array([z]))[0], 1e-12))
+    hazard = max(hazard, -z)  # their limit, where the belief lies far below the bound
+    shrink = min(max(hazard * (hazard + z), 1e-6), 1 - 1e-6)
+    error = variance * (1 / shrink - 1)
+    return mean + spread * hazard / shrink, math.sqrt(error)
+
+
+def _expected_improvement(mean: Array, spread: Array) -> Array:
+    """Of a normal variable over 0."""
+    z = mean / np.maximum(spread, _TINY)
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    return np.maximum(mean * _normal(z) + spread * density, 0.0)
+
+
+def _normal(z: Array) -> Array:
+    """The standard normal distribution function, within 1e-7. Source: Abramowitz and Stegun 26.2.17."""
+    t = 1 / (1 + 0.2316419 * np.abs(z))
+    series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    tail = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi) * series
+    return np.where(z > 0, 1 - tail, tail)

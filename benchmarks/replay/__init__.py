@@ -1,0 +1,1 @@
+"""Searches replayed over tables of measured configurations."""
