@@ -104,7 +104,7 @@ def _effects(world: World, generator: np.random.Generator) -> dict[Any, float]:
         "channels_last": 0.149 * about[1],
         ("bf16", "channels_last"): -0.31 * about[2] * world.interactions,
         "fused": -0.05 * about[3],
-        "foreach": -0.03 * about[4] - math.log(world.bad_choice),
+        "foreach": -0.03 * about[4] + math.log(world.bad_choice),
         "tcmalloc": -0.08 * about[5],
         ("blocks1", "tcmalloc"): 0.04 * world.interactions,
         ("bf16", "fused"): 0.03 * world.interactions,

@@ -1,4 +1,4 @@
-"""What a search believes of every configuration, measured or not: its speed, whether it fits, what a trial of it takes."""
+"""What a search believes of each configuration, measured or not: its speed, whether it fits, a trial's duration."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _PEAK = Prior(
 )
 """Of the logarithm of the measured peak over the predicted one."""
 _PEAK_UNPREDICTED = Prior(
-    level=5.0,
-    main=LogNormal(0.15, 1.0),
-    pair=LogNormal(0.5, 0.5),
+    level=2.0,
+    main=LogNormal(0.1, 0.8),
+    pair=LogNormal(0.4, 0.5),
     rest=LogNormal(0.01, 0.7),
     noise=LogNormal(0.01, 0.7),
 )
-"""Of the logarithm of the measured peak."""
+"""Of the logarithm of the measured peak over the limit, where no peak is predicted."""
 _FAILURE = Prior(
-    level=0.1, main=LogNormal(0.2, 0.0), pair=LogNormal(0.5, 0.0), rest=LogNormal(0.1, 0.0), noise=LogNormal(0.1, 0.0)
+    level=0.05, main=LogNormal(0.4, 0.0), pair=LogNormal(0.3, 0.0), rest=LogNormal(0.1, 0.0), noise=LogNormal(0.1, 0.0)
 )
 """Of a score that is 1 where a trial failed and 0 where it did not."""
 _FAILS = 0.5
@@ -53,6 +53,8 @@ _SLOPES = {"flops_per_sample": (0.5, 0.3), "bytes_per_sample": (0.3, 0.3)}
 """Mean and standard deviation of the powers of counted work that the time of a sample goes with."""
 _HALVES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
 """Micro-batches at which half of the best speed is reached, over the geometric mean of those there are."""
+_OVER_COSTS = 20.0
+"""A trial that cannot be used counts as so many: one in twenty is let be."""
 _CONSTANT = 0.03
 """Standard deviation of memory that the prediction leaves out whatever the configuration, as a share of the limit."""
 _UNPREDICTED = 0.5
@@ -91,7 +93,8 @@ class Priors:
     peak: Process
     failure: Process
     log_predicted: Array
-    """(configurations,): logarithm of the predicted peak; the mean of all where there is none."""
+    """(configurations,): logarithm of the predicted peak; where there is none, the mean of all or, without any, the
+    limit's."""
 
     @classmethod
     def of(cls, configurations: Configurations, limit_bytes: int | None, seed: int) -> Priors:
@@ -103,7 +106,7 @@ class Priors:
             _speed_process(configurations, seed),
             _peak_process(configurations, log_predicted, limit_bytes, seed),
             Process(failure, _FAILURE, seed),
-            _filled(log_predicted),
+            _filled(log_predicted, math.log(limit_bytes or 1)),
         )
 
 
@@ -112,7 +115,7 @@ def _speed_process(configurations: Configurations, seed: int) -> Process:
     means = -np.log1p(np.array(_HALVES)[:, None] / _relative(configurations.micro_batches()))
     trends = []
     for what, (slope, spread) in _SLOPES.items():
-        work = _filled(np.log(configurations.predicted(what)))
+        work = _filled(np.log(configurations.predicted(what)), 0.0)
         work = work - work.mean()
         means = means - slope * work
         trends.append(spread * work)
@@ -120,7 +123,7 @@ def _speed_process(configurations: Configurations, seed: int) -> Process:
 
 
 def _peak_process(configurations: Configurations, log_predicted: Array, limit: int | None, seed: int) -> Process:
-    """Predictions are right to a factor and a constant; what has none has a base and a part that grows with the batch."""
+    """Predictions are right to a factor and a constant; what has none has a base and what grows with the batch."""
     unknown = np.isnan(log_predicted)
     grown = np.log(np.array(_HALVES)[:, None] + _relative(configurations.micro_batches()))
     constant = np.where(unknown, 0.0, _CONSTANT * (limit or 0.0) / np.exp(log_predicted))
@@ -135,10 +138,10 @@ def _relative(batches: Array) -> Array:
     return relative
 
 
-def _filled(values: Array) -> Array:
-    """With the mean of those that are known for those that are not; 0 where none is."""
+def _filled(values: Array, default: float) -> Array:
+    """With the mean of those that are known for those that are not; with ``default`` where none is."""
     known = ~np.isnan(values)
-    return np.where(known, values, values[known].mean() if known.any() else 0.0)
+    return np.where(known, values, values[known].mean() if known.any() else default)
 
 
 class Beliefs:
@@ -174,15 +177,14 @@ class Beliefs:
         (per second); Gardner et al. 2014 (times the chance to be feasible).
         """
         chance = self.chance_usable(asked)
+        expected = self.speed.marginals(asked)[0].mean(0)
         if self.best is None:
-            mean, variance = self.speed.marginals(asked)
-            expected = self.speed.weights @ mean
             gain = expected - expected.min() + 1.0
-            return gain * chance / self._expected_seconds(expected, chance)
-        mean, variance = self.speed.above(asked, self.best)
-        gain = self.speed.weights @ _expected_improvement(mean, np.sqrt(variance))
-        expected = self.speed.weights @ self.speed.marginals(asked)[0]
-        return gain * chance / self._expected_seconds(expected, chance)
+        else:
+            mean, variance = self.speed.above(asked, self.best)
+            gain = _expected_improvement(mean, np.sqrt(variance)).mean(0)
+        cost = self._expected_seconds(expected, chance) * (1 + _OVER_COSTS * (1 - chance))
+        return np.asarray(gain * chance / cost)
 
     def chance_usable(self, asked: Indices) -> Array:
         """(asked,): that a trial fits the limit and does not fail."""
@@ -190,11 +192,11 @@ class Beliefs:
         if self.peak is not None:
             mean, variance = self.peak.marginals(asked)
             room = self._room(asked) - mean
-            chance = self.peak.weights @ _normal(room / np.sqrt(variance + self.peak.noise_variance[:, None]))
+            chance = _normal(room / np.sqrt(variance + self.peak.noise_variance[:, None])).mean(0)
         if self.failure is not None:
             mean, variance = self.failure.marginals(asked)
-            chance = chance * (self.failure.weights @ _normal((_FAILS - mean) / np.sqrt(variance + _TINY)))
-        return chance
+            chance = chance * _normal((_FAILS - mean) / np.sqrt(variance + _TINY)).mean(0)
+        return np.asarray(chance)
 
     def chance_left(self, seed: int) -> float:
         """That anything left can be used and is more than :data:`GAIN` faster than the best; or, where nothing that
@@ -210,20 +212,27 @@ class Beliefs:
             drawn &= speeds[:, :-1] > speeds[:, -1:] + GAIN
         return float(drawn.any(1).mean())
 
+    def may_need_less(self) -> bool:
+        """Whether anything left is expected to need less memory than everything that was tried."""
+        if self.peak is None:
+            return False
+        peaks = self.peak.marginals(self._everything)[0].mean(0) + self.priors.log_predicted
+        return bool(np.argmin(peaks) in self.left)
+
     def _most_promising(self) -> Indices:
         """Of what is left, the most likely to be usable and faster."""
         left = self.left
         chance = self.chance_usable(left)
         if self.best is not None:
             mean, variance = self.speed.above(left, self.best)
-            chance = chance * (self.speed.weights @ _normal((mean - GAIN) / np.sqrt(variance + _TINY)))
+            chance = chance * _normal((mean - GAIN) / np.sqrt(variance + _TINY)).mean(0)
         return left[np.argsort(-chance, kind="stable")[:_MOST_DRAWN]]
 
     def _draw_usable(self, asked: Indices, generator: np.random.Generator) -> NDArray[np.bool_]:
         """(draws, asked): whether each fits the limit and does not fail."""
         usable = np.ones((_NUM_DRAWS, len(asked)), dtype=bool)
         if self.peak is not None:
-            noise = math.sqrt(self.peak.weights @ self.peak.noise_variance) * generator.standard_normal(usable.shape)
+            noise = math.sqrt(self.peak.noise_variance.mean()) * generator.standard_normal(usable.shape)
             usable &= self.peak.draw(asked, _NUM_DRAWS, generator) + noise <= self._room(asked)
         if self.failure is not None:
             usable &= self.failure.draw(asked, _NUM_DRAWS, generator) <= _FAILS
@@ -235,13 +244,14 @@ class Beliefs:
         return self._log_limit - self.priors.log_predicted[asked]
 
     def _learn_speed(self) -> Posterior:
-        rows = [(number, seen.log_speed, seen.relative_error) for number, seen in self.observed]
-        return self._learn(self.priors.speed, [row for row in rows if row[1] is not None])
+        seen = [(number, each.log_speed, each.relative_error) for number, each in self.observed]
+        return self._learn(self.priors.speed, [(n, speed, error) for n, speed, error in seen if speed is not None])
 
     def _learn_peak(self) -> Posterior:
         """What ran out of memory would have had a peak above the one that was seen: a measurement with the mean and
         the variance that the bound leaves of what the others say."""
-        exact, least = [], []
+        exact: list[tuple[int, float, float]] = []
+        least: list[tuple[int, float, float]] = []
         for number, seen in self.observed:
             if seen.peak_bytes is not None and seen.outcome in ("measured", "out of memory"):
                 ratio = math.log(seen.peak_bytes) - self.priors.log_predicted[number]
@@ -265,7 +275,7 @@ class Beliefs:
         running = np.array([number for number, seen in self.observed if seen.outcome == "running"], dtype=np.intp)
         if len(running) == 0:
             return posterior
-        expected = posterior.weights @ posterior.marginals(running)[0]
+        expected = posterior.marginals(running)[0].mean(0)
         return process.given(*_columns([*rows, *((n, v, 0.0) for n, v in zip(running, expected, strict=True))]))
 
     def _find_best(self) -> int | None:
@@ -277,7 +287,7 @@ class Beliefs:
         usable = np.array([number for number, yes in fits.items() if yes], dtype=np.intp)
         if len(usable) == 0:
             return None
-        return int(usable[np.argmax(self.speed.weights @ self.speed.marginals(usable)[0])])
+        return int(usable[np.argmax(self.speed.marginals(usable)[0].mean(0))])
 
     def _expected_seconds(self, log_speed: Array, chance: Array) -> Array:
         """(asked,): of a trial: some, and a number of samples at its speed; what cannot be used ends early."""
@@ -301,10 +311,9 @@ def _columns(rows: Sequence[tuple[int, float, float]]) -> tuple[Indices, Array, 
 
 
 def _at_least(bound: float, mean: float, variance: float) -> tuple[float, float]:
-    """A value and its standard error that, learned beside a normal belief, leave the moments which that belief has above
-    ``bound``.
+    """A value and its standard error that, learned beside a normal belief, leave its moments above ``bound``.
 
-    Source: Minka 2001, expectation propagation; moments of the truncated normal, Johnson, Kotz, Balakrishnan 1994, 13.10.
+    Sources: Minka 2001 (expectation propagation); Johnson, Kotz, Balakrishnan 1994, 13.10 (the truncated normal).
     """
     spread = math.sqrt(variance)
     z = (mean - bound) / spread

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from .process import Array, Surface
@@ -109,5 +108,6 @@ class Configurations:
         kind = self.distributions[name]
         if isinstance(kind, CategoricalDistribution):
             return np.array([float(kind.choices.index(value)) for value in values])
-        numbers: NDArray[np.float64] = np.array(values, dtype=np.float64)
-        return _WHOLE_RANGE * (numbers - numbers.min()) / (np.ptp(numbers) or 1.0)
+        numbers = np.array(values, dtype=np.float64)
+        column: Array = _WHOLE_RANGE * (numbers - numbers.min()) / (np.ptp(numbers) or 1.0)
+        return column

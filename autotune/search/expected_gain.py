@@ -104,6 +104,8 @@ class ExpectedGainSampler(BaseSampler):
     def stop_reason(self, study: optuna.Study) -> str | None:
         """Why there is no point in going on, in words; None where there is one."""
         beliefs = self.beliefs(study)
+        if beliefs.best is None and beliefs.may_need_less():
+            return None
         chance = beliefs.chance_left(self._seed)
         if chance >= _SETTLED:
             return None
@@ -126,9 +128,8 @@ class ExpectedGainSampler(BaseSampler):
 
 
 def _observation(trial: FrozenTrial) -> Observation:
+    if trial.state != TrialState.COMPLETE:
+        return Observation("failed" if trial.state.is_finished() else "running")
     if _OBSERVATION in trial.user_attrs:
         return Observation(**trial.user_attrs[_OBSERVATION])
-    if trial.state == TrialState.COMPLETE:
-        seconds = trial.duration.total_seconds() if trial.duration else None
-        return Observation("measured", log_speed=trial.value, seconds=seconds)
-    return Observation("failed" if trial.state.is_finished() else "running")
+    return Observation("measured", trial.value, seconds=trial.duration.total_seconds() if trial.duration else None)

@@ -4,8 +4,8 @@ The kernel is an ANOVA: one level for all, a main effect for each parameter, an 
 and a remainder that is a configuration's own. With 3 to 30 measurements no single value of the hyperparameters is
 certain: many are drawn from their priors and weighed by how well each explains what was measured.
 
-Sources: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq. 2.25 to 2.30 (posterior, evidence) and
-5.4.2 (leaving one out); Plate 1999 and Duvenaud et al. 2011, arXiv:1112.4394 (additive kernels by order of interaction).
+Sources: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, eq. 2.25 to 2.30 (posterior, evidence)
+and 5.4.2 (leaving one out); Duvenaud et al. 2011, arXiv:1112.4394 (additive kernels by order of interaction).
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Indices", "LogNormal", "Posterior", "Prior", "Process", "Surface"]
+__all__ = ["Array", "Hyper", "Indices", "LogNormal", "Posterior", "Prior", "Process", "Surface"]
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _NUM_DRAWN = 512
 """Hyperparameters drawn from the priors."""
+_NUM_MOVED = 64
+"""Of them moved about, chosen by evidence."""
+_NUM_MOVES, _STEP = 8, 0.4
+"""Moves of each, and their size in standard deviations of the prior."""
 _NUM_KEPT = 16
-"""Of them kept, by evidence."""
+"""Of them kept."""
 _JITTER = 1e-10
 _OUTLIER = 3.0
 """Standard deviations from what all the others say, above which a measurement's noise is taken to be that large."""
@@ -38,9 +42,9 @@ class LogNormal:
     spread: float
     """Standard deviation of its logarithm."""
 
-    def draw(self, generator: np.random.Generator, *shape: int) -> Array:
-        """Independent values."""
-        return self.median * np.exp(self.spread * generator.standard_normal(shape))
+    def at(self, normal: Array) -> Array:
+        """The values that stand where a standard normal variable has these."""
+        return self.median * np.exp(self.spread * normal)
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,8 @@ class Surface:
     """The configurations, as a process sees them, and what is thought of them before any is measured."""
 
     positions: Array
-    """(configurations, parameters): a level's number, or where it lies along an ordered parameter, one being the distance
-    over which values are similar."""
+    """(configurations, parameters): a level's number, or where it lies along an ordered parameter, one being the
+    distance over which values are similar."""
     is_ordered: NDArray[np.bool_]
     """(parameters,)."""
     means: Array
@@ -79,18 +83,28 @@ class Surface:
         return np.where(self.is_ordered[:, None, None], np.exp(-0.5 * apart**2), apart == 0)
 
 
+@dataclass(frozen=True)
+class Hyper:
+    """Draws of the hyperparameters."""
+
+    main: Array
+    """(draws, parameters)."""
+    pair: Array
+    """(draws,), as those below."""
+    rest: Array
+    noise: Array
+    alternative: Indices
+    """Which of the prior means."""
+
+
 class Process:
     """The prior: :meth:`given` measurements, it becomes a :class:`Posterior`."""
 
     def __init__(self, surface: Surface, prior: Prior, seed: int) -> None:
-        self.surface, self.level = surface, prior.level
+        self.surface, self.prior, self._seed = surface, prior, seed
         generator = np.random.default_rng(seed)
-        self._main = prior.main.draw(generator, _NUM_DRAWN, surface.positions.shape[1])
-        self._pair = prior.pair.draw(generator, _NUM_DRAWN)
-        self._rest = prior.rest.draw(generator, _NUM_DRAWN)
-        self._noise = prior.noise.draw(generator, _NUM_DRAWN)
+        self._normal = generator.standard_normal((_NUM_DRAWN, surface.positions.shape[1] + 3))
         self._alternative = generator.integers(len(surface.means), size=_NUM_DRAWN)
-        self._uniform = generator.random()
 
     def given(self, index: Indices, values: Array, variances: Array) -> Posterior:
         """Learn from measurements.
@@ -99,107 +113,124 @@ class Process:
             index: the configuration of each; one may be measured repeatedly.
             values: what was measured.
             variances: of each, as the measurement itself states it.
+
+        Source: Cotter et al. 2013, Statistical Science 28(3), eq. 4.3 (moves that keep a normal prior).
         """
-        everything = np.arange(_NUM_DRAWN)
+        normal, alternative = self._normal, self._alternative
         if len(index) == 0:
-            return Posterior(self, everything[:_NUM_KEPT], np.full(_NUM_KEPT, 1 / _NUM_KEPT), index, values, variances)
-        for _ in range(2):
-            covariance = self.covariance(everything, index, index) + self.noise(everything, variances)
-            residuals = values - self.means(everything, index)
-            inverse = np.linalg.inv(covariance)
-            solved = np.einsum("tij,tj->ti", inverse, residuals)
-            evidence = -0.5 * (np.einsum("ti,ti->t", residuals, solved) + np.linalg.slogdet(covariance)[1])
-            weights = np.exp(evidence - evidence.max())
-            weights /= weights.sum()
-            excess = _excess(solved, np.einsum("tii->ti", inverse), weights)
-            if not excess.any():
-                break
-            variances = variances + excess
-        kept, counts = np.unique(self._resampled(weights), return_counts=True)
-        return Posterior(self, kept, counts / _NUM_KEPT, index, values, variances)
+            return Posterior(self, self.hyper(normal[:_NUM_KEPT], alternative[:_NUM_KEPT]), index, values, variances)
+        drawn = self.hyper(normal, alternative)
+        variances = variances + self._excess(drawn, index, values, variances)
+        evidence = self._evidence(drawn, index, values, variances)
+        chosen = _resampled(np.exp(evidence - evidence.max()), _NUM_MOVED)
+        normal, alternative, evidence = normal[chosen], alternative[chosen], evidence[chosen]
+        generator = np.random.default_rng(self._seed)
+        for _ in range(_NUM_MOVES):
+            moved = np.sqrt(1 - _STEP**2) * normal + _STEP * generator.standard_normal(normal.shape)
+            other = generator.integers(len(self.surface.means), size=_NUM_MOVED)
+            other = np.where(generator.random(_NUM_MOVED) < _STEP, other, alternative)
+            then = self._evidence(self.hyper(moved, other), index, values, variances)
+            better = np.log(generator.random(_NUM_MOVED)) < then - evidence
+            normal = np.where(better[:, None], moved, normal)
+            alternative, evidence = np.where(better, other, alternative), np.where(better, then, evidence)
+        every = _NUM_MOVED // _NUM_KEPT
+        return Posterior(self, self.hyper(normal[::every], alternative[::every]), index, values, variances)
 
-    def means(self, drawn: Indices, index: Indices) -> Array:
-        """(drawn, index): prior means."""
-        return self.surface.means[self._alternative[drawn]][:, index]
+    def hyper(self, normal: Array, alternative: Indices) -> Hyper:
+        """Hyperparameters of as many draws as there are rows."""
+        prior, (*main, pair, rest, noise) = self.prior, normal.T
+        parameters = np.array(main).reshape(-1, len(normal)).T
+        return Hyper(
+            prior.main.at(parameters), prior.pair.at(pair), prior.rest.at(rest), prior.noise.at(noise), alternative
+        )
 
-    def noise(self, drawn: Indices, variances: Array) -> Array:
-        """(drawn, index, index): of measurements that state ``variances`` of themselves."""
-        noise: Array = (self._noise[drawn, None] ** 2 + variances + _JITTER)[:, :, None] * np.eye(len(variances))
-        return noise
+    def means(self, hyper: Hyper, index: Indices) -> Array:
+        """(draws, index): prior means."""
+        return self.surface.means[hyper.alternative][:, index]
 
-    def noise_variance(self, drawn: Indices) -> Array:
-        """(drawn,): between two measurements of one configuration."""
-        return self._noise[drawn] ** 2
-
-    def covariance(self, drawn: Indices, left: Indices, right: Indices) -> Array:
-        """(drawn, left, right): prior covariance of values."""
+    def covariance(self, hyper: Hyper, left: Indices, right: Indices) -> Array:
+        """(draws, left, right): prior covariance of values."""
         similar = self.surface.similarity(left, right)
         similar = similar.reshape(len(similar), len(left) * len(right))
-        main, size = self._main[drawn], (len(drawn), len(left), len(right))
-        pairs = ((main @ similar) ** 2 - main**2 @ similar**2) / 2  # the sum over pairs, by the square of the sum
-        varied = (main**2 @ similar + self._pair[drawn, None] ** 2 * pairs).reshape(size)
-        own = self._rest[drawn, None, None] ** 2 * (left[:, None] == right)
-        shared = self.level**2 + self.surface.trends[left] @ self.surface.trends[right].T
+        pairs = ((hyper.main @ similar) ** 2 - hyper.main**2 @ similar**2) / 2  # over pairs, by the square of the sum
+        varied = (hyper.main**2 @ similar + hyper.pair[:, None] ** 2 * pairs).reshape(
+            len(hyper.main), len(left), len(right)
+        )
+        own = hyper.rest[:, None, None] ** 2 * (left[:, None] == right)
+        shared = self.prior.level**2 + self.surface.trends[left] @ self.surface.trends[right].T
         covariance: Array = varied + own + shared
         return covariance
 
-    def variance(self, drawn: Indices, index: Indices) -> Array:
-        """(drawn, index): the diagonal of :meth:`covariance`."""
-        main = self._main[drawn]
-        pairs = (main.sum(1) ** 2 - (main**2).sum(1)) / 2
-        varied = (main**2).sum(1) + self._pair[drawn] ** 2 * pairs + self._rest[drawn] ** 2
-        variance: Array = varied[:, None] + self.level**2 + (self.surface.trends[index] ** 2).sum(1)
+    def variance(self, hyper: Hyper, index: Indices) -> Array:
+        """(draws, index): the diagonal of :meth:`covariance`."""
+        squares = (hyper.main**2).sum(1)
+        pairs = (hyper.main.sum(1) ** 2 - squares) / 2
+        varied = squares + hyper.pair**2 * pairs + hyper.rest**2
+        variance: Array = varied[:, None] + self.prior.level**2 + (self.surface.trends[index] ** 2).sum(1)
         return variance
 
-    def _resampled(self, weights: Array) -> Indices:
-        """Systematic resampling: each as often as its weight says, up to one."""
-        steps = (np.arange(_NUM_KEPT) + self._uniform) / _NUM_KEPT
-        return np.minimum(np.searchsorted(np.cumsum(weights), steps), _NUM_DRAWN - 1)
+    def measured(self, hyper: Hyper, index: Indices, variances: Array) -> Array:
+        """(draws, index, index): covariance of measurements that state ``variances`` of themselves."""
+        noise = (hyper.noise[:, None] ** 2 + variances + _JITTER)[:, :, None] * np.eye(len(variances))
+        measured: Array = self.covariance(hyper, index, index) + noise
+        return measured
+
+    def _evidence(self, hyper: Hyper, index: Indices, values: Array, variances: Array) -> Array:
+        """(draws,): logarithm of how well each explains the measurements, less a constant."""
+        root = np.linalg.cholesky(self.measured(hyper, index, variances))
+        solved = np.linalg.solve(root, (values - self.means(hyper, index))[:, :, None])[:, :, 0]
+        evidence: Array = -0.5 * (solved**2).sum(1) - np.log(np.einsum("tii->ti", root)).sum(1)
+        return evidence
+
+    def _excess(self, hyper: Hyper, index: Indices, values: Array, variances: Array) -> Array:
+        """Variance to add to each measurement, so that none lies further from the others than an outlier may."""
+        evidence = self._evidence(hyper, index, values, variances)
+        weights = np.exp(evidence - evidence.max())
+        weights /= weights.sum()
+        inverse = np.linalg.inv(self.measured(hyper, index, variances))
+        precisions = np.einsum("tii->ti", inverse)
+        apart = np.einsum("tij,tj->ti", inverse, values - self.means(hyper, index)) / precisions
+        excess = weights @ apart**2 - _OUTLIER**2 * (weights @ (1 / precisions))
+        return np.maximum(excess, 0.0)
 
 
 class Posterior:
     """A process that has seen measurements."""
 
-    def __init__(
-        self, process: Process, drawn: Indices, weights: Array, index: Indices, values: Array, variances: Array
-    ) -> None:
-        self.weights = weights
-        """(drawn,): of the hyperparameters, summing to 1."""
-        self.noise_variance = process.noise_variance(drawn)
-        """(drawn,): between two measurements of one configuration."""
-        self._process, self._drawn, self._index = process, drawn, index
-        covariance = process.covariance(drawn, index, index) + process.noise(drawn, variances)
-        self._root = np.linalg.inv(np.linalg.cholesky(covariance))
-        self._solved = np.einsum("tij,tj->ti", self._root, values - process.means(drawn, index))
+    def __init__(self, process: Process, hyper: Hyper, index: Indices, values: Array, variances: Array) -> None:
+        self.noise_variance: Array = hyper.noise**2
+        """(draws,): between two measurements of one configuration."""
+        self._process, self._hyper, self._index = process, hyper, index
+        self._root = np.linalg.inv(np.linalg.cholesky(process.measured(hyper, index, variances)))
+        self._solved = np.einsum("tij,tj->ti", self._root, values - process.means(hyper, index))
 
     def marginals(self, asked: Indices) -> tuple[Array, Array]:
-        """Means and variances of the values at ``asked``, each (drawn, asked)."""
+        """Means and variances of the values at ``asked``, each (draws, asked)."""
         mean, explained = self._explained(asked)
-        return mean, np.maximum(self._process.variance(self._drawn, asked) - (explained**2).sum(1), 0.0)
+        return mean, np.maximum(self._process.variance(self._hyper, asked) - (explained**2).sum(1), 0.0)
 
     def overall(self, number: int) -> tuple[float, float]:
         """Mean and variance at one configuration, over all hyperparameters."""
         means, variances = self.marginals(np.array([number]))
-        mean = float(self.weights @ means[:, 0])
-        return mean, float(self.weights @ (variances[:, 0] + (means[:, 0] - mean) ** 2))
+        return float(means.mean()), float((variances + (means - means.mean()) ** 2).mean())
 
     def above(self, asked: Indices, base: int) -> tuple[Array, Array]:
-        """Means and variances of how far ``asked`` lie above ``base``, each (drawn, asked)."""
+        """Means and variances of how far ``asked`` lie above ``base``, each (draws, asked)."""
         one = np.array([base])
         mean, explained = self._explained(asked)
         base_mean, base_explained = self._explained(one)
-        between = self._process.covariance(self._drawn, asked, one)[:, :, 0]
-        prior = self._process.variance(self._drawn, asked) + self._process.variance(self._drawn, one) - 2 * between
+        between = self._process.covariance(self._hyper, asked, one)[:, :, 0]
+        prior = self._process.variance(self._hyper, asked) + self._process.variance(self._hyper, one) - 2 * between
         return mean - base_mean, np.maximum(prior - ((explained - base_explained) ** 2).sum(1), 0.0)
 
     def draw(self, asked: Indices, num_draws: int, generator: np.random.Generator) -> Array:
         """(num_draws, asked): joint values, in random order."""
         mean, explained = self._explained(asked)
-        covariance = self._process.covariance(self._drawn, asked, asked)
+        covariance = self._process.covariance(self._hyper, asked, asked)
         covariance = covariance - np.einsum("tia,tib->tab", explained, explained)
         size = np.einsum("taa->t", covariance)[:, None, None] / len(asked)
         roots = np.linalg.cholesky(covariance + (1e-9 * size + _JITTER) * np.eye(len(asked)))
-        chosen = generator.choice(len(self.weights), num_draws, p=self.weights)
+        chosen = generator.integers(len(roots), size=num_draws)
         normal = generator.standard_normal((num_draws, len(asked)))
         drawn = mean[chosen]
         for each in np.unique(chosen):
@@ -207,14 +238,13 @@ class Posterior:
         return drawn
 
     def _explained(self, asked: Indices) -> tuple[Array, Array]:
-        """Posterior means (drawn, asked), and (drawn, measured, asked) whose square is the variance explained."""
-        explained = self._root @ self._process.covariance(self._drawn, self._index, asked)
-        mean = self._process.means(self._drawn, asked) + np.einsum("ti,tia->ta", self._solved, explained)
+        """Posterior means (draws, asked), and (draws, measured, asked) whose square is the variance explained."""
+        explained = self._root @ self._process.covariance(self._hyper, self._index, asked)
+        mean = self._process.means(self._hyper, asked) + np.einsum("ti,tia->ta", self._solved, explained)
         return mean, explained
 
 
-def _excess(solved: Array, precisions: Array, weights: Array) -> Array:
-    """Variance to add to each measurement so that none lies further from what the others say than an outlier's bound."""
-    apart = weights @ (solved / precisions) ** 2
-    allowed = _OUTLIER**2 * (weights @ (1 / precisions))
-    return np.where(apart > allowed, apart - allowed, 0.0)
+def _resampled(weights: Array, size: int) -> Indices:
+    """Systematic resampling: each as often as its weight says, up to one."""
+    shares = np.cumsum(weights / weights.sum())
+    return np.minimum(np.searchsorted(shares, (np.arange(size) + 0.5) / size), len(weights) - 1)

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def main() -> None:
 
 def replay(table: Table, games: list[tuple[str, str]], num_seeds: int, num_trials: int) -> Iterator[dict[str, Any]]:
     """A row for each competitor and budget of ``games``, with the replays of all seeds."""
-    with ProcessPoolExecutor(num_processors()) as pool:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the processes that are started next
+    with ProcessPoolExecutor(num_processors(), get_context("spawn")) as pool:
         every = itertools.product(games, range(num_seeds))
         played = pool.map(partial(_play, table, num_trials), every, chunksize=2)
         for (competitor, budget), replays in itertools.groupby(
@@ -85,5 +87,4 @@ def _play(table: Table, num_trials: int, game: tuple[tuple[str, str], int]) -> R
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

@@ -26,7 +26,9 @@ def report(table: Table, rows: Sequence[dict[str, Any]]) -> str:
         f"<= {MEDIAN_BAR:.0%} / <= {TAIL_BAR:.0%}; over: share of the first 12 over budget; s: of the first 12",
     ]
     for budget, group in itertools.groupby(sorted(rows, key=_by_budget), key=lambda row: row["budget"]):
-        lines.append(f"{budget:24}" + "".join(f"{'after ' + str(n):>15}" for n in AFTER) + "  needed  over     s  stops")
+        lines.append(
+            f"{budget:24}" + "".join(f"{'after ' + str(n):>15}" for n in AFTER) + "  needed  over     s  stops"
+        )
         lines += [_line(row) for row in group]
     return "\n".join(lines)
 

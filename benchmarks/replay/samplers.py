@@ -23,7 +23,9 @@ _PATIENCE = 5
 """Proposals in a row that were measured before, until one is drawn from what is left."""
 
 
-def expected_gain(space: Callable[[Problem], Space]) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
+def expected_gain(
+    space: Callable[[Problem], Space],
+) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
     """This package's own, which also stops by itself."""
 
     def play(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:
@@ -53,7 +55,7 @@ def optuna_sampler(
         study, results = _study(_build(kind, seed)), dict[Settings, Result]()
         everything = list(dict.fromkeys(known.by_params.values()))
         while len(results) < len(everything):
-            for patience in range(_PATIENCE, -1, -1):
+            for _ in range(_PATIENCE, -1, -1):
                 trial, settings = _ask(study, known, None)
                 if settings is None or settings in results:
                     _tell(study, trial, results.get(settings) if settings else None, results)

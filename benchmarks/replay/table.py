@@ -6,7 +6,6 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,7 +60,9 @@ class Table:
     @cached_property
     def relative_error(self) -> float:
         """Standard error of a mean over the repeats as a share, from the spread within all configurations together."""
-        repeated = [[math.log(x) for x in entry.samples_per_s] for entry in self.entries if len(entry.samples_per_s) > 1]
+        repeated = [
+            [math.log(x) for x in entry.samples_per_s] for entry in self.entries if len(entry.samples_per_s) > 1
+        ]
         if not repeated:
             return 0.0
         return math.sqrt(statistics.fmean(statistics.variance(row) / len(row) for row in repeated))
@@ -139,5 +140,3 @@ def _row(entry: Entry, most_bytes: int, shuffler: random.Random) -> Row:
     shuffler.shuffle(repeats)
     speeds, peaks = zip(*repeats, strict=True)
     return Row(settings=entry.settings, samples_per_s=speeds, peak_bytes=peaks)
-
-
