@@ -36,6 +36,8 @@ class World:
     """Micro-batch at which half of the best speed is reached."""
     effects: bool = True
     """Whether any choice but the batch changes the speed."""
+    spread: float = 0.4
+    """How much effects differ from seed to seed, as a share."""
     interactions: float = 1.0
     """How much two choices together differ from each alone, over the example in the facts."""
     bad_choice: float = 1.0
@@ -98,7 +100,7 @@ def _effects(world: World, generator: np.random.Generator) -> dict[Any, float]:
     """Logarithms of factors on the time of a step, by choice and by pair."""
     if not world.effects:
         return {}
-    about = 1 + 0.4 * generator.standard_normal(6)
+    about = 1 + world.spread * generator.standard_normal(6)
     return {
         "bf16": -0.143 * about[0],
         "channels_last": 0.149 * about[1],

@@ -205,6 +205,8 @@ class Beliefs:
         By joint draws from all that is believed, of the most promising that are left.
         """
         asked = self._most_promising()
+        if len(asked) == 0:
+            return 0.0
         generator = np.random.default_rng(seed)
         drawn = self._draw_usable(asked, generator)
         if self.best is not None:

@@ -119,8 +119,10 @@ class Candidates:
         self._study, self._space, self._reference = study, space, reference
         self._in_flight: set[str] = set()
         self._needs_guesses = sampler != "law"
-        seed = study.record.seed
-        study.use(sampler, build_sampler(sampler, seed, study.num_asked, lambda: space.sampler(study, predict)))
+        if sampler == "law":
+            study.use(sampler, space.sampler(study, predict))
+        else:
+            study.use(sampler, build_sampler(sampler, study.record.seed, study.num_asked))
 
     def reference(self) -> Proposal:
         """Trial 0."""

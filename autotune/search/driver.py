@@ -17,6 +17,7 @@ from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut
 from .candidates import Candidates, ConfigurationSpace, Predict, Proposal
 from .conclude import conclude
 from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
+from .expected_gain import EXHAUSTED
 from .finalists import settle
 from .inquiry import Inquiry, failure, inspect, reference_settings
 from .options import SearchOptions
@@ -179,7 +180,7 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
             return None if running else settled
         proposal = candidates.next()
         if proposal is None:
-            return None if running else "every configuration has been measured, or is known not to fit"
+            return None if running else EXHAUSTED
         running[_start(session, proposal, share_s)] = proposal
     return None
 

@@ -25,10 +25,12 @@ from optuna.trial import FrozenTrial, TrialState
 from .beliefs import GAIN, Beliefs, Observation, Priors
 from .configurations import Configurations
 
-__all__ = ["ExpectedGainSampler", "observe"]
+__all__ = ["EXHAUSTED", "ExpectedGainSampler", "observe"]
 
 _OBSERVATION = "observation"
 """The user attribute that holds what a trial showed."""
+EXHAUSTED = "every configuration has been measured, or is known not to fit"
+"""The reason to stop where nothing is left."""
 _SETTLED = 0.05
 """Chance that anything left is faster, below which there is no point in going on."""
 
@@ -104,6 +106,8 @@ class ExpectedGainSampler(BaseSampler):
     def stop_reason(self, study: optuna.Study) -> str | None:
         """Why there is no point in going on, in words; None where there is one."""
         beliefs = self.beliefs(study)
+        if len(beliefs.left) == 0:
+            return EXHAUSTED
         if beliefs.best is None and beliefs.may_need_less():
             return None
         chance = beliefs.chance_left(self._seed)

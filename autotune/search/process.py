@@ -191,7 +191,7 @@ class Process:
         precisions = np.einsum("tii->ti", inverse)
         apart = np.einsum("tij,tj->ti", inverse, values - self.means(hyper, index)) / precisions
         excess = weights @ apart**2 - _OUTLIER**2 * (weights @ (1 / precisions))
-        return np.maximum(excess, 0.0)
+        return np.asarray(np.maximum(excess, 0.0))
 
 
 class Posterior:

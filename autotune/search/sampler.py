@@ -1,35 +1,27 @@
-"""The samplers that propose configurations."""
+"""Optuna's own samplers, as they are used here."""
 
 from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable
+from typing import Literal
 
 import optuna
 from optuna.samplers import BaseSampler
 
-from .options import SamplerName
-
 __all__ = ["build_sampler"]
 
 _NUM_STARTUP = 6
-"""Trials before one of Optuna's uses its model; those that were not its own proposals count."""
+"""Trials before a sampler's model is used; those that were not its own proposals count."""
 
 
-def build_sampler(name: SamplerName, seed: int, num_asked: int, law: Callable[[], BaseSampler]) -> BaseSampler:
-    """The sampler of that name.
+def build_sampler(name: Literal["tpe", "gp", "random"], seed: int, num_asked: int) -> BaseSampler:
+    """One of Optuna's samplers.
 
-    Args:
-        name: ``--sampler``.
-        seed: ``--seed``.
-        num_asked: trials that there are. Optuna's own are not stored with a study: the same seed after a resume would
-            suggest the same points again.
-        law: makes this package's own.
+    It is not stored with a study, and the same seed after a resume would suggest the same points again: so the number of
+    trials that there are goes into it.
     """
     mixed = random.Random(f"{seed}:{num_asked}").getrandbits(32)
-    if name == "law":
-        return law()
     if name == "random":
         return optuna.samplers.RandomSampler(seed=mixed)
     if name == "gp":

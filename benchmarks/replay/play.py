@@ -47,9 +47,10 @@ class Replay:
     def as_row(self) -> dict[str, Any]:
         """As it is kept."""
         return {
-            "regrets": [round(value, 5) for value in self.regrets],
-            "over_budget": [int(value) for value in self.over_budget],
-            "seconds": [round(value, 2) for value in self.seconds],
+            "regrets": [round(value, 4) for value in self.regrets],
+            "over_budget": [number for number, over in enumerate(self.over_budget, 1) if over],
+            "seconds_of_12": round(sum(self.seconds[:12]), 1),
+            "seconds": round(sum(self.seconds), 1),
             "stopped": self.stopped,
         }
 

@@ -39,7 +39,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     for name in dict.fromkeys(row["competitor"] for row in rows):
         own = [row for row in rows if row["competitor"] == name]
         worst = [max(regret(row["runs"], 12, share) for row in own) for share in (0.5, 0.95)]
-        over = statistics.fmean(statistics.fmean(run["over_budget"][:12] or [0]) for row in own for run in row["runs"])
+        over = statistics.fmean(over_budget(run) for row in own for run in row["runs"])
         lines.append(f"  {name:22} after 12: {worst[0]:6.1%} /{worst[1]:6.1%}  over budget {over:5.1%}" + _stops(own))
     return "\n".join(lines)
 
@@ -59,11 +59,16 @@ def needed(runs: Sequence[dict[str, Any]]) -> int | None:
     return 1
 
 
+def over_budget(run: dict[str, Any]) -> float:
+    """Share of the first 12 trials that was over the budget."""
+    return sum(number <= 12 for number in run["over_budget"]) / max(1, min(12, len(run["regrets"])))
+
+
 def _line(row: dict[str, Any]) -> str:
     runs = row["runs"]
     columns = "".join(f"{regret(runs, n, 0.5):8.1%}/{regret(runs, n, 0.95):6.1%}" for n in AFTER)
-    over = statistics.fmean(statistics.fmean(run["over_budget"][:12] or [0]) for run in runs)
-    seconds = statistics.fmean(sum(run["seconds"][:12]) for run in runs)
+    over = statistics.fmean(map(over_budget, runs))
+    seconds = statistics.fmean(run["seconds_of_12"] for run in runs)
     return f"  {row['competitor']:22}{columns}{needed(runs) or '-':>8}{over:6.0%}{seconds:6.0f}" + _stops([row])
 
 

@@ -6,6 +6,7 @@ import random
 import statistics
 import warnings
 from collections.abc import Callable, Generator
+from typing import Any
 
 import optuna
 from optuna.trial import TrialState
@@ -46,13 +47,13 @@ def expected_gain(
 
 
 def optuna_sampler(
-    kind: str, space: Callable[[Problem], Space]
+    kind: Any, space: Callable[[Problem], Space]
 ) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
     """One of Optuna's, told of constraints as the driver tells them; it is not charged for repeating itself."""
 
     def play(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:
         known, chooser = space(problem), random.Random(seed)
-        study, results = _study(_build(kind, seed)), dict[Settings, Result]()
+        study, results = _study(build_sampler(kind, seed, 0)), dict[Settings, Result]()
         everything = list(dict.fromkeys(known.by_params.values()))
         while len(results) < len(everything):
             for _ in range(_PATIENCE, -1, -1):
@@ -74,10 +75,6 @@ def optuna_sampler(
 
 def _study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
     return optuna.create_study(direction="maximize", sampler=sampler)
-
-
-def _build(kind: str, seed: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.RandomSampler(seed) if kind == "random" else build_sampler(kind, seed, 0)
 
 
 def _ask(study: optuna.Study, space: Space, wanted: Settings | None) -> tuple[optuna.Trial, Settings | None]:
