@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from autotune.search.beliefs import Observation
 from autotune.search.configurations import Configuration, Configurations, Prediction
-from autotune.search.expected_gain import ExpectedGainSampler, observe
+from autotune.search.expected_gain import ExpectedGainSampler, observe, withdraw
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -143,6 +143,16 @@ def test_a_failed_trial_that_was_run_again_counts_as_what_came_of_it():
     found.enqueue_trial(lost.params)
     found.optimize(objective, n_trials=1)
     assert own.beliefs(found).failure is None
+
+
+def test_a_trial_that_was_never_run_says_nothing_of_its_configuration():
+    own = sampler()
+    found = study(own)
+    asked = found.ask(DISTRIBUTIONS)
+    withdraw(asked)
+    found.tell(asked, state=TrialState.FAIL)
+    assert own.beliefs(found).observed == ()
+    assert found.ask(DISTRIBUTIONS).params == asked.params
 
 
 def test_trials_outside_its_configurations_are_left_aside():

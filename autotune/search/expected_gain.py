@@ -25,10 +25,12 @@ from optuna.trial import FrozenTrial, TrialState
 from .beliefs import GAIN, Beliefs, Observation, Priors
 from .configurations import Configurations
 
-__all__ = ["EXHAUSTED", "ExpectedGainSampler", "observe"]
+__all__ = ["EXHAUSTED", "ExpectedGainSampler", "observe", "withdraw"]
 
 _OBSERVATION = "observation"
 """The user attribute that holds what a trial showed."""
+_WITHDRAWN = "withdrawn"
+"""The user attribute of a trial that was never run."""
 EXHAUSTED = "every configuration has been measured, or is known not to fit"
 """The reason to stop where nothing is left."""
 _SETTLED = 0.05
@@ -38,6 +40,11 @@ _SETTLED = 0.05
 def observe(trial: optuna.Trial, observation: Observation) -> None:
     """Keep what a trial showed with it, for :class:`ExpectedGainSampler`; before its end."""
     trial.set_user_attr(_OBSERVATION, asdict(observation))
+
+
+def withdraw(trial: optuna.Trial) -> None:
+    """Mark a trial that was never run: it says nothing of its configuration, which may be proposed again."""
+    trial.set_user_attr(_WITHDRAWN, True)
 
 
 class ExpectedGainSampler(BaseSampler):
@@ -124,6 +131,7 @@ class ExpectedGainSampler(BaseSampler):
 
     def _observed(self, trials: Sequence[FrozenTrial]) -> Iterator[tuple[int, Observation]]:
         """Trials of known configurations; one that failed and was tried again counts as what came of it then."""
+        trials = [trial for trial in trials if _WITHDRAWN not in trial.user_attrs]
         numbered = [(self.configurations.index(trial.params), trial) for trial in trials]
         finished = {number for number, trial in numbered if trial.state == TrialState.COMPLETE}
         for number, trial in numbered:

@@ -18,8 +18,8 @@ _NUM_STARTUP = 6
 def build_sampler(name: Literal["tpe", "gp", "random"], seed: int, num_asked: int) -> BaseSampler:
     """One of Optuna's samplers.
 
-    It is not stored with a study, and the same seed after a resume would suggest the same points again: so the number of
-    trials that there are goes into it.
+    It is not stored with a study, and the same seed after a resume would suggest the same points again: so the number
+    of trials that there are goes into it.
     """
     mixed = random.Random(f"{seed}:{num_asked}").getrandbits(32)
     if name == "random":

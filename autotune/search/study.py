@@ -19,7 +19,7 @@ from ..errors import StudyError
 from ..techniques import Settings
 from ..workers import Measured, Outcome, OutOfMemory
 from ..workers.outcome import OUTCOME
-from .expected_gain import ExpectedGainSampler, observe
+from .expected_gain import ExpectedGainSampler, observe, withdraw
 from .record import StudyRecord, check_same
 from .storage import Lock, open_storage, storage_errors
 from .verdict import CONSTRAINTS, Verdict, judge, observation
@@ -142,6 +142,7 @@ class Study:
         """A proposal that is not measured: tell what is ``known`` of it, or withdraw it."""
         with storage_errors(self._store.url):
             if known is None:
+                withdraw(trial)
                 self._study.tell(trial, state=TrialState.FAIL)
             else:
                 trial.set_user_attr("known_from", known.number)
@@ -205,14 +206,16 @@ class Study:
         self._next_number = 1 + max((row.number for row in self.tried), default=-1)
 
     def _settle(self, frozen: FrozenTrial, tried: Tried | None) -> None:
+        study_id = self._store.storage.get_study_id_from_name(self.name)
+        trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
+        trial = optuna.Trial(self._study, trial_id)
         if tried is not None:
-            study_id = self._store.storage.get_study_id_from_name(self.name)
-            trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
-            self._tell(optuna.Trial(self._study, trial_id), tried)
+            self._tell(trial, tried)
             return
         if "settings" in frozen.user_attrs:
             self.lost.append(Settings.model_validate(frozen.user_attrs["settings"]))
-        self._study.tell(frozen.number, state=TrialState.FAIL, skip_if_finished=True)
+        withdraw(trial)
+        self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def _newest_of(store: _Store, stem: str, newest: int, fingerprint: str) -> optuna.Study:
