@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution
 
-from autotune.search.beliefs import GAIN, Beliefs, Observation, Priors, _at_least, _expected_improvement, _normal
+from autotune.search.beliefs import GAIN, Beliefs, Observation
 from autotune.search.configurations import Configuration, Configurations, Prediction
+from autotune.search.normal import at_least, expected_improvement, normal_cdf
+from autotune.search.priors import Priors
 from autotune.search.process import LogNormal, Prior, Process
 
 MIB = 2**20
@@ -107,24 +109,24 @@ def test_promise_is_per_second_of_trial():
 
 def test_expected_improvement_by_hand():
     """Around 0 with a standard deviation of 1: the density at 0, 0.3989; one standard deviation up, 1.0833."""
-    found = _expected_improvement(np.array([0.0, 1.0, 0.5]), np.array([1.0, 1.0, 0.0]))
+    found = expected_improvement(np.array([0.0, 1.0, 0.5]), np.array([1.0, 1.0, 0.0]))
     assert found == pytest.approx([0.39894, 1.08332, 0.5], abs=1e-5)
 
 
 def test_the_normal_distribution_function():
-    assert _normal(np.array([-1.959964, 0.0, 1.0])) == pytest.approx([0.025, 0.5, 0.8413447], abs=1e-7)
+    assert normal_cdf(np.array([-1.959964, 0.0, 1.0])) == pytest.approx([0.025, 0.5, 0.8413447], abs=1e-7)
 
 
-def test_a_bound_leaves_the_moments_of_the_truncated_normal():
+def test_a_bound_leaves_the_moments_of_the_truncatednormal_cdf():
     """Standard normal above 0: mean 0.79788, variance 0.36338; combined with the prior, the site gives these back."""
-    value, error = _at_least(0.0, 0.0, 1.0)
+    value, error = at_least(0.0, 0.0, 1.0)
     precision = 1 + 1 / error**2
     assert value / error**2 / precision == pytest.approx(0.79788, abs=1e-4)
     assert 1 / precision == pytest.approx(0.36338, abs=1e-4)
 
 
 def test_a_bound_far_above_what_was_believed_moves_the_belief_there():
-    value, error = _at_least(30.0, 0.0, 1.0)
+    value, error = at_least(30.0, 0.0, 1.0)
     assert value / error**2 / (1 + 1 / error**2) == pytest.approx(30.0, rel=0.01)
 
 

@@ -10,55 +10,19 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .configurations import Configurations
-from .process import Array, Indices, LogNormal, Posterior, Prior, Process
+from .normal import at_least, expected_improvement, normal_cdf
+from .priors import Priors
+from .process import Array, Indices, Posterior, Process
 
-__all__ = ["GAIN", "Beliefs", "Observation", "Priors"]
+__all__ = ["GAIN", "Beliefs", "Observation"]
 
 GAIN = math.log(1.01)
 """Logarithm of the least gain in speed that is worth another trial."""
 
-_SPEED = Prior(
-    level=5.0,
-    main=LogNormal(0.1, 1.0),
-    pair=LogNormal(0.5, 0.5),
-    rest=LogNormal(0.01, 0.7),
-    noise=LogNormal(0.01, 0.7),
-)
-"""Of the logarithm of samples per second."""
-_PEAK = Prior(
-    level=0.1,
-    main=LogNormal(0.01, 1.0),
-    pair=LogNormal(0.5, 0.5),
-    rest=LogNormal(0.004, 0.7),
-    noise=LogNormal(0.004, 1.0),
-)
-"""Of the logarithm of the measured peak over the predicted one."""
-_PEAK_UNPREDICTED = Prior(
-    level=2.0,
-    main=LogNormal(0.1, 0.8),
-    pair=LogNormal(0.4, 0.5),
-    rest=LogNormal(0.01, 0.7),
-    noise=LogNormal(0.01, 0.7),
-)
-"""Of the logarithm of the measured peak over the limit, where no peak is predicted."""
-_FAILURE = Prior(
-    level=0.05, main=LogNormal(0.4, 0.0), pair=LogNormal(0.3, 0.0), rest=LogNormal(0.1, 0.0), noise=LogNormal(0.1, 0.0)
-)
-"""Of a score that is 1 where a trial failed and 0 where it did not."""
 _FAILS = 0.5
-"""A configuration is taken to fail where its score is above."""
-
-_SLOPES = {"flops_per_sample": (0.5, 0.3), "bytes_per_sample": (0.3, 0.3)}
-"""Mean and standard deviation of the powers of counted work that the time of a sample goes with."""
-_HALVES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
-"""Micro-batches at which half of the best speed is reached, over the geometric mean of those there are."""
+"""A configuration is taken to fail where its score, 1 for failure and 0 for none, is above."""
 _OVER_COSTS = 20.0
 """A trial that cannot be used counts as so many: one in twenty is let be."""
-_CONSTANT = 0.03
-"""Standard deviation of memory that the prediction leaves out whatever the configuration, as a share of the limit."""
-_UNPREDICTED = 0.5
-"""Standard deviation of what each level adds to the logarithm of a peak without a prediction."""
 _MOST_DRAWN = 96
 """Configurations in a joint draw: the most promising."""
 _NUM_DRAWS = 1024
@@ -82,66 +46,6 @@ class Observation:
     """Peak memory; of ``out of memory`` a lower bound."""
     seconds: float | None = None
     """The trial's whole duration."""
-
-
-@dataclass(frozen=True)
-class Priors:
-    """What is believed before any trial; made once."""
-
-    configurations: Configurations
-    speed: Process
-    peak: Process
-    failure: Process
-    log_predicted: Array
-    """(configurations,): logarithm of the predicted peak; where there is none, the mean of all or, without any, the
-    limit's."""
-
-    @classmethod
-    def of(cls, configurations: Configurations, limit_bytes: int | None, seed: int) -> Priors:
-        """Start from what is predicted."""
-        log_predicted = np.log(configurations.predicted("peak_bytes"))
-        failure = configurations.surface(np.zeros((1, len(configurations))), np.zeros((len(configurations), 0)))
-        return cls(
-            configurations,
-            _speed_process(configurations, seed),
-            _peak_process(configurations, log_predicted, limit_bytes, seed),
-            Process(failure, _FAILURE, seed),
-            _filled(log_predicted, math.log(limit_bytes or 1)),
-        )
-
-
-def _speed_process(configurations: Configurations, seed: int) -> Process:
-    """A step of m samples takes a + b m: speed saturates as m / (h + m), h being of unknown size."""
-    means = -np.log1p(np.array(_HALVES)[:, None] / _relative(configurations.micro_batches()))
-    trends = []
-    for what, (slope, spread) in _SLOPES.items():
-        work = _filled(np.log(configurations.predicted(what)), 0.0)
-        work = work - work.mean()
-        means = means - slope * work
-        trends.append(spread * work)
-    return Process(configurations.surface(means, np.column_stack(trends)), _SPEED, seed + 1)
-
-
-def _peak_process(configurations: Configurations, log_predicted: Array, limit: int | None, seed: int) -> Process:
-    """Predictions are right to a factor and a constant; what has none has a base and what grows with the batch."""
-    unknown = np.isnan(log_predicted)
-    grown = np.log(np.array(_HALVES)[:, None] + _relative(configurations.micro_batches()))
-    constant = np.where(unknown, 0.0, _CONSTANT * (limit or 0.0) / np.exp(log_predicted))
-    trends = np.column_stack([constant, unknown[:, None] * configurations.indicators() * _UNPREDICTED])
-    surface = configurations.surface(np.where(unknown, grown, 0.0), trends)
-    return Process(surface, _PEAK_UNPREDICTED if unknown.all() else _PEAK, seed + 2)
-
-
-def _relative(batches: Array) -> Array:
-    """Micro-batches over their geometric mean."""
-    relative: Array = batches / math.exp(np.log(batches).mean())
-    return relative
-
-
-def _filled(values: Array, default: float) -> Array:
-    """With the mean of those that are known for those that are not; with ``default`` where none is."""
-    known = ~np.isnan(values)
-    return np.where(known, values, values[known].mean() if known.any() else default)
 
 
 class Beliefs:
@@ -177,12 +81,13 @@ class Beliefs:
         (per second); Gardner et al. 2014 (times the chance to be feasible).
         """
         chance = self.chance_usable(asked)
-        expected = self.speed.marginals(asked)[0].mean(0)
         if self.best is None:
+            expected = self.speed.marginals(asked)[0].mean(0)
             gain = expected - expected.min() + 1.0
         else:
             mean, variance = self.speed.above(asked, self.best)
-            gain = _expected_improvement(mean, np.sqrt(variance)).mean(0)
+            expected = mean.mean(0) + self.speed.overall(self.best)[0]
+            gain = expected_improvement(mean, np.sqrt(variance)).mean(0)
         cost = self._expected_seconds(expected, chance) * (1 + _OVER_COSTS * (1 - chance))
         return np.asarray(gain * chance / cost)
 
@@ -192,10 +97,10 @@ class Beliefs:
         if self.peak is not None:
             mean, variance = self.peak.marginals(asked)
             room = self._room(asked) - mean
-            chance = _normal(room / np.sqrt(variance + self.peak.noise_variance[:, None])).mean(0)
+            chance = normal_cdf(room / np.sqrt(variance + self.peak.noise_variance[:, None])).mean(0)
         if self.failure is not None:
             mean, variance = self.failure.marginals(asked)
-            chance = chance * _normal((_FAILS - mean) / np.sqrt(variance + _TINY)).mean(0)
+            chance = chance * normal_cdf((_FAILS - mean) / np.sqrt(variance + _TINY)).mean(0)
         return np.asarray(chance)
 
     def chance_left(self, seed: int) -> float:
@@ -227,7 +132,7 @@ class Beliefs:
         chance = self.chance_usable(left)
         if self.best is not None:
             mean, variance = self.speed.above(left, self.best)
-            chance = chance * _normal((mean - GAIN) / np.sqrt(variance + _TINY)).mean(0)
+            chance = chance * normal_cdf((mean - GAIN) / np.sqrt(variance + _TINY)).mean(0)
         return left[np.argsort(-chance, kind="stable")[:_MOST_DRAWN]]
 
     def _draw_usable(self, asked: Indices, generator: np.random.Generator) -> NDArray[np.bool_]:
@@ -260,7 +165,7 @@ class Beliefs:
                 (exact if seen.outcome == "measured" else least).append((number, ratio, 0.0))
         if least:
             believed = self._learn(self.priors.peak, exact)
-            exact += [(number, *_at_least(bound, *believed.overall(number))) for number, bound, _ in least]
+            exact += [(number, *at_least(bound, *believed.overall(number))) for number, bound, _ in least]
         return self._learn(self.priors.peak, exact)
 
     def _learn_failure(self) -> Posterior | None:
@@ -310,32 +215,3 @@ def _columns(rows: Sequence[tuple[int, float, float]]) -> tuple[Indices, Array, 
     """Numbers, values and variances."""
     number, value, error = zip(*rows, strict=True) if rows else ((), (), ())
     return np.array(number, dtype=np.intp), np.array(value, dtype=float), np.array(error, dtype=float) ** 2
-
-
-def _at_least(bound: float, mean: float, variance: float) -> tuple[float, float]:
-    """A value and its standard error that, learned beside a normal belief, leave its moments above ``bound``.
-
-    Sources: Minka 2001 (expectation propagation); Johnson, Kotz, Balakrishnan 1994, 13.10 (the truncated normal).
-    """
-    spread = math.sqrt(variance)
-    z = (mean - bound) / spread
-    hazard = float(np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / max(_normal(np.array([z]))[0], 1e-12))
-    hazard = max(hazard, -z)  # their limit, where the belief lies far below the bound
-    shrink = min(max(hazard * (hazard + z), 1e-6), 1 - 1e-6)
-    error = variance * (1 / shrink - 1)
-    return mean + spread * hazard / shrink, math.sqrt(error)
-
-
-def _expected_improvement(mean: Array, spread: Array) -> Array:
-    """Of a normal variable over 0."""
-    z = mean / np.maximum(spread, _TINY)
-    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-    return np.maximum(mean * _normal(z) + spread * density, 0.0)
-
-
-def _normal(z: Array) -> Array:
-    """The standard normal distribution function, within 1e-7. Source: Abramowitz and Stegun 26.2.17."""
-    t = 1 / (1 + 0.2316419 * np.abs(z))
-    series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
-    tail = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi) * series
-    return np.where(z > 0, 1 - tail, tail)

@@ -22,8 +22,9 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from .beliefs import GAIN, Beliefs, Observation, Priors
+from .beliefs import GAIN, Beliefs, Observation
 from .configurations import Configurations
+from .priors import Priors
 
 __all__ = ["EXHAUSTED", "ExpectedGainSampler", "observe", "withdraw"]
 
