@@ -42,7 +42,7 @@ _FAILURE = Prior(
 """Of a score that is 1 where a trial failed and 0 where it did not."""
 
 _SLOPES = {"flops_per_sample": (0.8, 0.3), "bytes_per_sample": (0.3, 0.3)}
-"""Mean and standard deviation of the powers of counted work that the time of a sample goes with. Recomputing all blocks,
+"""Mean and standard deviation of the powers of counted work that a sample takes. Recomputing all blocks,
 4/3 of the work, was measured to take 1.35 and 1.5 times as long: powers of 1.0 and 1.4 in all."""
 _HALVES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
 """Micro-batches at which half of the best speed is reached, over the geometric mean of those there are."""
