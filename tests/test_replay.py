@@ -85,6 +85,20 @@ def test_what_exceeds_the_budget_by_far_is_ended_and_shows_no_speed(table: Table
         assert (kinds[entry.settings] is not None) == ended
 
 
+def test_what_could_not_be_measured_answers_as_it_did(tmp_path: Path):
+    """It has no speed, is never the best, and counts for no budget."""
+    path = tmp_path / "failed.jsonl"
+    failed = {"settings": {"batch": {"micro": 4}}, "outcome": {"kind": "non_finite", "step": 3}}
+    good = {"settings": {"batch": {"micro": 2}}, "samples_per_s": [5.0], "peak_bytes": [100]}
+    path.write_text(f"{json.dumps(failed)}\n{json.dumps(good)}\n")
+    table = load_table(path)
+    truth = Truth(table, table.limit_bytes("loose"))
+    assert truth.limit_bytes == 103
+    assert truth.regret(Settings(batch=Batch(micro=4))) == 1.0
+    replay = play(table, "loose", COMPETITORS["law, raw space"], 0, 4)
+    assert replay.regrets[-1] == 0.0
+
+
 def test_the_derived_space_is_a_combination_and_a_share_of_what_is_predicted_to_fit(table: Table):
     known = problem(table)
     space = Space.derived(known, num_steps=2)

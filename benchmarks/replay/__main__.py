@@ -50,6 +50,7 @@ def main() -> None:
     """Replay, print the table of competitors and budgets, keep the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, action="append", required=True, help="may be given again")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the tables were recorded on")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", choices=tuple(BUDGETS), action="append", help="default: all")
     parser.add_argument("--competitor", choices=tuple(COMPETITORS), action="append", help="default: all")
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="add the rows to benchmarks/results/replay-<device>.jsonl")
     arguments = parser.parse_args()
     rows = []
-    for table in map(load_table, arguments.table):
+    for table in (load_table(path, arguments.device) for path in arguments.table):
         games = itertools.product(arguments.competitor or COMPETITORS, arguments.budget or BUDGETS)
         found = list(replay(table, list(games), arguments.seeds, arguments.trials))
         print(report(table, found))

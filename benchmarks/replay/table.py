@@ -9,12 +9,13 @@ import statistics
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from autotune.plan import Budget
 from autotune.search.configurations import Prediction
 from autotune.techniques import Facts, Settings
-from autotune.workers import OutOfMemory
+from autotune.workers import Outcome, OutOfMemory
+from autotune.workers.outcome import OUTCOME
 from autotune.workers.table import Row, TableExecutor
 
 __all__ = ["BUDGETS", "MARGIN", "Entry", "Table", "Truth", "load_table"]
@@ -35,6 +36,8 @@ class Entry:
     peak_bytes: tuple[int, ...]
     predicted: Prediction | None
     """What was known of it before it was measured."""
+    outcome: Outcome | None = None
+    """What came back instead of a measurement."""
     seconds: float | None = None
     """How long a trial took; None where it was not recorded."""
 
@@ -50,7 +53,12 @@ class Table:
 
     name: str
     entries: tuple[Entry, ...]
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @cached_property
+    def measured(self) -> tuple[Entry, ...]:
+        """Those that could be measured."""
+        return tuple(entry for entry in self.entries if entry.outcome is None)
 
     @cached_property
     def by_settings(self) -> dict[str, Entry]:
@@ -61,7 +69,7 @@ class Table:
     def relative_error(self) -> float:
         """Standard error of a mean over the repeats as a share, from the spread within all configurations together."""
         repeated = [
-            [math.log(x) for x in entry.samples_per_s] for entry in self.entries if len(entry.samples_per_s) > 1
+            [math.log(x) for x in entry.samples_per_s] for entry in self.measured if len(entry.samples_per_s) > 1
         ]
         if not repeated:
             return 0.0
@@ -69,7 +77,7 @@ class Table:
 
     def limit_bytes(self, budget: str) -> int:
         """A named budget: the one that its share of the configurations fits."""
-        peaks = sorted(max(entry.peak_bytes) * (1 + MARGIN) for entry in self.entries)
+        peaks = sorted(max(entry.peak_bytes) * (1 + MARGIN) for entry in self.measured)
         return math.ceil(peaks[min(int(BUDGETS[budget] * len(peaks)), len(peaks) - 1)])
 
     def executor(self, limit_bytes: int, seed: int) -> TableExecutor:
@@ -98,7 +106,7 @@ class Truth:
         return {
             key: entry.mean_log_speed
             for key, entry in self.table.by_settings.items()
-            if max(entry.peak_bytes) * (1 + MARGIN) <= self.limit_bytes
+            if entry.outcome is None and max(entry.peak_bytes) * (1 + MARGIN) <= self.limit_bytes
         }
 
     @cached_property
@@ -114,11 +122,11 @@ class Truth:
         return 0.0 if behind <= 2 * math.sqrt(2) * self.table.relative_error else -math.expm1(-behind)
 
 
-def load_table(path: Path) -> Table:
-    """Read JSON lines of ``settings``, ``samples_per_s``, ``peak_bytes`` and ``predicted``."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    entries = [_entry(row) for row in rows if row.get("samples_per_s")]
-    return Table(path.stem, tuple(entries), rows[0].get("budget_device", "cpu"))
+def load_table(path: Path, device: Literal["cpu", "cuda"] = "cpu") -> Table:
+    """Read JSON lines of ``settings``, ``samples_per_s``, ``peak_bytes`` and ``predicted``; or of ``outcome``, where no
+    measurement came back."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return Table(path.stem, tuple(_entry(json.loads(line)) for line in lines), device)
 
 
 def _entry(row: dict[str, Any]) -> Entry:
@@ -126,14 +134,17 @@ def _entry(row: dict[str, Any]) -> Entry:
     known = {name: predicted.get(name) for name in ("peak_bytes", "flops_per_sample", "bytes_per_sample")}
     return Entry(
         settings=Settings.model_validate(row["settings"]),
-        samples_per_s=tuple(row["samples_per_s"]),
-        peak_bytes=tuple(row["peak_bytes"]),
+        samples_per_s=tuple(row.get("samples_per_s", ())),
+        peak_bytes=tuple(row.get("peak_bytes", ())),
+        outcome=OUTCOME.validate_python(row["outcome"]) if "outcome" in row else None,
         predicted=Prediction(**known) if known["peak_bytes"] else None,
         seconds=row.get("seconds"),
     )
 
 
 def _row(entry: Entry, most_bytes: int, shuffler: random.Random) -> Row:
+    if entry.outcome is not None:
+        return Row(settings=entry.settings, outcome=entry.outcome)
     if min(entry.peak_bytes) > most_bytes:
         return Row(settings=entry.settings, outcome=OutOfMemory(peak_bytes=most_bytes, message="over the budget"))
     repeats = list(zip(entry.samples_per_s, entry.peak_bytes, strict=True))
