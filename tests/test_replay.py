@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from synthetic_tables import CHOICES, MIB, World, rows, write
 
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from benchmarks.replay.__main__ import COMPETITORS
+from benchmarks.replay.competitors import COMPETITORS
 from benchmarks.replay.play import play
 from benchmarks.replay.problem import Problem, Space
 from benchmarks.replay.report import needed, regret
@@ -145,6 +147,15 @@ def test_trials_needed_are_counted_to_where_both_bars_hold_for_good():
     assert needed(runs) == 3
     assert regret(runs, 2, 0.95) == 0.1
     assert needed([{"regrets": [0.5, 0.5]}]) is None
+
+
+def test_the_command_prints_competitors_by_budgets(tmp_path: Path):
+    path = write(tmp_path / "small.jsonl", World(batches=(2, 32)), 1)
+    arguments = ["--table", str(path), "--seeds", "2", "--trials", "4", "--competitor", "law", "--competitor", "grid"]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.replay", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    starts = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+    assert starts[2:] == ["tight", "law", "grid", "middle", "law", "grid", "loose", "law", "grid"]
 
 
 WORLDS = {
