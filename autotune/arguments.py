@@ -119,7 +119,10 @@ Margin = Annotated[
     float, typer.Option(callback=_margin, help="The measured peak times 1 + margin must be within the budget.")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seeds the task and the sampler.")]
-Sampler = Annotated[Literal["tpe", "gp"], typer.Option(help="The Optuna sampler that proposes.")]
+Sampler = Annotated[
+    Literal["law", "tpe", "gp", "random"],
+    typer.Option(help="What proposes: law knows before it measures, and stops by itself; the others are Optuna's."),
+]
 ExecutorName = Annotated[Literal["local", "ray"], typer.Option(help="What runs the trials, each in its own process.")]
 Address = Annotated[
     str | None,

@@ -23,7 +23,8 @@ def environment(device: Literal["cpu", "cuda"]) -> dict[str, Any]:
     """What a row is worth nothing without: device, versions, date, command."""
     import torch
 
-    module = Path(sys.argv[0]).stem
+    script = Path(sys.argv[0])
+    module = script.parent.name if script.stem == "__main__" else script.stem
     return {
         "device": inspect_device(device).name,
         "processors": num_processors(),

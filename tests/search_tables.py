@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.plan import Plan
-from autotune.search.candidates import ConfigurationSpace
+from autotune.search.candidates import ConfigurationSpace, Predict
 from autotune.search.driver import search
 from autotune.search.events import Event
 from autotune.search.inquiry import reference_settings
@@ -136,6 +136,7 @@ def run_search(
     rows: Iterable[Row] | None = None,
     executor: TableExecutor | None = None,
     stop: threading.Event | None = None,
+    predict: Predict = lambda settings: None,
     **rest: Any,
 ) -> Run:
     """Search a table: all of it unless ``rows`` replace some; in the current directory."""
@@ -145,7 +146,7 @@ def run_search(
     executor = executor or TableExecutor(known, replaced)
     run = Run(executor, [])
     pace = Pace(options.trial_time_s, options.max_time_s, **rest)
-    run.plan = search(options, executor, run.events.append, stop or threading.Event(), pace)
+    run.plan = search(options, executor, run.events.append, stop or threading.Event(), pace, predict)
     return run
 
 

@@ -58,7 +58,7 @@ def test_a_search_ends_within_its_time_with_a_plan(max_time_s: float, overhead_s
 
 def test_with_time_enough_all_trials_and_all_repeats_are_had():
     executor = Clocked(facts(), 0.5)
-    run = run_search(options(max_time_s=90.0, trials=12), executor=executor, clock=executor.clock)
+    run = run_search(options(max_time_s=90.0, trials=12, sampler="tpe"), executor=executor, clock=executor.clock)
     assert len(run.measured) == 12
     assert run.plan.measured.samples_per_s.repeats == 3
 

@@ -1,4 +1,7 @@
-"""Which configuration to measure next: first guesses, the sampler's proposals, and what is known without measuring."""
+"""Which configuration to measure next: the sampler's proposals, and what is known without measuring.
+
+Optuna's own samplers know nothing at first: until they do, there are first guesses. This package's own needs none.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +17,25 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from ..techniques import Settings, Technique
+from .configurations import Configuration, Configurations, Prediction
+from .expected_gain import ExpectedGainSampler
+from .options import SamplerName
+from .sampler import build_sampler
 from .study import Study, Tried
 
-__all__ = ["Candidates", "ConfigurationSpace", "Proposal"]
+__all__ = ["Candidates", "ConfigurationSpace", "Predict", "Proposal"]
+
+Predict = Callable[[Settings], Prediction | None]
+"""What is known of a configuration before it is measured."""
 
 _NUM_NEIGHBOURS = 12
 """Trials before the sampler is asked: half of the default number."""
 
 _PATIENCE = 5
 """Proposals in a row that need no measuring before one is drawn from what is left."""
+
+_MOST = 10_000
+"""Configurations that are weighed against each other; of a larger space, so many at random."""
 
 
 class ConfigurationSpace:
@@ -62,6 +75,17 @@ class ConfigurationSpace:
                 params[name] = row.index(choice) if row[0].ordered else _label(choice)
         return params
 
+    def sampler(self, study: Study, predict: Predict) -> ExpectedGainSampler:
+        """This package's own, over all configurations of the choices."""
+        rows = []
+        for settings in itertools.islice(self.shuffled(f"{study.record.seed}:weighed"), _MOST):
+            micro_batch = settings.batch.micro if settings.batch else None
+            rows.append(Configuration(self.params(settings) or {}, micro_batch, predict(settings)))
+        budget = study.record.budget
+        configurations = Configurations(rows, self.distributions, "batch")
+        limit = budget.limit or study.record.facts.device.memory_bytes
+        return ExpectedGainSampler(configurations, limit_bytes=limit, margin=budget.margin, seed=study.record.seed)
+
     def shuffled(self, seed: str) -> Iterator[Settings]:
         """Every configuration of the choices once, in an order of its own for each ``seed``."""
         size = math.prod(map(len, self.choices.values()))
@@ -89,9 +113,16 @@ class Proposal:
 class Candidates:
     """Proposes what to measure; never the same configuration twice, nor one that is known not to fit."""
 
-    def __init__(self, study: Study, space: ConfigurationSpace, reference: Settings) -> None:
+    def __init__(
+        self, study: Study, space: ConfigurationSpace, reference: Settings, sampler: SamplerName, predict: Predict
+    ) -> None:
         self._study, self._space, self._reference = study, space, reference
         self._in_flight: set[str] = set()
+        self._needs_guesses = sampler != "law"
+        if sampler == "law":
+            study.use(sampler, space.sampler(study, predict))
+        else:
+            study.use(sampler, build_sampler(sampler, study.record.seed, study.num_asked))
 
     def reference(self) -> Proposal:
         """Trial 0."""
@@ -99,7 +130,8 @@ class Candidates:
 
     def next(self) -> Proposal | None:
         """What to measure next; None when every configuration has been measured or is known not to fit."""
-        for guess in itertools.chain(self._study.lost, self._guesses(), self._neighbours()):
+        guesses = itertools.chain(self._guesses(), self._neighbours()) if self._needs_guesses else ()
+        for guess in itertools.chain(self._study.lost, guesses):
             if self._is_new(guess):
                 return self._ask_for(guess)
         for _ in range(_PATIENCE if self._space.distributions else 0):
@@ -110,6 +142,10 @@ class Candidates:
             self._study.skip(trial, self._measured(settings) or self._witness(settings))
         left = self._space.shuffled(f"{self._study.record.seed}:{len(self._study.tried)}")
         return next((self._ask_for(settings) for settings in left if self._is_new(settings)), None)
+
+    def settled(self) -> str | None:
+        """Why the sampler expects no more, in words; None where it does, or something is to be asked again."""
+        return None if any(map(self._is_new, self._study.lost)) else self._study.settled()
 
     def finish(self, proposal: Proposal) -> None:
         """A proposal is no longer in flight."""

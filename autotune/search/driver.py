@@ -14,9 +14,10 @@ from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
 from ..techniques import Facts
 from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut, ended
-from .candidates import Candidates, ConfigurationSpace, Proposal
+from .candidates import Candidates, ConfigurationSpace, Predict, Proposal
 from .conclude import conclude
 from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
+from .expected_gain import EXHAUSTED
 from .finalists import settle
 from .inquiry import Inquiry, failure, inspect, reference_settings
 from .options import SearchOptions
@@ -38,6 +39,7 @@ def search(
     observe: Callable[[Event], None],
     stop: threading.Event,
     pace: Pace | None = None,
+    predict: Predict = lambda settings: None,
 ) -> Plan:
     """Find the fastest configuration that stays within the budget, and save it as a plan.
 
@@ -48,6 +50,7 @@ def search(
         stop: once set, running trials are finished and the best so far is written, with ``search.stopped``
             :data:`INTERRUPTED`.
         pace: the time that is left, where it runs already; None begins now.
+        predict: what is known of a configuration before it is measured.
 
     Returns:
         The plan, as it was written to ``options.output``.
@@ -70,14 +73,14 @@ def search(
         facts = study.record.facts
         inquiry = Inquiry(options.task, options.seed, study.record.budget, facts)
         session = Session(options, executor, observe, stop, pace, study, facts, inquiry)
-        plan = _search(session, space)
+        plan = _search(session, space, predict)
     finally:
         study.close()
     plan.save(options.output)
     return plan
 
 
-def _search(session: Session, space: SearchSpace) -> Plan:
+def _search(session: Session, space: SearchSpace, predict: Predict) -> Plan:
     if session.options.resume and not session.study.resumed:
         session.warn("--resume: there is no study of this task to go on with: this begins one.")
     for message in session.facts.warnings:
@@ -89,7 +92,7 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     size = configurations.num_configurations
     num_trials = min(session.options.trials, size)
     session.observe(SearchStarted(session.study.name, size, num_trials, tuple(_earlier(session))))
-    candidates = Candidates(session.study, configurations, reference)
+    candidates = Candidates(session.study, configurations, reference, session.options.sampler, predict)
     if session.reference is None and not session.stop.is_set():
         _measure(session, candidates, candidates.reference)
     _check_reference(session)
@@ -172,9 +175,12 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
         share_s = session.pace.trial_share_s(-(-trials_left // session.executor.num_slots))
         if share_s is None:
             return "the time was used up"
+        settled = candidates.settled()
+        if settled is not None:
+            return None if running else settled
         proposal = candidates.next()
         if proposal is None:
-            return None if running else "every configuration has been measured, or is known not to fit"
+            return None if running else EXHAUSTED
         running[_start(session, proposal, share_s)] = proposal
     return None
 
@@ -211,7 +217,7 @@ def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Stu
     stem = Path(options.task).stem
     url = options.storage or default_storage(stem)
     begin = Study.resume if options.resume else Study.create
-    return begin(url, stem, record, options.sampler)
+    return begin(url, stem, record)
 
 
 def _check_output(options: SearchOptions) -> None:

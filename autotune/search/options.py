@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["SearchOptions"]
+__all__ = ["SamplerName", "SearchOptions"]
+
+SamplerName = Literal["law", "tpe", "gp", "random"]
+"""``law`` is this package's own; the others are Optuna's."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class SearchOptions:
     """``--allow-split``."""
     margin: float = 0.03
     """``--margin``."""
-    sampler: Literal["tpe", "gp"] = "tpe"
+    sampler: SamplerName = "law"
     """``--sampler``."""
     seed: int = 0
     """``--seed``."""

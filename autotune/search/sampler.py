@@ -1,4 +1,4 @@
-"""The samplers that propose configurations."""
+"""Optuna's own samplers, as they are used here."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ import warnings
 from typing import Literal
 
 import optuna
+from optuna.samplers import BaseSampler
 
 __all__ = ["build_sampler"]
 
 _NUM_STARTUP = 6
-"""Trials before the sampler's model is used; those that were not its own proposals count."""
+"""Trials before a sampler's model is used; those that were not its own proposals count."""
 
 
-def build_sampler(kind: Literal["tpe", "gp"], seed: int, num_trials: int) -> optuna.samplers.BaseSampler:
-    """A sampler is not stored with a study: the same seed after a resume would suggest the same points again."""
-    mixed = random.Random(f"{seed}:{num_trials}").getrandbits(32)
-    if kind == "gp":
+def build_sampler(name: Literal["tpe", "gp", "random"], seed: int, num_asked: int) -> BaseSampler:
+    """One of Optuna's samplers.
+
+    It is not stored with a study, and the same seed after a resume would suggest the same points again: so the number
+    of trials that there are goes into it.
+    """
+    mixed = random.Random(f"{seed}:{num_asked}").getrandbits(32)
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=mixed)
+    if name == "gp":
         import torch
 
         torch.set_num_threads(1)  # the fits are small, and the other threads belong to the trials

@@ -8,20 +8,21 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import optuna
 from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ..errors import StudyError
 from ..techniques import Settings
 from ..workers import Measured, Outcome, OutOfMemory
 from ..workers.outcome import OUTCOME
+from .expected_gain import ExpectedGainSampler, observe, withdraw
 from .record import StudyRecord, check_same
-from .sampler import build_sampler
 from .storage import Lock, open_storage, storage_errors
-from .verdict import CONSTRAINTS, Verdict, judge
+from .verdict import CONSTRAINTS, Verdict, judge, observation
 
 __all__ = ["Study", "Tried"]
 
@@ -58,7 +59,7 @@ class Study:
         self._next_number = 0
 
     @classmethod
-    def create(cls, url: str, stem: str, record: StudyRecord, sampler: Literal["tpe", "gp"]) -> Self:
+    def create(cls, url: str, stem: str, record: StudyRecord) -> Self:
         """Begin ``<stem>-<k>``, k being the first free number.
 
         Raises:
@@ -66,10 +67,10 @@ class Study:
         """
         store, newest = _open(url, stem)
         with _released(store), storage_errors(url):
-            return cls._begin(store, f"{stem}-{newest + 1}", record, sampler)
+            return cls._begin(store, f"{stem}-{newest + 1}", record)
 
     @classmethod
-    def resume(cls, url: str, stem: str, record: StudyRecord, sampler: Literal["tpe", "gp"]) -> Self:
+    def resume(cls, url: str, stem: str, record: StudyRecord) -> Self:
         """Go on with this task's newest study: what was measured is kept, what was in flight is asked again.
 
         Without one, a driver was killed before it had one, or none ever ran: a study is begun.
@@ -81,7 +82,7 @@ class Study:
         store, newest = _open(url, stem)
         with _released(store), storage_errors(url):
             if newest == 0:
-                return cls._begin(store, f"{stem}-1", record, sampler)
+                return cls._begin(store, f"{stem}-1", record)
             study = _newest_of(store, stem, newest, record.fingerprint)
             if not study.get_trials(deepcopy=False):  # killed before it had begun
                 _describe(study, record)
@@ -93,12 +94,26 @@ class Study:
                     "Leave out --resume to begin another."
                 ) from None
             check_same(study.study_name, stored, record)
-            study.set_user_attr("sampler", sampler)
-            study.sampler = build_sampler(sampler, record.seed, len(study.get_trials(deepcopy=False)))
             resumed = cls(store, study, stored)
             resumed.resumed = True
             resumed._recover()
         return resumed
+
+    @property
+    def num_asked(self) -> int:
+        """Trials in Optuna's sense: also what was proposed and not measured."""
+        return len(self._study.get_trials(deepcopy=False))
+
+    def use(self, name: str, sampler: BaseSampler) -> None:
+        """Let ``sampler`` propose; a study does not keep it, but its name."""
+        with storage_errors(self._store.url):
+            self._study.set_user_attr("sampler", name)
+        self._study.sampler = sampler
+
+    def settled(self) -> str | None:
+        """Why the sampler expects no more, in words; None where it does, or cannot tell."""
+        sampler = self._study.sampler
+        return sampler.stop_reason(self._study) if isinstance(sampler, ExpectedGainSampler) else None
 
     def ask(self, distributions: Mapping[str, BaseDistribution], params: dict[str, Any] | None = None) -> optuna.Trial:
         """The sampler's next proposal, or ``params`` where given."""
@@ -120,17 +135,18 @@ class Study:
         with storage_errors(self._store.url):
             trial.set_user_attr("outcome", _trimmed(outcome).model_dump(mode="json"))
             tried = self._take(number, settings, outcome)
-            self._tell(trial, tried.verdict)
+            self._tell(trial, tried)
         return tried
 
     def skip(self, trial: optuna.Trial, known: Tried | None) -> None:
         """A proposal that is not measured: tell what is ``known`` of it, or withdraw it."""
         with storage_errors(self._store.url):
             if known is None:
+                withdraw(trial)
                 self._study.tell(trial, state=TrialState.FAIL)
             else:
                 trial.set_user_attr("known_from", known.number)
-                self._tell(trial, known.verdict)
+                self._tell(trial, known)
 
     def evidence(self, key: str) -> Outcome | None:
         """An outcome that :meth:`keep_evidence` stored."""
@@ -148,11 +164,9 @@ class Study:
         self._store.close()
 
     @classmethod
-    def _begin(cls, store: _Store, name: str, record: StudyRecord, sampler: Literal["tpe", "gp"]) -> Self:
+    def _begin(cls, store: _Store, name: str, record: StudyRecord) -> Self:
         study = optuna.create_study(storage=store.storage, study_name=name, direction="maximize")
         _describe(study, record)
-        study.set_user_attr("sampler", sampler)
-        study.sampler = build_sampler(sampler, record.seed, 0)
         return cls(store, study, record)
 
     def _take(self, number: int, settings: Settings, outcome: Outcome) -> Tried:
@@ -163,7 +177,9 @@ class Study:
         self.by_settings[settings.canonical()] = tried
         return tried
 
-    def _tell(self, trial: optuna.Trial, verdict: Verdict) -> None:
+    def _tell(self, trial: optuna.Trial, tried: Tried) -> None:
+        verdict = tried.verdict
+        observe(trial, observation(tried.outcome, verdict))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # set_constraint warns where a killed driver had already set it
             for key, value in zip(CONSTRAINTS, verdict.constraints, strict=True):
@@ -190,14 +206,16 @@ class Study:
         self._next_number = 1 + max((row.number for row in self.tried), default=-1)
 
     def _settle(self, frozen: FrozenTrial, tried: Tried | None) -> None:
+        study_id = self._store.storage.get_study_id_from_name(self.name)
+        trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
+        trial = optuna.Trial(self._study, trial_id)
         if tried is not None:
-            study_id = self._store.storage.get_study_id_from_name(self.name)
-            trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
-            self._tell(optuna.Trial(self._study, trial_id), tried.verdict)
+            self._tell(trial, tried)
             return
         if "settings" in frozen.user_attrs:
             self.lost.append(Settings.model_validate(frozen.user_attrs["settings"]))
-        self._study.tell(frozen.number, state=TrialState.FAIL, skip_if_finished=True)
+        withdraw(trial)
+        self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def _newest_of(store: _Store, stem: str, newest: int, fingerprint: str) -> optuna.Study:

@@ -20,8 +20,9 @@ from ..workers import (
     Profiled,
     TimedOut,
 )
+from .beliefs import Observation
 
-__all__ = ["CONSTRAINTS", "Verdict", "judge"]
+__all__ = ["CONSTRAINTS", "Verdict", "judge", "observation"]
 
 CONSTRAINTS = ("failure", "leak", "memory", "parity")
 """Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing. Alphabetical, since that
@@ -31,6 +32,8 @@ _BOUND = 5.0
 """Log ratios are kept within +-5, so that no constraint's scale drowns the others."""
 _OUT_OF_MEMORY = 0.1
 """Least violation of a trial that ran out of memory: how much more it wanted is not known."""
+_Z = 1.96
+"""Standard errors on either side in a 95 % interval."""
 _UNKNOWN = 0.0
 """A constraint that an outcome says nothing about: neither violated nor with room to spare."""
 
@@ -106,3 +109,21 @@ def _failure() -> tuple[float, ...]:
 def _log_ratio(value: float, limit: float) -> float:
     """How far over (positive) or under; the sign is exactly that of ``value > limit``."""
     return max(-_BOUND, min(_BOUND, math.log(value / limit)))
+
+
+def observation(outcome: Outcome, verdict: Verdict) -> Observation:
+    """What a trial showed, for the sampler that keeps beliefs."""
+    seconds = outcome.seconds or None
+    if isinstance(outcome, OutOfMemory):
+        return Observation("out of memory", peak_bytes=outcome.peak_bytes, seconds=seconds)
+    if not isinstance(outcome, Measured):
+        return Observation("failed", seconds=seconds)
+    speed, peak = outcome.measurement.samples_per_s, outcome.measurement.peak.process
+    usable = verdict.constraints[0] <= 0 and verdict.constraints[1] <= 0 and verdict.constraints[3] <= 0
+    return Observation(
+        "measured" if usable else "failed",
+        log_speed=verdict.log_speed,
+        relative_error=(speed.high - speed.low) / (2 * _Z * speed.value),
+        peak_bytes=peak,
+        seconds=seconds,
+    )

@@ -1,1 +1,1 @@
-"""Searches over tables of exhaustively measured configurations."""
+"""Searches replayed over tables of exhaustively measured configurations."""

@@ -1,0 +1,113 @@
+"""The finite set of configurations that a search may measure, with what is predicted of each before it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+
+from .process import Array, Surface
+
+__all__ = ["Configuration", "Configurations", "Prediction"]
+
+_OCTAVES = 2.0
+"""Doublings of the micro-batch over which its effects are similar."""
+_WHOLE_RANGE = 2.0
+"""The same for another ordered parameter: its range is so many such distances."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is known of a configuration before it is measured."""
+
+    peak_bytes: int
+    """Peak memory."""
+    flops_per_sample: float | None = None
+    """Floating-point operations, forward and backward."""
+    bytes_per_sample: float | None = None
+    """Bytes read and written."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One point of the search."""
+
+    params: Mapping[str, Any]
+    """As Optuna has them."""
+    micro_batch: int | None = None
+    """Samples in one forward pass, where a parameter chooses it."""
+    predicted: Prediction | None = None
+    """None where nothing could be predicted."""
+
+
+class Configurations:
+    """The set: parameters as Optuna has them, and as numbers for the models."""
+
+    def __init__(
+        self,
+        rows: Sequence[Configuration],
+        distributions: Mapping[str, BaseDistribution],
+        batch: str | None = None,
+    ) -> None:
+        """Take the set.
+
+        Args:
+            rows: each configuration once; it need not be every combination.
+            distributions: of every parameter. Categorical ones have levels, others lie on a line.
+            batch: the parameter that chooses the micro-batch, by itself or as a share of what fits: the models see the
+                micro-batch in its place.
+        """
+        if not rows:
+            raise ValueError("at least one configuration is needed, but got none")
+        self.rows = tuple(rows)
+        self.distributions = dict(distributions)
+        self._index = {self._key(row.params): number for number, row in enumerate(self.rows)}
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def index(self, params: Mapping[str, Any]) -> int | None:
+        """Number of the configuration with these parameters; None where there is none."""
+        return self._index.get(self._key(params)) if params.keys() >= self.distributions.keys() else None
+
+    def surface(self, means: Array, trends: Array) -> Surface:
+        """The configurations as a process sees them, given what is thought of them beforehand."""
+        columns = [self._column(name) for name in self.distributions]
+        positions = np.column_stack(columns) if columns else np.zeros((len(self), 0))
+        ordered = [not isinstance(kind, CategoricalDistribution) for kind in self.distributions.values()]
+        return Surface(positions, np.array(ordered, dtype=bool), means, trends)
+
+    def micro_batches(self) -> Array:
+        """(configurations,): samples in one forward pass; 1 where nothing chooses it."""
+        return np.array([float(row.micro_batch or 1) for row in self.rows])
+
+    def indicators(self) -> Array:
+        """(configurations, indicators): one, the logarithm of the micro-batch, and 1 for each level that one has."""
+        columns = [np.ones(len(self)), np.log(self.micro_batches())]
+        for name, kind in self.distributions.items():
+            levels = kind.choices if isinstance(kind, CategoricalDistribution) else ()
+            columns += [np.array([float(row.params[name] == level) for row in self.rows]) for level in levels]
+        return np.column_stack(columns)
+
+    def predicted(self, what: str) -> Array:
+        """(configurations,): one field of the predictions, NaN where it is not known."""
+        values = [getattr(row.predicted, what, None) for row in self.rows]
+        return np.array([np.nan if value is None else float(value) for value in values])
+
+    def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(params[name] for name in self.distributions)
+
+    def _column(self, name: str) -> Array:
+        if name == self._batch:
+            return np.log2(self.micro_batches()) / _OCTAVES
+        values = [row.params[name] for row in self.rows]
+        kind = self.distributions[name]
+        if isinstance(kind, CategoricalDistribution):
+            return np.array([float(kind.choices.index(value)) for value in values])
+        numbers = np.array(values, dtype=np.float64)
+        column: Array = _WHOLE_RANGE * (numbers - numbers.min()) / (np.ptp(numbers) or 1.0)
+        return column

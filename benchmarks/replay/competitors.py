@@ -1,0 +1,54 @@
+"""Everyone who is replayed, and the replaying of many at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+from autotune.measure.device import num_processors
+
+from .play import Replay, play
+from .problem import Competitor, Space
+from .samplers import expected_gain, optuna_sampler
+from .strategies import deepspeed, grid, lightning, paddle
+from .table import Table
+
+__all__ = ["COMPETITORS", "replay"]
+
+COMPETITORS: dict[str, Competitor] = {
+    "law": expected_gain(partial(Space.derived, beyond=1)),
+    "law, raw space": expected_gain(Space.raw),
+    **{
+        f"{kind}, {name} space": optuna_sampler(kind, space)
+        for kind, (name, space) in itertools.product(
+            ("tpe", "gp", "random"), (("raw", Space.raw), ("derived", Space.derived))
+        )
+    },
+    "grid": grid,
+    "DeepSpeed-like": deepspeed,
+    "Paddle-like": paddle,
+    "Lightning-like": lightning,
+}
+
+
+def replay(table: Table, games: list[tuple[str, str]], num_seeds: int, num_trials: int) -> Iterator[dict[str, Any]]:
+    """A row for each competitor and budget of ``games``, with the replays of all seeds."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the processes that are started next
+    with ProcessPoolExecutor(num_processors(), get_context("spawn")) as pool:
+        every = itertools.product(games, range(num_seeds))
+        played = pool.map(partial(_play, table, num_trials), every, chunksize=2)
+        for (competitor, budget), replays in itertools.groupby(
+            zip(itertools.product(games, range(num_seeds)), played, strict=True), key=lambda pair: pair[0][0]
+        ):
+            runs = [replay.as_row() for _, replay in replays]
+            yield {"table": table.name, "competitor": competitor, "budget": budget, "runs": runs}
+
+
+def _play(table: Table, num_trials: int, game: tuple[tuple[str, str], int]) -> Replay:
+    (competitor, budget), seed = game
+    return play(table, budget, COMPETITORS[competitor], seed, num_trials)

@@ -1,0 +1,122 @@
+"""One replay: a competitor against a table under a budget, trial by trial through the table-driven executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.measure import MeasureOptions
+from autotune.plan import Plan
+from autotune.search.pace import NUM_FINALISTS
+from autotune.search.verdict import judge
+from autotune.techniques import Settings
+from autotune.workers import Measured, Outcome, TrialRequest
+from autotune.workers.table import TableExecutor
+
+from .problem import Competitor, Problem, Result
+from .table import Table, Truth
+
+__all__ = ["Replay", "play"]
+
+_START_S = 2.0
+"""Of a trial: starting, loading, applying."""
+_LEAST_TIMED_S = 2.0
+"""Timed windows, at least."""
+_NUM_STEPS = 25
+"""Optimizer steps of the parity run, the warm-up and the least timed windows."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What one replay came to."""
+
+    regrets: tuple[float, ...]
+    """After each trial: how much slower than the best the plan would be, were the search to end there."""
+    over_budget: tuple[bool, ...]
+    """Of each trial."""
+    seconds: tuple[float, ...]
+    """Of each trial."""
+    stopped: str | None
+    """Why the competitor stopped by itself before the trials were used up; None where it did not."""
+
+    def regret_after(self, num_trials: int) -> float:
+        """Of the plan at that moment, or at the end where it ended before; 1 where nothing was measured."""
+        return self.regrets[min(num_trials, len(self.regrets)) - 1] if self.regrets else 1.0
+
+    def as_row(self) -> dict[str, Any]:
+        """As it is kept."""
+        return {
+            "regrets": [round(value, 4) for value in self.regrets],
+            "over_budget": [number for number, over in enumerate(self.over_budget, 1) if over],
+            "seconds_of_12": round(sum(self.seconds[:12]), 1),
+            "seconds": round(sum(self.seconds), 1),
+            "stopped": self.stopped,
+        }
+
+
+def play(table: Table, budget: str, competitor: Competitor, seed: int, num_trials: int) -> Replay:
+    """Let a competitor search a table.
+
+    Args:
+        table: what answers.
+        budget: a name in ``BUDGETS``.
+        competitor: what searches.
+        seed: of the competitor, and of which repeat answers which trial.
+        num_trials: at most.
+    """
+    truth = Truth(table, table.limit_bytes(budget))
+    executor = table.executor(truth.limit_bytes, seed)
+    predicted = {entry.settings.canonical(): entry.predicted for entry in table.entries}
+    problem = Problem(predicted, tuple(entry.settings for entry in table.entries), truth.budget)
+    results: list[Result] = []
+    regrets: list[float] = []
+    searching, stopped = competitor(problem, seed), None
+    try:
+        settings = next(searching)
+        while True:
+            results.append(_trial(executor, table, truth, settings))
+            regrets.append(truth.regret(_settled(results, table, truth, seed)))
+            if len(results) == num_trials:
+                break
+            settings = searching.send(results[-1])
+    except StopIteration as end:
+        stopped = end.value
+    over = tuple(row.verdict.over_memory for row in results)
+    return Replay(tuple(regrets), over, tuple(row.outcome.seconds for row in results), stopped)
+
+
+def _trial(executor: TableExecutor, table: Table, truth: Truth, settings: Settings) -> Result:
+    measure = MeasureOptions(parity_batch=1)
+    plan = Plan(settings=settings, budget=truth.budget)
+    request = TrialRequest(id="trial", task=table.name, device=table.device, plan=plan, measure=measure)
+    outcome = executor.submit(request).result()
+    outcome = outcome.model_copy(update={"seconds": _seconds(table, settings, outcome)})
+    return Result(settings, outcome, judge(outcome, truth.budget, 0))
+
+
+def _seconds(table: Table, settings: Settings, outcome: Outcome) -> float:
+    """As recorded; else by the number of steps. Out of memory shows at the first step."""
+    known = table.by_settings[settings.canonical()].seconds
+    if known is not None:
+        return known
+    if not isinstance(outcome, Measured):
+        return _START_S
+    step_s = (settings.batch.num_samples if settings.batch else 1) / outcome.measurement.samples_per_s.value
+    return _START_S + max(_LEAST_TIMED_S, _NUM_STEPS * step_s)
+
+
+def _settled(results: Sequence[Result], table: Table, truth: Truth, seed: int) -> Settings | None:
+    """What the driver would make of the trials so far: the fastest few are measured again, the fastest of those wins.
+
+    What does not fit by all of the table's repeats falls, as it would in a fresh interpreter.
+    """
+    usable = sorted((row for row in results if row.verdict.feasible), key=lambda row: -(row.verdict.log_speed or 0.0))
+    fitting = [row.settings for row in usable if row.settings.canonical() in truth.fitting]
+    finalists = list(dict.fromkeys(fitting))[:NUM_FINALISTS]
+
+    def again(settings: Settings) -> float:
+        repeats = table.by_settings[settings.canonical()].samples_per_s
+        return repeats[(seed + 1) % len(repeats)]
+
+    return max(finalists, key=again, default=None)

@@ -1,0 +1,101 @@
+"""Competitors that are Optuna samplers, told what this package tells them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import warnings
+from collections.abc import Callable, Generator
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from autotune.search.expected_gain import ExpectedGainSampler, observe
+from autotune.search.sampler import build_sampler
+from autotune.search.verdict import CONSTRAINTS, Verdict, observation
+from autotune.techniques import Settings
+
+from .problem import Problem, Result, Space
+
+__all__ = ["expected_gain", "optuna_sampler"]
+
+_PATIENCE = 5
+"""Proposals in a row that were measured before, until one is drawn from what is left."""
+
+
+def expected_gain(
+    space: Callable[[Problem], Space],
+) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
+    """This package's own, which also stops by itself."""
+
+    def play(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:
+        known = space(problem)
+        limit, margin = problem.budget.limit, problem.budget.margin
+        sampler = ExpectedGainSampler(known.configurations(problem), limit_bytes=limit, margin=margin, seed=seed)
+        study = _study(sampler)
+        while (reason := sampler.stop_reason(study)) is None:
+            trial = study.ask(known.distributions)
+            settings = known.settings(trial.params)
+            assert settings is not None
+            result = yield settings
+            observe(trial, observation(result.outcome, result.verdict))
+            study.tell(trial, result.verdict.log_speed or 0.0)
+        return reason
+
+    return play
+
+
+def optuna_sampler(
+    kind: Any, space: Callable[[Problem], Space]
+) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
+    """One of Optuna's, told of constraints as the driver tells them; it is not charged for repeating itself."""
+
+    def play(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:
+        known, chooser = space(problem), random.Random(seed)
+        study, results = _study(build_sampler(kind, seed, 0)), dict[Settings, Result]()
+        everything = list(dict.fromkeys(known.by_params.values()))
+        while len(results) < len(everything):
+            for _ in range(_PATIENCE, -1, -1):
+                trial, settings = _ask(study, known, None)
+                if settings is None or settings in results:
+                    _tell(study, trial, results.get(settings) if settings else None, results)
+                    continue
+                break
+            else:
+                left = [each for each in everything if each not in results]
+                trial, settings = _ask(study, known, chooser.choice(left))
+            assert settings is not None
+            results[settings] = yield settings
+            _tell(study, trial, results[settings], results)
+        return None
+
+    return play
+
+
+def _study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    return optuna.create_study(direction="maximize", sampler=sampler)
+
+
+def _ask(study: optuna.Study, space: Space, wanted: Settings | None) -> tuple[optuna.Trial, Settings | None]:
+    if wanted is not None:
+        study.enqueue_trial(space.params(wanted))
+    trial = study.ask(dict(space.distributions))
+    return trial, space.settings(trial.params)
+
+
+def _tell(study: optuna.Study, trial: optuna.Trial, result: Result | None, results: dict[Settings, Result]) -> None:
+    """As :class:`autotune.search.study.Study` does: a value stands in where there is none."""
+    if result is None:
+        study.tell(trial, state=TrialState.FAIL)
+        return
+    verdict: Verdict = result.verdict
+    for key, value in zip(CONSTRAINTS, verdict.constraints, strict=True):
+        trial.set_constraint(key, value)
+    known = [row.verdict.log_speed for row in results.values() if row.verdict.log_speed is not None]
+    imputed = statistics.median(known) if known else 0.0
+    study.tell(trial, imputed if verdict.log_speed is None else verdict.log_speed)
+
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
