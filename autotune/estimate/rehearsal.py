@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from ..apply_plan import apply, build_loader
 from ..loader import Loader, Position, tensors_in
-from ..measure.allocations import Trace
+from ..measure.allocations import Phase, Trace
 from ..measure.tracer import Tracer
 from ..measure.watch import Watch
 from ..plan import Plan
@@ -29,6 +29,7 @@ from ..training import Training
 from .answers import SteadyScaler, Target, answers, choose_as_on_cuda
 from .kernels import Kernel
 from .scratch import kernel_of
+from .work import Work, WorkCounter
 
 __all__ = ["Rehearsal", "Rehearsed", "Untraceable"]
 
@@ -45,6 +46,8 @@ class Rehearsed:
     """Its allocations, kernels' scratch among them."""
     kernels: tuple[Kernel, ...]
     """Whose scratch that is, in order."""
+    work: Mapping[tuple[str, Phase], Work]
+    """By the module and the phase that it is done in."""
 
 
 class Rehearsal:
@@ -98,14 +101,17 @@ class Rehearsal:
             while True:
                 scratch = _Scratch()
                 scratch_of = scratch if self._target == "cpu" else None
-                tracer = Tracer(training.model, training.optimizer, training.device, scratch_of=scratch_of)
+                work = WorkCounter()
+                tracer = Tracer(
+                    training.model, training.optimizer, training.device, scratch_of=scratch_of, sees_work=work
+                )
                 idle = self._step(training, tracer, batch)
                 if not idle:
                     break
                 for parameter in idle:  # no step gives it a gradient: the optimizer knows nothing of it
                     self._given.remove(parameter)
                     del self._optimizer.state[parameter]
-        return Rehearsed(tracer.trace(), tuple(scratch.kernels))
+        return Rehearsed(tracer.trace(), tuple(scratch.kernels), work.by_place)
 
     def _give_state(self, training: Training, batch: Any) -> set[Tensor]:
         """What the optimizer has after its first step, as if all that trains got a gradient, without a forward.

@@ -17,11 +17,13 @@ from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
 from .watch import Watch
 from .whereabouts import Whereabouts
 
-__all__ = ["ScratchOf", "Tracer"]
+__all__ = ["ScratchOf", "SeesWork", "Tracer", "tensors_of"]
 
 ScratchOf = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None]
 """Of an operation, its arguments and results: bytes that its kernel takes and gives back on its own; None where none
 are known of."""
+SeesWork = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, tuple[str, Phase]], None]
+"""Is shown an operation, its arguments and results, and the module and the phase that it ran in."""
 _LASTING: tuple[Kind, ...] = (
     "other", "temporary", "activation", "batch", "gradient", "optimizer_state", "parameter"
 )  # fmt: skip
@@ -62,6 +64,7 @@ class Tracer(Watch):
         device: torch.device,
         sees_saves: bool = True,
         scratch_of: ScratchOf | None = None,
+        sees_work: SeesWork | None = None,
     ) -> None:
         """
         Args:
@@ -71,12 +74,14 @@ class Tracer(Watch):
             sees_saves: watch what autograd saves, which torch.func's gradients forbid; False takes all that a forward
                 leaves behind for kept.
             scratch_of: what kernels take besides; recorded as a temporary that is gone when the operation is.
+            sees_work: is shown every operation of the step.
         """
         self._model = model
         self._optimizer = optimizer
         self._device_type = device.type
         self._sees_saves = sees_saves
         self._scratch_of = scratch_of
+        self._sees_work = sees_work
         self._where = Whereabouts(model)
         self._phase: Phase = "before"
         self._moment = 0
@@ -136,18 +141,27 @@ class Tracer(Watch):
         num_bytes = self._scratch_of(func, args, kwargs, results) if self._scratch_of is not None else None
         if num_bytes is None:
             return
-        module, in_backward = self._where.now()
-        phase: Phase = "backward" if in_backward else self._phase
+        module, phase = self._place()
         born, self._moment = self._moment + 1, self._moment + 2
         made = _Storage(len(self._storages), num_bytes, born, module, phase, "temporary", self._moment, is_scratch=True)
         self._storages.append(made)
 
+    def see_work(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
+        """Show an operation that has just run to whoever counts them."""
+        if self._sees_work is not None:
+            self._sees_work(func, args, kwargs, results, self._place())
+
     def see(self, arguments: Any, results: Any) -> None:
         """Note an operation's tensors: an argument that nobody made was there before the step."""
-        for tensor in _tensors(arguments):
+        for tensor in tensors_of(arguments):
             self._note(tensor, "other", OUTSIDE, born=0)
-        for tensor in _tensors(results):
+        for tensor in tensors_of(results):
             self._note(tensor, "temporary", None)
+
+    def _place(self) -> tuple[str, Phase]:
+        """The module at work, and the phase."""
+        module, in_backward = self._where.now()
+        return module, "backward" if in_backward else self._phase
 
     def _keep(self, tensor: Tensor) -> Tensor:
         for storage in _storages(tensor, self._device_type):
@@ -169,7 +183,7 @@ class Tracer(Watch):
             for parameter in group["params"]:
                 owner = self._where.owner(parameter)
                 self._note(parameter, "parameter", owner)
-                for tensor in _tensors(self._optimizer.state.get(parameter)):
+                for tensor in tensors_of(self._optimizer.state.get(parameter)):
                     self._note(tensor, "optimizer_state", owner)
         for parameter in (*self._model.parameters(), *(p for g in self._optimizer.param_groups for p in g["params"])):
             if parameter.grad is not None:
@@ -231,11 +245,13 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_literal = func is torch.ops.aten.lift_fresh.default  # torch.tensor(...): its argument was made just now
         self._tracer.see(() if is_literal else (args, kwargs), results)
         self._tracer.see_scratch(func, args, kwargs or {}, results)
+        self._tracer.see_work(func, args, kwargs or {}, results)
         return results
 
 
-def _tensors(tree: Any) -> Iterable[Tensor]:
-    """An operation's arguments are nested at most once: most of its time would go into torch's general answer."""
+def tensors_of(tree: Any) -> Iterable[Tensor]:
+    """The tensors among arguments or results. They are nested at most once: most of the time would go into torch's
+    general answer."""
     if isinstance(tree, Tensor):
         return (tree,)
     if isinstance(tree, dict):
@@ -247,7 +263,7 @@ def _tensors(tree: Any) -> Iterable[Tensor]:
         if isinstance(branch, Tensor):
             found.append(branch)
         elif isinstance(branch, (list, tuple, dict)):
-            found += _tensors(branch)
+            found += tensors_of(branch)
     return found
 
 

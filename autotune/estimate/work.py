@@ -1,0 +1,86 @@
+"""``Work``: the floating-point operations and the bytes moved that a step takes, counted while it is rehearsed.
+
+Source: torch.utils.flop_counter, whose formulas are used; an operation that has none counts for its bytes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from ..measure.allocations import Phase
+from ..measure.tracer import tensors_of
+
+__all__ = ["Work", "WorkCounter"]
+
+aten = torch.ops.aten
+
+
+class Work(NamedTuple):
+    """What a device has to do."""
+
+    flops: int = 0
+    """Floating-point operations of matrix products, convolutions and attention."""
+    num_bytes: int = 0
+    """Bytes that operations read and write, each as if nothing stayed in a cache."""
+
+    def plus(self, other: Work) -> Work:
+        """Both."""
+        return Work(self.flops + other.flops, self.num_bytes + other.num_bytes)
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """The CPU's kernel, which torch has no formula for: the products are those of the others."""
+
+    count: Callable[..., int]
+    first: int
+    """Which of the arguments is the query."""
+
+    def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        query, key, value = (one.shape for one in args[self.first : self.first + 3])
+        return self.count(*[args[0].shape] * self.first, query, key, value)
+
+
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    aten._scaled_dot_product_flash_attention_for_cpu: _Attention(sdpa_flop_count, 0),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _Attention(sdpa_backward_flop_count, 1),
+}
+
+
+class WorkCounter:
+    """Adds up operations by the module and the phase that they run in.
+
+    A loop over pieces of a tensor runs its first turn alone in a rehearsal: what a memory-saving layer does piece by
+    piece is counted too low.
+    """
+
+    def __init__(self) -> None:
+        self.by_place: dict[tuple[str, Phase], Work] = {}
+        """Of each module, in each phase."""
+
+    def __call__(self, func: Any, args: Any, kwargs: dict[str, Any], results: Any, place: tuple[str, Phase]) -> None:
+        """Count an operation that has just run."""
+        if func.is_view:
+            return
+        formula = _FORMULAS.get(func.overloadpacket)
+        flops = formula(*args, **kwargs, out_val=results) if formula is not None else 0
+        num_bytes = sum(map(_num_bytes, tensors_of((args, kwargs, results))))
+        self.by_place[place] = self.by_place.get(place, Work()).plus(Work(flops, num_bytes))
+
+    def total(self) -> Work:
+        """Of the whole step."""
+        whole = Work()
+        for work in self.by_place.values():
+            whole = whole.plus(work)
+        return whole
+
+
+def _num_bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
