@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution
 
+from autotune.estimate import Prediction
 from autotune.search.beliefs import GAIN, Beliefs, Observation
-from autotune.search.configurations import Configuration, Configurations, Prediction
+from autotune.search.configurations import Configuration, Configurations
 from autotune.search.normal import at_least, expected_improvement, normal_cdf
 from autotune.search.priors import Priors
 from autotune.search.process import LogNormal, Prior, Process
@@ -23,7 +24,9 @@ def priors(*peaks_mib: int, speed_sd: float = 1.0, peak_sd: float = 0.1) -> Prio
     """Configurations of one categorical parameter, of which nothing is known beforehand but predicted peaks; the
     standard deviations of main effects are known, and levels nearly so."""
     distributions = {"choice": CategoricalDistribution(LABELS[: len(peaks_mib)])}
-    rows = [Configuration({"choice": LABELS[n]}, None, Prediction(mib * MIB)) for n, mib in enumerate(peaks_mib)]
+    rows = [
+        Configuration({"choice": LABELS[n]}, None, Prediction(peak_bytes=mib * MIB)) for n, mib in enumerate(peaks_mib)
+    ]
     configurations = Configurations(rows, distributions)
     count = len(rows)
     surface = configurations.surface(np.zeros((1, count)), np.zeros((count, 0)))
@@ -154,7 +157,7 @@ def test_a_measured_bias_of_the_prediction_is_learned_for_all():
     """Real priors: what is measured 8 % above its prediction leaves little chance to what is predicted 3 % below."""
     names = {"choice": CategoricalDistribution(LABELS)}
     rows = [
-        Configuration({"choice": label}, None, Prediction(mib * MIB))
+        Configuration({"choice": label}, None, Prediction(peak_bytes=mib * MIB))
         for label, mib in zip(LABELS, (90, 80, 97, 70), strict=True)
     ]
     known = Priors.of(Configurations(rows, names), 100 * MIB, 0)

@@ -13,9 +13,9 @@ import pytest
 from search_tables import MIB, configurations, facts, options, peak, row, run_search, speed
 
 from autotune.errors import Interrupted, NothingFits, PlanError, SpaceError, TaskError
+from autotune.estimate import Prediction
 from autotune.measure import Parity
 from autotune.plan import load_plan
-from autotune.search.configurations import Prediction
 from autotune.search.driver import search
 from autotune.search.events import Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted, Warned
 from autotune.search.inquiry import PARITY_LIMITS
@@ -407,7 +407,8 @@ def test_checkpointing_is_not_among_the_first_guesses_where_the_reference_fits()
 def predict(settings: Settings) -> Prediction:
     """What the table will say of memory, 2 % too low; work is what the law would count."""
     work = 1 + (0.33 / settings.checkpointing.every if settings.checkpointing.kind == "blocks" else 0.0)
-    return Prediction(round(peak(settings) / 1.02), 1e9 * work, 1e6 * work)
+    peak_bytes = round(peak(settings) / 1.02)
+    return Prediction(peak_bytes=peak_bytes, flops_per_sample=1e9 * work, bytes_per_sample=1e6 * work)
 
 
 @pytest.mark.parametrize("limit", [280 * MIB, 330 * MIB, 900 * MIB])

@@ -11,8 +11,9 @@ import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
+from autotune.estimate import Prediction
 from autotune.search.beliefs import Observation
-from autotune.search.configurations import Configuration, Configurations, Prediction
+from autotune.search.configurations import Configuration, Configurations
 from autotune.search.expected_gain import ExpectedGainSampler, observe, withdraw
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -35,7 +36,7 @@ def sampler(predicts: bool = True, **options) -> ExpectedGainSampler:
         Configuration(
             {"batch": batch, "precision": precision},
             BATCHES[batch],
-            Prediction(peak_bytes(batch, precision)) if predicts else None,
+            Prediction(peak_bytes=peak_bytes(batch, precision)) if predicts else None,
         )
         for batch, precision in itertools.product(range(6), ("fp32", "bf16"))
     ]

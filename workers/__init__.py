@@ -13,6 +13,7 @@ from .outcome import (
     NonFinite,
     Outcome,
     OutOfMemory,
+    Predicted,
     Profiled,
     TimedOut,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "NonFinite",
     "OutOfMemory",
     "Outcome",
+    "Predicted",
     "Profiled",
     "TimedOut",
     "TrialRequest",

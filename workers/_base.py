@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
-from ..estimate import EstimateOptions
+from ..estimate import EstimateOptions, PredictOptions
 from ..measure import InspectOptions, MeasureOptions
 from ..measure.profiled import ProfileOptions
 from ..plan import Plan
@@ -33,12 +33,12 @@ class TrialRequest(_Frozen):
     """``path/to/model.py`` or ``path/to/model.py:name``."""
     seed: int = 0
     """Seeds everything before the model is built."""
-    kind: Literal["inspect", "measure", "profile", "estimate"] = "measure"
+    kind: Literal["inspect", "measure", "profile", "estimate", "predict"] = "measure"
     """What to do with the task."""
     device: Literal["cpu", "cuda"]
     """torch's device type."""
     plan: Plan | None = None
-    """What to apply: settings, and the budget to hold. None to inspect."""
+    """What to apply: settings, and the budget to hold. None to inspect, and to predict."""
     inspect: InspectOptions = InspectOptions()
     """For ``kind: inspect``."""
     measure: MeasureOptions | None = None
@@ -47,6 +47,8 @@ class TrialRequest(_Frozen):
     """For ``kind: profile``."""
     estimate: EstimateOptions = EstimateOptions()
     """For ``kind: estimate``."""
+    predict: PredictOptions = PredictOptions()
+    """For ``kind: predict``."""
     fresh: bool = False
     """Start a new interpreter, as a job is started, instead of forking a server that has imported torch."""
     deadline_s: PositiveFloat = 600.0

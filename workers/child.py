@@ -25,7 +25,7 @@ from ..task import Task, load_task
 from ._base import TrialRequest
 from .failure import outcome_of
 from .folder import TrialFolder
-from .outcome import Estimated, Inspected, Measured, Outcome, Profiled
+from .outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
 
 __all__ = ["run_trial"]
 
@@ -74,6 +74,8 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
     if request.kind == "inspect":
         folder.write_phase("inspecting the task")
         return Inspected(facts=inspect_task(task, request.inspect, request.device))
+    if request.kind == "predict":
+        return _predict(request, task, folder)
     assert request.plan is not None, "a measure, profile or estimate request carries a plan"
     if request.kind == "profile":
         return _profile(request, request.plan, task, folder)
@@ -110,6 +112,14 @@ def _estimate(request: TrialRequest, plan: Plan, task: Task, folder: TrialFolder
 
     folder.write_phase("estimating")
     return Estimated(estimate=estimate(plan, task, request.estimate))
+
+
+def _predict(request: TrialRequest, task: Task, folder: TrialFolder) -> Predicted:
+    from ..estimate.predict import predict  # as above
+
+    folder.write_phase("predicting")
+    found = predict(task, request.predict)
+    return Predicted(predictions=found.predictions, probed=found.probed)
 
 
 def _with_parity(measurement: Measurement, plan: Plan, task: Task, request: TrialRequest) -> Measurement:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from ..estimate import Estimate
+from ..estimate import Estimate, Prediction
 from ..measure import Measurement
 from ..measure.profiled import Profile
 from ..techniques import Facts
@@ -21,6 +21,7 @@ __all__ = [
     "NonFinite",
     "OutOfMemory",
     "Outcome",
+    "Predicted",
     "Profiled",
     "TimedOut",
 ]
@@ -65,6 +66,16 @@ class Estimated(_Outcome):
     kind: Literal["estimated"] = "estimated"
     estimate: Estimate
     """What a combination of techniques takes, without having run."""
+
+
+class Predicted(_Outcome):
+    """The answer to a predict request."""
+
+    kind: Literal["predicted"] = "predicted"
+    predictions: tuple[Prediction | None, ...]
+    """Of each configuration that was asked for, as far as something could be said in the time there was."""
+    probed: str | None = None
+    """Why the model could not be traced, where steps at small batches were run instead."""
 
 
 class OutOfMemory(_Outcome):
@@ -116,7 +127,7 @@ class Failed(_Outcome):
 
 
 Outcome = Annotated[
-    Inspected | Measured | Profiled | Estimated | OutOfMemory | TimedOut | Crashed | NonFinite | Failed,
+    Inspected | Measured | Profiled | Estimated | Predicted | OutOfMemory | TimedOut | Crashed | NonFinite | Failed,
     Field(discriminator="kind"),
 ]
 """Any of them; ``kind`` tells which."""

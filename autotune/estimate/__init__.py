@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .estimated import Estimate, EstimateOptions, Fill, Fit, Interval
+from .estimated import Estimate, EstimateOptions, Fill, Fit, Interval, Prediction, PredictOptions
 
-__all__ = ["Estimate", "EstimateOptions", "Fill", "Fit", "Interval"]
+__all__ = ["Estimate", "EstimateOptions", "Fill", "Fit", "Interval", "PredictOptions", "Prediction"]

@@ -5,113 +5,20 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Literal, Protocol
 
 from ..measure.allocations import Trace
 from ..measure.rows import peak_moment
 from ..plan import Plan
 from ..task import Task
-from .baseline import process_interval, resident_bytes
-from .estimated import Estimate, EstimateOptions, Fill, Fit, Interval
-from .law import largest, memory_law
-from .probe import ProbedLaw, probed_law
-from .rehearsal import Untraceable
-from .segments import base_bytes, reserved_bytes
+from .estimated import Estimate, EstimateOptions, Fill, Fit
+from .law import largest
+from .predictor import Predictor
 
 __all__ = ["estimate"]
 
 _MOST_GROUPS = 12
 """Of modules, beyond which the members of a list are put together."""
-
-
-class _Law(Protocol):
-    def at(self, batch: int) -> Trace: ...
-
-    def peak_bytes(self, batch: int) -> int: ...
-
-    def interval(self, batch: int) -> Interval: ...
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A law for steps of one micro-batch or of several, and how it was had."""
-
-    law: _Law
-    how: Literal["traced", "probed"]
-    reason: str | None
-
-
-class _Prediction:
-    """What a process is charged at any batch."""
-
-    def __init__(self, plan: Plan, task: Task, options: EstimateOptions) -> None:
-        self._plan, self._task, self._options = plan, task, options
-        self._found: dict[bool, _Found] = {}
-        self._fits: dict[int, Fit] = {}
-        self.whole = options.reference_batch if options.is_held else 2
-        """Samples from which on a micro-batch is thought of as a whole optimizer step."""
-        self._is_cuda = options.target == "cuda"
-        if self._is_cuda:
-            self.base_bytes = base_bytes()
-        else:  # a dataset that lies in memory is the process's too
-            dataset = task.build_dataset()
-            self._task = replace(task, build_dataset=lambda: dataset)
-            self.base_bytes = resident_bytes(plan.settings)
-
-    def law(self, micro: int) -> _Found:
-        """Of a step with this micro-batch."""
-        accumulates = self._passes(micro) > 1
-        if accumulates not in self._found:
-            self._found[accumulates] = self._find(accumulates)
-        return self._found[accumulates]
-
-    def fit(self, micro: int) -> Fit:
-        """What a micro-batch takes."""
-        if micro not in self._fits:
-            law, passes = self.law(micro).law, self._passes(micro)
-            tensors, process = law.interval(micro), self._process(law, micro)
-            self._fits[micro] = Fit(micro=micro, accumulate=passes, tensors=tensors, process=process)
-        return self._fits[micro]
-
-    def fit_or_none(self, micro: int) -> Fit | None:
-        """None where the training cannot run with this micro-batch: a BatchNorm wants more than one value."""
-        try:
-            return self.fit(micro)
-        except Untraceable:
-            return None
-
-    def may_fit(self, micro: int, limit_bytes: int) -> bool:
-        """Whether the tensors alone do, which is known sooner."""
-        try:
-            return self.base_bytes + self.law(micro).law.interval(micro).low <= limit_bytes
-        except Untraceable:
-            return False
-
-    def smallest(self) -> Fit:
-        """The smallest micro-batch that there is."""
-        return self.fit_or_none(1) or self.fit(2)
-
-    def _find(self, accumulates: bool) -> _Found:
-        arguments = (self._plan, self._task, accumulates, self._options.largest_of or 1, self._options.target)
-        try:
-            return _Found(memory_law(*arguments), "traced", None)
-        except Untraceable as error:
-            return _Found(probed_law(*arguments), "probed", str(error))
-
-    def _passes(self, micro: int) -> int:
-        return -(-self._options.reference_batch // micro) if self._options.is_held else 1
-
-    def _process(self, law: _Law, micro: int) -> Interval:
-        tensors = law.interval(micro)
-        at = law.at(micro)
-        if not self._is_cuda:
-            return process_interval(self.base_bytes, at, tensors, self._plan.settings)
-        reserved = reserved_bytes(at) * (tensors.value / at.peak_bytes() if isinstance(law, ProbedLaw) else 1)
-        shares = (tensors.low / tensors.value, 1.0, tensors.high / tensors.value)
-        low, value, high = (self.base_bytes + round(reserved * share) for share in shares)
-        return Interval(low=low, value=value, high=high)
 
 
 def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
@@ -126,7 +33,7 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
         Exception: whatever the user's code raises.
     """
     began_s = time.perf_counter()
-    prediction = _Prediction(plan, task, options)
+    prediction = Predictor(plan, task, options)
     reference = prediction.fit(min(options.reference_batch, options.most))
     best = surely = smallest = None
     if options.limit_bytes is not None:
@@ -153,7 +60,7 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
     )
 
 
-def _largest(prediction: _Prediction, limit_bytes: int, most: int, takes: Callable[[Fit], int]) -> Fit | None:
+def _largest(prediction: Predictor, limit_bytes: int, most: int, takes: Callable[[Fit], int]) -> Fit | None:
     """The largest micro-batch that fits: from the job's own batch on in one piece, and below it accumulated, where
     gradients come on top."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from ..measure.allocations import Kind
+from ..techniques import Settings
 
-__all__ = ["Estimate", "EstimateOptions", "Fill", "Fit", "Interval"]
+__all__ = ["Estimate", "EstimateOptions", "Fill", "Fit", "Interval", "PredictOptions", "Prediction"]
 
 
 class _Frozen(BaseModel):
@@ -46,6 +47,30 @@ class EstimateOptions(_Frozen):
     """The largest micro-batch to think of."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: every batch is one of the largest of so many samples."""
+
+
+class PredictOptions(_Frozen):
+    """Of which configurations something is to be said before they are measured."""
+
+    settings: tuple[Settings, ...] = ()
+    """Each with its batch."""
+    target: Literal["cpu", "cuda"] = "cpu"
+    """The device that they are to be measured on."""
+    largest_of: PositiveInt | None = None
+    """Batch shapes vary: every batch is one of the largest of so many samples."""
+    most_s: PositiveFloat | None = None
+    """Seconds after which no further combination is begun; None is all of them."""
+
+
+class Prediction(_Frozen):
+    """What is known of a configuration before it is measured."""
+
+    peak_bytes: int
+    """What the device charges the process at its peak."""
+    flops_per_sample: float | None = None
+    """Floating-point operations of a training step."""
+    bytes_per_sample: float | None = None
+    """Bytes that it reads and writes."""
 
 
 class Fill(_Frozen):

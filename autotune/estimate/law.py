@@ -17,6 +17,7 @@ from .answers import Target
 from .estimated import Interval
 from .kernels import Kernel
 from .rehearsal import Rehearsal, Rehearsed
+from .work import Work, work_between
 
 __all__ = ["BATCHES", "ERROR", "MemoryLaw", "Size", "corresponds", "largest", "memory_law"]
 
@@ -94,6 +95,11 @@ class MemoryLaw:
             live += sign * sizes[number]
             peak = max(peak, live)
         return peak
+
+    def work(self, batch: int) -> tuple[Work, Work]:
+        """Of forward and backward together, and of the optimizer, in one step at a micro-batch."""
+        first, *_, last = self.steps
+        return work_between((self.batches[0], self.batches[-1]), (first.work, last.work), batch)
 
     def interval(self, batch: int) -> Interval:
         """The peak, and between what it lies: at most one in twenty is above."""

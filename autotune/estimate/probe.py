@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from .answers import Target
 from .estimated import Interval
 from .law import MemoryLaw, corresponds
 from .rehearsal import Rehearsal
+from .work import Work, work_between
 
 __all__ = ["PROBES", "ProbedLaw", "probed_law"]
 
@@ -36,6 +37,8 @@ class ProbedLaw:
     """Ascending."""
     steps: tuple[Trace, Trace, Trace]
     """At each."""
+    work_of: tuple[Mapping[tuple[str, Phase], Work], ...] = ({}, {})
+    """Of the first and the last."""
 
     def at(self, batch: int) -> Trace:
         """The largest step that was run."""
@@ -46,6 +49,10 @@ class ProbedLaw:
         share = (batch - self.batches[0]) / (self.batches[-1] - self.batches[0])
         first, last = (_phase_peaks(step) for step in (self.steps[0], self.steps[-1]))
         return max(round(own + (last.get(phase, own) - own) * share) for phase, own in first.items())
+
+    def work(self, batch: int) -> tuple[Work, Work]:
+        """Of forward and backward together, and of the optimizer, in one step at a micro-batch."""
+        return work_between((self.batches[0], self.batches[-1]), self.work_of, batch)
 
     def interval(self, batch: int) -> Interval:
         """The peak, and between what it lies; wider by what the step between was off the line."""
@@ -67,7 +74,7 @@ def probed_law(
     first, second, third = (probe.step(batch, accumulates) for batch in PROBES)
     if corresponds(first, second, third):
         return MemoryLaw((first, second, third), lambda batch: probe.step(batch, accumulates), PROBES)
-    return ProbedLaw(PROBES, (first.trace, second.trace, third.trace))
+    return ProbedLaw(PROBES, (first.trace, second.trace, third.trace), (first.work, third.work))
 
 
 class _Probe(Rehearsal):

@@ -5,7 +5,7 @@ Source: torch.utils.flop_counter, whose formulas are used; an operation that has
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from ..measure.allocations import Phase
 from ..measure.tracer import tensors_of
 
-__all__ = ["Work", "WorkCounter"]
+__all__ = ["Work", "WorkCounter", "work_between"]
 
 aten = torch.ops.aten
 
@@ -54,6 +54,24 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
 }
 
 
+def work_between(
+    batches: tuple[int, int], steps: tuple[Mapping[tuple[str, Phase], Work], ...], batch: int
+) -> tuple[Work, Work]:
+    """Of forward and backward together, and of the optimizer, at a micro-batch on the line through two others."""
+    share = (batch - batches[0]) / (batches[1] - batches[0])
+    found = []
+    for is_optimizer in (False, True):
+        first, last = (_total(step, is_optimizer) for step in steps)
+        flops, num_bytes = (max(0, round(a + (b - a) * share)) for a, b in zip(first, last, strict=True))
+        found.append(Work(flops, num_bytes))
+    return found[0], found[1]
+
+
+def _total(step: Mapping[tuple[str, Phase], Work], is_optimizer: bool) -> Work:
+    rows = [work for (_, phase), work in step.items() if (phase == "optimizer") == is_optimizer]
+    return Work(sum(row.flops for row in rows), sum(row.num_bytes for row in rows))
+
+
 class WorkCounter:
     """Adds up operations by the module and the phase that they run in.
 
@@ -73,13 +91,6 @@ class WorkCounter:
         flops = formula(*args, **kwargs, out_val=results) if formula is not None else 0
         num_bytes = sum(map(_num_bytes, tensors_of((args, kwargs, results))))
         self.by_place[place] = self.by_place.get(place, Work()).plus(Work(flops, num_bytes))
-
-    def total(self) -> Work:
-        """Of the whole step."""
-        whole = Work()
-        for work in self.by_place.values():
-            whole = whole.plus(work)
-        return whole
 
 
 def _num_bytes(x: Tensor) -> int:

@@ -16,8 +16,9 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from ..estimate import Prediction
 from ..techniques import Settings, Technique
-from .configurations import Configuration, Configurations, Prediction
+from .configurations import Configuration, Configurations
 from .expected_gain import ExpectedGainSampler
 from .options import SamplerName
 from .sampler import build_sampler

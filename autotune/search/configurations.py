@@ -9,26 +9,15 @@ from typing import Any
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
+from ..estimate import Prediction
 from .process import Array, Surface
 
-__all__ = ["Configuration", "Configurations", "Prediction"]
+__all__ = ["Configuration", "Configurations"]
 
 _OCTAVES = 2.0
 """Doublings of the micro-batch over which its effects are similar."""
 _WHOLE_RANGE = 2.0
 """The same for another ordered parameter: its range is so many such distances."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What is known of a configuration before it is measured."""
-
-    peak_bytes: int
-    """Peak memory."""
-    flops_per_sample: float | None = None
-    """Floating-point operations, forward and backward."""
-    bytes_per_sample: float | None = None
-    """Bytes read and written."""
 
 
 @dataclass(frozen=True)

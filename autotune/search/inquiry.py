@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import Interrupted, NothingFits, PlanError, TaskError
+from ..estimate import PredictOptions
 from ..measure import InspectOptions, MeasureOptions
 from ..plan import Budget, Plan
 from ..techniques import Exactness, Facts, Settings
@@ -58,6 +59,24 @@ class Inquiry:
             device=self.facts.device.type,
             plan=Plan(settings=settings, budget=self.budget),
             measure=measure,
+            deadline_s=deadline_s,
+            environment=own_thread_variables(),
+        )
+
+    def predict_request(self, every: Sequence[Settings], most_s: float | None, deadline_s: float) -> TrialRequest:
+        """What is known of configurations before they are measured."""
+        return TrialRequest(
+            id="predict",
+            task=os.path.abspath(self.task),
+            seed=self.seed,
+            kind="predict",
+            device=self.facts.device.type,
+            predict=PredictOptions(
+                settings=tuple(every),
+                target=self.facts.device.type,
+                largest_of=LARGEST_OF if self.facts.shapes_vary else None,
+                most_s=most_s,
+            ),
             deadline_s=deadline_s,
             environment=own_thread_variables(),
         )

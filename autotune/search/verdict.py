@@ -17,6 +17,7 @@ from ..workers import (
     NonFinite,
     Outcome,
     OutOfMemory,
+    Predicted,
     Profiled,
     TimedOut,
 )
@@ -76,7 +77,7 @@ def judge(outcome: Outcome, budget: Budget, device_memory_bytes: int) -> Verdict
             return Verdict(False, f"did not end within {outcome.deadline_s:.0f} s", False, None, _failure())
         case Crashed() | Failed():
             return Verdict(False, outcome.message, False, None, _failure())
-        case Inspected() | Profiled() | Estimated():
+        case Inspected() | Predicted() | Profiled() | Estimated():
             raise AssertionError(f"a measure request was answered: {outcome.kind}")
 
 

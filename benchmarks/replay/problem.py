@@ -10,8 +10,9 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from autotune.estimate import Prediction
 from autotune.plan import Budget
-from autotune.search.configurations import Configuration, Configurations, Prediction
+from autotune.search.configurations import Configuration, Configurations
 from autotune.search.verdict import Verdict
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.workers import Outcome

@@ -1,8 +1,9 @@
 """Measure every configuration of a space several times, for replays: `python -m benchmarks.replay.record --help`.
 
-A table is JSON lines, one for each configuration: `settings`, `samples_per_s` and `peak_bytes` (each repeat), or
-`outcome`, what came back instead. Every repeat goes through all configurations in an order of its own, so that a
-machine's slow minutes are shared out. What a table has already is not measured again.
+A table is JSON lines, one for each configuration: `settings`, `predicted` (the laws' words, which know no measurement),
+`samples_per_s` and `peak_bytes` (each repeat), or `outcome`, what came back instead. Every repeat goes through all
+configurations in an order of its own, so that a machine's slow minutes are shared out. What a table has already is not
+measured again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.commands import Where
+from autotune.estimate import Prediction
 from autotune.plan import Budget
 from autotune.search.candidates import ConfigurationSpace
 from autotune.search.inquiry import Inquiry, failure, inspect, reference_settings
@@ -25,9 +27,10 @@ from autotune.search.options import SearchOptions
 from autotune.search.pace import Pace
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings
-from autotune.workers import Executor, Measured, Outcome
+from autotune.workers import Executor, Measured, Outcome, Predicted
 
 _DEADLINE_S = 300.0
+_PREDICT_DEADLINE_S = 3600.0
 
 
 def main() -> None:
@@ -45,6 +48,7 @@ def main() -> None:
     table = _Table(arguments.table)
     with Where("local").open(arguments.task, arguments.device) as executor:
         recorder = _Recorder(executor, arguments.task, arguments.space, arguments.device, arguments.trial_time)
+        recorder.predict(table)
         left = [*recorder.left(table, arguments.repeats)]
         for done, settings in enumerate(left, 1):
             if time.monotonic() > ends_s:
@@ -71,19 +75,34 @@ class _Table:
         """A configuration's row."""
         return json.dumps(self._rows[settings.canonical()])
 
+    def is_predicted(self, settings: Settings) -> bool:
+        """Whether anything was predicted of a configuration."""
+        return "predicted" in self._row(settings)
+
+    def predict(self, settings: Settings, prediction: Prediction) -> None:
+        """Note what was predicted; it is written with the next measurement, or by :meth:`save`."""
+        self._row(settings)["predicted"] = prediction.model_dump(mode="json")
+
     def add(self, settings: Settings, found: Outcome) -> None:
         """Note a repeat's speed and peak, or another outcome."""
-        empty = {"settings": settings.model_dump(mode="json", exclude_defaults=True)}
-        row = self._rows.setdefault(settings.canonical(), {**empty, "samples_per_s": [], "peak_bytes": []})
+        row = self._row(settings)
         if isinstance(found, Measured):
             row["samples_per_s"].append(found.measurement.samples_per_s.value)
             row["peak_bytes"].append(found.measurement.peak.process)
         else:
             row["outcome"] = found.model_dump(mode="json", exclude={"output", "traceback"})
+        self.save()
+
+    def save(self) -> None:
+        """Write the rows."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         beside = self._path.with_suffix(".part")
         beside.write_text("".join(json.dumps(row) + "\n" for row in self._rows.values()), encoding="utf-8")
         os.replace(beside, self._path)
+
+    def _row(self, settings: Settings) -> dict[str, Any]:
+        empty = {"settings": settings.model_dump(mode="json", exclude_defaults=True)}
+        return self._rows.setdefault(settings.canonical(), {**empty, "samples_per_s": [], "peak_bytes": []})
 
 
 class _Recorder:
@@ -95,6 +114,19 @@ class _Recorder:
         facts = facts.model_copy(update={"effective_batch_held": False})  # any batch: a table holds no optimization
         self._inquiry = Inquiry(task, 0, Budget(limit=None, device=device), facts)
         self._space = ConfigurationSpace(load_space(space).choices(facts), reference_settings(facts))
+
+    def predict(self, table: _Table) -> None:
+        """What the laws say of each configuration, where the table does not have it yet."""
+        missing = [settings for settings in self._space.shuffled("") if not table.is_predicted(settings)]
+        if not missing:
+            return
+        outcome = self._executor.ask(self._inquiry.predict_request(missing, None, _PREDICT_DEADLINE_S))
+        if not isinstance(outcome, Predicted):
+            sys.exit(f"nothing could be predicted: {failure(outcome)}")
+        for settings, prediction in zip(missing, outcome.predictions, strict=True):
+            if prediction is not None:
+                table.predict(settings, prediction)
+        table.save()
 
     def left(self, table: _Table, repeats: int) -> Iterator[Settings]:
         """What remains to be measured, repeat by repeat."""

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.estimate import Prediction
 from autotune.plan import Budget
-from autotune.search.configurations import Prediction
 from autotune.techniques import Facts, Settings
 from autotune.workers import Outcome, OutOfMemory
 from autotune.workers.outcome import OUTCOME

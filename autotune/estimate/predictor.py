@@ -1,0 +1,129 @@
+"""``Predictor``: what one combination of techniques takes at any micro-batch, traced or, where it must be, probed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from ..measure.allocations import Trace
+from ..plan import Plan
+from ..task import Task
+from ..techniques import Settings
+from .baseline import process_interval, resident_bytes
+from .estimated import EstimateOptions, Fit, Interval
+from .law import memory_law
+from .probe import ProbedLaw, probed_law
+from .rehearsal import Untraceable
+from .segments import base_bytes as context_bytes
+from .segments import reserved_bytes
+from .work import Work
+
+__all__ = ["Found", "Law", "Predictor"]
+
+
+class Law(Protocol):
+    """Of a step's memory and work."""
+
+    def at(self, batch: int) -> Trace:
+        """The step's allocations at a micro-batch."""
+
+    def interval(self, batch: int) -> Interval:
+        """The tensors' peak, and between what it lies."""
+
+    def work(self, batch: int) -> tuple[Work, Work]:
+        """Of forward and backward, and of the optimizer."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A law for steps of one micro-batch or of several, and how it was had."""
+
+    law: Law
+    how: Literal["traced", "probed"]
+    reason: str | None
+
+
+class Predictor:
+    """What a process is charged at any batch."""
+
+    def __init__(self, plan: Plan, task: Task, options: EstimateOptions, base_bytes: int | None = None) -> None:
+        """
+        Args:
+            plan: its batch does not matter.
+            task: what it is applied to.
+            options: the device that is planned for.
+            base_bytes: what the process is charged without tensors; None finds out.
+        """
+        self._plan, self._task, self._options = plan, task, options
+        self._found: dict[bool, Found] = {}
+        self._fits: dict[int, Fit] = {}
+        self.whole = options.reference_batch if options.is_held else 2
+        """Samples from which on a micro-batch is thought of as a whole optimizer step."""
+        self._is_cuda = options.target == "cuda"
+        if base_bytes is not None:
+            self.base_bytes = base_bytes
+        elif self._is_cuda:
+            self.base_bytes = context_bytes()
+        else:  # a dataset that lies in memory is the process's too
+            dataset = task.build_dataset()
+            self._task = replace(task, build_dataset=lambda: dataset)
+            self.base_bytes = resident_bytes(plan.settings)
+
+    def law(self, micro: int) -> Found:
+        """Of a step with this micro-batch."""
+        accumulates = self._passes(micro) > 1
+        if accumulates not in self._found:
+            self._found[accumulates] = self._find(accumulates)
+        return self._found[accumulates]
+
+    def fit(self, micro: int) -> Fit:
+        """What a micro-batch takes."""
+        if micro not in self._fits:
+            law, passes = self.law(micro).law, self._passes(micro)
+            tensors, process = law.interval(micro), self.process(micro, self._plan.settings)
+            self._fits[micro] = Fit(micro=micro, accumulate=passes, tensors=tensors, process=process)
+        return self._fits[micro]
+
+    def fit_or_none(self, micro: int) -> Fit | None:
+        """None where the training cannot run with this micro-batch: a BatchNorm wants more than one value."""
+        try:
+            return self.fit(micro)
+        except Untraceable:
+            return None
+
+    def may_fit(self, micro: int, limit_bytes: int) -> bool:
+        """Whether the tensors alone do, which is known sooner."""
+        try:
+            return self.base_bytes + self.law(micro).law.interval(micro).low <= limit_bytes
+        except Untraceable:
+            return False
+
+    def smallest(self) -> Fit:
+        """The smallest micro-batch that there is."""
+        return self.fit_or_none(1) or self.fit(2)
+
+    def _find(self, accumulates: bool) -> Found:
+        arguments = (self._plan, self._task, accumulates, self._options.largest_of or 1, self._options.target)
+        try:
+            return Found(memory_law(*arguments), "traced", None)
+        except Untraceable as error:
+            return Found(probed_law(*arguments), "probed", str(error))
+
+    def _passes(self, micro: int) -> int:
+        return -(-self._options.reference_batch // micro) if self._options.is_held else 1
+
+    def process(self, micro: int, settings: Settings) -> Interval:
+        """What the process is charged, with the allocator of these settings.
+
+        Raises:
+            Untraceable: this batch had to be traced, and could not be.
+        """
+        law = self.law(micro).law
+        tensors = law.interval(micro)
+        at = law.at(micro)
+        if not self._is_cuda:
+            return process_interval(self.base_bytes, at, tensors, settings)
+        reserved = reserved_bytes(at) * (tensors.value / at.peak_bytes() if isinstance(law, ProbedLaw) else 1)
+        shares = (tensors.low / tensors.value, 1.0, tensors.high / tensors.value)
+        low, value, high = (self.base_bytes + round(reserved * share) for share in shares)
+        return Interval(low=low, value=value, high=high)

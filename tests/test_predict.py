@@ -1,0 +1,118 @@
+"""What is said of configurations before they are measured, by hand arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autotune.estimate import EstimateOptions, Prediction, PredictOptions
+from autotune.estimate.answer import estimate
+from autotune.estimate.predict import predict
+from autotune.plan import Budget, Plan
+from autotune.task import Task
+from autotune.techniques import Settings
+
+
+class Values(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(8)
+
+
+def task(model: type[nn.Module] | None = None) -> Task:
+    return Task(
+        build_model=model or (lambda: nn.Sequential(nn.Linear(8, 4, bias=False))),
+        build_dataset=Values,
+        compute_loss=lambda model, x: model(x).mean(),
+        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+
+
+def settings(micro: int, accumulate: int = 1, **others: Any) -> Settings:
+    return Settings.model_validate({"batch": {"micro": micro, "accumulate": accumulate}, **others})
+
+
+def predicted(*every: Settings, model: type[nn.Module] | None = None) -> list[Prediction]:
+    found = predict(task(model), PredictOptions(settings=every)).predictions
+    assert all(found)
+    return [one for one in found if one is not None]
+
+
+def test_a_linear_layer_takes_two_products_a_sample():
+    """2 x 8 x 4 operations forward, as many for the gradient of the weight; its input needs none."""
+    assert [one.flops_per_sample for one in predicted(settings(2), settings(7))] == [128, 128]
+
+
+def test_accumulation_multiplies_no_work():
+    """A sample is computed once, however an optimizer step is split."""
+    whole, split = predicted(settings(8), settings(4, 2))
+    assert whole.flops_per_sample == split.flops_per_sample == 128
+
+
+def test_recomputing_adds_one_forward():
+    """The product of the forward, once more: 3/2 of the operations."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh()) for _ in range(2)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    plain, recomputed = predicted(settings(4), settings(4, checkpointing={"kind": "blocks"}), model=Twice)
+    assert plain.flops_per_sample == 2 * 128 + 128 + 256  # forward; the first block's weight; the second's two
+    assert recomputed.flops_per_sample == plain.flops_per_sample + 2 * 128
+
+
+def test_the_peak_is_what_an_estimate_says_but_for_the_base():
+    """Both are base and tensors: between two batches they differ alike."""
+    low, high = predicted(settings(1000), settings(64_000))
+    plan = Plan(settings=Settings(), budget=Budget(device="cpu"))
+    found = [estimate(plan, task(), EstimateOptions(reference_batch=micro)) for micro in (1000, 64_000)]
+    without_base = [one.reference.process.value - one.base_bytes for one in found]
+    assert high.peak_bytes - low.peak_bytes == without_base[1] - without_base[0]
+
+
+def test_a_model_that_reads_values_is_probed_and_the_reason_is_given():
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 4, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner(x)
+            return y * 2 if y.sum().item() > 0 else y
+
+    found = predict(task(Reads), PredictOptions(settings=(settings(4),)))
+    assert found.probed is not None
+    assert found.predictions[0] is not None
+    assert found.predictions[0].flops_per_sample == 128
+
+
+def test_without_time_nothing_is_predicted():
+    found = predict(task(), PredictOptions(settings=(settings(4),), most_s=1e-9))
+    assert found.predictions == (None,)
+
+
+def test_a_batch_that_cannot_run_has_no_prediction():
+    """A BatchNorm in training wants more than one value for each channel."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.inner(x)
+            return y
+
+    one, four = predict(task(Normed), PredictOptions(settings=(settings(1), settings(4)))).predictions
+    assert one is None
+    assert four is not None
