@@ -99,7 +99,7 @@ def test_what_the_users_code_raises_is_raised():
 @pytest.fixture
 def bare(monkeypatch):
     """A process that takes nothing beside tensors."""
-    monkeypatch.setattr("autotune.estimate.answer.resident_bytes", lambda settings: 0)
+    monkeypatch.setattr("autotune.estimate.predictor.resident_bytes", lambda settings: 0)
 
 
 @pytest.mark.parametrize(("held", "expected"), [(True, (7, 2)), (False, (7, 1))])
