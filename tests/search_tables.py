@@ -143,10 +143,10 @@ def run_search(
     known = known or facts()
     space = load_space(options.space)
     replaced = [*table(known, space), *(rows or ())]
-    executor = executor or TableExecutor(known, replaced)
+    executor = executor or TableExecutor(known, replaced, predict=predict)
     run = Run(executor, [])
     pace = Pace(options.trial_time_s, options.max_time_s, **rest)
-    run.plan = search(options, executor, run.events.append, stop or threading.Event(), pace, predict)
+    run.plan = search(options, executor, run.events.append, stop or threading.Event(), pace)
     return run
 
 

@@ -17,7 +17,16 @@ from autotune.estimate import Prediction
 from autotune.measure import Parity
 from autotune.plan import load_plan
 from autotune.search.driver import search
-from autotune.search.events import Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted, Warned
+from autotune.search.events import (
+    Inspected,
+    PredictionEnded,
+    PredictionStarted,
+    SearchStarted,
+    Stopped,
+    TrialEnded,
+    TrialStarted,
+    Warned,
+)
 from autotune.search.inquiry import PARITY_LIMITS
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
@@ -56,7 +65,7 @@ def test_without_a_budget_the_fastest_configuration_wins():
 
 
 def test_the_first_trial_is_the_reference_without_enforcement():
-    request = run_search(options(budget_bytes=400 * MIB)).executor.requests[1]
+    request = run_search(options(budget_bytes=400 * MIB)).executor.requests[2]
     assert request.plan.settings == REFERENCE
     assert request.measure.enforce is False
     assert request.measure.reference_losses is None
@@ -68,7 +77,7 @@ def test_the_second_trial_is_every_most_promising_choice_that_costs_no_time():
 
 def test_later_trials_are_enforced_and_compared_with_the_references_losses():
     rows = [row(REFERENCE, losses=(3.0, 2.0))]
-    later = run_search(options(budget_bytes=900 * MIB), rows=rows).executor.requests[2]
+    later = run_search(options(budget_bytes=900 * MIB), rows=rows).executor.requests[3]
     assert later.measure.enforce is True
     assert later.measure.reference_losses == (3.0, 2.0)
     assert later.measure.parity_batch == 64
@@ -191,7 +200,8 @@ def test_a_configuration_that_leaks_is_not_used():
 def test_events_tell_the_story_in_order():
     run = run_search(options(trials=2))
     kinds = [type(event) for event in run.events]
-    assert kinds[:6] == [Inspected, SearchStarted, TrialStarted, TrialEnded, TrialStarted, TrialEnded]
+    assert kinds[:4] == [Inspected, SearchStarted, PredictionStarted, PredictionEnded]
+    assert kinds[4:8] == [TrialStarted, TrialEnded, TrialStarted, TrialEnded]
     assert [event.number for event in run.seen(TrialEnded)] == [0, 1]
     assert [event.is_best for event in run.seen(TrialEnded)] == [True, True]
 
@@ -217,7 +227,7 @@ def test_a_reference_that_fits_nowhere_leaves_the_gain_null_with_a_reason():
 def test_without_the_references_losses_the_first_exact_configuration_stands_in():
     rows = [row(settings, losses=(7.0,)) for settings in configurations(facts())]
     rows.append(row(REFERENCE, outcome=OutOfMemory(peak_bytes=10**9, message="no")))
-    requests = run_search(options(trials=8), rows=rows).executor.requests[1:]
+    requests = run_search(options(trials=8), rows=rows).executor.requests[2:]
     given = [request.measure.reference_losses for request in requests]
     assert given[0] is None
     assert given[-1] == (7.0,)
@@ -431,8 +441,8 @@ def test_a_search_that_expects_no_more_stops_and_says_so_in_the_plan():
 
 
 def test_several_slots_end_together_and_nothing_is_started_once_no_more_is_expected():
-    executor = TableExecutor(facts(), [row(s) for s in configurations(facts())], num_slots=3)
-    run = run_search(options(budget_bytes=330 * MIB, trials=60), executor=executor, predict=predict)
+    executor = TableExecutor(facts(), [row(s) for s in configurations(facts())], num_slots=3, predict=predict)
+    run = run_search(options(budget_bytes=330 * MIB, trials=60), executor=executor)
     assert len({settings.canonical() for settings in run.measured}) == len(run.measured) < 24
 
 

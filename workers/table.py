@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from ..estimate import Prediction
 from ..measure import Measurement, Parity
 from ..plan import Peak, Speed
 from ..techniques import Facts, Settings
 from ._base import Executor, TrialRequest
-from .outcome import Crashed, Failed, Inspected, Measured, Outcome
+from .outcome import Crashed, Failed, Inspected, Measured, Outcome, Predicted
 from .pool import done
 
 __all__ = ["Row", "TableExecutor"]
@@ -72,17 +73,25 @@ class Row(BaseModel):
 class TableExecutor(Executor):
     """Answers each request with the row of its settings. Keeps the requests, in order, for whoever asks."""
 
-    def __init__(self, facts: Facts, rows: Iterable[Row], num_slots: int = 1) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        rows: Iterable[Row],
+        num_slots: int = 1,
+        predict: Callable[[Settings], Prediction | None] = lambda settings: None,
+    ) -> None:
         """Take the table.
 
         Args:
             facts: the answer to every inspect request.
             rows: one for each configuration that may be asked for.
             num_slots: what to say of trials at once; every answer is there at once anyway.
+            predict: what to say of a configuration before it is measured.
         """
         self.num_slots = num_slots
         self.requests: list[TrialRequest] = []
         self._facts = facts
+        self._predict = predict
         self._rows = {row.settings.canonical(): row for row in rows}
         self._asked: Counter[str] = Counter()
         self._is_closed = False
@@ -99,6 +108,8 @@ class TableExecutor(Executor):
         if self._is_closed:
             return Crashed(message="stopped: the executor was closed")
         self.requests.append(request)
+        if request.kind == "predict":
+            return Predicted(predictions=tuple(map(self._predict, request.predict.settings)))
         if request.plan is None:
             return Inspected(facts=self._facts)
         key = request.plan.settings.canonical()

@@ -6,6 +6,8 @@ from ..search.events import (
     Event,
     FinalistEnded,
     Inspected,
+    PredictionEnded,
+    PredictionStarted,
     SearchStarted,
     Stopped,
     TrialEnded,
@@ -34,6 +36,10 @@ def _said(event: Event, progress: Progress) -> str:
             return f"study {study}: {count(num_configurations, 'configuration')}, up to {num_trials} trials{done}"
         case Warned(message):
             return f"note: {message}"
+        case PredictionStarted(num_configurations):
+            return f"memory and work of {count(num_configurations, 'configuration')} are predicted"
+        case PredictionEnded(num_predicted, num_configurations):
+            return f"predicted: {num_predicted} of {num_configurations}"
         case TrialStarted(number, settings, finalist_round):
             again = "" if finalist_round is None else f", {round_words(finalist_round)}"
             label = trial_label(number) if finalist_round is None else finalist_label(number)

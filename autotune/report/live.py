@@ -20,7 +20,7 @@ from ..units import format_bytes, format_duration
 from ..workers import Measured, Outcome, OutOfMemory
 from .lines import line, round_words
 from .progress import Ended, Progress, finalist_label
-from .words import over_reference, rate, remark, settings_words, size, times
+from .words import count, over_reference, rate, remark, settings_words, size, times
 
 __all__ = ["Display", "watching"]
 
@@ -96,6 +96,8 @@ def draw(progress: Progress, max_rows: int, interrupted: bool = False) -> Render
     if progress.budget.limit is not None:
         grid.add_row("memory", _memory(progress))
     grid.add_row("best", _best(progress))
+    if progress.predicting is not None:
+        grid.add_row("now", Text(f"predicting memory and work of {count(progress.predicting, 'configuration')}"))
     for running in progress.running:
         words = Text(f"{running.label}, {format_duration(progress.running_s(running))}: ")
         grid.add_row("running", words.append(settings_words(running.settings, progress.facts)))

@@ -12,6 +12,8 @@ from ..search.events import (
     Event,
     FinalistEnded,
     Inspected,
+    PredictionEnded,
+    PredictionStarted,
     SearchStarted,
     Stopped,
     TrialEnded,
@@ -59,6 +61,8 @@ class Progress:
         self.num_trials_ended = 0
         self.finalist_round: tuple[int, int] | None = None
         self.stopped: str | None = None
+        self.predicting: int | None = None
+        """Configurations whose memory is being predicted; None before and after."""
         self._clock = clock
         self._began = clock()
         self._trial_seconds: list[float] = []
@@ -117,6 +121,10 @@ class Progress:
                 self.ended.append(Ended(finalist_label(number), settings, event))
             case Stopped(reason):
                 self.stopped = reason
+            case PredictionStarted(num_configurations):
+                self.predicting = num_configurations
+            case PredictionEnded():
+                self.predicting = None
             case Warned():
                 pass
 

@@ -36,7 +36,7 @@ _PATIENCE = 5
 """Proposals in a row that need no measuring before one is drawn from what is left."""
 
 _MOST = 10_000
-"""Configurations that are weighed against each other; of a larger space, so many at random."""
+"""Configurations that are weighed against each other."""
 
 
 class ConfigurationSpace:
@@ -79,13 +79,17 @@ class ConfigurationSpace:
     def sampler(self, study: Study, predict: Predict) -> ExpectedGainSampler:
         """This package's own, over all configurations of the choices."""
         rows = []
-        for settings in itertools.islice(self.shuffled(f"{study.record.seed}:weighed"), _MOST):
+        for settings in self.weighed(study.record.seed):
             micro_batch = settings.batch.micro if settings.batch else None
             rows.append(Configuration(self.params(settings) or {}, micro_batch, predict(settings)))
         budget = study.record.budget
         configurations = Configurations(rows, self.distributions, "batch")
         limit = budget.limit or study.record.facts.device.memory_bytes
         return ExpectedGainSampler(configurations, limit_bytes=limit, margin=budget.margin, seed=study.record.seed)
+
+    def weighed(self, seed: int) -> Iterator[Settings]:
+        """What is weighed against each other: every configuration, or of a larger space so many at random."""
+        return itertools.islice(self.shuffled(f"{seed}:weighed"), _MOST)
 
     def shuffled(self, seed: str) -> Iterator[Settings]:
         """Every configuration of the choices once, in an order of its own for each ``seed``."""
@@ -117,6 +121,14 @@ class Candidates:
     def __init__(
         self, study: Study, space: ConfigurationSpace, reference: Settings, sampler: SamplerName, predict: Predict
     ) -> None:
+        """
+        Args:
+            study: what was measured, and what Optuna is told.
+            space: what may be measured.
+            reference: the job as it stands.
+            sampler: who proposes.
+            predict: what ``law`` is told of each configuration.
+        """
         self._study, self._space, self._reference = study, space, reference
         self._in_flight: set[str] = set()
         self._needs_guesses = sampler != "law"

@@ -14,11 +14,12 @@ from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
 from ..techniques import Facts
 from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut, ended
-from .candidates import Candidates, ConfigurationSpace, Predict, Proposal
+from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
 from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
 from .finalists import settle
+from .foresight import foresee
 from .inquiry import Inquiry, failure, inspect, reference_settings
 from .options import SearchOptions
 from .pace import LEAST_SHARE_S, Pace
@@ -39,7 +40,6 @@ def search(
     observe: Callable[[Event], None],
     stop: threading.Event,
     pace: Pace | None = None,
-    predict: Predict = lambda settings: None,
 ) -> Plan:
     """Find the fastest configuration that stays within the budget, and save it as a plan.
 
@@ -50,7 +50,6 @@ def search(
         stop: once set, running trials are finished and the best so far is written, with ``search.stopped``
             :data:`INTERRUPTED`.
         pace: the time that is left, where it runs already; None begins now.
-        predict: what is known of a configuration before it is measured.
 
     Returns:
         The plan, as it was written to ``options.output``.
@@ -73,14 +72,14 @@ def search(
         facts = study.record.facts
         inquiry = Inquiry(options.task, options.seed, study.record.budget, facts)
         session = Session(options, executor, observe, stop, pace, study, facts, inquiry)
-        plan = _search(session, space, predict)
+        plan = _search(session, space)
     finally:
         study.close()
     plan.save(options.output)
     return plan
 
 
-def _search(session: Session, space: SearchSpace, predict: Predict) -> Plan:
+def _search(session: Session, space: SearchSpace) -> Plan:
     if session.options.resume and not session.study.resumed:
         session.warn("--resume: there is no study of this task to go on with: this begins one.")
     for message in session.facts.warnings:
@@ -92,7 +91,7 @@ def _search(session: Session, space: SearchSpace, predict: Predict) -> Plan:
     size = configurations.num_configurations
     num_trials = min(session.options.trials, size)
     session.observe(SearchStarted(session.study.name, size, num_trials, tuple(_earlier(session))))
-    candidates = Candidates(session.study, configurations, reference, session.options.sampler, predict)
+    candidates = _candidates(session, configurations)
     if session.reference is None and not session.stop.is_set():
         _measure(session, candidates, candidates.reference)
     _check_reference(session)
@@ -105,6 +104,12 @@ def _search(session: Session, space: SearchSpace, predict: Predict) -> Plan:
         )
     final = settle(session)
     return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
+
+
+def _candidates(session: Session, space: ConfigurationSpace) -> Candidates:
+    name = session.options.sampler
+    predict = foresee(session, space) if name == "law" and not session.stop.is_set() else lambda settings: None
+    return Candidates(session.study, space, session.reference_settings, name, predict)
 
 
 def _earlier(session: Session) -> Iterator[TrialEnded]:

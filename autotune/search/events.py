@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from ..techniques import Facts, Settings
 from ..workers import Outcome
 
-__all__ = ["Event", "FinalistEnded", "Inspected", "SearchStarted", "Stopped", "TrialEnded", "TrialStarted", "Warned"]
+__all__ = [
+    "Event",
+    "FinalistEnded",
+    "Inspected",
+    "PredictionEnded",
+    "PredictionStarted",
+    "SearchStarted",
+    "Stopped",
+    "TrialEnded",
+    "TrialStarted",
+    "Warned",
+]
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,22 @@ class SearchStarted:
 
 
 @dataclass(frozen=True)
+class PredictionStarted:
+    """Before any trial, laws are asked for the configurations' memory and work."""
+
+    num_configurations: int
+
+
+@dataclass(frozen=True)
+class PredictionEnded:
+    """What the laws say is known."""
+
+    num_predicted: int
+    """Configurations that they say something of."""
+    num_configurations: int
+
+
+@dataclass(frozen=True)
 class FinalistEnded:
     """One fresh-interpreter run of a finalist or of the reference ended."""
 
@@ -76,4 +103,14 @@ class Stopped:
     reason: str
 
 
-Event = Inspected | SearchStarted | Warned | TrialStarted | TrialEnded | FinalistEnded | Stopped
+Event = (
+    Inspected
+    | SearchStarted
+    | Warned
+    | PredictionStarted
+    | PredictionEnded
+    | TrialStarted
+    | TrialEnded
+    | FinalistEnded
+    | Stopped
+)
