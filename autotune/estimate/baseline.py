@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..measure.allocations import Trace
 from ..measure.processes import own_peak_bytes, unmapped_files_bytes
 from ..techniques import Settings
+from ..techniques.checkpointing import Checkpointing
 from .estimated import Interval
 from .heap import resident_peak_bytes
 
@@ -20,12 +21,16 @@ glibc's too low for checkpointed steps: ``python -m benchmarks.estimate_process`
 
 
 def resident_bytes(settings: Settings) -> int:
-    """What this process is charged once it has trained a small model of every common kind of layer.
+    """What this process is charged once it has trained a small model of every common kind of layer, with these
+    settings' precision, memory-saving layers and checkpointing, which are code of their own.
 
     Call it before anything large is built. A kernel's pages are only there once it has run, its threads too.
     """
     torch.manual_seed(0)
     model = _Small()
+    settings.layers.on_model(model, [model.images, model.block])
+    if settings.checkpointing.kind != "none":
+        Checkpointing(kind="blocks").on_model(model, [model.images, model.block])
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision.kind in ("bf16", "fp16")):

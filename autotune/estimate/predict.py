@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..plan import Budget, Plan
@@ -20,6 +20,9 @@ __all__ = ["Predicted", "predict"]
 _WITHOUT_LAW = ("batch", "optimizer", "allocator", "data_loading")
 """Techniques that one law serves, whatever they are: the batch is the law's variable, the optimizer's implementation
 matters for a moment at the end of a step, an allocator in what it adds, and loader workers come on top."""
+
+_BRINGS_CODE = ("precision", "layers", "checkpointing")
+"""Techniques whose kernels and modules take memory of their own."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
     if options.target == "cpu":  # a dataset that lies in memory is the process's too
         dataset = task.build_dataset()
         task = replace(task, build_dataset=lambda: dataset)
-    bases = _bases(options)
+    bases = _Bases(options)
     found: dict[Settings, Prediction | None] = {}
     probed: str | None = None
     for combination, members in _by_combination(options.settings).items():
@@ -71,21 +74,37 @@ def _by_combination(every: Iterable[Settings]) -> dict[Settings, list[Settings]]
     return dict(sorted(found.items(), key=lambda row: len(row[0].model_dump(exclude_defaults=True))))
 
 
-def _bases(options: PredictOptions) -> Mapping[bool, int]:
-    """What a process is charged without tensors, with and without autocast; before anything large is built."""
-    if options.target == "cuda":
-        return dict.fromkeys((False, True), base_bytes())
-    without = resident_bytes(Settings())
-    casting = next(filter(_autocasts, options.settings), None)
-    return {False: without, True: resident_bytes(casting) if casting else without}
+class _Bases:
+    """What a process is charged without tensors; asked before anything large is built.
 
+    What a technique brings along stays once it is there, so each is asked for what it adds to those before it.
+    """
 
-def _autocasts(settings: Settings) -> bool:
-    return settings.precision.kind in ("bf16", "fp16")
+    def __init__(self, options: PredictOptions) -> None:
+        self._added: dict[str, int] = {}
+        if options.target == "cuda":
+            self._stock = base_bytes()
+            return
+        settings = Settings()
+        self._stock = known = resident_bytes(settings)
+        for name in _BRINGS_CODE:
+            changed = next(
+                (one for each in options.settings if (one := getattr(each, name)) != getattr(settings, name)), None
+            )
+            if changed is not None:
+                settings = settings.model_copy(update={name: changed})
+                now = resident_bytes(settings)
+                self._added[name], known = now - known, now
+
+    def of(self, settings: Settings) -> int:
+        """Of a configuration."""
+        stock = Settings()
+        added = (size for name, size in self._added.items() if getattr(settings, name) != getattr(stock, name))
+        return self._stock + sum(added)
 
 
 def _predictor(
-    combination: Settings, members: list[Settings], task: Task, options: PredictOptions, bases: Mapping[bool, int]
+    combination: Settings, members: list[Settings], task: Task, options: PredictOptions, bases: _Bases
 ) -> Predictor:
     split = next((one.batch for one in members if one.batch is not None and one.batch.accumulate > 1), None)
     asked = EstimateOptions(
@@ -95,7 +114,7 @@ def _predictor(
         largest_of=options.largest_of,
     )
     plan = Plan(settings=combination, budget=Budget(device="cpu"))
-    return Predictor(plan, task, asked, bases[_autocasts(combination)])
+    return Predictor(plan, task, asked, bases.of(combination))
 
 
 def _prediction(predictor: Predictor, settings: Settings) -> Prediction:
