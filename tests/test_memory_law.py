@@ -78,7 +78,7 @@ def rehearsed(*sizes):
         Allocation(number, size, number + 1, len(sizes) + 1, "a", "forward", "temporary")
         for number, size in enumerate(sizes)
     )
-    return Rehearsed(Trace(tuple(made), (Span("forward", 0),), len(sizes) + 2), ())
+    return Rehearsed(Trace(tuple(made), (Span("forward", 0),), len(sizes) + 2), (), {})
 
 
 def test_the_peak_moves_from_what_is_fixed_to_what_grows():
