@@ -58,7 +58,7 @@ def test_the_rounds_are_told_as_they_end():
 
 def test_the_search_alone_forks_and_the_finalists_alone_are_fresh():
     requests = run_search(options()).executor.requests
-    assert [request.fresh for request in requests] == [False] * 5 + [True] * 10
+    assert [request.fresh for request in requests] == [False] * 6 + [True] * 10
 
 
 def test_the_winner_is_picked_by_the_first_round_and_not_by_the_search():

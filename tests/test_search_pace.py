@@ -37,7 +37,7 @@ class Clocked(TableExecutor):
         if not isinstance(outcome, Measured) or request.measure is None:
             self.now += self.overhead_s
             return outcome
-        if self.hangs and not request.fresh and len(self.requests) > 2:
+        if self.hangs and not request.fresh and len(self.requests) > 3:  # inspected, predicted, the reference
             self.now += request.deadline_s
             return TimedOut(deadline_s=request.deadline_s)
         share = request.measure.trial_time_s
