@@ -164,12 +164,19 @@ class _PlainLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, int | float) for one in value)
+
+
 class _Dumper(yaml.SafeDumper):
     """Rows of plain values on one line each, as people write them."""
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
-        flat = all(not isinstance(value, (dict, list)) for value in mapping.values())
+        flat = all(not isinstance(value, (dict, list)) or _are_numbers(value) for value in mapping.values())
         return super().represent_mapping(tag, mapping, flow_style=flat and bool(mapping))
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        return super().represent_sequence(tag, sequence, flow_style=_are_numbers(sequence) or flow_style)
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

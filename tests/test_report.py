@@ -131,6 +131,13 @@ def test_settings_in_words():
     assert settings_words(REFERENCE) == "batch 256"
 
 
+@pytest.mark.parametrize(
+    ("blocks", "words"), [((0, 2, 5), "checkpoint blocks 0, 2 and 5 of 12"), ((3,), "checkpoint block 3 of 12")]
+)
+def test_blocks_that_are_named_are_named_in_words(blocks, words):
+    assert settings_words(Settings(checkpointing={"kind": "chosen", "blocks": blocks}), FACTS) == words
+
+
 def test_an_uneven_batch_says_how_many_samples_there_are():
     uneven = Settings.model_validate({"batch": {"micro": 3, "accumulate": 4, "effective": 10}})
     assert settings_words(uneven) == "micro-batch 3 × 4 (the last smaller, 10 in all)"

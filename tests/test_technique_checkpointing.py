@@ -16,16 +16,23 @@ import autotune
 from autotune.errors import PlanError, TaskError
 from autotune.plan import Plan
 from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing, find_blocks
+from autotune.testing.runs import one_thread, run_applied, run_by_hand
 from autotune.testing.techniques import TechniqueContract
-from autotune.testing.zoo import ZOO
+from autotune.testing.zoo import BATCH_SIZE, ZOO
+from autotune.testing.zoo_facts import facts_of
 from autotune.testing.zoo_models import Gpt, MlpBlock, ResidualBlock
 
 
 class TestCheckpointing(TechniqueContract):
     technique = Checkpointing
     bitwise = True
-    lacking = (Checkpointing(kind="blocks"), Checkpointing(kind="blocks", every=2))
+    lacking = (
+        Checkpointing(kind="blocks"),
+        Checkpointing(kind="blocks", every=2),
+        Checkpointing(kind="chosen", blocks=(0,)),
+    )
 
 
 def forwards_per_module(training) -> dict[str, int]:
@@ -48,6 +55,65 @@ def test_the_chosen_blocks_run_twice_and_the_rest_once(every, twice):
     inside = {name: count for name, count in calls.items() if name.endswith(".linear")}
     assert inside == {f"blocks.{index}.linear": 2 if index in twice else 1 for index in range(4)}
     assert {calls[name] for name in ("", "stem", "head")} == {1}
+
+
+def test_blocks_that_are_named_run_twice_and_the_rest_once():
+    """The first and the last of the MLP's four."""
+    calls = forwards_per_module(training_of(ZOO["mlp"], checkpointing=Checkpointing(kind="chosen", blocks=(0, 3))))
+    assert [calls[f"blocks.{index}.linear"] for index in range(4)] == [2, 1, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt", "tied", "frozen"])
+def test_blocks_that_are_named_leave_every_bit(name):
+    """Losses, gradients and state of an epoch are those of a plain loop."""
+    with one_thread():
+        chosen = Settings(batch=Batch(micro=BATCH_SIZE), checkpointing=Checkpointing(kind="chosen", blocks=(1,)))
+        assert run_applied(ZOO[name], chosen).equals(run_by_hand(ZOO[name]))
+
+
+def test_named_blocks_survive_yaml():
+    plan = Plan(settings=Settings(checkpointing=Checkpointing(kind="chosen", blocks=(0, 2, 3))))
+    assert "  checkpointing: {kind: chosen, blocks: [0, 2, 3]}\n" in plan.to_yaml()
+    assert Plan.from_yaml(plan.to_yaml()) == plan
+    assert plan.settings.canonical() == '{"checkpointing": {"blocks": [0, 2, 3], "kind": "chosen"}}'
+
+
+NOT_NAMED = [
+    (
+        "{kind: chosen}",
+        "blocks: kind chosen needs the number of at least one block, but got none. Use .*",
+    ),
+    ("{kind: chosen, blocks: [2, 0]}", r"blocks: must ascend, each once, but got \[2, 0\]. Use \[0, 2\]."),
+    ("{kind: chosen, blocks: [1, 1]}", r"blocks: must ascend, each once, but got \[1, 1\]. Use \[1\]."),
+    ("{kind: blocks, blocks: [1]}", r"blocks: kind blocks names no blocks, but got \[1\]. Use kind: chosen."),
+    ("{blocks: [1]}", r"blocks: kind none names no blocks, but got \[1\]. Use kind: chosen."),
+    (
+        "{kind: chosen, blocks: [1], every: 2}",
+        "every: kind chosen names its blocks, but got every: 2. Use kind: b",
+    ),
+    ("{kind: chosen, blocks: [-1]}", "blocks.0: .*greater than or equal to 0, but got -1"),
+    ("{kind: chosen, blocks: [1.0]}", "blocks.0: .*valid integer, but got 1.0"),
+    ("{kind: chosen, blocks: [true]}", "blocks.0: .*valid integer, but got True"),
+    ("{kind: chosen, blocks: 2}", "blocks: .*valid tuple, but got 2"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), NOT_NAMED)
+def test_a_mistake_in_naming_blocks_is_answered_with_what_is_valid(row, message):
+    with pytest.raises(PlanError, match=f"here.yaml: settings.checkpointing.{message}|checkpointing: {message}"):
+        Plan.from_yaml(f"schema: autotune/plan@1\nsettings: {{checkpointing: {row}}}\n", "here.yaml")
+
+
+def test_a_number_beyond_the_models_blocks_is_an_error_with_the_range():
+    setting = Checkpointing(kind="chosen", blocks=(1, 4, 7))
+    with pytest.raises(PlanError) as error:
+        training_of(ZOO["mlp"], checkpointing=setting)
+    assert str(error.value) == (
+        "settings.checkpointing.blocks: must be numbers of the model's 4 blocks, but got 4, 7. "
+        "Use 0 to 3, or kind: none."
+    )
+    assert setting.unavailable(facts_of(ZOO["mlp"])) == "the model has 4 blocks, numbered from 0, and no 4, 7"
+    assert Checkpointing(kind="chosen", blocks=(0, 3)).unavailable(facts_of(ZOO["mlp"])) is None
 
 
 def test_nested_blocks_are_found_through_their_stages():

@@ -85,7 +85,7 @@ class WorkCounter:
 
     def __call__(self, func: Any, args: Any, kwargs: dict[str, Any], results: Any, place: tuple[str, Phase]) -> None:
         """Count an operation that has just run."""
-        if func.is_view:
+        if func.is_view or func.namespace == "prim":  # asks a tensor what it is, such as its device
             return
         formula = _FORMULAS.get(func.overloadpacket)
         flops = formula(*args, **kwargs, out_val=results) if formula is not None else 0

@@ -50,7 +50,7 @@ def technique_words(technique: Technique, facts: Facts | None = None) -> str:
             return "memory-saving layers that recompute norms"
         case Layers(kind="rounding"):
             return "memory-saving layers with 8-bit derivatives"
-        case Checkpointing(kind="blocks"):
+        case Checkpointing(kind="blocks" | "chosen"):
             return _checkpointing(technique, facts)
         case DataLoading():
             return _data_loading(technique)
@@ -164,6 +164,10 @@ def _batch(batch: Batch) -> str:
 
 def _checkpointing(checkpointing: Checkpointing, facts: Facts | None) -> str:
     blocks = f"{facts.num_blocks} blocks" if facts else "blocks"
+    if checkpointing.kind == "chosen":
+        *before, last = map(str, checkpointing.blocks)
+        named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"
+        return f"checkpoint {named}{f' of {facts.num_blocks}' if facts else ''}"
     if checkpointing.every == 1:
         return f"checkpoint all {blocks}"
     suffix = {2: "nd", 3: "rd"}.get(checkpointing.every, "th")
@@ -190,6 +194,7 @@ _PURPOSES = {
     ("layers", "rounding"): "The same, and keeps the derivatives of GELU and SiLU in 8 bits.",
     ("layers", "recompute"): "The same, and computes BatchNorm and ReLU again for the convolution behind them.",
     ("checkpointing", "blocks"): "Keeps only these blocks' inputs and computes their inside again in backward.",
+    ("checkpointing", "chosen"): "Keeps only these blocks' inputs and computes their inside again in backward.",
     ("memory_format", "channels_last"): "Stores images channels last (NHWC), which convolutions read faster.",
     ("data_loading", "host"): "Reads the dataset once, when training starts, and keeps it in host memory.",
     ("data_loading", "device"): "Reads the dataset once, when training starts, and keeps it on the device.",

@@ -7,9 +7,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError, TaskError
 from ._base import Run, Technique
@@ -26,7 +26,7 @@ the heads of an attention layer do not."""
 
 
 class Checkpointing(Technique):
-    """Recompute every k-th of the model's repeated blocks, non-reentrant.
+    """Recompute some of the model's repeated blocks, non-reentrant: every k-th, or those that are named.
 
     Source: Chen et al. 2016, arXiv:1604.06174; https://docs.pytorch.org/docs/stable/checkpoint.html
     """
@@ -34,15 +34,33 @@ class Checkpointing(Technique):
     name: ClassVar[str] = "checkpointing"
     trades_time: ClassVar[bool] = True
 
-    kind: Literal["none", "blocks"] = "none"
-    """``none`` keeps everything, as stock."""
+    kind: Literal["none", "blocks", "chosen"] = "none"
+    """``none`` keeps everything, as stock; ``blocks`` recomputes every k-th block, ``chosen`` those in ``blocks``."""
     every: PositiveInt = 1
-    """Recompute the first of each ``every`` blocks: 1 is all of them."""
+    """Of kind ``blocks``: recompute the first of each ``every`` blocks; 1 is all of them."""
+    blocks: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
+    """Of kind ``chosen``: numbers of the blocks to recompute, from 0 in the model's order; ascending, each once."""
 
     @model_validator(mode="after")
     def _check_every(self) -> Checkpointing:
         if self.kind == "none" and self.every != 1:
             raise ValueError(f"every: kind none recomputes nothing, but got every: {self.every}. Use kind: blocks.")
+        if self.kind == "chosen" and self.every != 1:
+            raise ValueError(f"every: kind chosen names its blocks, but got every: {self.every}. Use kind: blocks.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Checkpointing:
+        numbers = list(self.blocks)
+        if self.kind != "chosen" and numbers:
+            raise ValueError(f"blocks: kind {self.kind} names no blocks, but got {numbers}. Use kind: chosen.")
+        if self.kind == "chosen" and not numbers:
+            raise ValueError(
+                "blocks: kind chosen needs the number of at least one block, but got none. "
+                "Use {kind: chosen, blocks: [0]} for the first, or kind: none."
+            )
+        if any(after <= before for before, after in itertools.pairwise(numbers)):
+            raise ValueError(f"blocks: must ascend, each once, but got {numbers}. Use {sorted(set(numbers))}.")
         return self
 
     @classmethod
@@ -55,27 +73,41 @@ class Checkpointing(Technique):
         """There must be enough blocks."""
         if self.kind == "blocks" and self.every > facts.num_blocks:
             return f"the model has {facts.num_blocks} blocks"
+        if beyond := self._beyond(facts.num_blocks):
+            return f"the model has {facts.num_blocks} blocks, numbered from 0, and no {beyond}"
         return None
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
         """Give the chosen blocks a forward that checkpoints; parameters, hooks and ``state_dict`` keys stay.
 
         Raises:
-            PlanError: ``every`` exceeds the number of blocks.
+            PlanError: ``every`` exceeds the number of blocks, or one of ``blocks`` is beyond them.
         """
         _keep_everything(model)
+        for block in self._recomputed(blocks):
+            # On the instance, so that hooks run once, outside; a bound method, so that deepcopy rebinds it.
+            block.forward = functools.partial(_checkpointed, block.forward, _Buffers(block))
+
+    def _recomputed(self, blocks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         if self.kind == "none":
-            return
+            return ()
+        if not blocks:
+            raise PlanError("settings.checkpointing.kind: the model has no modules to recompute. Use kind: none.")
         if self.every > len(blocks):
             raise PlanError(
                 f"settings.checkpointing.every: must divide into the model's {len(blocks)} blocks at least once, "
                 f"but got {self.every}. Use 1 to {len(blocks)}, or kind: none."
-                if blocks
-                else "settings.checkpointing.kind: the model has no modules to recompute. Use kind: none."
             )
-        for block in blocks[:: self.every]:
-            # On the instance, so that hooks run once, outside; a bound method, so that deepcopy rebinds it.
-            block.forward = functools.partial(_checkpointed, block.forward, _Buffers(block))
+        if beyond := self._beyond(len(blocks)):
+            raise PlanError(
+                f"settings.checkpointing.blocks: must be numbers of the model's {len(blocks)} blocks, "
+                f"but got {beyond}. Use 0 to {len(blocks) - 1}, or kind: none."
+            )
+        return [blocks[number] for number in self.blocks] if self.kind == "chosen" else blocks[:: self.every]
+
+    def _beyond(self, num_blocks: int) -> str:
+        """Numbers that no block has, for people."""
+        return ", ".join(str(number) for number in self.blocks if number >= num_blocks)
 
 
 def _keep_everything(model: nn.Module) -> None:

@@ -1,0 +1,146 @@
+"""``BlockChoice``: which blocks to recompute, so that a micro-batch just fits a limit at the least cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from ..apply_plan import build_model
+from ..measure.allocations import Phase
+from ..plan import Plan
+from ..task import Task
+from ..techniques.checkpointing import Checkpointing, find_blocks
+from .answers import Target
+from .block_peaks import holders_of, modules_holders, stretch_peaks
+from .knapsack import cheapest
+from .law import MemoryLaw, memory_law
+from .work import Work
+
+__all__ = ["FLOPS_PER_BYTE", "BlockChoice"]
+
+FLOPS_PER_BYTE = 10.0
+"""Operations in the time that a byte moves, by which the two are made one number: of an A100 in fp32 (19.5e12 over
+2.0e12 a second), and of the order of a CPU's. It matters where some blocks compute and others move."""
+_MOST_TRIES = 4
+"""Choices whose own law is looked at. The first is exact where what blocks keep adds up: in the zoo and the examples it
+does, but for layers of kind ``recompute``, which keep less for the layer behind them, 5 % off there."""
+_MOST_LAWS = 4
+"""That are kept, since each holds the task's model: of nothing, of all blocks, and of the last choices."""
+
+
+class BlockChoice:
+    """Chooses for one combination of techniques; its laws are shared between micro-batches and limits.
+
+    Source: the trade is that of Checkmate, Jain et al. 2020, arXiv:1910.02653, with whole blocks as the units.
+    """
+
+    def __init__(
+        self, plan: Plan, task: Task, accumulates: bool = False, largest_of: int = 1, target: Target = "cpu"
+    ) -> None:
+        """
+        Args:
+            plan: its checkpointing and its batch do not matter.
+            task: what it is applied to.
+            accumulates: an optimizer step has more than one micro-batch.
+            largest_of: where shapes vary, every batch repeats the largest of so many samples.
+            target: the device that is planned for.
+
+        Raises:
+            TaskError: ``task.blocks`` names what the model does not have.
+            Exception: whatever the user's code raises.
+        """
+        self._plan, self._task = plan, task
+        self._how = accumulates, largest_of, target
+        model = build_model(task)
+        blocks = find_blocks(model, task.blocks)
+        self._holders = modules_holders(model, blocks)
+        self._all = tuple(range(len(blocks)))
+        self._laws = lru_cache(_MOST_LAWS)(self._find_law)
+
+    def law(self, blocks: tuple[int, ...] = ()) -> MemoryLaw:
+        """The memory of the step where these blocks are recomputed, ascending.
+
+        Raises:
+            Untraceable: the training asks for values that tensors without values do not have.
+        """
+        return self._laws(blocks)
+
+    def choose(self, micro: int, limit_bytes: int) -> tuple[int, ...] | None:
+        """The blocks whose recomputation costs least, such that the tensors' peak is at most a limit.
+
+        Args:
+            micro: samples in one forward pass, >= 1.
+            limit_bytes: that the choice's own law holds at this micro-batch.
+
+        Returns:
+            Their numbers, ascending; empty where nothing need be recomputed. None where neither all blocks nor any set
+            that was found are enough.
+
+        Raises:
+            Untraceable: the training asks for values that tensors without values do not have.
+        """
+        if self._fits((), micro, limit_bytes):
+            return ()
+        if not self._all:
+            return None
+        stock, recomputed = self.law().at(micro), self.law(self._all).at(micro)
+        peaks = stretch_peaks(stock, recomputed, self._holders, len(self._all))
+        costs, changes = self._costs(micro), [peak.change_bytes for peak in peaks]
+        tried: list[tuple[int, ...]] = []
+        missed_bytes = 0
+        for _ in range(_MOST_TRIES):
+            room = [limit_bytes - missed_bytes - peak.base_bytes for peak in peaks]
+            chosen = cheapest(costs, changes, room, tried)
+            if chosen is None:
+                break
+            if self._fits(chosen, micro, limit_bytes):
+                return chosen
+            tried.append(chosen)
+            expected = max(peak.at(chosen) for peak in peaks)
+            missed_bytes = max(missed_bytes, self.law(chosen).peak_bytes(micro) - expected)
+        return self._all if self._fits(self._all, micro, limit_bytes) else None
+
+    def cost(self, blocks: tuple[int, ...], micro: int) -> float:
+        """What recomputing blocks adds to a step, in bytes moved and operations made bytes by FLOPS_PER_BYTE.
+
+        Raises:
+            Untraceable: the training asks for values that tensors without values do not have.
+        """
+        costs = self._costs(micro) if blocks else ()
+        return sum(costs[number] for number in blocks)
+
+    def _fits(self, blocks: tuple[int, ...], micro: int, limit_bytes: int) -> bool:
+        return self.law(blocks).peak_bytes(micro) <= limit_bytes
+
+    def _find_law(self, blocks: tuple[int, ...]) -> MemoryLaw:
+        checkpointing = Checkpointing(kind="chosen", blocks=blocks) if blocks else Checkpointing()
+        settings = self._plan.settings.model_copy(update={"checkpointing": checkpointing})
+        return memory_law(self._plan.model_copy(update={"settings": settings}), self._task, *self._how)
+
+    def _costs(self, micro: int) -> list[float]:
+        """Of each block: the work done in it where all are recomputed, less that where none is. What a block need not
+        compute again, since backward reads none of it, is not in it. Work in a module that several blocks share is
+        split between them."""
+        costs = [0.0] * len(self._all)
+        for blocks, sign in ((self._all, 1), ((), -1)):
+            for (module, _), moved in _moved_bytes(self.law(blocks), micro).items():
+                holders = holders_of(module, self._holders)
+                for number in holders:
+                    costs[number] += sign * moved / len(holders)
+        return [max(0.0, cost) for cost in costs]
+
+
+def _moved_bytes(law: MemoryLaw, micro: int) -> Mapping[tuple[str, Phase], float]:
+    """The work of each module and phase as one number, at a micro-batch: on the line through the first and the last
+    that were traced."""
+    first, _, last = law.steps
+    share = (micro - law.batches[0]) / (law.batches[-1] - law.batches[0])
+    if law.is_traced_at_each_batch or share < 0:
+        first = last = law.rehearse(micro)
+    places = {**first.work, **last.work}
+    one, other = ({place: _as_bytes(step.work.get(place, Work())) for place in places} for step in (first, last))
+    return {place: one[place] + (other[place] - one[place]) * share for place in places}
+
+
+def _as_bytes(work: Work) -> float:
+    return work.flops / FLOPS_PER_BYTE + work.num_bytes
