@@ -22,7 +22,7 @@ GAIN = math.log(1.01)
 _FAILS = 0.5
 """A configuration is taken to fail where its score, 1 for failure and 0 for none, is above."""
 _OVER_COSTS = 20.0
-"""A trial that cannot be used counts as so many: one in twenty is let be."""
+"""A trial over the budget, or that fails, counts as so many: one in twenty is let be."""
 _MOST_DRAWN = 96
 """Configurations in a joint draw: the most promising."""
 _NUM_DRAWS = 1024
@@ -51,17 +51,25 @@ class Observation:
 class Beliefs:
     """What is believed after some trials."""
 
-    def __init__(self, priors: Priors, observed: Sequence[tuple[int, Observation]], limit_bytes: float | None) -> None:
+    def __init__(
+        self,
+        priors: Priors,
+        observed: Sequence[tuple[int, Observation]],
+        limit_bytes: float | None,
+        margin: float = 0.0,
+    ) -> None:
         """Learn from trials.
 
         Args:
             priors: what was believed before.
             observed: the number of a configuration, and what a trial of it showed.
-            limit_bytes: what a peak must not exceed, the margin taken off; None where nothing is held to a limit.
+            limit_bytes: what a peak times ``1 + margin`` must not exceed; None where nothing is held to a limit.
+            margin: share of the peak. A trial within it cannot be used, but does no harm.
         """
         self.priors = priors
         self.observed = tuple(observed)
-        self._log_limit = None if limit_bytes is None else math.log(limit_bytes)
+        self._log_margin = math.log1p(margin)
+        self._log_limit = None if limit_bytes is None else math.log(limit_bytes) - self._log_margin
         self._everything = np.arange(len(priors.configurations))
         self.speed = self._learn_speed()
         self.peak = None if limit_bytes is None else self._learn_peak()
@@ -88,15 +96,16 @@ class Beliefs:
             mean, variance = self.speed.above(asked, self.best)
             expected = mean.mean(0) + self.speed.overall(self.best)[0]
             gain = expected_improvement(mean, np.sqrt(variance)).mean(0)
-        cost = self._expected_seconds(expected, chance) * (1 + _OVER_COSTS * (1 - chance))
+        harmless = self.chance_usable(asked, self._log_margin)
+        cost = self._expected_seconds(expected, chance) * (1 + _OVER_COSTS * (1 - harmless))
         return np.asarray(gain * chance / cost)
 
-    def chance_usable(self, asked: Indices) -> Array:
-        """(asked,): that a trial fits the limit and does not fail."""
+    def chance_usable(self, asked: Indices, more_room: float = 0.0) -> Array:
+        """(asked,): that a trial does not fail, and fits the limit with ``more_room`` added to its logarithm."""
         chance = np.ones(len(asked))
         if self.peak is not None:
             mean, variance = self.peak.marginals(asked)
-            room = self._room(asked) - mean
+            room = self._room(asked) + more_room - mean
             chance = normal_cdf(room / np.sqrt(variance + self.peak.noise_variance[:, None])).mean(0)
         if self.failure is not None:
             mean, variance = self.failure.marginals(asked)

@@ -72,7 +72,7 @@ class ExpectedGainSampler(BaseSampler):
             seed: the same gives the same proposals.
         """
         self.configurations = configurations
-        self._limit = None if limit_bytes is None else limit_bytes / (1 + margin)
+        self._limit, self._margin = limit_bytes, margin
         self._seed = seed
         self._priors = Priors.of(configurations, limit_bytes, seed)
 
@@ -109,7 +109,7 @@ class ExpectedGainSampler(BaseSampler):
 
     def beliefs(self, study: optuna.Study) -> Beliefs:
         """What is believed after the study's trials."""
-        return Beliefs(self._priors, list(self._observed(study.get_trials(deepcopy=False))), self._limit)
+        return Beliefs(self._priors, list(self._observed(study.get_trials(deepcopy=False))), self._limit, self._margin)
 
     def stop_reason(self, study: optuna.Study) -> str | None:
         """Why there is no point in going on, in words; None where there is one."""

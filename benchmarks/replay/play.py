@@ -11,7 +11,7 @@ from autotune.plan import Plan
 from autotune.search.pace import NUM_FINALISTS
 from autotune.search.verdict import judge
 from autotune.techniques import Settings
-from autotune.workers import Measured, Outcome, TrialRequest
+from autotune.workers import Measured, Outcome, OutOfMemory, TrialRequest
 from autotune.workers.table import TableExecutor
 
 from .problem import Competitor, Problem, Result
@@ -34,7 +34,9 @@ class Replay:
     regrets: tuple[float, ...]
     """After each trial: how much slower than the best the plan would be, were the search to end there."""
     over_budget: tuple[bool, ...]
-    """Of each trial."""
+    """Of each trial: more than the budget was used, or it ran out of memory."""
+    in_margin: tuple[bool, ...]
+    """Of each trial: within the budget, but less than the margin was left."""
     seconds: tuple[float, ...]
     """Of each trial."""
     stopped: str | None
@@ -49,6 +51,7 @@ class Replay:
         return {
             "regrets": [round(value, 4) for value in self.regrets],
             "over_budget": [number for number, over in enumerate(self.over_budget, 1) if over],
+            "in_margin": [number for number, within in enumerate(self.in_margin, 1) if within],
             "seconds_of_12": round(sum(self.seconds[:12]), 1),
             "seconds": round(sum(self.seconds), 1),
             "stopped": self.stopped,
@@ -82,8 +85,15 @@ def play(table: Table, budget: str, competitor: Competitor, seed: int, num_trial
             settings = searching.send(results[-1])
     except StopIteration as end:
         stopped = end.value
-    over = tuple(row.verdict.over_memory for row in results)
-    return Replay(tuple(regrets), over, tuple(row.outcome.seconds for row in results), stopped)
+    over = tuple(_is_over(row.outcome, truth.limit_bytes) for row in results)
+    in_margin = tuple(row.verdict.over_memory and not above for row, above in zip(results, over, strict=True))
+    return Replay(tuple(regrets), over, in_margin, tuple(row.outcome.seconds for row in results), stopped)
+
+
+def _is_over(outcome: Outcome, limit_bytes: int) -> bool:
+    if isinstance(outcome, Measured):
+        return outcome.measurement.peak.process > limit_bytes
+    return isinstance(outcome, OutOfMemory)
 
 
 def _trial(executor: TableExecutor, table: Table, truth: Truth, settings: Settings) -> Result:

@@ -13,6 +13,8 @@ __all__ = ["report", "summary"]
 
 AFTER = (6, 12, 24)
 """Trials after which regret is stated."""
+OVER = ("over_budget", "in_margin")
+"""What is listed of each replay: trials that used more than the budget, and that fit it but for the margin."""
 MEDIAN_BAR, TAIL_BAR = 0.01, 0.03
 """Regret that is wanted at the median, and at the 95th percentile."""
 
@@ -23,11 +25,12 @@ def report(table: Table, rows: Sequence[dict[str, Any]]) -> str:
         f"\n{table.name}: {len(table.entries)} configurations, standard error of a mean {table.relative_error:.1%}; "
         + ", ".join(f"{name} {table.limit_bytes(name) / 2**20:.0f} MiB" for name in BUDGETS),
         "regret after 6, 12, 24 trials: median / 95th percentile; trials until it is "
-        f"<= {MEDIAN_BAR:.0%} / <= {TAIL_BAR:.0%}; over: share of the first 12 over budget; s: of the first 12",
+        f"<= {MEDIAN_BAR:.0%} / <= {TAIL_BAR:.0%}; over: share of the first 12 that used more than the budget; "
+        "margin: that were within it by less than the margin; s: of the first 12",
     ]
     for budget, group in itertools.groupby(sorted(rows, key=_by_budget), key=lambda row: row["budget"]):
         lines.append(
-            f"{budget:24}" + "".join(f"{'after ' + str(n):>15}" for n in AFTER) + "  needed  over     s  stops"
+            f"{budget:24}" + "".join(f"{'after ' + str(n):>15}" for n in AFTER) + "  needed  over margin     s  stops"
         )
         lines += [_line(row) for row in group]
     return "\n".join(lines)
@@ -39,8 +42,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     for name in dict.fromkeys(row["competitor"] for row in rows):
         own = [row for row in rows if row["competitor"] == name]
         worst = [max(regret(row["runs"], 12, share) for row in own) for share in (0.5, 0.95)]
-        over = statistics.fmean(over_budget(run) for row in own for run in row["runs"])
-        lines.append(f"  {name:22} after 12: {worst[0]:6.1%} /{worst[1]:6.1%}  over budget {over:5.1%}" + _stops(own))
+        over, margin = (_share([run for row in own for run in row["runs"]], what) for what in OVER)
+        shares = f"over budget {over:5.1%}, in the margin {margin:5.1%}"
+        lines.append(f"  {name:22} after 12: {worst[0]:6.1%} /{worst[1]:6.1%}  {shares}" + _stops(own))
     return "\n".join(lines)
 
 
@@ -59,17 +63,21 @@ def needed(runs: Sequence[dict[str, Any]]) -> int | None:
     return 1
 
 
-def over_budget(run: dict[str, Any]) -> float:
-    """Share of the first 12 trials that was over the budget."""
-    return sum(number <= 12 for number in run["over_budget"]) / max(1, min(12, len(run["regrets"])))
+def _share(runs: Sequence[dict[str, Any]], what: str) -> float:
+    """Of the first 12 trials, those that are listed under ``what``; the mean over the replays."""
+    return statistics.fmean(
+        sum(number <= 12 for number in run[what]) / max(1, min(12, len(run["regrets"]))) for run in runs
+    )
 
 
 def _line(row: dict[str, Any]) -> str:
     runs = row["runs"]
     columns = "".join(f"{regret(runs, n, 0.5):8.1%}/{regret(runs, n, 0.95):6.1%}" for n in AFTER)
-    over = statistics.fmean(map(over_budget, runs))
+    over, margin = (_share(runs, what) for what in OVER)
     seconds = statistics.fmean(run["seconds_of_12"] for run in runs)
-    return f"  {row['competitor']:22}{columns}{needed(runs) or '-':>8}{over:6.0%}{seconds:6.0f}" + _stops([row])
+    return f"  {row['competitor']:22}{columns}{needed(runs) or '-':>8}{over:6.0%}{margin:7.0%}{seconds:6.0f}" + _stops(
+        [row]
+    )
 
 
 def _stops(rows: Iterable[dict[str, Any]]) -> str:
