@@ -196,3 +196,17 @@ def test_a_study_of_two_objectives_is_refused():
 def test_no_configuration_at_all_is_refused():
     with pytest.raises(ValueError, match="at least one configuration is needed"):
         Configurations([], DISTRIBUTIONS)
+
+
+def test_of_each_combination_the_batches_about_the_largest_predicted_to_fit_are_kept():
+    """fp32 takes 100 + 20 MiB for each sample: at 300 MiB 8 fit, so 16 is the one beyond, and 1 to 4 the three below.
+    bf16 takes 12: 16 fit, 32 is beyond, 2 to 8 are below."""
+    kept = sampler().configurations.derived(300 * MIB)
+    batches = {
+        kind: [row.micro_batch for row in kept.rows if row.params["precision"] == kind] for kind in ("fp32", "bf16")
+    }
+    assert batches == {"fp32": [1, 2, 4, 8, 16], "bf16": [2, 4, 8, 16, 32]}
+
+
+def test_where_nothing_is_predicted_every_batch_is_kept():
+    assert len(sampler(predicts=False).configurations.derived(300 * MIB)) == 12

@@ -83,8 +83,8 @@ class ConfigurationSpace:
             micro_batch = settings.batch.micro if settings.batch else None
             rows.append(Configuration(self.params(settings) or {}, micro_batch, predict(settings)))
         budget = study.record.budget
-        configurations = Configurations(rows, self.distributions, "batch")
         limit = budget.limit or study.record.facts.device.memory_bytes
+        configurations = Configurations(rows, self.distributions, "batch").derived(limit / (1 + budget.margin))
         return ExpectedGainSampler(configurations, limit_bytes=limit, margin=budget.margin, seed=study.record.seed)
 
     def weighed(self, seed: int) -> Iterator[Settings]:

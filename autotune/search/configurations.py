@@ -14,6 +14,9 @@ from .process import Array, Surface
 
 __all__ = ["Configuration", "Configurations"]
 
+_LARGER, _SMALLER = 1, 3
+"""Of each combination's micro-batches, how many are kept beyond the largest that is predicted to fit: predictions
+are wrong at times."""
 _OCTAVES = 2.0
 """Doublings of the micro-batch over which its effects are similar."""
 _WHOLE_RANGE = 2.0
@@ -59,6 +62,16 @@ class Configurations:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def derived(self, limit_bytes: float) -> Configurations:
+        """Of each combination of everything but the batch, the largest micro-batch that is predicted to fit, or the
+        smallest where none is, and those about it: the batch is a share of what fits."""
+        ladders: dict[tuple[Any, ...], list[Configuration]] = {}
+        for row in sorted(self.rows, key=lambda row: row.micro_batch or 1):
+            rest = (value for name, value in row.params.items() if name != self._batch)
+            ladders.setdefault(tuple(rest), []).append(row)
+        kept = (row for ladder in ladders.values() for row in _about_largest(ladder, limit_bytes))
+        return Configurations(list(kept), self.distributions, self._batch)
+
     def index(self, params: Mapping[str, Any]) -> int | None:
         """Number of the configuration with these parameters; None where there is none."""
         return self._index.get(self._key(params)) if params.keys() >= self.distributions.keys() else None
@@ -100,3 +113,12 @@ class Configurations:
         numbers = np.array(values, dtype=np.float64)
         column: Array = _WHOLE_RANGE * (numbers - numbers.min()) / (np.ptp(numbers) or 1.0)
         return column
+
+
+def _about_largest(ladder: Sequence[Configuration], limit_bytes: float) -> Sequence[Configuration]:
+    """Of one combination, by ascending micro-batch. Without a prediction for each, all of them."""
+    peaks = [row.predicted.peak_bytes for row in ladder if row.predicted is not None]
+    if len(peaks) < len(ladder):
+        return ladder
+    largest = max((at for at, peak in enumerate(peaks) if peak <= limit_bytes), default=0)
+    return ladder[max(0, largest - _SMALLER) : largest + _LARGER + 1]

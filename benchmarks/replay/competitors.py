@@ -21,8 +21,8 @@ from .table import Table
 __all__ = ["COMPETITORS", "replay"]
 
 COMPETITORS: dict[str, Competitor] = {
-    "law": expected_gain(partial(Space.derived, beyond=1)),
-    "law, raw space": expected_gain(Space.raw),
+    "law": expected_gain(is_derived=True),
+    "law, raw space": expected_gain(is_derived=False),
     **{
         f"{kind}, {name} space": optuna_sampler(kind, space)
         for kind, (name, space) in itertools.product(

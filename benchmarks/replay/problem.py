@@ -108,22 +108,21 @@ class Space:
         return cls(_distributions(problem, "batch", len(problem.choices.get("batch", ()))), by_params, "batch")
 
     @classmethod
-    def derived(cls, problem: Problem, num_steps: int = 4, beyond: int = 0) -> Space:
+    def derived(cls, problem: Problem, num_steps: int = 4) -> Space:
         """A combination, and a share of the largest micro-batch that is predicted to fit: all, the next smaller, ….
 
         Args:
             problem: what is searched.
             num_steps: shares there are.
-            beyond: how many larger micro-batches than the largest predicted are there too.
         """
         by_params = {}
         for ladder in problem.ladders.values():
             largest = max((at for at, each in enumerate(ladder) if problem.predicted_to_fit(each)), default=0)
-            for step in range(num_steps + beyond):
-                at = min(max(largest + beyond - step, 0), len(ladder) - 1)
+            for step in range(num_steps):
+                at = max(largest - step, 0)
                 params = {**_labels(problem, ladder[at]), "share": step}
                 by_params[json.dumps(params, sort_keys=True)] = ladder[at]
-        return cls(_distributions(problem, "share", num_steps + beyond), by_params, "share")
+        return cls(_distributions(problem, "share", num_steps), by_params, "share")
 
 
 def micro_batch(settings: Settings) -> int:

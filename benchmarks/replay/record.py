@@ -1,9 +1,9 @@
 """Measure every configuration of a space several times, for replays: `python -m benchmarks.replay.record --help`.
 
 A table is JSON lines, one for each configuration: `settings`, `predicted` (the laws' words, which know no measurement),
-`samples_per_s` and `peak_bytes` (each repeat), or `outcome`, what came back instead. Every repeat goes through all
-configurations in an order of its own, so that a machine's slow minutes are shared out. What a table has already is not
-measured again.
+`samples_per_s` and `peak_bytes` (each repeat), `seconds` (of the last repeat's trial), or `outcome`, what came back
+instead. Every repeat goes through all configurations in an order of its own, so that a machine's slow minutes are
+shared out. What a table has already is not measured again.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class _Table:
         if isinstance(found, Measured):
             row["samples_per_s"].append(found.measurement.samples_per_s.value)
             row["peak_bytes"].append(found.measurement.peak.process)
+            row["seconds"] = round(found.seconds, 2)
         else:
             row["outcome"] = found.model_dump(mode="json", exclude={"output", "traceback"})
         self.save()

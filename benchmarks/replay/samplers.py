@@ -24,15 +24,16 @@ _PATIENCE = 5
 """Proposals in a row that were measured before, until one is drawn from what is left."""
 
 
-def expected_gain(
-    space: Callable[[Problem], Space],
-) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
-    """This package's own, which also stops by itself."""
+def expected_gain(is_derived: bool) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
+    """This package's own, which also stops by itself; over all batches, or those about the largest predicted to fit."""
 
     def play(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:
-        known = space(problem)
+        known = Space.raw(problem)
         limit, margin = problem.budget.limit, problem.budget.margin
-        sampler = ExpectedGainSampler(known.configurations(problem), limit_bytes=limit, margin=margin, seed=seed)
+        configurations = known.configurations(problem)
+        if is_derived and limit is not None:
+            configurations = configurations.derived(limit / (1 + margin))
+        sampler = ExpectedGainSampler(configurations, limit_bytes=limit, margin=margin, seed=seed)
         study = _study(sampler)
         while (reason := sampler.stop_reason(study)) is None:
             trial = study.ask(known.distributions)
