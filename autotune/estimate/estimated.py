@@ -53,9 +53,11 @@ class PredictOptions(_Frozen):
     """Of which configurations something is to be said before they are measured."""
 
     settings: tuple[Settings, ...] = ()
-    """Each with its batch."""
+    """Each with its batch; which blocks are recomputed may be left open."""
     target: Literal["cpu", "cuda"] = "cpu"
     """The device that they are to be measured on."""
+    limit_bytes: PositiveInt | None = None
+    """What the device may charge the process, the margin taken off: for that, blocks are chosen."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: every batch is one of the largest of so many samples."""
     most_s: PositiveFloat | None = None
@@ -71,6 +73,9 @@ class Prediction(_Frozen):
     """Floating-point operations of a training step."""
     bytes_per_sample: float | None = None
     """Bytes that it reads and writes."""
+    blocks: tuple[int, ...] | None = None
+    """Where it was left open which blocks are recomputed, their numbers: all where even those are not enough. None
+    where they could not be chosen, and the prediction is for all."""
 
 
 class Fill(_Frozen):
