@@ -45,6 +45,8 @@ class EstimateOptions(_Frozen):
     """Whether that is so whatever the micro-batch: smaller ones are accumulated."""
     most: PositiveInt = 2**16
     """The largest micro-batch to think of."""
+    choose_blocks: bool = False
+    """Whether to say which blocks to recompute where the job's own batch does not fit."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: every batch is one of the largest of so many samples."""
 
@@ -118,6 +120,9 @@ class Estimate(_Frozen):
     """The largest that fits at the upper end of its interval."""
     reference: Fit
     """The job's own batch, in one piece."""
+    blocks: tuple[int, ...] | None = None
+    """Numbers of the blocks to recompute, at the least cost, for that batch to be likely to fit. None where it does
+    without, or where not even all are enough, or where it was not asked."""
     phase: str
     """In which the peak of ``fills`` is."""
     module: str

@@ -163,11 +163,13 @@ class _Predictors:
         return _prediction(predictor, settings).model_copy(update={"blocks": blocks})
 
     def _choose(self, settings: Settings, places: Places) -> tuple[int, ...] | None:
-        """The blocks to recompute; all where even those are not enough, None where it cannot be told."""
+        """The blocks to recompute, for the upper end of what the process may be charged: a choice that just fits
+        is of no use where it is charged more. All where even those are not enough, None where it cannot be told."""
         if self._limit_bytes is None:
             return None
         try:
-            blocks = ProcessChoice(places, self.of).choose(settings, _micro(settings), self._limit_bytes)
+            choice = ProcessChoice(places, self.of)
+            blocks = choice.choose(settings, _micro(settings), self._limit_bytes, lambda process: process.high)
         except Untraceable:
             return None
         return tuple(range(places.num_blocks)) if blocks is None else blocks

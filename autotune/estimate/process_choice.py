@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ..techniques import Settings
 from ..techniques.checkpointing import Checkpointing
 from .block_choice import BlockChoice, Places
+from .estimated import Interval
 from .law import MemoryLaw
 from .predictor import Predictor
 from .rehearsal import Untraceable
@@ -29,14 +30,16 @@ class ProcessChoice:
         self._places, self._predictor = places, predictor
         self._all = tuple(range(places.num_blocks))
 
-    def choose(self, settings: Settings, micro: int, limit_bytes: int) -> tuple[int, ...] | None:
-        """The blocks whose recomputation costs least, such that the process is likely to stay within a limit: the upper
-        end of its interval does.
+    def choose(
+        self, settings: Settings, micro: int, limit_bytes: int, counts: Callable[[Interval], int]
+    ) -> tuple[int, ...] | None:
+        """The blocks whose recomputation costs least, such that the process stays within a limit.
 
         Args:
             settings: whose allocator it is.
             micro: samples in one forward pass, >= 1.
             limit_bytes: what the process may be charged.
+            counts: of the interval of what it is charged, what is held against the limit.
 
         Returns:
             Their numbers, ascending; empty where nothing need be recomputed, None where recomputing all is not enough.
@@ -46,7 +49,7 @@ class ProcessChoice:
         """
 
         def takes(blocks: tuple[int, ...]) -> int:
-            return self._of(blocks).process(micro, settings).high
+            return counts(self._of(blocks).process(micro, settings))
 
         def law(blocks: tuple[int, ...]) -> MemoryLaw:
             found = self._of(blocks).law(micro)
