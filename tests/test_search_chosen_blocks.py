@@ -152,14 +152,11 @@ def test_a_real_search_names_blocks_that_fit():
     """Eight blocks keep 32 MiB each, or 8 of input where they are recomputed. The budget is two thirds of the way from
     all to none of them recomputed. With tcmalloc, of which it is known what it adds."""
     Path("model.py").write_text(MODEL)
-    Path("space.yaml").write_text(
-        "schema: autotune/space@1\ncheckpointing: [{kind: none}, {kind: chosen}]\nallocator: [{kind: tcmalloc}]\n"
-    )
+    Path("space.yaml").write_text(SPACE.replace("batch: auto", "allocator: [{kind: tcmalloc}]"))
     asked = SearchOptions("model.py", space="space.yaml", trials=2, trial_time_s=1.0)
     stop = threading.Event()
 
     def observe(event: object) -> None:
-        print(event)
         if isinstance(event, TrialEnded) and event.number == 1:
             stop.set()  # the finalists are others' tests
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from ..techniques import Settings
 from ..techniques.checkpointing import Checkpointing
@@ -48,6 +49,7 @@ class ProcessChoice:
             Untraceable: the step was probed, which does not tell what each block keeps.
         """
 
+        @cache
         def takes(blocks: tuple[int, ...]) -> int:
             return counts(self._of(blocks).process(micro, settings))
 
