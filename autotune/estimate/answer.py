@@ -70,7 +70,10 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
 
 def _blocks(prediction: Predictor, plan: Plan, task: Task, options: EstimateOptions) -> tuple[int, ...] | None:
     """The blocks to recompute for the job's own batch."""
+    micro = min(options.reference_batch, options.most)
     if not options.choose_blocks or options.limit_bytes is None:
+        return None
+    if prediction.fit(micro).process.value <= options.limit_bytes:
         return None
 
     @lru_cache(_MOST_KEPT)
@@ -80,7 +83,6 @@ def _blocks(prediction: Predictor, plan: Plan, task: Task, options: EstimateOpti
         settings = plan.settings.model_copy(update={"checkpointing": checkpointing})
         return Predictor(plan.model_copy(update={"settings": settings}), task, options, prediction.base_bytes)
 
-    micro = min(options.reference_batch, options.most)
     choice = ProcessChoice(Places.of(task), predictor)
     try:
         return choice.choose(plan.settings, micro, options.limit_bytes, lambda process: process.value) or None

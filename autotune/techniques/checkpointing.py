@@ -31,8 +31,7 @@ the heads of an attention layer do not."""
 
 
 class Checkpointing(Technique):
-    """Recompute some of the model's repeated blocks, non-reentrant: every k-th, those that are named, or as few as will
-    do for a micro-batch, which a search finds out.
+    """Recompute some of the model's repeated blocks, non-reentrant: every k-th, or those that are named or chosen.
 
     Source: Chen et al. 2016, arXiv:1604.06174; https://docs.pytorch.org/docs/stable/checkpoint.html
     """
