@@ -5,11 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from .errors import PlanError
 from .files import dump_yaml, explain, read_yaml, write_text
 from .techniques import Settings
+from .techniques.checkpointing import OPEN
 from .units import Bytes, Ratio
 
 __all__ = [
@@ -180,6 +190,13 @@ class Plan(_Section):
     """Where it was measured."""
     search: SearchRecord | None = None
     """How it was found."""
+
+    @field_validator("settings")
+    @classmethod
+    def _check_is_decided(cls, settings: Settings) -> Settings:
+        if settings.checkpointing.is_open:
+            raise ValueError(OPEN)
+        return settings
 
     def to_yaml(self) -> str:
         """The file's text; :meth:`from_yaml` reads it back to an equal plan."""

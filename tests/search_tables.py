@@ -94,7 +94,7 @@ def configurations(known: Facts, space: SearchSpace = SPACE) -> Iterator[Setting
     """Every configuration of a space, and the reference."""
     reference = reference_settings(known)
     yield reference
-    yield from ConfigurationSpace(space.choices(known), reference).shuffled("all")
+    yield from ConfigurationSpace(space.choices(known), reference, known.num_blocks).shuffled("all")
 
 
 def table(known: Facts, space: SearchSpace = SPACE) -> list[Row]:

@@ -206,7 +206,7 @@ SUBSETS = [blocks for size in range(NUM_STAGES + 1) for blocks in combinations(r
 
 @pytest.fixture(scope="module")
 def choice():
-    return BlockChoice(plan(), STAGES)
+    return BlockChoice.of(plan(), STAGES)
 
 
 @pytest.fixture(scope="module")
@@ -247,14 +247,14 @@ def test_the_choice_costs_no_more_than_every_kth_and_somewhere_less(choice, peak
 
 
 def test_nothing_is_recomputed_where_all_fits_and_there_is_no_choice_where_nothing_does(choice, peaks):
-    assert choice.choose(MICRO, choice.law().peak_bytes(MICRO)) == ()
+    assert choice.choose(MICRO, choice.law(()).peak_bytes(MICRO)) == ()
     assert choice.choose(MICRO, round(0.99 * peaks[()])) not in ((), None)
     assert choice.choose(MICRO, round(0.99 * min(peaks.values()))) is None
 
 
 def test_the_plans_own_checkpointing_is_replaced(choice, peaks):
-    other = BlockChoice(plan(checkpointing=Checkpointing(kind="blocks")), STAGES)
-    assert other.law().peak_bytes(MICRO) == choice.law().peak_bytes(MICRO)
+    other = BlockChoice.of(plan(checkpointing=Checkpointing(kind="blocks")), STAGES)
+    assert other.law(()).peak_bytes(MICRO) == choice.law(()).peak_bytes(MICRO)
 
 
 def test_a_choice_above_the_limit_is_not_returned(choice, peaks, monkeypatch):
@@ -278,7 +278,7 @@ def test_the_cost_of_a_block_is_its_forward_by_hand():
     def build():
         return nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(2)))
 
-    found = BlockChoice(plan(), task_of(build, (32,)))
+    found = BlockChoice.of(plan(), task_of(build, (32,)))
     moved = 4 * (8 * 32 + 32 * 32 + 32 + 8 * 32)
     assert found.cost((0,), MICRO) == pytest.approx(2 * 8 * 32 * 32 / FLOPS_PER_BYTE + moved, rel=0.01)
     assert found.cost((0, 1), MICRO) == pytest.approx(2 * found.cost((1,), MICRO))
@@ -287,22 +287,22 @@ def test_the_cost_of_a_block_is_its_forward_by_hand():
 @pytest.mark.parametrize(("name", "accumulates"), [("tied", False), ("gpt", True), ("resnet", False)])
 def test_the_choice_fits_in_the_zoo(name, accumulates):
     """A block that stands twice, two micro-batches to a step, BatchNorm's statistics."""
-    found = BlockChoice(plan(), ZOO[name], accumulates)
-    stock = found.law().peak_bytes(11)
+    found = BlockChoice.of(plan(), ZOO[name], accumulates)
+    stock = found.law(()).peak_bytes(11)
     chosen = found.choose(11, stock - 1)
     assert chosen
     assert found.law(chosen).peak_bytes(11) < stock
 
 
 def test_the_choice_fits_where_blocks_share_a_module():
-    found = BlockChoice(plan(), task_of(Shares, (32,)))
-    stock = found.law().peak_bytes(64)
+    found = BlockChoice.of(plan(), task_of(Shares, (32,)))
+    stock = found.law(()).peak_bytes(64)
     chosen = found.choose(64, round(0.8 * stock))
     assert chosen
     assert found.law(chosen).peak_bytes(64) <= round(0.8 * stock)
 
 
 def test_a_model_without_blocks_fits_or_does_not():
-    found = BlockChoice(plan(), task_of(lambda: nn.Linear(4, 2), (4,)))
-    stock = found.law().peak_bytes(MICRO)
+    found = BlockChoice.of(plan(), task_of(lambda: nn.Linear(4, 2), (4,)))
+    stock = found.law(()).peak_bytes(MICRO)
     assert (found.choose(MICRO, stock), found.choose(MICRO, stock - 1)) == ((), None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Ended, autotune
+from rich.console import Console
 
 from autotune.errors import NothingFits
 from autotune.estimate import Estimate, Fill, Fit, Interval
@@ -185,6 +186,27 @@ def test_what_helps_is_told_by_single_techniques_the_most_first():
     kinds = [(one.settings.checkpointing.kind, one.settings.precision.kind, one.micro) for one in found.helps()]
     assert kinds == [("blocks", "fp32", 120), ("none", "bf16", 50)]
     assert all(one.settings.layers == Layers() for one in found.helps())
+
+
+def test_the_blocks_for_the_jobs_own_batch_are_asked_of_the_job_as_it_stands_and_named():
+    class Names(Says):
+        def submit(self, request):
+            if request.kind == "inspect" or not request.estimate.choose_blocks:
+                return super().submit(request)
+            self.asked.append(request)
+            future = Future()
+            base = estimated(4).estimate.model_copy(update={"blocks": (0, 2)})
+            future.set_result(Estimated(estimate=base))
+            return future
+
+    executor = Names(micro_of)
+    found = estimate(WHAT, executor, lambda event: None)
+    assert [one.plan.settings for one in executor.asked if one.estimate.choose_blocks] == [Settings()]
+    console = Console(width=140)
+    with console.capture() as said:
+        console.print(explain(found))
+    assert "checkpoint blocks 0 and 2 of 4" in said.get()
+    assert "the least for the job's own batch of 8" in said.get()
 
 
 def test_nothing_fits_says_what_the_nearest_takes():

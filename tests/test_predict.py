@@ -116,3 +116,70 @@ def test_a_batch_that_cannot_run_has_no_prediction():
     one, four = predict(task(Normed), PredictOptions(settings=(settings(1), settings(4)))).predictions
     assert one is None
     assert four is not None
+
+
+class Deep(nn.Module):
+    """Eight blocks, each of which keeps two tensors of 256 numbers a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 8)) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+MANY = 2**16
+OPEN = settings(MANY, checkpointing={"kind": "chosen"})
+
+
+def chosen(limit_bytes: int | None) -> Prediction:
+    """For a CUDA device, whose base is the same each time."""
+    options = PredictOptions(settings=(OPEN,), target="cuda", limit_bytes=limit_bytes)
+    (found,) = predict(task(Deep), options).predictions
+    assert found is not None
+    return found
+
+
+def test_blocks_are_chosen_for_the_limit():
+    """None where it fits, some between, all where even those are not enough, and where there is no limit to choose for;
+    and the prediction is of that choice."""
+    both = (settings(MANY), settings(MANY, checkpointing={"kind": "blocks"}))
+    found = predict(task(Deep), PredictOptions(settings=both, target="cuda")).predictions
+    stock, every = (one.peak_bytes for one in found if one is not None)
+    assert (chosen(2 * stock).blocks, chosen(2 * stock).peak_bytes) == ((), stock)
+    some = chosen((stock + every) // 2)
+    assert some.blocks is not None
+    assert 0 < len(some.blocks) < 8
+    assert every < some.peak_bytes <= (stock + every) // 2
+    assert (chosen(every // 2).blocks, chosen(every // 2).peak_bytes) == (tuple(range(8)), every)
+    assert (chosen(None).blocks, chosen(None).peak_bytes) == (None, every)
+
+
+def test_an_estimate_names_the_blocks_for_the_jobs_own_batch():
+    plan = Plan(settings=Settings(), budget=Budget(device="cpu"))
+    asked = EstimateOptions(target="cuda", limit_bytes=2**40, reference_batch=MANY, most=MANY, choose_blocks=True)
+    whole = estimate(plan, task(Deep), asked)
+    assert whole.blocks is None
+    less = asked.model_copy(update={"limit_bytes": whole.reference.process.value - 1})
+    blocks = estimate(plan, task(Deep), less).blocks
+    assert blocks is not None
+    assert 0 < len(blocks) < 8
+
+
+def test_where_steps_are_probed_no_blocks_are_chosen_and_the_prediction_is_of_all():
+    class Reads(Deep):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x)
+            return y * 2 if y.sum().item() > 0 else y
+
+    whole = settings(MANY), settings(MANY, checkpointing={"kind": "blocks"})
+    stock, every = predict(task(Reads), PredictOptions(settings=whole, target="cuda")).predictions
+    assert stock is not None
+    assert every is not None
+    limit_bytes = (stock.peak_bytes + every.peak_bytes) // 2
+    found = predict(task(Reads), PredictOptions(settings=(OPEN,), target="cuda", limit_bytes=limit_bytes))
+    assert found.predictions == (every,)
+    assert every.blocks is None

@@ -5,18 +5,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import takewhile
 
 from ..measure.allocations import Trace
 from ..measure.rows import peak_moment
 from ..plan import Plan
 from ..task import Task
+from ..techniques.checkpointing import Checkpointing
+from .block_choice import Places
 from .estimated import Estimate, EstimateOptions, Fill, Fit
 from .law import largest
 from .predictor import Predictor
+from .process_choice import ProcessChoice
+from .rehearsal import Untraceable
 
 __all__ = ["estimate"]
 
+_MOST_KEPT = 4
+"""Predictors, since each holds the task's model."""
 _MOST_GROUPS = 12
 """Of modules, beyond which the members of a list are put together."""
 
@@ -53,11 +60,34 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
         smallest=smallest,
         surely=surely.micro if surely else None,
         reference=reference,
+        blocks=_blocks(prediction, plan, task, options),
         phase=moment.phase,
         module=moment.module,
         fills=tuple(_fills(trace)),
         seconds=time.perf_counter() - began_s,
     )
+
+
+def _blocks(prediction: Predictor, plan: Plan, task: Task, options: EstimateOptions) -> tuple[int, ...] | None:
+    """The blocks to recompute for the job's own batch."""
+    micro = min(options.reference_batch, options.most)
+    if not options.choose_blocks or options.limit_bytes is None:
+        return None
+    if prediction.fit(micro).process.value <= options.limit_bytes:
+        return None
+
+    @lru_cache(_MOST_KEPT)
+    def predictor(checkpointing: Checkpointing) -> Predictor:
+        if checkpointing == plan.settings.checkpointing:
+            return prediction
+        settings = plan.settings.model_copy(update={"checkpointing": checkpointing})
+        return Predictor(plan.model_copy(update={"settings": settings}), task, options, prediction.base_bytes)
+
+    choice = ProcessChoice(Places.of(task), predictor)
+    try:
+        return choice.choose(plan.settings, micro, options.limit_bytes, lambda process: process.value) or None
+    except Untraceable:
+        return None
 
 
 def _largest(prediction: Predictor, limit_bytes: int, most: int, takes: Callable[[Fit], int]) -> Fit | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from ..apply_plan import build_model
@@ -11,12 +12,12 @@ from ..plan import Plan
 from ..task import Task
 from ..techniques.checkpointing import Checkpointing, find_blocks
 from .answers import Target
-from .block_peaks import holders_of, modules_holders, stretch_peaks
+from .block_peaks import Holders, holders_of, modules_holders, stretch_peaks
 from .knapsack import cheapest
 from .law import MemoryLaw, memory_law
 from .work import Work
 
-__all__ = ["FLOPS_PER_BYTE", "BlockChoice"]
+__all__ = ["FLOPS_PER_BYTE", "BlockChoice", "Places"]
 
 FLOPS_PER_BYTE = 10.0
 """Operations in the time that a byte moves, by which the two are made one number: of an A100 in fp32 (19.5e12 over
@@ -28,16 +29,48 @@ _MOST_LAWS = 4
 """That are kept, since each holds the task's model: of nothing, of all blocks, and of the last choices."""
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where the modules of a task's model stand in its repeated blocks."""
+
+    num_blocks: int
+    holders: Holders
+
+    @classmethod
+    def of(cls, task: Task) -> Places:
+        """Of a model that is built for it.
+
+        Raises:
+            TaskError: ``task.blocks`` names what the model does not have.
+            Exception: whatever the user's code raises.
+        """
+        model = build_model(task)
+        blocks = find_blocks(model, task.blocks)
+        return cls(len(blocks), modules_holders(model, blocks))
+
+
 class BlockChoice:
     """Chooses for one combination of techniques; its laws are shared between micro-batches and limits.
 
     Source: the trade is that of Checkmate, Jain et al. 2020, arXiv:1910.02653, with whole blocks as the units.
     """
 
-    def __init__(
-        self, plan: Plan, task: Task, accumulates: bool = False, largest_of: int = 1, target: Target = "cpu"
-    ) -> None:
+    def __init__(self, places: Places, law: Callable[[tuple[int, ...]], MemoryLaw]) -> None:
         """
+        Args:
+            places: where the task's modules stand.
+            law: of the step where blocks are recomputed, given their numbers, ascending; asked for often.
+        """
+        self.law = law
+        """The memory of the step where these blocks are recomputed."""
+        self._holders, self._all = places.holders, tuple(range(places.num_blocks))
+
+    @classmethod
+    def of(
+        cls, plan: Plan, task: Task, accumulates: bool = False, largest_of: int = 1, target: Target = "cpu"
+    ) -> BlockChoice:
+        """With laws of its own.
+
         Args:
             plan: its checkpointing and its batch do not matter.
             task: what it is applied to.
@@ -49,21 +82,15 @@ class BlockChoice:
             TaskError: ``task.blocks`` names what the model does not have.
             Exception: whatever the user's code raises.
         """
-        self._plan, self._task = plan, task
-        self._how = accumulates, largest_of, target
-        model = build_model(task)
-        blocks = find_blocks(model, task.blocks)
-        self._holders = modules_holders(model, blocks)
-        self._all = tuple(range(len(blocks)))
-        self._laws = lru_cache(_MOST_LAWS)(self._find_law)
+        places = Places.of(task)
 
-    def law(self, blocks: tuple[int, ...] = ()) -> MemoryLaw:
-        """The memory of the step where these blocks are recomputed, ascending.
+        @lru_cache(_MOST_LAWS)
+        def law(blocks: tuple[int, ...]) -> MemoryLaw:
+            checkpointing = Checkpointing.of(blocks, places.num_blocks)
+            settings = plan.settings.model_copy(update={"checkpointing": checkpointing})
+            return memory_law(plan.model_copy(update={"settings": settings}), task, accumulates, largest_of, target)
 
-        Raises:
-            Untraceable: the training asks for values that tensors without values do not have.
-        """
-        return self._laws(blocks)
+        return cls(places, law)
 
     def choose(self, micro: int, limit_bytes: int) -> tuple[int, ...] | None:
         """The blocks whose recomputation costs least, such that the tensors' peak is at most a limit.
@@ -83,7 +110,7 @@ class BlockChoice:
             return ()
         if not self._all:
             return None
-        stock, recomputed = self.law().at(micro), self.law(self._all).at(micro)
+        stock, recomputed = self.law(()).at(micro), self.law(self._all).at(micro)
         peaks = stretch_peaks(stock, recomputed, self._holders, len(self._all))
         costs, changes = self._costs(micro), [peak.change_bytes for peak in peaks]
         tried: list[tuple[int, ...]] = []
@@ -111,11 +138,6 @@ class BlockChoice:
 
     def _fits(self, blocks: tuple[int, ...], micro: int, limit_bytes: int) -> bool:
         return self.law(blocks).peak_bytes(micro) <= limit_bytes
-
-    def _find_law(self, blocks: tuple[int, ...]) -> MemoryLaw:
-        checkpointing = Checkpointing(kind="chosen", blocks=blocks) if blocks else Checkpointing()
-        settings = self._plan.settings.model_copy(update={"checkpointing": checkpointing})
-        return memory_law(self._plan.model_copy(update={"settings": settings}), self._task, *self._how)
 
     def _costs(self, micro: int) -> list[float]:
         """Of each block: the work done in it where all are recomputed, less that where none is. What a block need not

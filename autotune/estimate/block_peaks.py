@@ -18,7 +18,7 @@ from torch import nn
 
 from ..measure.allocations import Allocation, Phase, Trace
 
-__all__ = ["StretchPeak", "holders_of", "modules_holders", "stretch_peaks"]
+__all__ = ["Holders", "StretchPeak", "holders_of", "modules_holders", "stretch_peaks"]
 
 Holders = Mapping[str, tuple[int, ...]]
 """Numbers of the blocks that a module stands in, by its name; modules outside all blocks are left out."""

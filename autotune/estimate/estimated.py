@@ -45,6 +45,8 @@ class EstimateOptions(_Frozen):
     """Whether that is so whatever the micro-batch: smaller ones are accumulated."""
     most: PositiveInt = 2**16
     """The largest micro-batch to think of."""
+    choose_blocks: bool = False
+    """Whether to say which blocks to recompute where the job's own batch does not fit."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: every batch is one of the largest of so many samples."""
 
@@ -53,9 +55,11 @@ class PredictOptions(_Frozen):
     """Of which configurations something is to be said before they are measured."""
 
     settings: tuple[Settings, ...] = ()
-    """Each with its batch."""
+    """Each with its batch; which blocks are recomputed may be left open."""
     target: Literal["cpu", "cuda"] = "cpu"
     """The device that they are to be measured on."""
+    limit_bytes: PositiveInt | None = None
+    """What the device may charge the process, the margin taken off: for that, blocks are chosen."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: every batch is one of the largest of so many samples."""
     most_s: PositiveFloat | None = None
@@ -71,6 +75,9 @@ class Prediction(_Frozen):
     """Floating-point operations of a training step."""
     bytes_per_sample: float | None = None
     """Bytes that it reads and writes."""
+    blocks: tuple[int, ...] | None = None
+    """Where it was left open which blocks are recomputed, their numbers: all where even those are not enough. None
+    where they could not be chosen, and the prediction is for all."""
 
 
 class Fill(_Frozen):
@@ -113,6 +120,9 @@ class Estimate(_Frozen):
     """The largest that fits at the upper end of its interval."""
     reference: Fit
     """The job's own batch, in one piece."""
+    blocks: tuple[int, ...] | None = None
+    """Numbers of the blocks to recompute, at the least cost, for that batch to be likely to fit. None where it does
+    without, or where not even all are enough, or where it was not asked."""
     phase: str
     """In which the peak of ``fills`` is."""
     module: str

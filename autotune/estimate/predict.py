@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..plan import Budget, Plan
 from ..task import Task
 from ..techniques import Settings
+from ..techniques.checkpointing import Checkpointing
 from .baseline import resident_bytes
+from .block_choice import Places
 from .estimated import EstimateOptions, Prediction, PredictOptions
 from .predictor import Predictor
+from .process_choice import ProcessChoice
 from .rehearsal import Untraceable
 from .segments import base_bytes
 
@@ -20,6 +24,9 @@ __all__ = ["Predicted", "predict"]
 _WITHOUT_LAW = ("batch", "optimizer", "allocator", "data_loading")
 """Techniques that one law serves, whatever they are: the batch is the law's variable, the optimizer's implementation
 matters for a moment at the end of a step, an allocator in what it adds, and loader workers come on top."""
+
+_MOST_KEPT = 4
+"""Predictors of a combination, since each holds the task's model: of no blocks, of all, and of the last choices."""
 
 _BRINGS_CODE = ("precision", "layers", "checkpointing")
 """Techniques whose kernels and modules take memory of their own."""
@@ -50,28 +57,38 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
         dataset = task.build_dataset()
         task = replace(task, build_dataset=lambda: dataset)
     bases = _Bases(options)
+    places = Places.of(task) if any(one.checkpointing.is_open for one in options.settings) else None
     found: dict[Settings, Prediction | None] = {}
     probed: str | None = None
     for combination, members in _by_combination(options.settings).items():
-        if time.monotonic() > ends_s:
-            break
-        predictor = _predictor(combination, members, task, options, bases)
-        for settings in members:
+        predictors = _Predictors(combination, members, task, options, bases, places)
+        begun: set[Checkpointing] = set()
+        for settings in sorted(members, key=_order):
+            if time.monotonic() > ends_s and (settings.checkpointing.is_open or settings.checkpointing not in begun):
+                continue
+            begun.add(settings.checkpointing)
             try:
-                found[settings] = _prediction(predictor, settings)
+                found[settings] = predictors.prediction(settings)
             except Untraceable:  # this batch alone: a BatchNorm wants more than one value
                 continue
-            probed = probed or predictor.law(_micro(settings)).reason
+            probed = probed or predictors.reason
     return Predicted(tuple(found.get(settings) for settings in options.settings), probed)
 
 
 def _by_combination(every: Iterable[Settings]) -> dict[Settings, list[Settings]]:
-    """Configurations by what a law is made for, the fewest changes first."""
+    """Configurations by what they have in common beside their batch and checkpointing, the fewest changes first."""
     found: dict[Settings, list[Settings]] = {}
-    stock = {name: Settings.model_fields[name].get_default(call_default_factory=True) for name in _WITHOUT_LAW}
+    names = (*_WITHOUT_LAW, "checkpointing")
+    stock = {name: Settings.model_fields[name].get_default(call_default_factory=True) for name in names}
     for settings in every:
         found.setdefault(settings.model_copy(update=stock), []).append(settings)
     return dict(sorted(found.items(), key=lambda row: len(row[0].model_dump(exclude_defaults=True))))
+
+
+def _order(settings: Settings) -> tuple[object, ...]:
+    """One checkpointing after the other, what is open last: its choices start from the laws of nothing and of all."""
+    chosen = settings.checkpointing
+    return chosen.is_open, chosen.kind != "none", chosen.every, chosen.blocks, _micro(settings)
 
 
 class _Bases:
@@ -103,18 +120,64 @@ class _Bases:
         return self._stock + sum(added)
 
 
-def _predictor(
-    combination: Settings, members: list[Settings], task: Task, options: PredictOptions, bases: _Bases
-) -> Predictor:
-    split = next((one.batch for one in members if one.batch is not None and one.batch.accumulate > 1), None)
-    asked = EstimateOptions(
-        target=options.target,
-        reference_batch=split.num_samples if split else 1,
-        is_held=split is not None,
-        largest_of=options.largest_of,
-    )
-    plan = Plan(settings=combination, budget=Budget(device="cpu"))
-    return Predictor(plan, task, asked, bases.of(combination))
+class _Predictors:
+    """Of one combination of techniques, by its checkpointing."""
+
+    def __init__(
+        self,
+        combination: Settings,
+        members: list[Settings],
+        task: Task,
+        options: PredictOptions,
+        bases: _Bases,
+        places: Places | None,
+    ) -> None:
+        split = next((one.batch for one in members if one.batch is not None and one.batch.accumulate > 1), None)
+        self._asked = EstimateOptions(
+            target=options.target,
+            reference_batch=split.num_samples if split else 1,
+            is_held=split is not None,
+            largest_of=options.largest_of,
+        )
+        self._combination, self._task, self._bases, self._places = combination, task, bases, places
+        self._limit_bytes = options.limit_bytes
+        self.of = lru_cache(_MOST_KEPT)(self._predictor)
+        """The combination with this checkpointing."""
+        self.reason: str | None = None
+        """Why the last was probed."""
+
+    def prediction(self, settings: Settings) -> Prediction:
+        """What is known of a configuration.
+
+        Raises:
+            Untraceable: this batch had to be traced, and could not be.
+        """
+        checkpointing, blocks = settings.checkpointing, None
+        if checkpointing.is_open:
+            assert self._places is not None, "they are found where a setting is open"
+            blocks = self._choose(settings, self._places)
+            every = tuple(range(self._places.num_blocks))
+            checkpointing = Checkpointing.of(every if blocks is None else blocks, len(every))
+        predictor = self.of(checkpointing)
+        self.reason = predictor.law(_micro(settings)).reason
+        return _prediction(predictor, settings).model_copy(update={"blocks": blocks})
+
+    def _choose(self, settings: Settings, places: Places) -> tuple[int, ...] | None:
+        """The blocks to recompute, for the upper end of what the process may be charged: a choice that just fits
+        is of no use where it is charged more. All where even those are not enough, None where it cannot be told."""
+        if self._limit_bytes is None:
+            return None
+        try:
+            choice = ProcessChoice(places, self.of)
+            blocks = choice.choose(settings, _micro(settings), self._limit_bytes, lambda process: process.high)
+        except Untraceable:
+            return None
+        return tuple(range(places.num_blocks)) if blocks is None else blocks
+
+    def _predictor(self, checkpointing: Checkpointing) -> Predictor:
+        settings = self._combination.model_copy(update={"checkpointing": checkpointing})
+        plan = Plan(settings=settings, budget=Budget(device="cpu"))
+        return Predictor(plan, self._task, self._asked, self._bases.of(settings))
 
 
 def _prediction(predictor: Predictor, settings: Settings) -> Prediction:

@@ -14,11 +14,12 @@ from ..measure.allocations import OUTSIDE
 from ..plan import Budget
 from ..search.estimate import Combination, Estimation
 from ..techniques import Facts
+from ..techniques.checkpointing import Checkpointing
 from ..units import format_bytes
 from .lines import facts_words
 from .profile import KINDS
 from .tables import rows_table
-from .words import count, outcome_words, settings_words, size
+from .words import count, outcome_words, settings_words, size, technique_words
 
 __all__ = ["WIDTH", "as_json", "explain", "line"]
 
@@ -159,7 +160,12 @@ def _helps(found: Estimation) -> Iterator[tuple[str, str]]:
     helps = found.helps()
     for one in helps:
         yield _name(one, found.facts), f"{_micro(found.base)} → {_micro(one)}"
-    if not helps:
+    base = found.base.estimate
+    blocks = base.blocks if base is not None else None
+    if blocks and base is not None:
+        chosen = technique_words(Checkpointing.of(blocks, found.facts.num_blocks), found.facts)
+        yield chosen, f"the least for the job's own batch of {base.reference.micro:,}"
+    if not helps and not blocks:
         yield "", "nothing: the job as it stands takes as large a micro-batch as any technique alone"
 
 

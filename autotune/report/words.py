@@ -164,6 +164,8 @@ def _batch(batch: Batch) -> str:
 
 def _checkpointing(checkpointing: Checkpointing, facts: Facts | None) -> str:
     blocks = f"{facts.num_blocks} blocks" if facts else "blocks"
+    if checkpointing.is_open:
+        return f"checkpoint as many of {blocks if facts else 'the blocks'} as it takes"
     if checkpointing.kind == "chosen":
         *before, last = map(str, checkpointing.blocks)
         named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"

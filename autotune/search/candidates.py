@@ -18,6 +18,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from ..estimate import Prediction
 from ..techniques import Settings, Technique
+from ..techniques.checkpointing import Checkpointing
 from .configurations import Configuration, Configurations
 from .expected_gain import ExpectedGainSampler
 from .options import SamplerName
@@ -42,9 +43,25 @@ _MOST = 10_000
 class ConfigurationSpace:
     """The choices as Optuna sees them: an index where they lie on a line, a label elsewhere."""
 
-    def __init__(self, choices: Mapping[str, tuple[Technique, ...]], reference: Settings) -> None:
+    def __init__(
+        self,
+        choices: Mapping[str, tuple[Technique, ...]],
+        reference: Settings,
+        num_blocks: int = 0,
+        predict: Predict = lambda settings: None,
+    ) -> None:
+        """
+        Args:
+            choices: of each technique.
+            reference: the job as it stands.
+            num_blocks: of the model, for the choice of which to recompute.
+            predict: what is known of each configuration, such as that choice where it was left open.
+        """
         self.choices = dict(choices)
-        self._reference = reference
+        self._reference, self._num_blocks, self._predict = reference, num_blocks, predict
+        recomputed = [choice for choice in choices.get("checkpointing", ()) if isinstance(choice, Checkpointing)]
+        self._open = [choice for choice in recomputed if choice.is_open]
+        self._concrete = [choice for choice in recomputed if not choice.is_open]
         self._labels = {name: tuple(map(_label, row)) for name, row in self.choices.items()}
         self.distributions: dict[str, BaseDistribution] = {
             name: IntDistribution(0, len(row) - 1) if row[0].ordered else CategoricalDistribution(self._labels[name])
@@ -52,21 +69,52 @@ class ConfigurationSpace:
             if len(row) > 1
         }
 
+    def foretold(self, predict: Predict) -> ConfigurationSpace:
+        """The same with what is known of each configuration."""
+        return ConfigurationSpace(self.choices, self._reference, self._num_blocks, predict)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is left open for any configuration which blocks are recomputed."""
+        return bool(self._open)
+
     @property
     def num_configurations(self) -> int:
-        """Settings that may be measured, the reference included."""
+        """Settings that may be measured, the reference included; at most, where anything is open."""
         return math.prod(map(len, self.choices.values())) + (self.params(self._reference) is None)
 
     def settings(self, params: Mapping[str, Any]) -> Settings:
-        """The settings that Optuna's ``params`` stand for; what is not a parameter stays as the reference has it."""
+        """The settings that Optuna's ``params`` stand for; what is not a parameter stays as the reference has it, and
+        what is open is decided."""
         chosen = {name: row[0] for name, row in self.choices.items()}
         for name, value in params.items():
             row = self.choices[name]
             chosen[name] = row[value] if row[0].ordered else row[self._labels[name].index(value)]
-        return self._reference.model_copy(update=chosen)
+        return self.decided(self._reference.model_copy(update=chosen))
+
+    def decided(self, settings: Settings) -> Settings:
+        """With the blocks to recompute, where that is open: those that were foretold, else all. Where another choice of
+        the space recomputes the same, it is that one."""
+        if not settings.checkpointing.is_open:
+            return settings
+        known = self._predict(settings)
+        every = tuple(range(self._num_blocks))
+        blocks = every if known is None or known.blocks is None else known.blocks
+        others = (choice for choice in self._concrete if choice.numbers(self._num_blocks) == blocks)
+        chosen = next(others, Checkpointing.of(blocks, self._num_blocks))
+        return settings.model_copy(update={"checkpointing": chosen})
+
+    def in_words(self, settings: Settings) -> Settings:
+        """The reverse: as the space has it."""
+        for choice in self._open:
+            words = settings.model_copy(update={"checkpointing": choice})
+            if settings.checkpointing not in self._concrete and self.decided(words) == settings:
+                return words
+        return settings
 
     def params(self, settings: Settings) -> dict[str, Any] | None:
-        """The reverse; None where a choice is not in the space."""
+        """The reverse of :meth:`settings`; None where a choice is not in the space."""
+        settings = self.in_words(settings)
         params: dict[str, Any] = {}
         for name, row in self.choices.items():
             choice = getattr(settings, name)
@@ -76,23 +124,32 @@ class ConfigurationSpace:
                 params[name] = row.index(choice) if row[0].ordered else _label(choice)
         return params
 
-    def sampler(self, study: Study, predict: Predict) -> ExpectedGainSampler:
+    def sampler(self, study: Study) -> ExpectedGainSampler:
         """This package's own, over all configurations of the choices."""
         rows = []
-        for settings in self.weighed(study.record.seed):
-            micro_batch = settings.batch.micro if settings.batch else None
-            rows.append(Configuration(self.params(settings) or {}, micro_batch, predict(settings)))
-        budget = study.record.budget
-        limit = budget.limit or study.record.facts.device.memory_bytes
-        configurations = Configurations(rows, self.distributions, "batch").derived(limit / (1 + budget.margin))
-        return ExpectedGainSampler(configurations, limit_bytes=limit, margin=budget.margin, seed=study.record.seed)
+        for words in self.weighed(study.record.seed):
+            if not self._is_repeated(words):
+                micro_batch = words.batch.micro if words.batch else None
+                rows.append(Configuration(self.params(words) or {}, micro_batch, self._predict(words)))
+        record = study.record
+        limit, margin = record.budget.limit or record.facts.device.memory_bytes, record.budget.margin
+        configurations = Configurations(rows, self.distributions, "batch").derived(limit / (1 + margin))
+        return ExpectedGainSampler(configurations, limit_bytes=limit, margin=margin, seed=record.seed)
 
     def weighed(self, seed: int) -> Iterator[Settings]:
-        """What is weighed against each other: every configuration, or of a larger space so many at random."""
-        return itertools.islice(self.shuffled(f"{seed}:weighed"), _MOST)
+        """What is weighed against each other, as the space has it: every configuration, or of a larger space so many at
+        random."""
+        return itertools.islice(self._shuffled(f"{seed}:weighed"), _MOST)
 
     def shuffled(self, seed: str) -> Iterator[Settings]:
-        """Every configuration of the choices once, in an order of its own for each ``seed``."""
+        """Every configuration of the choices once, decided, in an order of its own for each ``seed``."""
+        return (self.decided(words) for words in self._shuffled(seed) if not self._is_repeated(words))
+
+    def _is_repeated(self, words: Settings) -> bool:
+        """Whether an open choice came to be another of the space."""
+        return words.checkpointing.is_open and self.decided(words).checkpointing in self._concrete
+
+    def _shuffled(self, seed: str) -> Iterator[Settings]:
         size = math.prod(map(len, self.choices.values()))
         rng = random.Random(seed)
         start, stride = rng.randrange(size), rng.randrange(1, size + 1)
@@ -118,22 +175,19 @@ class Proposal:
 class Candidates:
     """Proposes what to measure; never the same configuration twice, nor one that is known not to fit."""
 
-    def __init__(
-        self, study: Study, space: ConfigurationSpace, reference: Settings, sampler: SamplerName, predict: Predict
-    ) -> None:
+    def __init__(self, study: Study, space: ConfigurationSpace, reference: Settings, sampler: SamplerName) -> None:
         """
         Args:
             study: what was measured, and what Optuna is told.
-            space: what may be measured.
+            space: what may be measured, with what ``law`` is told of each configuration.
             reference: the job as it stands.
             sampler: who proposes.
-            predict: what ``law`` is told of each configuration.
         """
         self._study, self._space, self._reference = study, space, reference
         self._in_flight: set[str] = set()
         self._needs_guesses = sampler != "law"
         if sampler == "law":
-            study.use(sampler, space.sampler(study, predict))
+            study.use(sampler, space.sampler(study))
         else:
             study.use(sampler, build_sampler(sampler, study.record.seed, study.num_asked))
 
@@ -144,7 +198,7 @@ class Candidates:
     def next(self) -> Proposal | None:
         """What to measure next; None when every configuration has been measured or is known not to fit."""
         guesses = itertools.chain(self._guesses(), self._neighbours()) if self._needs_guesses else ()
-        for guess in itertools.chain(self._study.lost, guesses):
+        for guess in itertools.chain(self._study.lost, map(self._space.decided, guesses)):
             if self._is_new(guess):
                 return self._ask_for(guess)
         for _ in range(_PATIENCE if self._space.distributions else 0):
@@ -175,7 +229,7 @@ class Candidates:
             }
             combination = self._reference.model_copy(update=promising)
             yield combination
-            first = self._measured(combination)
+            first = self._measured(self._space.decided(combination))
             if first is None or not first.verdict.over_memory:
                 return
             yield from self._bisect(combination)
@@ -188,7 +242,7 @@ class Candidates:
         usable = [row for row in self._study.tried if row.verdict.feasible]
         if not usable or len(self._study.tried) >= _NUM_NEIGHBOURS:
             return
-        best = max(usable, key=lambda row: row.verdict.log_speed or 0.0).settings
+        best = self._space.in_words(max(usable, key=lambda row: row.verdict.log_speed or 0.0).settings)
         is_largest = best.batch == self._space.choices.get("batch", (best.batch,))[-1]
         rng = random.Random(f"{self._study.record.seed}:{len(self._study.tried)}")
         for name, row in rng.sample(list(self._space.choices.items()), len(self._space.choices)):
@@ -200,7 +254,7 @@ class Candidates:
         batches = self._space.choices.get("batch", ())
         fits, over = -1, len(batches)
         for index, batch in enumerate(batches):
-            known = self._measured(combination.model_copy(update={"batch": batch}))
+            known = self._measured(self._space.decided(combination.model_copy(update={"batch": batch})))
             if known is not None and known.verdict.over_memory:
                 over = min(over, index)
             elif known is not None:

@@ -87,7 +87,7 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     for row in space.unavailable(session.facts):
         session.warn(f"--space: {row.technique} {row.setting.model_dump_json(exclude_defaults=True)}: {row.reason}.")
     reference = reference_settings(session.facts)
-    configurations = ConfigurationSpace(space.choices(session.facts), reference)
+    configurations = ConfigurationSpace(space.choices(session.facts), reference, session.facts.num_blocks)
     size = configurations.num_configurations
     num_trials = min(session.options.trials, size)
     session.observe(SearchStarted(session.study.name, size, num_trials, tuple(_earlier(session))))
@@ -108,8 +108,9 @@ def _search(session: Session, space: SearchSpace) -> Plan:
 
 def _candidates(session: Session, space: ConfigurationSpace) -> Candidates:
     name = session.options.sampler
-    predict = foresee(session, space) if name == "law" and not session.stop.is_set() else lambda settings: None
-    return Candidates(session.study, space, session.reference_settings, name, predict)
+    if (name == "law" or space.is_open) and not session.stop.is_set():
+        space = space.foretold(foresee(session, space))
+    return Candidates(session.study, space, session.reference_settings, name)
 
 
 def _earlier(session: Session) -> Iterator[TrialEnded]:

@@ -13,6 +13,7 @@ from ..estimate import Estimate, EstimateOptions
 from ..plan import Budget, Plan
 from ..search_spaces import load_space
 from ..techniques import Device, Facts, Settings, Technique
+from ..techniques.checkpointing import Checkpointing
 from ..units import ceil_mib, format_bytes
 from ..workers import Estimated, Executor, Failed, Outcome, TrialRequest
 from ..workers.environment import own_thread_variables
@@ -128,9 +129,12 @@ def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts 
     limit_bytes = what.limit_bytes or facts.device.memory_bytes
     asked = _options(what, facts, limit_bytes)
     found: list[Combination] = []
-    for settings in _combinations(space.choices(facts)):
+    choices = space.choices(facts)
+    may_choose = any(choice.model_dump(exclude_defaults=True) for choice in choices.get("checkpointing", ()))
+    for settings in _combinations(choices):
         name = f"estimate-{len(found) + 1}"
-        request = _request(name, what, settings, asked, pace.deadline_s(0.0, spare_finalists=False))
+        wanted = asked.model_copy(update={"choose_blocks": may_choose and not found})
+        request = _request(name, what, settings, wanted, pace.deadline_s(0.0, spare_finalists=False))
         one = Combination(settings, executor.ask(request))
         if not found:
             _check_base(one.outcome, what)
@@ -167,7 +171,7 @@ def _combinations(choices: dict[str, tuple[Technique, ...]]) -> Iterator[Setting
     second lies between. Of precisions, those that change what a tensor takes."""
     rows: list[tuple[Technique, ...]] = []
     for name in _CHANGE_MEMORY:
-        row = choices.get(name, ())
+        row = [Checkpointing(kind="blocks") if _is_open(one) else one for one in choices.get(name, ())]
         stock = [one for one in row if not one.model_dump(exclude_defaults=True)]
         others = [one for one in row if one not in stock and getattr(one, "kind", None) not in ("tf32", "fp16")]
         rows.append((*stock, *(others[:1] if name == "checkpointing" else others)))
@@ -175,6 +179,10 @@ def _combinations(choices: dict[str, tuple[Technique, ...]]) -> Iterator[Setting
     yield from sorted(
         dict.fromkeys([Settings(), *together]), key=lambda one: len(one.model_dump(exclude_defaults=True))
     )
+
+
+def _is_open(technique: Technique) -> bool:
+    return isinstance(technique, Checkpointing) and technique.is_open
 
 
 def _request(

@@ -29,6 +29,13 @@ def foresee(session: Session, space: ConfigurationSpace) -> Predict:
     session.observe(PredictionStarted(len(every)))
     known = _ask(session, every)
     session.observe(PredictionEnded(len(known), len(every)))
+    left_open = [known.get(settings.canonical()) for settings in every if settings.checkpointing.is_open]
+    missing = sum(found is None or found.blocks is None for found in left_open)
+    if missing and not session.stop.is_set():
+        session.warn(
+            "--space: checkpointing: kind chosen: which blocks to recompute could not be chosen for "
+            f"{missing} of {len(left_open)} configurations: there, all are."
+        )
     return lambda settings: known.get(_key(settings).canonical())
 
 

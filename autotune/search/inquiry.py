@@ -64,7 +64,9 @@ class Inquiry:
         )
 
     def predict_request(self, every: Sequence[Settings], most_s: float | None, deadline_s: float) -> TrialRequest:
-        """What is known of configurations before they are measured."""
+        """What is known of configurations before they are measured; where it is open which blocks are recomputed, they
+        are chosen for the budget or, without one, for all of the device's memory."""
+        limit_bytes = self.budget.limit or self.facts.device.memory_bytes
         return TrialRequest(
             id="predict",
             task=os.path.abspath(self.task),
@@ -74,6 +76,7 @@ class Inquiry:
             predict=PredictOptions(
                 settings=tuple(every),
                 target=self.facts.device.type,
+                limit_bytes=int(limit_bytes / (1 + self.budget.margin)),
                 largest_of=LARGEST_OF if self.facts.shapes_vary else None,
                 most_s=most_s,
             ),

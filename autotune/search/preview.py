@@ -45,6 +45,6 @@ def preview(options: SearchOptions, executor: Executor) -> Preview:
     space = load_space(options.space)
     facts = inspect(options, executor, pace)
     choices = space.choices(facts)
-    size = ConfigurationSpace(choices, reference_settings(facts)).num_configurations
+    size = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks).num_configurations
     num_trials = min(options.trials, size)
     return Preview(facts, choices, space.unavailable(facts), size, num_trials, pace.estimate_s(num_trials))

@@ -18,15 +18,20 @@ from .facts import Facts
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Checkpointing", "find_blocks"]
+__all__ = ["OPEN", "Checkpointing", "find_blocks"]
 
+OPEN = (
+    "checkpointing: blocks: kind chosen needs the number of at least one block, but got none. "
+    "Use {kind: chosen, blocks: [0]} for the first, or kind: none; only in a search space are they left out."
+)
+"""Why a setting whose blocks are left to a search cannot be applied."""
 _COVERAGE = 0.8
 """Share of the outer blocks' parameters that inner blocks must hold to be chosen instead: the blocks of a stage do,
 the heads of an attention layer do not."""
 
 
 class Checkpointing(Technique):
-    """Recompute some of the model's repeated blocks, non-reentrant: every k-th, or those that are named.
+    """Recompute some of the model's repeated blocks, non-reentrant: every k-th, or those that are named or chosen.
 
     Source: Chen et al. 2016, arXiv:1604.06174; https://docs.pytorch.org/docs/stable/checkpoint.html
     """
@@ -39,7 +44,8 @@ class Checkpointing(Technique):
     every: PositiveInt = 1
     """Of kind ``blocks``: recompute the first of each ``every`` blocks; 1 is all of them."""
     blocks: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
-    """Of kind ``chosen``: numbers of the blocks to recompute, from 0 in the model's order; ascending, each once."""
+    """Of kind ``chosen``: numbers of the blocks to recompute, from 0 in the model's order; ascending, each once. A
+    search space may leave them out: the search then chooses them for each batch."""
 
     @model_validator(mode="after")
     def _check_every(self) -> Checkpointing:
@@ -54,11 +60,6 @@ class Checkpointing(Technique):
         numbers = list(self.blocks)
         if self.kind != "chosen" and numbers:
             raise ValueError(f"blocks: kind {self.kind} names no blocks, but got {numbers}. Use kind: chosen.")
-        if self.kind == "chosen" and not numbers:
-            raise ValueError(
-                "blocks: kind chosen needs the number of at least one block, but got none. "
-                "Use {kind: chosen, blocks: [0]} for the first, or kind: none."
-            )
         if any(after <= before for before, after in itertools.pairwise(numbers)):
             raise ValueError(f"blocks: must ascend, each once, but got {numbers}. Use {sorted(set(numbers))}.")
         return self
@@ -69,9 +70,25 @@ class Checkpointing(Technique):
         steps = [every for every in (1, 2, 3, 4) if every <= facts.num_blocks]
         return (cls(), *(cls(kind="blocks", every=every) for every in steps))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a search is to choose the blocks; such a setting cannot be applied."""
+        return self.kind == "chosen" and not self.blocks
+
+    @classmethod
+    def of(cls, blocks: tuple[int, ...], num_blocks: int) -> Checkpointing:
+        """The setting that recomputes these of so many blocks, ascending."""
+        if not blocks:
+            return cls()
+        return cls(kind="blocks") if len(blocks) == num_blocks else cls(kind="chosen", blocks=blocks)
+
+    def numbers(self, num_blocks: int) -> tuple[int, ...]:
+        """Which of so many blocks are recomputed."""
+        return tuple(range(num_blocks))[:: self.every] if self.kind == "blocks" else self.blocks
+
     def unavailable(self, facts: Facts) -> str | None:
         """There must be enough blocks."""
-        if self.kind == "blocks" and self.every > facts.num_blocks:
+        if self.kind != "none" and self.every > facts.num_blocks:
             return f"the model has {facts.num_blocks} blocks"
         if beyond := self._beyond(facts.num_blocks):
             return f"the model has {facts.num_blocks} blocks, numbered from 0, and no {beyond}"
@@ -81,7 +98,7 @@ class Checkpointing(Technique):
         """Give the chosen blocks a forward that checkpoints; parameters, hooks and ``state_dict`` keys stay.
 
         Raises:
-            PlanError: ``every`` exceeds the number of blocks, or one of ``blocks`` is beyond them.
+            PlanError: ``every`` exceeds the number of blocks, one of ``blocks`` is beyond them, or it has none.
         """
         _keep_everything(model)
         for block in self._recomputed(blocks):
@@ -103,7 +120,9 @@ class Checkpointing(Technique):
                 f"settings.checkpointing.blocks: must be numbers of the model's {len(blocks)} blocks, "
                 f"but got {beyond}. Use 0 to {len(blocks) - 1}, or kind: none."
             )
-        return [blocks[number] for number in self.blocks] if self.kind == "chosen" else blocks[:: self.every]
+        if self.is_open:
+            raise PlanError(f"settings: {OPEN}")
+        return [blocks[number] for number in self.numbers(len(blocks))]
 
     def _beyond(self, num_blocks: int) -> str:
         """Numbers that no block has, for people."""

@@ -114,7 +114,12 @@ class _Recorder:
         self._executor, self._trial_time_s = executor, trial_time_s
         facts = facts.model_copy(update={"effective_batch_held": False})  # any batch: a table holds no optimization
         self._inquiry = Inquiry(task, 0, Budget(limit=None, device=device), facts)
-        self._space = ConfigurationSpace(load_space(space).choices(facts), reference_settings(facts))
+        self._space = ConfigurationSpace(load_space(space).choices(facts), reference_settings(facts), facts.num_blocks)
+        if self._space.is_open:
+            sys.exit(
+                f"{space}: checkpointing: a table is replayed at several budgets, and which blocks {{kind: chosen}} "
+                "recomputes depends on the budget. Name them: {kind: chosen, blocks: [0]}."
+            )
 
     def predict(self, table: _Table) -> None:
         """What the laws say of each configuration, where the table does not have it yet."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 
 from autotune.techniques import Settings
+from autotune.techniques.checkpointing import Checkpointing
 
 from .problem import Problem, Result, micro_batch
 
@@ -44,8 +46,9 @@ def paddle(problem: Problem, seed: int) -> Play:
     rest = [name for name in problem.choices if name not in ("batch", "checkpointing")]
     names = [*random.Random(seed).sample(rest, len(rest)), "checkpointing", "batch"]
     history: list[Result] = []
+    num_blocks = _num_blocks(problem)
     for settings in _product(problem, problem.settings[0], [name for name in names if name in problem.choices], -1):
-        if not any(_rules_out(known, settings) for known in history):
+        if not any(_rules_out(known, settings, num_blocks) for known in history):
             history.append((yield settings))
     return None
 
@@ -61,7 +64,7 @@ def deepspeed(problem: Problem, seed: int) -> Play:
     seen: dict[Settings, Result] = {}
     largest, fastest = 0, float("-inf")
     stages = problem.choices.get("checkpointing", [problem.settings[0].checkpointing])
-    for stage in sorted(stages, key=_freed):
+    for stage in sorted(stages, key=partial(_freed, num_blocks=_num_blocks(problem))):
         combination = _defaults(problem).model_copy(update={"checkpointing": stage})
         yield from _double(problem, combination, seen, _PLATEAU)
         fits = [each for each in problem.ladders.get(combination, []) if _fits(seen.get(each))]
@@ -140,9 +143,16 @@ def _defaults(problem: Problem) -> Settings:
     return min(problem.ladders, key=lambda each: len(each.model_dump(exclude_defaults=True)))
 
 
-def _freed(stage: object) -> float:
-    """How much a choice of checkpointing frees, for the order: nothing, every k-th block, every block."""
-    return 0.0 if getattr(stage, "kind", "none") == "none" else 1 / getattr(stage, "every", 1)
+def _freed(stage: Checkpointing, num_blocks: int) -> float:
+    """How much a choice of checkpointing frees, for the order: nothing, some blocks, every block."""
+    if stage.kind == "chosen":
+        return len(stage.blocks) / num_blocks
+    return 0.0 if stage.kind == "none" else 1 / stage.every
+
+
+def _num_blocks(problem: Problem) -> int:
+    """That the table's choices of blocks tell of."""
+    return 1 + max((number for each in problem.settings for number in each.checkpointing.blocks), default=0)
 
 
 def _fits(result: Result | None) -> bool:
@@ -154,13 +164,13 @@ def _fastest(seen: Mapping[Settings, Result]) -> float:
     return max(speeds, default=float("-inf"))
 
 
-def _rules_out(known: Result, settings: Settings) -> bool:
+def _rules_out(known: Result, settings: Settings, num_blocks: int) -> bool:
     """Whether a trial makes a configuration needless, that is equal but for the batch, or but for recomputation."""
     done = known.settings
     larger = micro_batch(settings) - micro_batch(done)
     if larger and done.model_copy(update={"batch": settings.batch}) == settings:
         return larger > 0 if known.verdict.over_memory else larger < 0
-    freed = _freed(settings.checkpointing) - _freed(done.checkpointing)
+    freed = _freed(settings.checkpointing, num_blocks) - _freed(done.checkpointing, num_blocks)
     if freed and done.model_copy(update={"checkpointing": settings.checkpointing}) == settings:
         return freed < 0 if known.verdict.over_memory else freed > 0
     return False
