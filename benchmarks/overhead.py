@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from autotune.commands import Where
 from autotune.search.driver import search
-from autotune.search.events import Event, SearchStarted, Stopped, TrialEnded
+from autotune.search.events import Event, PredictionEnded, SearchStarted, Stopped, TrialEnded
 from autotune.search.options import SearchOptions
 from autotune.workers import Measured
 
@@ -69,7 +69,7 @@ def measure_overhead(
             row = {"executor": executor, "trial": event.number, "first": allocator not in seen}
             rows.append({**row, "overhead_s": round(overhead, 4), "phases_s": phases})
             seen.add(allocator)
-        if isinstance(event, SearchStarted | TrialEnded):
+        if isinstance(event, SearchStarted | PredictionEnded | TrialEnded):
             since = now
         if isinstance(event, Stopped):
             stop.set()  # the finalists are another matter

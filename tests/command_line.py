@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -46,6 +47,7 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_heed_signals,
         )
 
     def read_until(self, words: str) -> str:
@@ -76,6 +78,12 @@ def start(*arguments: str | Path, cwd: Path, **extra: str) -> Running:
 def autotune(*arguments: str | Path, cwd: Path, timeout_s: float = 120, **extra: str) -> Ended:
     """Run ``autotune`` to its end; ``extra`` adds environment variables."""
     return Running(arguments, cwd, extra).finish(timeout_s)
+
+
+def _heed_signals() -> None:
+    """A shell has what it runs in the background ignore Ctrl-C, and its children inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def marked_processes(mark: str) -> list[int]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from command_line import PROGRAM, Ended, autotune, environment, start
+from command_line import PROGRAM, Ended, Running, autotune, environment, start
 
 from autotune.plan import Plan, load_plan
 
@@ -322,7 +322,8 @@ def test_ctrl_c_before_anything_was_measured_writes_nothing_and_keeps_the_study(
     assert "--resume" in ended.stderr
 
 
-def test_ctrl_c_twice_ends_a_trial_that_hangs(folder):
+def hanging(folder: Path) -> Running:
+    """A search whose first trial after the reference hangs."""
     hang = folder / "hang"
     (folder / "hangs.py").write_text(
         "import threading, pathlib, healthy\nfrom healthy import *\n"
@@ -333,6 +334,11 @@ def test_ctrl_c_twice_ends_a_trial_that_hangs(folder):
     running = start("search", "hangs.py", *QUICK, "--trials", "20", cwd=folder)
     running.read_until("trial 1 starts")
     hang.touch()
+    return running
+
+
+def test_ctrl_c_twice_ends_a_trial_that_hangs(folder):
+    running = hanging(folder)
     running.process.send_signal(signal.SIGINT)
     running.read_until("Ctrl-C again stops at once")
     running.process.send_signal(signal.SIGINT)
@@ -381,9 +387,9 @@ def test_a_study_file_that_another_program_has_locked(folder):
 
 
 def test_a_study_that_another_search_holds(folder):
-    first = start("search", "healthy.py", *QUICK, "--trials", "20", cwd=folder)
-    first.read_until("trial 1 starts")
-    second = search(folder, "healthy.py")
+    first = hanging(folder)
+    second = search(folder, "healthy.py", "--storage", "sqlite:///.autotune/hangs.db")
+    first.process.send_signal(signal.SIGINT)
     first.process.send_signal(signal.SIGINT)
     first.finish()
     assert_refused(second, str(first.process.pid))
