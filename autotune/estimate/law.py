@@ -161,9 +161,14 @@ def memory_law(
     def rehearse(batch: int) -> Rehearsed:
         return rehearsal.step(batch, accumulates)
 
-    laws = (MemoryLaw(_three(*map(rehearse, batches)), rehearse, batches) for batches in (BATCHES, _LARGER))
-    first = next(laws)
-    return first if not first.is_traced_at_each_batch else next(laws)
+    def of(batches: tuple[int, int, int]) -> MemoryLaw:
+        return MemoryLaw(_three(*map(rehearse, batches)), rehearse, batches)
+
+    if corresponds(rehearse(BATCHES[0]), rehearse(BATCHES[-1])):  # or there is no need for the one between
+        first = of(BATCHES)
+        if not first.is_traced_at_each_batch:
+            return first
+    return of(_LARGER)
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int | None:
