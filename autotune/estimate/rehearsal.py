@@ -22,7 +22,6 @@ from ..apply_plan import apply, build_loader
 from ..loader import Loader, Position, tensors_in
 from ..measure.allocations import Phase, Trace
 from ..measure.tracer import Sees, Shows, Tracer
-from ..measure.watch import Watch
 from ..plan import Plan
 from ..task import Task
 from ..techniques.batch import Batch
@@ -32,11 +31,15 @@ from .kernels import Kernel
 from .scratch import kernel_of
 from .work import Work, WorkCounter
 
-__all__ = ["Rehearsal", "Rehearsed", "Untraceable"]
+__all__ = ["Rehearsal", "Rehearsed", "Unlike", "Untraceable"]
 
 
 class Untraceable(Exception):
     """A training cannot run over tensors without values; the message says where it asked for one."""
+
+
+class Unlike(Exception):
+    """A step that allocates otherwise than it was to was given up after its forward."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,16 @@ class Rehearsal:
         except Exception as error:
             raise _untraceable("its model or optimizer cannot be copied", error) from error
 
-    def step(self, micro: int, accumulates: bool = False) -> Rehearsed:
+    def step(self, micro: int, accumulates: bool = False, num_forward: int | None = None) -> Rehearsed:
         """The allocations of a steady optimizer step.
 
         Args:
             micro: samples in one forward pass, >= 1.
             accumulates: trace two micro-batches, the second of which finds gradients; further ones are like it.
+            num_forward: what the first forward is to allocate; None goes on whatever it does.
 
         Raises:
+            Unlike: the first forward makes more or fewer allocations than that.
             Untraceable: the model, the loss or backward asks for a value.
         """
         training = self._training(Batch(micro=micro, accumulate=2 if accumulates else 1))
@@ -105,7 +110,7 @@ class Rehearsal:
                 work = WorkCounter()
                 model, optimizer, device = training.model, training.optimizer, training.device
                 tracer = Tracer(model, optimizer, device, True, scratch_of, work, self._shows())
-                idle = self._step(training, tracer, batch)
+                idle = self._step(training, tracer, batch, num_forward)
                 if not idle:
                     break
                 for parameter in idle:  # no step gives it a gradient: the optimizer knows nothing of it
@@ -152,7 +157,7 @@ class Rehearsal:
         except Exception:  # noqa: BLE001 - a user's function may raise anything over tensors without values
             return self._copied(collate([self._sample] * micro))
 
-    def _step(self, training: Training, watch: Watch, batch: Any) -> list[Tensor]:
+    def _step(self, training: Training, watch: Tracer, batch: Any, num_forward: int | None = None) -> list[Tensor]:
         """Run an optimizer step; returns parameters that were given optimizer state, but got no gradient."""
         num_micro = training.batch.accumulate
         with self._guard(), watch:
@@ -162,6 +167,8 @@ class Rehearsal:
                 training.loader.position = Position(training.batch.micro, number == num_micro - 1, number == 0)
                 with watch.phase("forward"), training.forward_context():
                     loss = self._task.compute_loss(training.model, arrived)
+                if number == 0 and num_forward not in (None, watch.num_forward):
+                    raise Unlike
                 with watch.phase("backward", loss):
                     training.backward(loss)
             idle = [parameter for parameter in self._given or () if parameter.grad is None]
@@ -224,6 +231,8 @@ def _due_to_missing_values() -> Iterator[None]:
     """Whatever a step raises over tensors without values: there is no telling."""
     try:
         yield
+    except Unlike:
+        raise
     except Exception as error:
         raise _untraceable("its step asks for what tensors without values do not have", error) from error
 

@@ -114,6 +114,11 @@ class Tracer(Watch):
         """Names of the modules that ran, in forward order."""
         return tuple(self._where.order)
 
+    @property
+    def num_forward(self) -> int:
+        """Allocations so far that a forward has made."""
+        return sum(made.phase == "forward" for made in self._storages)
+
     def batch(self, batch: Any) -> None:
         """Note a micro-batch that has arrived."""
         self._phase = "forward"
