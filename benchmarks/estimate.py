@@ -50,9 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=(*DEVELOPED_ON, *HELD_OUT), action="append", help="these alone")
     parser.add_argument("--probed", action="store_true", help="by the peaks of real steps, not by tracing")
+    parser.add_argument("--law-only", action="store_true", help="the time that each law takes; nothing is measured")
     parser.add_argument("--batch", type=int, action="append", help="micro-batches; default: 6 and 20")
     arguments = parser.parse_args()
     rows: list[Row] = []
+    if arguments.law_only:
+        _time_laws(arguments.model or ["gpt2"])
+        return
     for name in arguments.model or (*DEVELOPED_ON, *HELD_OUT):
         for row in _rows(name, arguments.batch or [6, 20], arguments.probed):
             print(_line(row), flush=True)
@@ -72,6 +76,17 @@ def _rows(name: str, batches: list[int], is_probed: bool) -> Iterator[Row]:
         law_s = time.perf_counter() - began_s
         for batch in batches:
             yield _row(name, task, settings.model_copy(update={"batch": Batch(micro=batch)}), law) | {"law_s": law_s}
+
+
+def _time_laws(names: list[str]) -> None:
+    """Print the processor's seconds for the law of each combination, the model's first one left out."""
+    for name in names:
+        task = _task(name)
+        memory_law(_plan(Settings()), task)
+        for settings in _combinations(name):
+            began_s = time.process_time()
+            memory_law(_plan(settings), task)
+            print(f"{name:14}{time.process_time() - began_s:6.2f} s  {settings.canonical()}", flush=True)
 
 
 def _by_peaks(plan: Plan, task: Task) -> ProbedLaw:

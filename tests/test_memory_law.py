@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autotune.estimate.answers import answers
 from autotune.estimate.law import BATCHES, MemoryLaw, Size, memory_law
-from autotune.estimate.rehearsal import Rehearsal, Rehearsed, Untraceable
+from autotune.estimate.rehearsal import Rehearsal, Rehearsed, Unlike, Untraceable
 from autotune.measure.allocations import Allocation, Span, Trace
 from autotune.plan import Plan
 from autotune.task import Task
@@ -176,6 +178,33 @@ def test_a_loop_over_the_batch_is_traced_where_it_is_asked():
     law = law_of(task_of(Sparse))
     assert law.is_traced_at_each_batch
     assert law.peak_bytes(7) > law.peak_bytes(6)
+
+
+def test_a_step_that_allocates_otherwise_is_given_up_before_its_backward():
+    """A forward allocates seven: the batch, two products, what each takes for itself (nothing), tanh and sum."""
+    backwards = []
+
+    def loss(model, batch):
+        found = total(model, batch)
+        found.register_hook(backwards.append)
+        return found
+
+    rehearsal = Rehearsal(plan(), task_of(loss=loss))
+    with pytest.raises(Unlike):
+        rehearsal.step(2, num_forward=6)
+    assert not backwards
+    assert rehearsal.step(2, num_forward=7) == rehearsal.step(2)
+    assert len(backwards) == 2
+
+
+def test_what_an_optimizer_does_in_place_is_told_by_shapes_alone():
+    """A product with a number wants no memory; one with another type does, and torch is asked."""
+    with FakeTensorMode() as fakes, answers("cpu", fakes, is_optimizer=True):
+        x, other = torch.ones(3), torch.ones(3, dtype=torch.float64)
+        assert x.mul_(2).add_(x, alpha=-1) is x
+        assert x.add_(other).dtype == torch.float32
+        with pytest.raises(RuntimeError):
+            x.add_(torch.ones(2, 3))
 
 
 def test_a_model_that_reads_values_says_so():

@@ -8,27 +8,49 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from ..measure.tracer import Sees
+
 __all__ = ["SteadyScaler", "Target", "answers", "choose_as_on_cuda"]
 
 Target = Literal["cpu", "cuda"]
 """The device that is planned for."""
+_DEVICE = torch.ops.prim.device.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_ATTENTION = torch.ops.aten._fused_sdp_choice.default
+_IN_PLACE = frozenset(
+    getattr(getattr(torch.ops.aten, name), kind)
+    for name, kinds in {
+        "add_": ("Tensor", "Scalar"),
+        "mul_": ("Tensor", "Scalar"),
+        "div_": ("Tensor", "Scalar"),
+        "lerp_": ("Scalar",),
+        "addcmul_": ("default",),
+        "addcdiv_": ("default",),
+    }.items()
+    for kind in kinds
+)
+"""What optimizers mostly do."""
 
 
-def answers(target: Target, is_optimizer: bool = False) -> AbstractContextManager[Any]:
+def answers(
+    target: Target, fakes: FakeTensorMode, is_optimizer: bool = False, sees: Sees | None = None
+) -> AbstractContextManager[Any]:
     """In which a part of a step runs over tensors without values.
 
     Args:
         target: whose kernels are thought of.
+        fakes: the mode that the tensors are of.
         is_optimizer: whether it is the optimizer's.
+        sees: is shown each operation.
     """
     stack = ExitStack()
-    stack.enter_context(_Answers(target, is_optimizer))
+    stack.enter_context(_Answers(target, fakes, is_optimizer, sees))
     if target == "cuda":
         stack.enter_context(_Functions())
     return stack
@@ -36,24 +58,48 @@ def answers(target: Target, is_optimizer: bool = False) -> AbstractContextManage
 
 class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers what tensors without values cannot: which attention kernel a device takes, by their shapes; and in the
-    optimizer, whatever value it reads (its number of steps, by which it corrects its averages) is 1."""
+    optimizer, whatever value it reads (its number of steps, by which it corrects its averages) is 1.
 
-    def __init__(self, target: Target, is_optimizer: bool) -> None:
+    A step has thousands of operations, and each mode on the way of one costs as much as the answer. So this is the only
+    one besides torch's, which it hands operations to by itself.
+    """
+
+    def __init__(self, target: Target, fakes: FakeTensorMode, is_optimizer: bool, sees: Sees | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._target = target
+        self._fakes = fakes
         self._is_optimizer = is_optimizer
+        self._sees = sees
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; torch would guard each operation against it."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and self._is_optimizer:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # asked several times for each node of a backward
+            return args[0].device
+        kwargs = kwargs or {}
+        results = self._answer(func, types, args, kwargs)
+        if self._sees is not None:
+            self._sees(func, args, kwargs, results)
+        return results
+
+    def _answer(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is _ITEM and self._is_optimizer:
             dtype = args[0].dtype
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
-        if func is torch.ops.aten._fused_sdp_choice.default:
-            if self._target == "cuda" and not _drops(args, kwargs or {}):
+        if func is _ATTENTION:
+            if self._target == "cuda" and not _drops(args, kwargs):
                 return SDPBackend.FLASH_ATTENTION.value
             with unset_fake_temporarily():
-                args, kwargs = tree_map_only(Tensor, _empty_like, (args, kwargs or {}))
+                args, kwargs = tree_map_only(Tensor, _empty_like, (args, kwargs))
                 return func(*args, **kwargs)
-        return func(*args, **(kwargs or {}))
+        if func in _IN_PLACE and _keeps_first(args, kwargs):
+            return args[0]
+        with unset_fake_temporarily():
+            results = self._fakes.dispatch(func, types, args, kwargs)
+        return func(*args, **kwargs) if results is NotImplemented else results
 
 
 class _Functions(TorchFunctionMode):
@@ -70,6 +116,22 @@ class _Functions(TorchFunctionMode):
             return F.dropout(x, p, training, inplace)
         dropped: Tensor = torch.native_dropout(x, p, True)[0]
         return dropped
+
+
+def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation in place surely returns its first argument: all tensors are of its shape and kind."""
+    first = args[0]
+    if not isinstance(first, FakeTensor) or not first.dtype.is_floating_point:
+        return False
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, Tensor):
+            if not isinstance(one, FakeTensor) or one.constant is not None:
+                return False
+            if one.shape != first.shape or one.dtype != first.dtype or one.layout != torch.strided:
+                return False
+        elif isinstance(one, complex):
+            return False
+    return True
 
 
 def _drops(args: Any, kwargs: dict[str, Any]) -> bool:

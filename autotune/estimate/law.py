@@ -7,6 +7,7 @@ So the sizes are extended, and the step's events replayed. A kernel's scratch ju
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -16,7 +17,7 @@ from ..task import Task
 from .answers import Target
 from .estimated import Interval
 from .kernels import Kernel
-from .rehearsal import Rehearsal, Rehearsed
+from .rehearsal import Rehearsal, Rehearsed, Unlike
 from .work import Work, work_between
 
 __all__ = ["BATCHES", "ERROR", "MemoryLaw", "Size", "corresponds", "largest", "memory_law"]
@@ -161,9 +162,16 @@ def memory_law(
     def rehearse(batch: int) -> Rehearsed:
         return rehearsal.step(batch, accumulates)
 
-    laws = (MemoryLaw(_three(*map(rehearse, batches)), rehearse, batches) for batches in (BATCHES, _LARGER))
-    first = next(laws)
-    return first if not first.is_traced_at_each_batch else next(laws)
+    last = rehearse(BATCHES[-1])
+    num_forward = _num_forward(last.trace)
+    with suppress(Unlike):
+        first = rehearsal.step(BATCHES[0], accumulates, num_forward)
+        if corresponds(first, last):
+            second = rehearsal.step(BATCHES[1], accumulates, num_forward)
+            law = MemoryLaw((first, second, last), rehearse, BATCHES)
+            if not law.is_traced_at_each_batch:
+                return law
+    return MemoryLaw(_three(*map(rehearse, _LARGER)), rehearse, _LARGER)
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int | None:
@@ -186,6 +194,12 @@ def _three(first: Rehearsed, second: Rehearsed, third: Rehearsed) -> tuple[Rehea
 def corresponds(*steps: Rehearsed) -> bool:
     """Whether each allocation of one step is one of every other's, in the same place."""
     return len({_outline(step.trace) for step in steps}) <= 1
+
+
+def _num_forward(trace: Trace) -> int:
+    """Allocations that the first forward makes."""
+    end = next(span.start for span in trace.spans if span.phase == "backward")
+    return sum(one.phase == "forward" and one.born <= end for one in trace.allocations)
 
 
 def _outline(trace: Trace) -> tuple[object, ...]:

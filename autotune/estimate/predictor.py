@@ -9,6 +9,7 @@ from ..measure.allocations import Trace
 from ..plan import Plan
 from ..task import Task
 from ..techniques import Settings
+from ..techniques.allocator import Allocator
 from .baseline import process_interval, resident_bytes
 from .estimated import EstimateOptions, Fit, Interval
 from .law import memory_law
@@ -57,6 +58,7 @@ class Predictor:
         self._plan, self._task, self._options = plan, task, options
         self._found: dict[bool, Found] = {}
         self._fits: dict[int, Fit] = {}
+        self._processes: dict[tuple[int, Allocator], Interval] = {}
         self.whole = options.reference_batch if options.is_held else 2
         """Samples from which on a micro-batch is thought of as a whole optimizer step."""
         self._is_cuda = options.target == "cuda"
@@ -118,6 +120,12 @@ class Predictor:
         Raises:
             Untraceable: this batch had to be traced, and could not be.
         """
+        key = micro, settings.allocator
+        if key not in self._processes:
+            self._processes[key] = self._process(micro, settings)
+        return self._processes[key]
+
+    def _process(self, micro: int, settings: Settings) -> Interval:
         law = self.law(micro).law
         tensors = law.interval(micro)
         at = law.at(micro)

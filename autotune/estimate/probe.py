@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, default_collate
 
 from ..measure.allocations import Phase, Trace
+from ..measure.tracer import Sees
 from ..plan import Plan
 from ..task import Task
 from .answers import Target
@@ -86,7 +87,10 @@ class _Probe(Rehearsal):
     def _context(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def _answers(self, is_optimizer: bool = False) -> AbstractContextManager[Any]:
+    def _shows(self) -> None:
+        return None
+
+    def _answers(self, phase: Phase, sees: Sees | None = None) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def _guard(self) -> AbstractContextManager[Any]:

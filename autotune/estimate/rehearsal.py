@@ -6,6 +6,7 @@ Source: torch's FakeTensorMode, https://docs.pytorch.org/docs/stable/torch.compi
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -20,8 +21,7 @@ from torch.utils.data import IterableDataset, default_collate
 from ..apply_plan import apply, build_loader
 from ..loader import Loader, Position, tensors_in
 from ..measure.allocations import Phase, Trace
-from ..measure.tracer import Tracer
-from ..measure.watch import Watch
+from ..measure.tracer import Sees, Shows, Tracer
 from ..plan import Plan
 from ..task import Task
 from ..techniques.batch import Batch
@@ -31,11 +31,15 @@ from .kernels import Kernel
 from .scratch import kernel_of
 from .work import Work, WorkCounter
 
-__all__ = ["Rehearsal", "Rehearsed", "Untraceable"]
+__all__ = ["Rehearsal", "Rehearsed", "Unlike", "Untraceable"]
 
 
 class Untraceable(Exception):
     """A training cannot run over tensors without values; the message says where it asked for one."""
+
+
+class Unlike(Exception):
+    """A step that allocates otherwise than it was to was given up after its forward."""
 
 
 @dataclass(frozen=True)
@@ -83,29 +87,30 @@ class Rehearsal:
         except Exception as error:
             raise _untraceable("its model or optimizer cannot be copied", error) from error
 
-    def step(self, micro: int, accumulates: bool = False) -> Rehearsed:
+    def step(self, micro: int, accumulates: bool = False, num_forward: int | None = None) -> Rehearsed:
         """The allocations of a steady optimizer step.
 
         Args:
             micro: samples in one forward pass, >= 1.
             accumulates: trace two micro-batches, the second of which finds gradients; further ones are like it.
+            num_forward: what the first forward is to allocate; None goes on whatever it does.
 
         Raises:
+            Unlike: the first forward makes more or fewer allocations than that.
             Untraceable: the model, the loss or backward asks for a value.
         """
         training = self._training(Batch(micro=micro, accumulate=2 if accumulates else 1))
         batch = self._batch(micro)
-        with self._context():
+        with self._context(), _old_objects_left_alone():
             if self._given is None:
                 self._given = self._give_state(training, batch)
             while True:
                 scratch = _Scratch()
                 scratch_of = scratch if self._target == "cpu" else None
                 work = WorkCounter()
-                tracer = Tracer(
-                    training.model, training.optimizer, training.device, scratch_of=scratch_of, sees_work=work
-                )
-                idle = self._step(training, tracer, batch)
+                model, optimizer, device = training.model, training.optimizer, training.device
+                tracer = Tracer(model, optimizer, device, True, scratch_of, work, self._shows())
+                idle = self._step(training, tracer, batch, num_forward)
                 if not idle:
                     break
                 for parameter in idle:  # no step gives it a gradient: the optimizer knows nothing of it
@@ -124,13 +129,14 @@ class Rehearsal:
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         try:
-            with self._answers(is_optimizer=True):
+            with self._answers("optimizer"):
                 self._optimizer.step()
         except Exception:  # noqa: BLE001 - one that wants gradients of a kind, such as sparse ones, has them made
             for parameter in set(self._optimizer.state) - before:
                 del self._optimizer.state[parameter]
             self._optimizer.zero_grad(set_to_none=True)
-            self._step(training, Watch(), batch)
+            tracer = Tracer(training.model, self._optimizer, training.device, shows=self._shows())
+            self._step(training, tracer, batch)
             return set()
         self._optimizer.zero_grad(set_to_none=True)
         return set(self._optimizer.state) - before
@@ -151,7 +157,7 @@ class Rehearsal:
         except Exception:  # noqa: BLE001 - a user's function may raise anything over tensors without values
             return self._copied(collate([self._sample] * micro))
 
-    def _step(self, training: Training, watch: Watch, batch: Any) -> list[Tensor]:
+    def _step(self, training: Training, watch: Tracer, batch: Any, num_forward: int | None = None) -> list[Tensor]:
         """Run an optimizer step; returns parameters that were given optimizer state, but got no gradient."""
         num_micro = training.batch.accumulate
         with self._guard(), watch:
@@ -159,12 +165,14 @@ class Rehearsal:
                 arrived = self._copied(batch)
                 watch.batch(arrived)
                 training.loader.position = Position(training.batch.micro, number == num_micro - 1, number == 0)
-                with self._answers(), watch.phase("forward"), training.forward_context():
+                with watch.phase("forward"), training.forward_context():
                     loss = self._task.compute_loss(training.model, arrived)
-                with self._answers(), watch.phase("backward", loss):
+                if number == 0 and num_forward not in (None, watch.num_forward):
+                    raise Unlike
+                with watch.phase("backward", loss):
                     training.backward(loss)
             idle = [parameter for parameter in self._given or () if parameter.grad is None]
-            with self._answers(is_optimizer=True), watch.phase("optimizer"):
+            with watch.phase("optimizer"):
                 training.optimizer_step()
         return idle
 
@@ -175,8 +183,12 @@ class Rehearsal:
     def _guard(self) -> AbstractContextManager[None]:
         return _due_to_missing_values()
 
-    def _answers(self, is_optimizer: bool = False) -> AbstractContextManager[Any]:
-        return answers(self._target, is_optimizer)
+    def _shows(self) -> Shows | None:
+        """What shows a tracer the operations."""
+        return lambda sees, phase: self._answers(phase, sees)
+
+    def _answers(self, phase: Phase, sees: Sees | None = None) -> AbstractContextManager[Any]:
+        return answers(self._target, self._fakes, phase == "optimizer", sees)
 
     def _copied(self, tree: Any) -> Any:
         with FakeCopyMode(self._fakes):
@@ -205,10 +217,22 @@ def _largest_sample(loader: Loader, largest_of: int) -> Any:
 
 
 @contextmanager
+def _old_objects_left_alone() -> Iterator[None]:
+    """The garbage collector does not look at what is there already: a model's objects took it a tenth of the time."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
 def _due_to_missing_values() -> Iterator[None]:
     """Whatever a step raises over tensors without values: there is no telling."""
     try:
         yield
+    except Unlike:
+        raise
     except Exception as error:
         raise _untraceable("its step asks for what tensors without values do not have", error) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,13 +17,17 @@ from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
 from .watch import Watch
 from .whereabouts import Whereabouts
 
-__all__ = ["ScratchOf", "SeesWork", "Tracer", "tensors_of"]
+__all__ = ["ScratchOf", "Sees", "SeesWork", "Shows", "Tracer", "tensors_of"]
 
 ScratchOf = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None]
 """Of an operation, its arguments and results: bytes that its kernel takes and gives back on its own; None where none
 are known of."""
 SeesWork = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, tuple[str, Phase]], None]
 """Is shown an operation, its arguments and results, and the module and the phase that it ran in."""
+Sees = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+"""Is shown an operation that has just run, its arguments and results."""
+Shows = Callable[[Sees, Phase], AbstractContextManager[Any]]
+"""Makes a context in which every operation of a phase is shown."""
 _LASTING: tuple[Kind, ...] = (
     "other", "temporary", "activation", "batch", "gradient", "optimizer_state", "parameter"
 )  # fmt: skip
@@ -65,6 +69,7 @@ class Tracer(Watch):
         sees_saves: bool = True,
         scratch_of: ScratchOf | None = None,
         sees_work: SeesWork | None = None,
+        shows: Shows | None = None,
     ) -> None:
         """
         Args:
@@ -75,6 +80,7 @@ class Tracer(Watch):
                 leaves behind for kept.
             scratch_of: what kernels take besides; recorded as a temporary that is gone when the operation is.
             sees_work: is shown every operation of the step.
+            shows: what operations are seen by; None is a dispatch mode that does no more.
         """
         self._model = model
         self._optimizer = optimizer
@@ -82,6 +88,7 @@ class Tracer(Watch):
         self._sees_saves = sees_saves
         self._scratch_of = scratch_of
         self._sees_work = sees_work
+        self._shows = shows or _Mode
         self._where = Whereabouts(model)
         self._phase: Phase = "before"
         self._moment = 0
@@ -107,6 +114,11 @@ class Tracer(Watch):
         """Names of the modules that ran, in forward order."""
         return tuple(self._where.order)
 
+    @property
+    def num_forward(self) -> int:
+        """Allocations so far that a forward has made."""
+        return sum(made.phase == "forward" for made in self._storages)
+
     def batch(self, batch: Any) -> None:
         """Note a micro-batch that has arrived."""
         self._phase = "forward"
@@ -122,7 +134,7 @@ class Tracer(Watch):
             self._phase = phase
             self._spans.append(Span(phase, self._moment))
         keeps = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        with keeps if phase == "forward" and self._sees_saves else nullcontext(), _Mode(self):
+        with keeps if phase == "forward" and self._sees_saves else nullcontext(), self._shows(self.see, phase):
             yield
         if phase == "forward" and not self._sees_saves:
             self._keep_all()
@@ -136,27 +148,26 @@ class Tracer(Watch):
         )
         return Trace(tuple(allocations), tuple(self._spans), self._moment + 1)
 
-    def see_scratch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
-        """Note what the kernel of an operation that has just run took for itself."""
-        num_bytes = self._scratch_of(func, args, kwargs, results) if self._scratch_of is not None else None
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
+        """Note an operation that has just run: an argument that nobody made was there before the step."""
+        if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor(...): its argument was made just now
+            for tensor in tensors_of((args, kwargs)):
+                self._note(tensor, "other", OUTSIDE, born=0)
+        for tensor in tensors_of(results):
+            self._note(tensor, "temporary", None)
+        if self._scratch_of is not None:
+            self._note_scratch(self._scratch_of(func, args, kwargs, results))
+        if self._sees_work is not None:
+            self._sees_work(func, args, kwargs, results, self._place())
+
+    def _note_scratch(self, num_bytes: int | None) -> None:
+        """What the kernel of an operation that has just run took for itself."""
         if num_bytes is None:
             return
         module, phase = self._place()
         born, self._moment = self._moment + 1, self._moment + 2
         made = _Storage(len(self._storages), num_bytes, born, module, phase, "temporary", self._moment, is_scratch=True)
         self._storages.append(made)
-
-    def see_work(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
-        """Show an operation that has just run to whoever counts them."""
-        if self._sees_work is not None:
-            self._sees_work(func, args, kwargs, results, self._place())
-
-    def see(self, arguments: Any, results: Any) -> None:
-        """Note an operation's tensors: an argument that nobody made was there before the step."""
-        for tensor in tensors_of(arguments):
-            self._note(tensor, "other", OUTSIDE, born=0)
-        for tensor in tensors_of(results):
-            self._note(tensor, "temporary", None)
 
     def _place(self) -> tuple[str, Phase]:
         """The module at work, and the phase."""
@@ -234,18 +245,15 @@ class Tracer(Watch):
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows each operation to the tracer."""
+    """Shows each operation."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, sees: Sees, phase: Phase) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tracer = tracer
+        self._sees = sees
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        is_literal = func is torch.ops.aten.lift_fresh.default  # torch.tensor(...): its argument was made just now
-        self._tracer.see(() if is_literal else (args, kwargs), results)
-        self._tracer.see_scratch(func, args, kwargs or {}, results)
-        self._tracer.see_work(func, args, kwargs or {}, results)
+        self._sees(func, args, kwargs or {}, results)
         return results
 
 
