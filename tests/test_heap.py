@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from autotune.estimate.heap import Heap
+from autotune.estimate.blocks import replay
+from autotune.estimate.heap import Heap, TensorHeap, resident_peak_bytes
+from autotune.measure.allocations import Allocation, Span, Trace
 from autotune.units import MIB
 
 PAGE = 4096
@@ -64,3 +66,47 @@ def test_no_two_blocks_overlap():
         lying = sorted((block for block in taken if block.address >= 0), key=lambda block: block.address)
         assert all(one.address + one.num_bytes <= two.address for one, two in pairwise(lying))
         assert all((block.address + 16) % 64 == 0 for block in lying)
+
+
+def test_a_small_chunk_takes_part_of_a_hole():
+    """112 bytes of a hole of 1 MiB, of which the rest is too small for what had been there."""
+    heap = Heap()
+    heap.free(heap.allocate(16 * MIB))
+    heap.peak_bytes = 0
+    blocks = [heap.allocate(MIB) for _ in range(2)]
+    heap.free(blocks[0])
+    small = heap.chunk(112)
+    assert small.num_bytes == 112
+    assert small.address == 0
+    heap.allocate(MIB)
+    assert 3 * MIB < heap.peak_bytes < 3 * MIB + PAGE
+
+
+def test_what_comes_with_a_tensor_outlives_it():
+    """Four objects of 48 to 112 bytes each; of 40 tensors' 160, all but 150 go with their tensors."""
+    tensors = TensorHeap()
+    made = [tensors.allocate(1024) for _ in range(40)]
+    assert [block.num_bytes for _, block in made[0][1]] == [48, 112, 64, 48]
+    for tensor in made:
+        tensors.free(tensor)
+    assert len(tensors._left) == 150
+    assert sum(map(len, tensors._cached)) == 10
+
+
+def test_slack_grows_with_the_root_of_the_turnover():
+    """One of 1 MiB made and freed four times keeps what is replayed; sixteen times, twice the slack of its replay."""
+
+    def slack(times: int) -> tuple[int, int]:
+        allocations = tuple(
+            Allocation(number, MIB, 2 * number + 1, 2 * number + 2, "", "forward", "temporary")
+            for number in range(times)
+        )
+        trace = Trace(allocations, (Span("forward", 0),), 2 * times + 1)
+        tensors = TensorHeap()
+        replay(trace, tensors)
+        return resident_peak_bytes(trace) - MIB, tensors.heap.peak_bytes - MIB
+
+    kept, replayed = slack(4)
+    assert kept == replayed > 0
+    kept, replayed = slack(16)
+    assert kept == 2 * replayed

@@ -3,7 +3,7 @@ events of a training, replayed through one."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -39,18 +39,23 @@ class FreeBlocks:
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []
+        self._keys: list[tuple[int, int]] = []
 
     def __iter__(self) -> Iterator[Block]:
         return iter(self._blocks)
 
     def best_fit(self, num_bytes: int) -> Block | None:
         """Take the smallest that is large enough."""
-        at = bisect_left(self._blocks, num_bytes, key=lambda block: block.num_bytes)
-        return self.take(self._blocks[at]) if at < len(self._blocks) else None
+        at = bisect_left(self._keys, (num_bytes,))
+        return self._take(at) if at < len(self._blocks) else None
 
     def take(self, block: Block) -> Block:
         """It is not free any more."""
-        del self._blocks[bisect_left(self._blocks, block.key(), key=Block.key)]
+        return self._take(bisect_left(self._keys, block.key()))
+
+    def _take(self, at: int) -> Block:
+        block = self._blocks.pop(at)
+        del self._keys[at]
         block.is_free = False
         return block
 
@@ -74,7 +79,9 @@ class FreeBlocks:
     def keep(self, block: Block) -> None:
         """It is free."""
         block.is_free = True
-        insort(self._blocks, block, key=Block.key)
+        at = bisect_left(self._keys, block.key())
+        self._keys.insert(at, block.key())
+        self._blocks.insert(at, block)
 
 
 def _merged(first: Block, second: Block) -> Block:

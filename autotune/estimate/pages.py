@@ -1,0 +1,79 @@
+"""``Pages``: what a process keeps resident for a sequence of allocations and frees, by tcmalloc's own rules.
+
+Source: gperftools 2.10: ``PageHeap::New`` (best fit among free runs of pages, the lowest of equals), ``GrowHeap`` (by
+1 MiB at least), ``Delete`` (merging). What is freed stays resident: it is given back to the system too slowly to count.
+"""
+
+from __future__ import annotations
+
+from ..measure.allocations import Trace
+from ..units import MIB
+from .blocks import Block, FreeBlocks, replay, round_up
+
+__all__ = ["Pages", "resident_peak_bytes"]
+
+_PAGE = 8192
+_LARGE = 256 * 1024
+"""kMaxSize: what is at most this lies in spans of its size's own, which serve it again."""
+_GROWTH = MIB
+"""kMinSystemAlloc."""
+_SMALL = -1
+"""For an address: in such a span."""
+
+
+class Pages:
+    """The page heap, and small objects beside it."""
+
+    def __init__(self) -> None:
+        self._free = FreeBlocks()
+        self._last: Block | None = None
+        self._end = self._small = self._most_small = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most that was resident."""
+        return self._end + self._most_small
+
+    def allocate(self, num_bytes: int) -> Block | None:
+        """A run of pages, or a small object; None for nothing."""
+        if num_bytes <= 0:
+            return None
+        if num_bytes <= _LARGE:
+            self._small += num_bytes
+            self._most_small = max(self._most_small, self._small)
+            return Block(_SMALL, num_bytes)
+        wanted = round_up(num_bytes, _PAGE)
+        block = self._free.best_fit(wanted) or self._grow(wanted)
+        if block.num_bytes > wanted:
+            rest = self._free.split(block, wanted)
+            if self._last is block:
+                self._last = rest
+        return block
+
+    def free(self, block: Block | None) -> None:
+        """Give a block back."""
+        if block is None:
+            return
+        if block.address == _SMALL:
+            self._small -= block.num_bytes
+            return
+        block = self._free.merge(block)
+        if block.after is None:
+            self._last = block
+        self._free.keep(block)
+
+    def _grow(self, wanted: int) -> Block:
+        """As much as is missing altogether: a free run at the end is merged with it, and not counted before."""
+        block = Block(self._end, max(wanted, _GROWTH), self._last)
+        if self._last is not None:
+            self._last.after = block
+        self._end += block.num_bytes
+        self._last = self._free.merge(block)
+        return self._last
+
+
+def resident_peak_bytes(trace: Trace) -> int:
+    """What tcmalloc keeps resident at most for a training whose steady step this is."""
+    pages = Pages()
+    replay(trace, pages)
+    return pages.peak_bytes
