@@ -38,8 +38,8 @@ is had before the data, the others after. Of these sizes a logged training's sma
 _LATER = 150
 """So many of them outlive their tensors, in the graph and in Python, and go in no order."""
 _TURNOVER = 4.0
-"""How often a step makes as many bytes as are alive at its peak where the replayed slack is right: what is measured
-grows about with the root of it. Four trainings, 248 configurations."""
+"""How often a micro-batch makes as many bytes as are alive at the peak where the replayed slack is right: what is
+measured grows about with the root of it. Four trainings, 248 configurations."""
 _CACHED = 7
 """TCACHE_FILL_COUNT: so many freed chunks of each size are kept for the next, and not merged."""
 
@@ -181,5 +181,6 @@ def resident_peak_bytes(trace: Trace) -> int:
     tensors = TensorHeap()
     replay(trace, tensors)
     least = trace.peak_bytes()
-    turnover = sum(one.num_bytes for one in trace.allocations if one.born > 0) / max(1, least)
+    passes = sum(span.phase == "forward" for span in trace.spans)
+    turnover = sum(one.num_bytes for one in trace.allocations if one.born > 0) / max(1, passes * least)
     return least + round(max(0, tensors.heap.peak_bytes - least) * math.sqrt(turnover / _TURNOVER))
