@@ -18,10 +18,11 @@ __all__ = ["process_interval", "resident_bytes"]
 
 _SLACK = {"system": (-0.25, 0.0, 0.5), "tcmalloc": (-0.2, 0.0, 0.3), "jemalloc": (0.0, 0.05, 0.1)}
 """By allocator, what it keeps beyond what is reckoned, as a share of it: seldom less, usual, seldom more. Set by the
-tables in ``benchmarks/replay/tables`` and 56 glibc trials of the two that have none; jemalloc's is a guess."""
+tables in ``benchmarks/replay/tables`` and by ``benchmarks/results/glibc-peaks-cpu.jsonl``; jemalloc's is
+a guess."""
 _BESIDE_BYTES = 5 * MIB
-"""What the process of a training takes that :func:`resident_bytes` has not met, by the smallest configurations of those
-tables, at the median: pages of other kernels, the loader's and the measuring code's objects."""
+"""What trials were charged beyond :func:`resident_bytes` and what malloc is reckoned to keep, by the configurations of
+those tables whose tensors are small, at the median. What it consists of was not looked into."""
 _WORKER_BYTES = 36 * MIB
 """Private pages of a loader worker, at the median of the table of ``unet_denoise``."""
 
