@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 __all__ = ["cheapest"]
 
@@ -38,6 +37,8 @@ def cheapest(
         one of fewer and of earlier things. Rows hold within a millionth of the largest number in them. None where no
         set fits, or none was found.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # tens of MiB, which would count as a trial's own
+
     rows, bounds = np.asarray(changes, float), np.asarray(room, float)
     scale = max(np.abs(rows).max(initial=0.0), np.abs(bounds).max(initial=0.0), 1.0)
     constraints = [LinearConstraint(rows / scale, ub=bounds / scale)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..estimate import Prediction
 from ..techniques import Settings
+from ..techniques.data_loading import DataLoading
 from ..workers import Predicted
 from .candidates import ConfigurationSpace, Predict
 from .events import PredictionEnded, PredictionStarted
@@ -18,9 +19,6 @@ _EVIDENCE = "predicted"
 """The study's key for it."""
 _PART = 0.1
 """Of ``--max-time``, at most so much goes into predictions; the combinations with the fewest changes come first."""
-_STOCK = {name: getattr(Settings(), name) for name in ("data_loading", "optimizer")}
-"""Techniques that predictions are not told of: loader workers come on top, and how the optimizer is implemented shows
-for a moment at the end of a step. Trials teach what they add."""
 
 
 def foresee(session: Session, space: ConfigurationSpace) -> Predict:
@@ -58,5 +56,7 @@ def _ask(session: Session, every: Sequence[Settings]) -> dict[str, Prediction]:
 
 
 def _key(settings: Settings) -> Settings:
-    """Configurations that predictions do not tell apart are one."""
-    return settings.model_copy(update=_STOCK)
+    """Configurations that predictions do not tell apart are one: of data loading they know the number of workers, and
+    how the optimizer is implemented shows for a moment at the end of a step."""
+    data_loading = DataLoading(num_workers=settings.data_loading.num_workers or None)
+    return settings.model_copy(update={"data_loading": data_loading, "optimizer": Settings().optimizer})
