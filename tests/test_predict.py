@@ -53,6 +53,14 @@ def test_accumulation_multiplies_no_work():
     assert whole.flops_per_sample == split.flops_per_sample == 128
 
 
+def test_loader_workers_come_on_top():
+    """As many MiB for each, whoever is asked for first."""
+    first, none, second = predicted(
+        settings(2, data_loading={"num_workers": 1}), settings(2), settings(2, data_loading={"num_workers": 2})
+    )
+    assert [first.peak_bytes - none.peak_bytes, second.peak_bytes - none.peak_bytes] == [36 * 2**20, 72 * 2**20]
+
+
 def test_recomputing_adds_one_forward():
     """The product of the forward, once more: 3/2 of the operations."""
 

@@ -14,7 +14,7 @@ from ..units import MIB
 from . import heap, pages
 from .estimated import Interval
 
-__all__ = ["process_interval", "resident_bytes"]
+__all__ = ["process_interval", "resident_bytes", "workers_bytes"]
 
 _SLACK = {"system": (-0.25, 0.0, 0.5), "tcmalloc": (-0.2, 0.0, 0.3), "jemalloc": (0.0, 0.05, 0.1)}
 """By allocator, what it keeps beyond what is reckoned, as a share of it: seldom less, usual, seldom more. Set by the
@@ -66,7 +66,7 @@ def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings:
     """What the process is charged at its peak.
 
     Args:
-        base_bytes: without the tensors.
+        base_bytes: without the tensors; loader workers come on top.
         trace: a step; where its peak is another than the tensors', what malloc adds is taken in proportion.
         tensors: at their peak.
         settings: whose allocator it is.
@@ -74,7 +74,12 @@ def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings:
     kind = settings.allocator.kind if settings.allocator.kind in _SLACK else "system"
     resident = {"system": heap.resident_peak_bytes, "tcmalloc": pages.resident_peak_bytes}.get(kind, Trace.peak_bytes)
     added = resident(trace) / trace.peak_bytes()
-    beside = base_bytes + _BESIDE_BYTES + (settings.data_loading.num_workers or 0) * _WORKER_BYTES
+    beside = base_bytes + _BESIDE_BYTES
     parts = zip((tensors.low, tensors.value, tensors.high), _SLACK[kind], strict=True)
     low, value, high = (beside + round(part * added * (1 + share)) for part, share in parts)
     return Interval(low=low, value=value, high=high)
+
+
+def workers_bytes(settings: Settings) -> int:
+    """What loader workers are charged on top."""
+    return (settings.data_loading.num_workers or 0) * _WORKER_BYTES

@@ -31,6 +31,10 @@ class Interval(_Frozen):
         """A value that may be off by a share of itself, either way."""
         return cls(low=round(value * (1 - error)), value=value, high=round(value * (1 + error)))
 
+    def plus(self, num_bytes: int) -> Interval:
+        """With something on top that is known."""
+        return Interval(low=self.low + num_bytes, value=self.value + num_bytes, high=self.high + num_bytes)
+
 
 class EstimateOptions(_Frozen):
     """For which device, and how large a batch is worth an answer."""

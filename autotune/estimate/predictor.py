@@ -10,7 +10,7 @@ from ..plan import Plan
 from ..task import Task
 from ..techniques import Settings
 from ..techniques.allocator import Allocator
-from .baseline import process_interval, resident_bytes
+from .baseline import process_interval, resident_bytes, workers_bytes
 from .estimated import EstimateOptions, Fit, Interval
 from .law import memory_law
 from .probe import ProbedLaw, probed_law
@@ -115,7 +115,7 @@ class Predictor:
         return -(-self._options.reference_batch // micro) if self._options.is_held else 1
 
     def process(self, micro: int, settings: Settings) -> Interval:
-        """What the process is charged, with the allocator of these settings.
+        """What the process is charged, with the allocator and the loader workers of these settings.
 
         Raises:
             Untraceable: this batch had to be traced, and could not be.
@@ -123,7 +123,7 @@ class Predictor:
         key = micro, settings.allocator
         if key not in self._processes:
             self._processes[key] = self._process(micro, settings)
-        return self._processes[key]
+        return self._processes[key] if self._is_cuda else self._processes[key].plus(workers_bytes(settings))
 
     def _process(self, micro: int, settings: Settings) -> Interval:
         law = self.law(micro).law
