@@ -21,8 +21,8 @@ _SPEED = Prior(
 )
 """Of the logarithm of samples per second."""
 _PEAK = Prior(
-    level=0.1,
-    main=LogNormal(0.01, 1.0),
+    level=0.03,
+    main=LogNormal(0.005, 1.0),
     pair=LogNormal(0.5, 0.5),
     rest=LogNormal(0.004, 0.7),
     noise=LogNormal(0.004, 1.0),
@@ -46,7 +46,7 @@ _SLOPES = {"flops_per_sample": (0.8, 0.3), "bytes_per_sample": (0.3, 0.3)}
 4/3 of the work, was measured to take 1.35 and 1.5 times as long: powers of 1.0 and 1.4 in all."""
 _HALVES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
 """Micro-batches at which half of the best speed is reached, over the geometric mean of those there are."""
-_CONSTANT = 0.03
+_CONSTANT = 0.02
 """Standard deviation of memory that the prediction leaves out whatever the configuration, as a share of the limit."""
 _UNPREDICTED = 0.5
 """Standard deviation of what each level adds to the logarithm of a peak without a prediction."""
