@@ -1,7 +1,7 @@
 """``Pages``: what a process keeps resident for a sequence of allocations and frees, by tcmalloc's own rules.
 
-Source: gperftools, src/common.h and src/page_heap.cc: ``PageHeap::New`` (best fit among free runs of pages, the lowest of
-equals), ``GrowHeap`` (by 1 MiB at least), ``Delete`` (merging). What is freed stays resident: it is given back to the
+Source: src/common.h and src/page_heap.cc of gperftools: ``PageHeap::New`` (best fit among free runs of pages, the lowest
+of equals), ``GrowHeap`` (by 1 MiB at least), ``Delete`` (merging). What is freed stays resident: it is given back to the
 system too slowly to count.
 """
 
