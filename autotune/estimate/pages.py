@@ -1,8 +1,8 @@
 """``Pages``: what a process keeps resident for a sequence of allocations and frees, by tcmalloc's own rules.
 
-Source: src/common.h and src/page_heap.cc of gperftools: ``PageHeap::New`` (best fit among free runs of pages, the lowest
-of equals), ``GrowHeap`` (by 1 MiB at least), ``Delete`` (merging). What is freed stays resident: it is given back to the
-system too slowly to count.
+Source: src/common.h and src/page_heap.cc of gperftools: ``PageHeap::New`` (best fit among free runs of pages, the
+lowest of equals), ``GrowHeap`` (by 1 MiB at least), ``Delete`` (merging). What is freed stays resident: it is given
+back to the system too slowly to count.
 """
 
 from __future__ import annotations
