@@ -1,6 +1,7 @@
 """Which configuration to measure next: the sampler's proposals, and what is known without measuring.
 
-Optuna's own samplers know nothing at first: until they do, there are first guesses. This package's own needs none.
+Optuna's own samplers know nothing at first: until they do, there are first guesses. This package's own needs the first
+alone, and only where not everything could be predicted.
 """
 
 from __future__ import annotations
@@ -185,11 +186,14 @@ class Candidates:
         """
         self._study, self._space, self._reference = study, space, reference
         self._in_flight: set[str] = set()
-        self._needs_guesses = sampler != "law"
+        self._first: tuple[Callable[[], Iterator[Settings]], ...]
         if sampler == "law":
-            study.use(sampler, space.sampler(study))
+            knowing = space.sampler(study)
+            study.use(sampler, knowing)
+            self._first = () if knowing.configurations.are_predicted else (self._guesses,)
         else:
             study.use(sampler, build_sampler(sampler, study.record.seed, study.num_asked))
+            self._first = (self._guesses, self._neighbours)
 
     def reference(self) -> Proposal:
         """Trial 0."""
@@ -197,7 +201,7 @@ class Candidates:
 
     def next(self) -> Proposal | None:
         """What to measure next; None when every configuration has been measured or is known not to fit."""
-        guesses = itertools.chain(self._guesses(), self._neighbours()) if self._needs_guesses else ()
+        guesses = itertools.chain(*(guesses() for guesses in self._first))
         for guess in itertools.chain(self._study.lost, map(self._space.decided, guesses)):
             if self._is_new(guess):
                 return self._ask_for(guess)

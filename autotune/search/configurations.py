@@ -62,6 +62,11 @@ class Configurations:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def are_predicted(self) -> bool:
+        """Whether something is predicted of each."""
+        return all(row.predicted is not None for row in self.rows)
+
     def derived(self, limit_bytes: float) -> Configurations:
         """Of each combination of everything but the batch, the largest micro-batch that is predicted to fit, or the
         smallest where none is, and those about it: the batch is a share of what fits."""

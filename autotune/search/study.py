@@ -116,11 +116,18 @@ class Study:
         return sampler.stop_reason(self._study) if isinstance(sampler, ExpectedGainSampler) else None
 
     def ask(self, distributions: Mapping[str, BaseDistribution], params: dict[str, Any] | None = None) -> optuna.Trial:
-        """The sampler's next proposal, or ``params`` where given."""
+        """The sampler's next proposal, or ``params`` where given.
+
+        What a driver that was killed had put in the queue and not asked for comes before ``params``: it is withdrawn.
+        """
         with storage_errors(self._store.url):
             if params is not None:
                 self._study.enqueue_trial(params)
-            return self._study.ask(dict(distributions))
+            trial = self._study.ask(dict(distributions))
+            while params is not None and trial.params != params:
+                self.skip(trial, None)
+                trial = self._study.ask(dict(distributions))
+            return trial
 
     def begin(self, trial: optuna.Trial, settings: Settings) -> int:
         """A proposal is about to be measured; returns its number."""
