@@ -1,6 +1,7 @@
 """A whole measurement, on every kind of task."""
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -42,6 +43,16 @@ def test_loader_workers_are_measured(name, persistent):
     found = _measure(ZOO[name], Settings(data_loading=options))
     assert found.epoch_start_s > 0
     assert found.num_windows >= 3
+
+
+def test_the_optimizers_share_is_that_of_its_own_steps():
+    class Slow(torch.optim.SGD):
+        def step(self, closure=None):
+            time.sleep(0.05)
+            return super().step(closure)
+
+    task = dataclasses.replace(ZOO["mlp"], build_optimizer=lambda parameters: Slow(parameters, lr=0.1))
+    assert _measure(task).optimizer_share > 0.5
 
 
 def test_an_accumulated_step_counts_all_its_samples():

@@ -39,6 +39,8 @@ class Row(BaseModel):
     """How the losses compare with the reference's; None is no deviation."""
     loader_wait: float = 0.0
     """Share of the time spent waiting for data."""
+    optimizer_share: float = 0.0
+    """Share of the time spent in the optimizer's own steps."""
     leak_bytes_per_step: float | None = None
     """Memory gained by each step without end."""
     outcome: Outcome | None = None
@@ -63,6 +65,7 @@ class Row(BaseModel):
             num_steps=100,
             num_windows=10,
             loader_wait=self.loader_wait,
+            optimizer_share=self.optimizer_share,
             epoch_start_s=0.0,
             leak_bytes_per_step=self.leak_bytes_per_step,
             phases_s={"load": 0.0, "apply": 0.0, "parity": 0.0, "warmup": 0.0, "timed": 0.0},

@@ -14,6 +14,7 @@ from ..units import ceil_mib, format_bytes
 from .leak import LeakWatch
 from .measurement import Measurement, MeasureOptions, Parity
 from .memory import Charge
+from .optimizer_time import OptimizerTime
 from .parity import NUM_STEPS, run_parity
 from .speed import Window, speed_of, time_windows
 from .steps import Steps
@@ -61,19 +62,22 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
             _run_largest(steps, options.largest_of)
         warnings = _warm_up(steps, charge, leaks, options.trial_time_s * _WARMUP_SHARE)
     with _timed(phases_s, "timed"):
-        windows = _time(steps, charge, leaks, options)
+        optimizer_time = OptimizerTime(training.device)
+        with optimizer_time.watching(training.optimizer):
+            windows = _time(steps, charge, leaks, options)
     peak = charge.peak()
     leak, found = _look_for_leak(steps, leaks, options.trial_time_s * _WARMUP_SHARE)
     if training.loader.options["persistent_workers"] and not steps.feed.has_restarted:
         steps.feed.restart()  # the first start forked them, which no other will
-    speed = speed_of(windows, steps.feed)
+    speed, seconds = speed_of(windows, steps.feed), sum(window.seconds for window in windows)
     return Measurement(
         samples_per_s=speed,
         peak=peak,
         parity=parity,
         num_steps=sum(window.num_steps for window in windows),
         num_windows=len(windows),
-        loader_wait=min(1.0, sum(w.wait_s for w in windows) / sum(w.seconds for w in windows)),
+        loader_wait=min(1.0, sum(window.wait_s for window in windows) / seconds),
+        optimizer_share=min(1.0, optimizer_time.seconds() / seconds),
         epoch_start_s=steps.feed.epoch_start_s,
         leak_bytes_per_step=leak,
         phases_s=phases_s,

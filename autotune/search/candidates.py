@@ -1,7 +1,6 @@
 """Which configuration to measure next: the sampler's proposals, and what is known without measuring.
 
-Optuna's own samplers know nothing at first: until they do, there are first guesses. This package's own needs the first
-alone, and only where not everything could be predicted.
+Where not everything could be predicted, this package's own sampler begins with a guess.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ __all__ = ["Candidates", "ConfigurationSpace", "Predict", "Proposal"]
 
 Predict = Callable[[Settings], Prediction | None]
 """What is known of a configuration before it is measured."""
-
-_NUM_NEIGHBOURS = 12
-"""Trials before the sampler is asked: half of the default number."""
 
 _PATIENCE = 5
 """Proposals in a row that need no measuring before one is drawn from what is left."""
@@ -72,7 +68,16 @@ class ConfigurationSpace:
 
     def foretold(self, predict: Predict) -> ConfigurationSpace:
         """The same with what is known of each configuration."""
-        return ConfigurationSpace(self.choices, self._reference, self._num_blocks, predict)
+        foretold = ConfigurationSpace(self.choices, self._reference, self._num_blocks, predict)
+        foretold.distributions = self.distributions
+        return foretold
+
+    def narrowed(self, fixed: Mapping[str, Technique]) -> ConfigurationSpace:
+        """The same with one choice alone of some techniques; Optuna sees it among all."""
+        choices = {**self.choices, **{name: (choice,) for name, choice in fixed.items()}}
+        narrowed = ConfigurationSpace(choices, self._reference, self._num_blocks, self._predict)
+        narrowed.distributions = self.distributions
+        return narrowed
 
     @property
     def is_open(self) -> bool:
@@ -176,35 +181,53 @@ class Proposal:
 class Candidates:
     """Proposes what to measure; never the same configuration twice, nor one that is known not to fit."""
 
-    def __init__(self, study: Study, space: ConfigurationSpace, reference: Settings, sampler: SamplerName) -> None:
+    def __init__(self, study: Study, space: ConfigurationSpace, reference: Settings) -> None:
         """
         Args:
             study: what was measured, and what Optuna is told.
-            space: what may be measured, with what ``law`` is told of each configuration.
+            space: the choices.
             reference: the job as it stands.
-            sampler: who proposes.
         """
         self._study, self._space, self._reference = study, space, reference
         self._in_flight: set[str] = set()
-        self._first: tuple[Callable[[], Iterator[Settings]], ...]
+        self._guesses = self._unconfirmed = _nothing
+
+    def use(
+        self, sampler: SamplerName, space: ConfigurationSpace, unconfirmed: Callable[[], Iterator[Settings]]
+    ) -> None:
+        """Say who proposes after the reference.
+
+        Args:
+            sampler: its name.
+            space: what it may propose, with what ``law`` is told of each configuration.
+            unconfirmed: what ``law`` measures once it expects no more.
+        """
+        self._space = space
         if sampler == "law":
-            knowing = space.sampler(study)
-            study.use(sampler, knowing)
-            self._first = () if knowing.configurations.are_predicted else (self._guesses,)
+            knowing = space.sampler(self._study)
+            self._study.use(sampler, knowing)
+            self._unconfirmed = unconfirmed
+            if not knowing.configurations.are_predicted:
+                self._guesses = self._promising
         else:
-            study.use(sampler, build_sampler(sampler, study.record.seed, study.num_asked))
-            self._first = (self._guesses, self._neighbours)
+            self._study.use(sampler, build_sampler(sampler, self._study.record.seed, self._study.num_asked))
 
     def reference(self) -> Proposal:
         """Trial 0."""
         return self._ask_for(self._reference)
 
-    def next(self) -> Proposal | None:
-        """What to measure next; None when every configuration has been measured or is known not to fit."""
-        guesses = itertools.chain(*(guesses() for guesses in self._first))
-        for guess in itertools.chain(self._study.lost, map(self._space.decided, guesses)):
+    def next(self, trials_left: int) -> Proposal | None:
+        """What to measure next; None when every configuration has been measured or is known not to fit.
+
+        Args:
+            trials_left: this one included; the last are for what is still to be confirmed.
+        """
+        for guess in itertools.chain(self._study.lost, map(self._space.decided, self._guesses())):
             if self._is_new(guess):
                 return self._ask_for(guess)
+        unconfirmed = self._new_unconfirmed()
+        if unconfirmed and (len(unconfirmed) >= trials_left or self._study.settled()):
+            return self._ask_for(unconfirmed[0])
         for _ in range(_PATIENCE if self._space.distributions else 0):
             trial = self._study.ask(self._space.distributions)
             settings = self._space.settings(trial.params)
@@ -215,14 +238,19 @@ class Candidates:
         return next((self._ask_for(settings) for settings in left if self._is_new(settings)), None)
 
     def settled(self) -> str | None:
-        """Why the sampler expects no more, in words; None where it does, or something is to be asked again."""
-        return None if any(map(self._is_new, self._study.lost)) else self._study.settled()
+        """Why the sampler expects no more, in words; None where it does, or something is to be asked again or to be
+        confirmed."""
+        waiting = any(map(self._is_new, self._study.lost)) or self._new_unconfirmed()
+        return None if waiting else self._study.settled()
 
     def finish(self, proposal: Proposal) -> None:
         """A proposal is no longer in flight."""
         self._in_flight.discard(proposal.settings.canonical())
 
-    def _guesses(self) -> Iterator[Settings]:
+    def _new_unconfirmed(self) -> list[Settings]:
+        return [settings for settings in self._unconfirmed() if self._is_new(settings)]
+
+    def _promising(self) -> Iterator[Settings]:
         """Before the sampler: the most promising choice of everything at the largest batch that fits, by bisection; and
         again with what buys memory for time, where the reference's own batch did not fit without."""
         for with_trades in (False, True):
@@ -237,21 +265,6 @@ class Candidates:
             if first is None or not first.verdict.over_memory:
                 return
             yield from self._bisect(combination)
-
-    def _neighbours(self) -> Iterator[Settings]:
-        """While the sampler has little to learn from: the best so far with one choice changed, in random order.
-
-        What buys memory, a smaller batch or time for memory, is left to the sampler where the largest batch fits.
-        """
-        usable = [row for row in self._study.tried if row.verdict.feasible]
-        if not usable or len(self._study.tried) >= _NUM_NEIGHBOURS:
-            return
-        best = self._space.in_words(max(usable, key=lambda row: row.verdict.log_speed or 0.0).settings)
-        is_largest = best.batch == self._space.choices.get("batch", (best.batch,))[-1]
-        rng = random.Random(f"{self._study.record.seed}:{len(self._study.tried)}")
-        for name, row in rng.sample(list(self._space.choices.items()), len(self._space.choices)):
-            if not (is_largest and (name == "batch" or row[0].trades_time)):
-                yield from (best.model_copy(update={name: choice}) for choice in rng.sample(row, len(row)))
 
     def _bisect(self, combination: Settings) -> Iterator[Settings]:
         """The next batch between the largest that is known to fit and the smallest that is known not to."""
@@ -300,6 +313,10 @@ class Candidates:
     def _begin(self, trial: optuna.Trial, settings: Settings) -> Proposal:
         self._in_flight.add(settings.canonical())
         return Proposal(trial, self._study.begin(trial, settings), settings)
+
+
+def _nothing() -> Iterator[Settings]:
+    return iter(())
 
 
 def _label(choice: Technique) -> str:

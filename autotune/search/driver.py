@@ -14,6 +14,7 @@ from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
 from ..techniques import Facts
 from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut, ended
+from .apart import Apart
 from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
 from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
@@ -91,10 +92,11 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     size = configurations.num_configurations
     num_trials = min(session.options.trials, size)
     session.observe(SearchStarted(session.study.name, size, num_trials, tuple(_earlier(session))))
-    candidates = _candidates(session, configurations)
+    candidates = Candidates(session.study, configurations, reference)
     if session.reference is None and not session.stop.is_set():
         _measure(session, candidates, candidates.reference)
     _check_reference(session)
+    _choose_sampler(session, candidates, configurations)
     stopped = _explore(session, candidates)
     session.observe(Stopped(stopped))
     if session.stop.is_set() and not session.feasible:
@@ -106,11 +108,14 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
 
 
-def _candidates(session: Session, space: ConfigurationSpace) -> Candidates:
+def _choose_sampler(session: Session, candidates: Candidates, space: ConfigurationSpace) -> None:
     name = session.options.sampler
+    apart = Apart(session.study, space, session.facts)
+    if name == "law":
+        space = space.narrowed(apart.base(session.reference_settings))
     if (name == "law" or space.is_open) and not session.stop.is_set():
         space = space.foretold(foresee(session, space))
-    return Candidates(session.study, space, session.reference_settings, name)
+    candidates.use(name, space, apart.unconfirmed)
 
 
 def _earlier(session: Session) -> Iterator[TrialEnded]:
@@ -173,7 +178,7 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
     """Start trials in free slots; the reason to start no more, or None."""
     num_trials = session.options.trials
     while len(running) < session.executor.num_slots:
-        trials_left = num_trials - len(session.study.tried) - len(running)
+        trials_left = min(num_trials - len(session.study.tried) - len(running), session.pace.most_trials())
         if session.stop.is_set():
             return INTERRUPTED
         if trials_left <= 0:
@@ -184,7 +189,7 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
         settled = candidates.settled()
         if settled is not None:
             return None if running else settled
-        proposal = candidates.next()
+        proposal = candidates.next(trials_left)
         if proposal is None:
             return None if running else EXHAUSTED
         running[_start(session, proposal, share_s)] = proposal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from ..estimate import Prediction
@@ -16,7 +17,7 @@ from .session import Session
 __all__ = ["foresee"]
 
 _EVIDENCE = "predicted"
-"""The study's key for it."""
+"""The study's key for it begins so; what was asked follows."""
 _PART = 0.1
 """Of ``--max-time``, at most so much goes into predictions; the combinations with the fewest changes come first."""
 
@@ -38,13 +39,15 @@ def foresee(session: Session, space: ConfigurationSpace) -> Predict:
 
 
 def _ask(session: Session, every: Sequence[Settings]) -> dict[str, Prediction]:
-    outcome = session.study.evidence(_EVIDENCE)
+    asked = hashlib.sha256("\n".join(settings.canonical() for settings in every).encode()).hexdigest()
+    key = f"{_EVIDENCE}:{asked[:12]}"
+    outcome = session.study.evidence(key)
     if outcome is None:
         most_s = None if session.options.max_time_s is None else _PART * session.options.max_time_s
         deadline_s = session.pace.deadline_s(most_s or 0.0, spare_finalists=True)
         outcome = session.executor.ask(session.inquiry.predict_request(every, most_s, deadline_s))
         if not session.was_cut_off(outcome):
-            session.study.keep_evidence(_EVIDENCE, outcome)
+            session.study.keep_evidence(key, outcome)
     if not isinstance(outcome, Predicted):
         if not session.was_cut_off(outcome):
             session.warn(f"memory cannot be predicted, trials have to teach it: {failure(outcome).splitlines()[0]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,6 +73,12 @@ class Pace:
         if left < self._overhead_s() + LEAST_SHARE_S:
             return None
         return self._share(left / trials_left - self._overhead_s())
+
+    def most_trials(self) -> int:
+        """How many more trials there is time for."""
+        if self.max_time_s is None:
+            return sys.maxsize
+        return max(1, int((self.left_s() - self._reserve_s()) / (self._overhead_s() + LEAST_SHARE_S)))
 
     def deadline_s(self, share_s: float, spare_finalists: bool) -> float:
         """When a trial counts as hanging: generously above what the reference took, within the time that is left."""

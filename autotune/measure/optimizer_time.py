@@ -1,0 +1,54 @@
+"""How long an optimizer's own steps take, within the training's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+
+__all__ = ["OptimizerTime"]
+
+
+class OptimizerTime:
+    """Watches the optimizer of a training. On a CUDA device the moments are events on its stream, so nothing waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        """
+        Args:
+            device: that the parameters are on.
+        """
+        self._is_cuda = device.type == "cuda"
+        self._moments: list[Any] = []
+
+    @contextmanager
+    def watching(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Take the steps within the body into account."""
+        hooks = (
+            optimizer.register_step_pre_hook(lambda *_: self._mark()),
+            optimizer.register_step_post_hook(lambda *_: self._mark()),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def seconds(self) -> float:
+        """Of all steps that were seen."""
+        if self._is_cuda:
+            torch.cuda.synchronize()
+        pairs = zip(self._moments[::2], self._moments[1::2], strict=False)
+        seconds = [began.elapsed_time(ended) / 1000 if self._is_cuda else ended - began for began, ended in pairs]
+        return math.fsum(seconds)
+
+    def _mark(self) -> None:
+        if self._is_cuda:
+            moment: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            moment.record()
+        else:
+            moment = perf_counter()
+        self._moments.append(moment)
