@@ -91,6 +91,7 @@ def test_the_optimizer_and_what_it_offers():
     facts = _inspect(ZOO["mlp"])
     assert facts.optimizer == "AdamW"
     assert facts.optimizer_implementations == ("for_loop", "foreach", "fused")
+    assert facts.optimizer_implementation == "for_loop"
 
 
 def test_loading_that_costs_next_to_nothing_is_not_given_workers():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from line_task import floats, line, training_of
+from search_tables import facts
 
 from autotune.errors import PlanError
-from autotune.techniques.optimizer import Optimizer, supported_implementations
+from autotune.techniques.optimizer import Optimizer, implementation_of, supported_implementations
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 
@@ -61,6 +62,23 @@ def test_what_each_class_supports():
     expected = {"AdamW": KINDS, "SGD": KINDS, "Adagrad": KINDS, "RMSprop": KINDS[:2], "LBFGS": (), "SparseAdam": ()}
     found = {name: supported_implementations(getattr(torch.optim, name)([torch.zeros(1)])) for name in expected}
     assert found == expected
+
+
+def test_what_the_user_has_is_not_offered_again():
+    assert [choice.kind for choice in Optimizer.choices(facts())] == ["default", "fused", "foreach", "for_loop"]
+    mine = facts(optimizer_implementation="foreach")
+    assert [choice.kind for choice in Optimizer.choices(mine)] == ["default", "fused", "for_loop"]
+
+
+def test_the_implementation_that_an_optimizer_takes_as_it_was_built():
+    """A CPU loops unless it is told otherwise."""
+    weights = [torch.zeros(1), torch.zeros(1)]
+    assert implementation_of(torch.optim.AdamW(weights)) == "for_loop"
+    assert implementation_of(torch.optim.AdamW(weights, foreach=True)) == "foreach"
+    assert implementation_of(torch.optim.AdamW(weights, fused=True)) == "fused"
+    groups = [{"params": weights[:1], "foreach": True}, {"params": weights[1:]}]
+    assert implementation_of(torch.optim.AdamW(groups)) is None
+    assert implementation_of(torch.optim.LBFGS(weights)) is None
 
 
 def test_no_fused_kernel_for_complex_parameters():

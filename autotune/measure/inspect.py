@@ -17,7 +17,7 @@ from ..techniques import Facts
 from ..techniques.allocator import installed_allocators
 from ..techniques.batch import refused_split
 from ..techniques.checkpointing import find_blocks
-from ..techniques.optimizer import supported_implementations
+from ..techniques.optimizer import implementation_of, supported_implementations
 from .dataset import DatasetFacts, inspect_dataset
 from .device import available_host_bytes, inspect_device, num_processors
 from .loading import loader_rates
@@ -80,6 +80,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         allow_split=options.allow_split,
         optimizer=type(optimizer).__name__,
         optimizer_implementations=supported_implementations(optimizer),
+        optimizer_implementation=implementation_of(optimizer),
         allocators=installed_allocators(),
         warnings=tuple(_warnings(task, options, model, data, split)),
     )

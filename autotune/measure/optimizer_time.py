@@ -23,13 +23,14 @@ class OptimizerTime:
         """
         self._is_cuda = device.type == "cuda"
         self._moments: list[Any] = []
+        self._depth = 0
 
     @contextmanager
     def watching(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Take the steps within the body into account."""
         hooks = (
-            optimizer.register_step_pre_hook(lambda *_: self._mark()),
-            optimizer.register_step_post_hook(lambda *_: self._mark()),
+            optimizer.register_step_pre_hook(self._begin),
+            optimizer.register_step_post_hook(self._end),
         )
         try:
             yield
@@ -44,6 +45,17 @@ class OptimizerTime:
         pairs = zip(self._moments[::2], self._moments[1::2], strict=False)
         seconds = [began.elapsed_time(ended) / 1000 if self._is_cuda else ended - began for began, ended in pairs]
         return math.fsum(seconds)
+
+    def _begin(self, *_: Any) -> None:
+        """A step that calls its base class's is hooked twice."""
+        if self._depth == 0:
+            self._mark()
+        self._depth += 1
+
+    def _end(self, *_: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._mark()
 
     def _mark(self) -> None:
         if self._is_cuda:

@@ -84,6 +84,8 @@ class Facts(_Frozen):
     """The optimizer's class."""
     optimizer_implementations: tuple[str, ...]
     """Of ``for_loop``, ``foreach``, ``fused``: what the class supports here."""
+    optimizer_implementation: str | None = None
+    """The one of them that the user's own takes; None where its groups differ."""
     allocators: tuple[str, ...]
     """Of ``tcmalloc``, ``jemalloc``: what is installed where trials run."""
     warnings: tuple[str, ...] = ()

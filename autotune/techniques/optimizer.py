@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
 from ._base import Technique
@@ -11,7 +11,7 @@ from .facts import Facts
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Optimizer", "supported_implementations"]
+__all__ = ["Optimizer", "implementation_of", "supported_implementations"]
 
 Implementation = Literal["default", "for_loop", "foreach", "fused"]
 _FLAGS: dict[str, dict[str, bool]] = {
@@ -31,9 +31,10 @@ class Optimizer(Technique):
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Optimizer, ...]:
-        """What the class supports: fused first, being the fastest where it exists."""
+        """What the class supports and the user does not have: fused first, being the fastest where it exists."""
         kinds: tuple[Implementation, ...] = ("fused", "foreach", "for_loop")
-        return (cls(), *(cls(kind=kind) for kind in kinds if kind in facts.optimizer_implementations))
+        others = set(facts.optimizer_implementations) - {facts.optimizer_implementation}
+        return (cls(), *(cls(kind=kind) for kind in kinds if kind in others))
 
     def unavailable(self, facts: Facts) -> str | None:
         """The class decides."""
@@ -75,3 +76,21 @@ def supported_implementations(optimizer: torch.optim.Optimizer) -> tuple[str, ..
     if "fused" in optimizer.defaults and all(p.is_floating_point() and p.device.type in devices for p in parameters):
         found.append("fused")
     return tuple(found)
+
+
+def implementation_of(optimizer: torch.optim.Optimizer) -> str | None:
+    """Of the same, what the optimizer takes as it was built; None where its groups differ, or it has no choice.
+
+    Source: torch.optim.optimizer, _default_to_fused_or_foreach
+    """
+    found = {_implementation(group) for group in optimizer.param_groups}
+    return found.pop() if len(found) == 1 and supported_implementations(optimizer) else None
+
+
+def _implementation(group: dict[str, Any]) -> Implementation:
+    if group.get("fused"):
+        return "fused"
+    is_foreach = group.get("foreach")
+    if is_foreach is None:
+        is_foreach = all(p.device.type in ("cuda", "xpu") for p in group["params"])
+    return "foreach" if is_foreach else "for_loop"
