@@ -18,12 +18,14 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from ..estimate import Prediction
 from ..techniques import Settings, Technique
+from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
 from .configurations import Configuration, Configurations
 from .expected_gain import ExpectedGainSampler
 from .options import SamplerName
 from .sampler import build_sampler
 from .study import Study, Tried
+from .trades import is_needless
 
 __all__ = ["Candidates", "ConfigurationSpace", "Predict", "Proposal"]
 
@@ -131,16 +133,21 @@ class ConfigurationSpace:
         return params
 
     def sampler(self, study: Study) -> ExpectedGainSampler:
-        """This package's own, over all configurations of the choices."""
-        rows = []
-        for words in self.weighed(study.record.seed):
-            if not self._is_repeated(words):
+        """This package's own, over all configurations of the choices that may be of use."""
+        record, rows = study.record, []
+        for words in self.weighed(record.seed):
+            if not self.is_needless(words, record.usable_bytes) and not self._is_repeated(words):
                 micro_batch = words.batch.micro if words.batch else None
                 rows.append(Configuration(self.params(words) or {}, micro_batch, self._predict(words)))
-        record = study.record
-        limit, margin = record.budget.limit or record.facts.device.memory_bytes, record.budget.margin
-        configurations = Configurations(rows, self.distributions, "batch").derived(limit / (1 + margin))
-        return ExpectedGainSampler(configurations, limit_bytes=limit, margin=margin, seed=record.seed)
+        configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
+        margin = record.budget.margin
+        return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)
+
+    def is_needless(self, settings: Settings, usable_bytes: float) -> bool:
+        """Whether it buys memory with time where none is wanting, by what is known."""
+        largest = self.choices["batch"][-1] if "batch" in self.choices else settings.batch
+        assert largest is None or isinstance(largest, Batch)
+        return is_needless(settings, largest, self._predict, usable_bytes)
 
     def weighed(self, seed: int) -> Iterator[Settings]:
         """What is weighed against each other, as the space has it: every configuration, or of a larger space so many at

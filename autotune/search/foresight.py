@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 from ..estimate import Prediction
 from ..techniques import Settings
 from ..techniques.data_loading import DataLoading
-from ..workers import Predicted
+from ..workers import Predicted, TrialRequest
 from .candidates import ConfigurationSpace, Predict
 from .events import PredictionEnded, PredictionStarted
 from .inquiry import failure
 from .session import Session
+from .trades import trades_time
 
 __all__ = ["foresee"]
 
@@ -20,42 +22,77 @@ _EVIDENCE = "predicted"
 """The study's key for it begins so; what was asked follows."""
 _PART = 0.1
 """Of ``--max-time``, at most so much goes into predictions; the combinations with the fewest changes come first."""
+_LEAST_S = 0.1
+"""A request with no time left still answers for one combination."""
 
 
 def foresee(session: Session, space: ConfigurationSpace) -> Predict:
     """Ask for predictions, or take those that the study has; without any, trials have to teach everything."""
+    foresight = _Foresight(session)
     every = list(dict.fromkeys(map(_key, space.weighed(session.study.record.seed))))
     session.observe(PredictionStarted(len(every)))
-    known = _ask(session, every)
-    session.observe(PredictionEnded(len(known), len(every)))
-    left_open = [known.get(settings.canonical()) for settings in every if settings.checkpointing.is_open]
+    if session.options.sampler == "law":
+        foresight.ask([settings for settings in every if not trades_time(settings)])
+        plain, usable = space.foretold(foresight.predict), session.study.record.usable_bytes
+        wanted = [settings for settings in every if not plain.is_needless(settings, usable)]
+        foresight.ask([settings for settings in wanted if trades_time(settings)])
+    else:  # Optuna's samplers ask for nothing but which blocks to recompute
+        wanted = [settings for settings in every if settings.checkpointing.is_open]
+        foresight.ask(wanted)
+    session.observe(PredictionEnded(len(foresight.known), len(wanted)))
+    left_open = [foresight.predict(settings) for settings in wanted if settings.checkpointing.is_open]
     missing = sum(found is None or found.blocks is None for found in left_open)
     if missing and not session.stop.is_set():
         session.warn(
             "--space: checkpointing: kind chosen: which blocks to recompute could not be chosen for "
             f"{missing} of {len(left_open)} configurations: there, all are."
         )
-    return lambda settings: known.get(_key(settings).canonical())
+    return foresight.predict
 
 
-def _ask(session: Session, every: Sequence[Settings]) -> dict[str, Prediction]:
-    asked = hashlib.sha256("\n".join(settings.canonical() for settings in every).encode()).hexdigest()
-    key = f"{_EVIDENCE}:{asked[:12]}"
-    outcome = session.study.evidence(key)
-    if outcome is None:
-        most_s = None if session.options.max_time_s is None else _PART * session.options.max_time_s
-        deadline_s = session.pace.deadline_s(most_s or 0.0, spare_finalists=True)
-        outcome = session.executor.ask(session.inquiry.predict_request(every, most_s, deadline_s))
-        if not session.was_cut_off(outcome):
-            session.study.keep_evidence(key, outcome)
-    if not isinstance(outcome, Predicted):
-        if not session.was_cut_off(outcome):
+class _Foresight:
+    """What is known so far, and the time that is left to know more."""
+
+    def __init__(self, session: Session) -> None:
+        self.known: dict[str, Prediction] = {}
+        """By ``settings.canonical()`` of what was asked for."""
+        self._session = session
+        most_s = session.options.max_time_s
+        self._ends_s = math.inf if most_s is None else session.pace.elapsed_s() + _PART * most_s
+
+    def predict(self, settings: Settings) -> Prediction | None:
+        """What is known of a configuration."""
+        return self.known.get(_key(settings).canonical())
+
+    def ask(self, every: Sequence[Settings]) -> None:
+        """Ask for predictions, or take those that the study has."""
+        session = self._session
+        if not every or session.stop.is_set():
+            return
+        asked = hashlib.sha256("\n".join(settings.canonical() for settings in every).encode()).hexdigest()
+        key = f"{_EVIDENCE}:{asked[:12]}"
+        outcome = session.study.evidence(key)
+        if outcome is None:
+            outcome = session.executor.ask(self._request(every))
+            if not session.was_cut_off(outcome):
+                session.study.keep_evidence(key, outcome)
+        if isinstance(outcome, Predicted):
+            self._take(every, outcome)
+        elif not session.was_cut_off(outcome):
             session.warn(f"memory cannot be predicted, trials have to teach it: {failure(outcome).splitlines()[0]}")
-        return {}
-    if outcome.probed is not None:
-        session.warn(f"memory is predicted from real steps at small batches: {outcome.probed}")
-    pairs = zip(every, outcome.predictions, strict=False)
-    return {settings.canonical(): one for settings, one in pairs if one is not None}
+
+    def _request(self, every: Sequence[Settings]) -> TrialRequest:
+        pace, most_s = self._session.pace, None
+        if self._ends_s < math.inf:
+            most_s = max(self._ends_s - pace.elapsed_s(), _LEAST_S)
+        deadline_s = pace.deadline_s(most_s or 0.0, spare_finalists=True)
+        return self._session.inquiry.predict_request(every, most_s, deadline_s)
+
+    def _take(self, every: Sequence[Settings], outcome: Predicted) -> None:
+        if outcome.probed is not None:
+            self._session.warn(f"memory is predicted from real steps at small batches: {outcome.probed}")
+        pairs = zip(every, outcome.predictions, strict=False)
+        self.known |= {settings.canonical(): one for settings, one in pairs if one is not None}
 
 
 def _key(settings: Settings) -> Settings:

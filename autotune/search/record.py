@@ -36,6 +36,16 @@ class StudyRecord(BaseModel):
     facts: Facts
     """What was known of the task when the study began: the choices follow from it."""
 
+    @property
+    def limit_bytes(self) -> int:
+        """What a peak and its margin must not exceed: the budget, or all that the device has."""
+        return self.budget.limit or self.facts.device.memory_bytes
+
+    @property
+    def usable_bytes(self) -> float:
+        """What a peak must not exceed."""
+        return self.limit_bytes / (1 + self.budget.margin)
+
 
 def check_same(name: str, stored: StudyRecord, asked: StudyRecord) -> None:
     """Measurements of two tasks, budgets, machines or torches cannot be compared."""

@@ -1,0 +1,35 @@
+"""Techniques that only ever buy memory with time, where no memory is wanting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..estimate import Prediction
+from ..techniques import Settings
+from ..techniques.batch import Batch
+
+__all__ = ["is_needless", "trades_time"]
+
+_SURE = 1.05
+"""A peak that is predicted so far below what may be used is sure to fit."""
+
+
+def trades_time(settings: Settings) -> bool:
+    """Whether any memory is bought with time."""
+    return any(one.trades_time and one != type(one)() for one in settings.techniques())
+
+
+def is_needless(
+    settings: Settings, largest: Batch | None, predict: Callable[[Settings], Prediction | None], usable_bytes: float
+) -> bool:
+    """Whether memory is bought with time although none is wanting: without that, even the largest batch fits.
+
+    Args:
+        settings: the configuration.
+        largest: batch there is; None where nothing chooses it.
+        predict: what is known of a configuration.
+        usable_bytes: what a peak may be.
+    """
+    stock = {one.name: type(one)() for one in settings.techniques() if one.trades_time}
+    known = predict(settings.model_copy(update={**stock, "batch": largest}))
+    return trades_time(settings) and known is not None and known.peak_bytes * _SURE <= usable_bytes

@@ -1,0 +1,64 @@
+"""What buys memory with time is neither predicted nor tried where no memory is wanting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from search_tables import MIB, facts, options, peak, run_search
+
+from autotune.estimate import Prediction
+from autotune.search.events import PredictionEnded
+from autotune.search.trades import is_needless, trades_time
+from autotune.techniques import Settings
+from autotune.techniques.allocator import Allocator
+from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.precision import Precision
+
+LARGEST = Batch(micro=64)
+RECOMPUTED = Settings(batch=Batch(micro=32, accumulate=2), checkpointing=Checkpointing(kind="blocks"))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def predict(settings: Settings) -> Prediction:
+    return Prediction(peak_bytes=peak(settings))
+
+
+def test_recomputation_is_needless_where_the_largest_batch_is_sure_to_fit_without():
+    """64 samples need 840 MiB, and are sure to fit where a twentieth more would."""
+    assert not is_needless(RECOMPUTED, LARGEST, predict, 881 * MIB)
+    assert is_needless(RECOMPUTED, LARGEST, predict, 883 * MIB)
+
+
+def test_what_trades_nothing_is_never_needless():
+    stock = Settings(batch=LARGEST, precision=Precision(kind="bf16"))
+    assert not trades_time(stock)
+    assert trades_time(RECOMPUTED)
+    assert not is_needless(stock, LARGEST, predict, 2**60)
+
+
+def test_without_a_prediction_nothing_is_needless():
+    assert not is_needless(RECOMPUTED, LARGEST, lambda settings: None, 2**60)
+
+
+def test_only_what_may_be_of_use_is_predicted_and_tried():
+    """Without recomputation 64 samples need 840 and 714 MiB, in bf16 584 and 496, of 600 / 1.03: one is sure to fit."""
+    run = run_search(options(budget_bytes=600 * MIB, trials=60), predict=predict)
+    asked = [settings for request in run.executor.requests if request.predict for settings in request.predict.settings]
+    combination = {"precision": Precision(kind="bf16"), "allocator": Allocator(kind="tcmalloc")}
+    for settings in (*asked, *run.measured):
+        trades = settings.checkpointing.kind != "none"
+        assert not (trades and all(getattr(settings, name) == one for name, one in combination.items()))
+    num_batches, num_combinations, num_recomputing = len({settings.batch for settings in asked}), 4, 2 * 3
+    assert run.seen(PredictionEnded) == [PredictionEnded(*[num_batches * (num_combinations + num_recomputing)] * 2)]
+
+
+def test_without_a_limit_nothing_that_trades_is_asked_for():
+    run = run_search(options(trials=60), known=facts(), predict=predict)
+    assert not any(trades_time(settings) for settings in run.measured)
+    assert len([request for request in run.executor.requests if request.kind == "predict"]) == 1
