@@ -26,7 +26,8 @@ _WITHOUT_LAW = ("batch", "optimizer", "allocator", "data_loading")
 matters for a moment at the end of a step, an allocator in what it adds, and loader workers come on top."""
 
 _MOST_KEPT = 4
-"""Predictors of a combination, since each holds the task's model: of no blocks, of all, and of the last choices."""
+"""Predictors of a combination, since each holds its traces, and the task's model where it was probed: of no blocks, of
+all, and of the last choices."""
 
 _BRINGS_CODE = ("precision", "layers", "checkpointing")
 """Techniques whose kernels and modules take memory of their own."""
