@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -261,6 +263,19 @@ def test_nothing_of_the_model_or_its_data_is_changed():
     rehearsal.step(3)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_rehearsal_lets_go_of_the_model_that_it_copied():
+    built = weakref.WeakSet()
+
+    def build():
+        model = TwoLayers()
+        built.add(model)
+        return model
+
+    rehearsal = Rehearsal(plan(), task_of(build))
+    assert not built
+    assert rehearsal.step(2).trace.peak_bytes() > 0
 
 
 def test_a_loss_over_tokens_uses_the_largest_sample():

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 import time
 import warnings
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from ..measure.processes import count_files_of, end_with, prctl
 from .folder import TrialFolder
 
 __all__ = ["Child", "become_subreaper", "spawn"]
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _FIRST_TO_GO = "1000"
 
 
@@ -30,7 +29,7 @@ class Child(NamedTuple):
 
 def become_subreaper() -> bool:
     """Have orphaned descendants become children of this process; False where the system cannot."""
-    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    return prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def spawn(folder: TrialFolder, fresh: bool, close: int) -> Child:
@@ -69,9 +68,7 @@ def _fork() -> int:
 def _become_trial(server: int, output: int) -> None:
     """In the child: a session of its own, no terminal, output to the pipe, and an end when the server ends."""
     os.setsid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
-        os._exit(1)
+    end_with(server)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -85,13 +82,7 @@ def _run(folder: TrialFolder, fresh: bool, spawned_s: float) -> NoReturn:
     if fresh:
         command = [sys.executable, "-P", "-m", "autotune.workers.child", str(folder.path), repr(spawned_s)]
         os.execv(sys.executable, command)
-    from ..measure.processes import count_files_of
     from .child import run_trial
 
     count_files_of(os.getppid())
     run_trial(folder, spawned_s)
-
-
-def _prctl(option: int, value: int) -> bool:
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    return prctl is not None and prctl(option, value, 0, 0, 0) == 0

@@ -23,7 +23,7 @@ from .rehearsal import Untraceable
 __all__ = ["estimate"]
 
 _MOST_KEPT = 4
-"""Predictors, since each holds the task's model."""
+"""Predictors, since each holds its traces, and the task's model where it was probed."""
 _MOST_GROUPS = 12
 """Of modules, beyond which the members of a list are put together."""
 

@@ -26,7 +26,7 @@ _MOST_TRIES = 4
 """Choices whose own law is looked at. The first is exact where what blocks keep adds up: in the zoo and the examples it
 does, but for layers of kind ``recompute``, which keep less for the layer behind them, 5 % off there."""
 _MOST_LAWS = 4
-"""That are kept, since each holds the task's model: of nothing, of all blocks, and of the last choices."""
+"""That are kept, since each holds its traces: of nothing, of all blocks, and of the last choices."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,6 +15,7 @@ from ..techniques.checkpointing import Checkpointing
 from .baseline import resident_bytes
 from .block_choice import Places
 from .estimated import EstimateOptions, Prediction, PredictOptions
+from .forks import in_forks
 from .predictor import Predictor
 from .process_choice import ProcessChoice
 from .rehearsal import Untraceable
@@ -26,7 +28,8 @@ _WITHOUT_LAW = ("batch", "optimizer", "allocator", "data_loading")
 matters for a moment at the end of a step, an allocator in what it adds, and loader workers come on top."""
 
 _MOST_KEPT = 4
-"""Predictors of a combination, since each holds the task's model: of no blocks, of all, and of the last choices."""
+"""Predictors of a combination, since each holds its traces, and the task's model where it was probed: of no blocks, of
+all, and of the last choices."""
 
 _BRINGS_CODE = ("precision", "layers", "checkpointing")
 """Techniques whose kernels and modules take memory of their own."""
@@ -58,20 +61,16 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
         task = replace(task, build_dataset=lambda: dataset)
     bases = _Bases(options)
     places = Places.of(task) if any(one.checkpointing.is_open for one in options.settings) else None
-    found: dict[Settings, Prediction | None] = {}
+
+    def answers(row: tuple[Settings, list[Settings]]) -> tuple[dict[Settings, Prediction], str | None]:
+        predictors = _Predictors(*row, task, options, bases, places)
+        return dict(predictors.predictions(ends_s)), predictors.reason
+
+    found: dict[Settings, Prediction] = {}
     probed: str | None = None
-    for combination, members in _by_combination(options.settings).items():
-        predictors = _Predictors(combination, members, task, options, bases, places)
-        begun: set[Checkpointing] = set()
-        for settings in sorted(members, key=_order):
-            if time.monotonic() > ends_s and (settings.checkpointing.is_open or settings.checkpointing not in begun):
-                continue
-            begun.add(settings.checkpointing)
-            try:
-                found[settings] = predictors.prediction(settings)
-            except Untraceable:  # this batch alone: a BatchNorm wants more than one value
-                continue
-            probed = probed or predictors.reason
+    for predictions, reason in in_forks(answers, list(_by_combination(options.settings).items())):
+        found |= predictions
+        probed = probed or reason
     return Predicted(tuple(found.get(settings) for settings in options.settings), probed)
 
 
@@ -139,14 +138,25 @@ class _Predictors:
             is_held=split is not None,
             largest_of=options.largest_of,
         )
-        self._combination, self._task, self._bases, self._places = combination, task, bases, places
+        self._combination, self._members, self._task = combination, members, task
+        self._bases, self._places = bases, places
         self._limit_bytes = options.limit_bytes
         self.of = lru_cache(_MOST_KEPT)(self._predictor)
         """The combination with this checkpointing."""
         self.reason: str | None = None
-        """Why the last was probed."""
+        """Why one was probed."""
 
-    def prediction(self, settings: Settings) -> Prediction:
+    def predictions(self, ends_s: float) -> Iterator[tuple[Settings, Prediction]]:
+        """What is known of each; at the end of the time, only what laws that are there say."""
+        begun: set[Checkpointing] = set()
+        for settings in sorted(self._members, key=_order):
+            if time.monotonic() > ends_s and (settings.checkpointing.is_open or settings.checkpointing not in begun):
+                continue
+            begun.add(settings.checkpointing)
+            with suppress(Untraceable):  # this batch alone: a BatchNorm wants more than one value
+                yield settings, self._prediction(settings)
+
+    def _prediction(self, settings: Settings) -> Prediction:
         """What is known of a configuration.
 
         Raises:
@@ -159,7 +169,7 @@ class _Predictors:
             every = tuple(range(self._places.num_blocks))
             checkpointing = Checkpointing.of(every if blocks is None else blocks, len(every))
         predictor = self.of(checkpointing)
-        self.reason = predictor.law(_micro(settings)).reason
+        self.reason = self.reason or predictor.law(_micro(settings)).reason
         return _prediction(predictor, settings).model_copy(update={"blocks": blocks})
 
     def _choose(self, settings: Settings, places: Places) -> tuple[int, ...] | None:

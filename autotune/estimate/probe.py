@@ -14,6 +14,7 @@ from ..measure.allocations import Phase, Trace
 from ..measure.tracer import Sees
 from ..plan import Plan
 from ..task import Task
+from ..training import Training
 from .answers import Target
 from .estimated import Interval
 from .law import MemoryLaw, corresponds
@@ -81,8 +82,8 @@ def probed_law(
 class _Probe(Rehearsal):
     """The same steps over the tensors themselves."""
 
-    def _open(self) -> None:
-        self._model, self._optimizer = self._real.model, self._real.optimizer
+    def _open(self, real: Training) -> None:
+        self._model, self._optimizer = real.model, real.optimizer
 
     def _context(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -101,12 +102,11 @@ class _Probe(Rehearsal):
 
     def _batch(self, micro: int) -> Any:
         """Samples in the dataset's order, again from the first where there are no more."""
-        spec = self._real.loader.spec
         samples = [self._sample] * micro if self._largest_of > 1 else itertools.islice(self._samples(), micro)
-        return (spec.collate or default_collate)(list(samples))
+        return (self._spec.collate or default_collate)(list(samples))
 
     def _samples(self) -> Iterator[Any]:
-        dataset = self._real.loader.spec.dataset
+        dataset = self._spec.dataset
         if isinstance(dataset, IterableDataset):
             return itertools.cycle(itertools.islice(dataset, PROBES[-1]))
         return (dataset[number % len(dataset)] for number in itertools.count())

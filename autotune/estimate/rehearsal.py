@@ -19,11 +19,12 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.data import IterableDataset, default_collate
 
 from ..apply_plan import apply, build_loader
-from ..loader import Loader, Position, tensors_in
+from ..loader import Position, tensors_in
 from ..measure.allocations import Phase, Trace
 from ..measure.tracer import Sees, Shows, Tracer
 from ..plan import Plan
 from ..task import Task
+from ..techniques import LoaderSpec
 from ..techniques.batch import Batch
 from ..training import Training
 from .answers import SteadyScaler, Target, answers, choose_as_on_cuda
@@ -73,17 +74,19 @@ class Rehearsal:
         self._task = task
         self._target = target
         self._largest_of = largest_of
-        self._real = apply(plan, task)
-        self._sample = _largest_sample(self._real.loader, largest_of)
+        real = apply(plan, task)
+        self._spec, self._settings = real.loader.spec, real.settings
+        self._sample = _largest_sample(self._spec, largest_of)
         self._given: set[Tensor] | None = None
-        self._open()
+        self._open(real)
         if target == "cuda":
             choose_as_on_cuda(self._optimizer)
 
-    def _open(self) -> None:
+    def _open(self, real: Training) -> None:
+        """Have a model of one's own: the real one is let go of."""
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            self._model, self._optimizer = self._copied((self._real.model, self._real.optimizer))
+            self._model, self._optimizer = self._copied((real.model, real.optimizer))
         except Exception as error:
             raise _untraceable("its model or optimizer cannot be copied", error) from error
 
@@ -142,15 +145,15 @@ class Rehearsal:
         return set(self._optimizer.state) - before
 
     def _training(self, batch: Batch) -> Training:
-        loader = build_loader(self._task, self._real.loader.spec, batch)
-        training = Training(self._model, self._optimizer, loader, self._task.compute_loss, self._real.settings)
+        loader = build_loader(self._task, self._spec, batch)
+        training = Training(self._model, self._optimizer, loader, self._task.compute_loss, self._settings)
         if training.scaler.is_enabled():
             training.scaler = SteadyScaler(training.device.type)
         return training
 
     def _batch(self, micro: int) -> Any:
         """So many copies of the sample, collated without their values where the collate function reads none."""
-        collate = self._real.loader.spec.collate or default_collate
+        collate = self._spec.collate or default_collate
         try:
             with self._fakes:
                 return collate([self._copied(self._sample)] * micro)
@@ -209,8 +212,8 @@ class _Scratch:
         return kernel.num_bytes()
 
 
-def _largest_sample(loader: Loader, largest_of: int) -> Any:
-    dataset = loader.spec.dataset
+def _largest_sample(spec: LoaderSpec, largest_of: int) -> Any:
+    dataset = spec.dataset
     is_stream = isinstance(dataset, IterableDataset)
     samples = itertools.islice(dataset if is_stream else map(dataset.__getitem__, range(len(dataset))), largest_of)
     return max(samples, key=lambda sample: sum(tensor.numel() for tensor in tensors_in(sample)))

@@ -14,7 +14,7 @@ import torch
 
 from .kernels import Kernel, Like
 
-__all__ = ["kernel_of"]
+__all__ = ["kernel_of", "num_threads", "reckon_with"]
 
 _aten = torch.ops.aten
 _LANES = 16
@@ -28,6 +28,20 @@ _PACKED_BYTES = 2**18
 _MOST_SUMS_BYTES = 2**21
 """What it adds up in single precision at once."""
 _HALVES = (torch.bfloat16, torch.float16)
+
+_num_threads: int | None = None
+"""That a training is to compute with, where it is not as many as this process does."""
+
+
+def reckon_with(num_threads: int) -> None:
+    """Say that a training is to compute with so many threads, whatever this process does."""
+    global _num_threads
+    _num_threads = num_threads
+
+
+def num_threads() -> int:
+    """That a training computes with."""
+    return _num_threads or torch.get_num_threads()
 
 
 def kernel_of(func: Any, args: Any, kwargs: Any, results: Any) -> Kernel | None:
@@ -86,7 +100,7 @@ def _reduction_bytes(grad: Like, x: Like, weight: Like, stride: list[int], trans
     precision also where there is one, and an image of the input and of the gradient, transposed."""
     per_thread = _blocked_weight_bytes(weight, 4)
     if x.dtype not in _HALVES:
-        return (torch.get_num_threads() - 1) * per_thread if x.num_elements > _REDUCES * weight.num_elements else 0
+        return (num_threads() - 1) * per_thread if x.num_elements > _REDUCES * weight.num_elements else 0
     source, target = (grad, x) if transposed else (x, grad)
     num_sharing = _num_sharing(source, target, weight, max(stride) > 1)
     if _is_pointwise(weight) and not _is_channels_last(x, weight):  # a matrix product, which reads them as they lie
@@ -101,7 +115,7 @@ def _num_sharing(source: Like, target: Like, weight: Like, is_strided: bool) -> 
     Source: oneDNN, src/cpu/x64/jit_avx512_core_bf16_conv_kernel.cpp, balance: the least memory that a thread reads.
     With a stride, where images outweigh the weights, it was always one.
     """
-    num_threads, batch = torch.get_num_threads(), source.size[0]
+    threads, batch = num_threads(), source.size[0]
     from_, to = (-(-one.size[1] // _LANES) for one in (source, target))
     kernel = math.prod(weight.size[2:])
     elements = sum(_blocked_bytes(one) // one.dtype.itemsize for one in (source, target))
@@ -117,9 +131,9 @@ def _num_sharing(source: Like, target: Like, weight: Like, is_strided: bool) -> 
         return read + written + max(compensation, 1.0) * ours * theirs * kernel * _LANES**2
 
     splits = [
-        (sharing, by_to, min(num_threads // sharing // by_to, from_))
-        for sharing in range(1, min(num_threads, batch) + 1)
-        for by_to in range(1, min(num_threads // sharing, to) + 1)
+        (sharing, by_to, min(threads // sharing // by_to, from_))
+        for sharing in range(1, min(threads, batch) + 1)
+        for by_to in range(1, min(threads // sharing, to) + 1)
     ]
     return min(splits, key=lambda split: cost(*split))[0]
 

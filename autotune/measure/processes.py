@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +14,16 @@ from typing import BinaryIO
 __all__ = [
     "count_files_of",
     "descendants",
+    "end_with",
     "own_live_bytes",
     "own_peak_bytes",
+    "prctl",
     "private_bytes",
     "unmapped_files_bytes",
 ]
 
 _STATUS = Path("/proc/self/status")
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _server_pid: int | None = None
 """The process that this one was forked from, whose file pages count; None in an interpreter of its own."""
@@ -66,6 +71,19 @@ def _num_only_in(theirs: BinaryIO, own: BinaryIO, start: int, count: int) -> int
         pagemap.seek(8 * start)
         present.append(int.from_bytes(pagemap.read(8 * count)[7::8], "little"))
     return (present[0] & ~present[1] & int.from_bytes(b"\x80" * count, "little")).bit_count()
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when ``parent`` ends, which forked it; and end now where that has already."""
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def prctl(option: int, value: int) -> bool:
+    """Linux's call of that name; False where the system cannot."""
+    call = getattr(ctypes.CDLL(None), "prctl", None)
+    return call is not None and call(option, value, 0, 0, 0) == 0
 
 
 def own_peak_bytes() -> int:

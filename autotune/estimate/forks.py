@@ -1,0 +1,68 @@
+"""``in_forks``: what a function says of many things, asked in as many processes as there are processors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from multiprocessing import get_context
+from os import getpid
+from typing import Any, TypeVar
+
+import torch
+
+from ..measure.device import num_processors
+from ..measure.processes import end_with
+from .scratch import reckon_with
+
+__all__ = ["in_forks"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_asked: Callable[[int], Any]
+"""In a fork: what it is there for."""
+
+
+def in_forks(function: Callable[[T], R], arguments: Sequence[T]) -> Iterator[R]:
+    """The function's value for each argument, in order; they are begun in order too.
+
+    What raises in a fork, or ends it, is called once more here: the error is the one that it would have been.
+
+    Args:
+        function: runs in a fork of this process; its value is pickled.
+        arguments: of each call.
+    """
+    num_forks = min(num_processors(), len(arguments))
+    if num_forks < 2:
+        yield from map(function, arguments)
+        return
+    from concurrent.futures.process import ProcessPoolExecutor  # not to be in the memory of what is measured
+
+    begin = (lambda number: function(arguments[number]), getpid(), torch.get_num_threads())
+    pool = ProcessPoolExecutor(num_forks, get_context("fork"), _begin, begin)
+    try:
+        with warnings.catch_warnings():  # Python 3.12 warns of any thread; see _begin
+            warnings.simplefilter("ignore", DeprecationWarning)
+            futures: list[Future[R]] = [pool.submit(_call, number) for number in range(len(arguments))]
+        for argument, future in zip(arguments, futures, strict=True):
+            yield function(argument) if future.exception() else future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(asked: Callable[[int], Any], parent: int, num_threads: int) -> None:
+    """A fork has none of the threads that its parent's kernels ran in, and a kernel would wait for them: so it computes
+    in one.
+
+    Source: https://gcc.gnu.org/bugzilla/show_bug.cgi?id=58378
+    """
+    global _asked
+    end_with(parent)
+    reckon_with(num_threads)
+    torch.set_num_threads(1)
+    _asked = asked
+
+
+def _call(number: int) -> Any:
+    return _asked(number)
