@@ -52,17 +52,21 @@ class Apart:
         return found
 
     def unconfirmed(self) -> Iterator[Settings]:
-        """The best, with each choice that was never tried and may gain anything; of one technique at a time."""
+        """The best, with each choice that was not tried with it and may gain anything; of one technique at a time."""
         usable = [row for row in self._study.tried if row.verdict.feasible]
         if not usable:
             return
         best = max(usable, key=lambda row: row.verdict.log_speed or 0.0)
+        same = [row.settings for row in self._study.tried if self._rest(row.settings) == self._rest(best.settings)]
         for name, choices in self._choices.items():
-            tried = [getattr(row.settings, name) for row in self._study.tried]
+            tried = [getattr(settings, name) for settings in same]
             left = [choice for choice in choices if choice not in tried]
             if left and _share(name, best) >= math.expm1(GAIN):
                 yield from (best.settings.model_copy(update={name: choice}) for choice in left)
                 return
+
+    def _rest(self, settings: Settings) -> Settings:
+        return settings.model_copy(update={name: choices[0] for name, choices in self._choices.items()})
 
     def _own(self, name: str, reference: Settings) -> Technique:
         own, choices = getattr(reference, name), self._choices[name]

@@ -70,9 +70,7 @@ class ConfigurationSpace:
 
     def foretold(self, predict: Predict) -> ConfigurationSpace:
         """The same with what is known of each configuration."""
-        foretold = ConfigurationSpace(self.choices, self._reference, self._num_blocks, predict)
-        foretold.distributions = self.distributions
-        return foretold
+        return ConfigurationSpace(self.choices, self._reference, self._num_blocks, predict)
 
     def narrowed(self, fixed: Mapping[str, Technique]) -> ConfigurationSpace:
         """The same with one choice alone of some techniques; Optuna sees it among all."""
@@ -196,22 +194,29 @@ class Candidates:
             reference: the job as it stands.
         """
         self._study, self._space, self._reference = study, space, reference
+        self._searched = space
         self._in_flight: set[str] = set()
         self._guesses = self._unconfirmed = _nothing
 
     def use(
-        self, sampler: SamplerName, space: ConfigurationSpace, unconfirmed: Callable[[], Iterator[Settings]]
+        self,
+        sampler: SamplerName,
+        predict: Predict,
+        fixed: Mapping[str, Technique],
+        unconfirmed: Callable[[], Iterator[Settings]],
     ) -> None:
         """Say who proposes after the reference.
 
         Args:
             sampler: its name.
-            space: what it may propose, with what ``law`` is told of each configuration.
-            unconfirmed: what ``law`` measures once it expects no more.
+            predict: what is known of each configuration.
+            fixed: what ``law`` does not choose.
+            unconfirmed: what ``law`` measures of that once it expects no more.
         """
-        self._space = space
+        self._space = self._searched = self._space.foretold(predict)
         if sampler == "law":
-            knowing = space.sampler(self._study)
+            self._searched = self._space.narrowed(fixed)
+            knowing = self._searched.sampler(self._study)
             self._study.use(sampler, knowing)
             self._unconfirmed = unconfirmed
             if not knowing.configurations.are_predicted:
@@ -241,7 +246,7 @@ class Candidates:
             if self._is_new(settings):
                 return self._begin(trial, settings)
             self._study.skip(trial, self._measured(settings) or self._witness(settings))
-        left = self._space.shuffled(f"{self._study.record.seed}:{len(self._study.tried)}")
+        left = self._searched.shuffled(f"{self._study.record.seed}:{len(self._study.tried)}")
         return next((self._ask_for(settings) for settings in left if self._is_new(settings)), None)
 
     def settled(self) -> str | None:
@@ -263,7 +268,7 @@ class Candidates:
         for with_trades in (False, True):
             promising = {
                 name: row[min(1, len(row) - 1)]
-                for name, row in self._space.choices.items()
+                for name, row in self._searched.choices.items()
                 if name != "batch" and (with_trades or not row[0].trades_time)
             }
             combination = self._reference.model_copy(update=promising)

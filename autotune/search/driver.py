@@ -111,11 +111,8 @@ def _search(session: Session, space: SearchSpace) -> Plan:
 def _choose_sampler(session: Session, candidates: Candidates, space: ConfigurationSpace) -> None:
     name = session.options.sampler
     apart = Apart(session.study, space, session.facts)
-    if name == "law":
-        space = space.narrowed(apart.base(session.reference_settings))
-    if (name == "law" or space.is_open) and not session.stop.is_set():
-        space = space.foretold(foresee(session, space))
-    candidates.use(name, space, apart.unconfirmed)
+    fixed = apart.base(session.reference_settings) if name == "law" else {}
+    candidates.use(name, foresee(session, space.narrowed(fixed)), fixed, apart.unconfirmed)
 
 
 def _earlier(session: Session) -> Iterator[TrialEnded]:

@@ -29,6 +29,8 @@ _LEAST_S = 0.1
 def foresee(session: Session, space: ConfigurationSpace) -> Predict:
     """Ask for predictions, or take those that the study has; without any, trials have to teach everything."""
     foresight = _Foresight(session)
+    if session.stop.is_set() or (session.options.sampler != "law" and not space.is_open):
+        return foresight.predict
     every = list(dict.fromkeys(map(_key, space.weighed(session.study.record.seed))))
     session.observe(PredictionStarted(len(every)))
     if session.options.sampler == "law":
