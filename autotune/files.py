@@ -14,7 +14,10 @@ from pydantic import BaseModel, ValidationError
 
 from .errors import UserError
 
-__all__ = ["check_output", "dump_yaml", "explain", "read_yaml", "replacing", "write_text"]
+__all__ = ["FOLDER", "check_output", "dump_yaml", "explain", "read_yaml", "replacing", "write_text"]
+
+FOLDER = Path(".autotune")
+"""Beside the current directory: the default storage, the trials' output, and the laws of memory."""
 
 _MAX_YAML_BYTES = 2**20
 

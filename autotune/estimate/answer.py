@@ -81,7 +81,8 @@ def _blocks(prediction: Predictor, plan: Plan, task: Task, options: EstimateOpti
         if checkpointing == plan.settings.checkpointing:
             return prediction
         settings = plan.settings.model_copy(update={"checkpointing": checkpointing})
-        return Predictor(plan.model_copy(update={"settings": settings}), task, options, prediction.base_bytes)
+        other = plan.model_copy(update={"settings": settings})
+        return Predictor(other, task, options, prediction.base_bytes, prediction.laws)
 
     choice = ProcessChoice(Places.of(task), predictor)
     try:

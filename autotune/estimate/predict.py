@@ -16,6 +16,7 @@ from .baseline import resident_bytes
 from .block_choice import Places
 from .estimated import EstimateOptions, Prediction, PredictOptions
 from .forks import in_forks
+from .laws import Laws
 from .predictor import Predictor
 from .process_choice import ProcessChoice
 from .rehearsal import Untraceable
@@ -62,8 +63,11 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
     bases = _Bases(options)
     places = Places.of(task) if any(one.checkpointing.is_open for one in options.settings) else None
 
+    laws = Laws(task, options.largest_of, options.target)
+
     def answers(row: tuple[Settings, list[Settings]]) -> tuple[dict[Settings, Prediction], str | None]:
-        predictors = _Predictors(*row, task, options, bases, places)
+        """Of one combination."""
+        predictors = _Predictors(*row, task, options, bases, places, laws)
         return dict(predictors.predictions(ends_s)), predictors.reason
 
     found: dict[Settings, Prediction] = {}
@@ -130,6 +134,7 @@ class _Predictors:
         options: PredictOptions,
         bases: _Bases,
         places: Places | None,
+        laws: Laws,
     ) -> None:
         split = next((one.batch for one in members if one.batch is not None and one.batch.accumulate > 1), None)
         self._asked = EstimateOptions(
@@ -139,7 +144,7 @@ class _Predictors:
             largest_of=options.largest_of,
         )
         self._combination, self._members, self._task = combination, members, task
-        self._bases, self._places = bases, places
+        self._bases, self._places, self._laws = bases, places, laws
         self._limit_bytes = options.limit_bytes
         self.of = lru_cache(_MOST_KEPT)(self._predictor)
         """The combination with this checkpointing."""
@@ -187,7 +192,7 @@ class _Predictors:
     def _predictor(self, checkpointing: Checkpointing) -> Predictor:
         settings = self._combination.model_copy(update={"checkpointing": checkpointing})
         plan = Plan(settings=settings, budget=Budget(device="cpu"))
-        return Predictor(plan, self._task, self._asked, self._bases.of(settings))
+        return Predictor(plan, self._task, self._asked, self._bases.of(settings), self._laws)
 
 
 def _prediction(predictor: Predictor, settings: Settings) -> Prediction:

@@ -12,7 +12,7 @@ from ..techniques import Settings
 from ..techniques.allocator import Allocator
 from .baseline import process_interval, resident_bytes, workers_bytes
 from .estimated import EstimateOptions, Fit, Interval
-from .law import memory_law
+from .laws import Laws
 from .probe import ProbedLaw, probed_law
 from .rehearsal import Untraceable
 from .segments import base_bytes as context_bytes
@@ -47,13 +47,21 @@ class Found:
 class Predictor:
     """What a process is charged at any batch."""
 
-    def __init__(self, plan: Plan, task: Task, options: EstimateOptions, base_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        task: Task,
+        options: EstimateOptions,
+        base_bytes: int | None = None,
+        laws: Laws | None = None,
+    ) -> None:
         """
         Args:
             plan: its batch does not matter.
             task: what it is applied to.
             options: the device that is planned for.
             base_bytes: what the process is charged without tensors; None finds out.
+            laws: the task's, where there are others of its predictors.
         """
         self._plan, self._task, self._options = plan, task, options
         self._found: dict[bool, Found] = {}
@@ -70,6 +78,8 @@ class Predictor:
             dataset = task.build_dataset()
             self._task = replace(task, build_dataset=lambda: dataset)
             self.base_bytes = resident_bytes(plan.settings)
+        self.laws = laws or Laws(self._task, options.largest_of, options.target)
+        """The task's."""
 
     def law(self, micro: int) -> Found:
         """Of a step with this micro-batch."""
@@ -105,10 +115,10 @@ class Predictor:
         return self.fit_or_none(1) or self.fit(2)
 
     def _find(self, accumulates: bool) -> Found:
-        arguments = (self._plan, self._task, accumulates, self._options.largest_of or 1, self._options.target)
         try:
-            return Found(memory_law(*arguments), "traced", None)
+            return Found(self.laws.law(self._plan, accumulates), "traced", None)
         except Untraceable as error:
+            arguments = (self._plan, self._task, accumulates, self._options.largest_of or 1, self._options.target)
             return Found(probed_law(*arguments), "probed", str(error))
 
     def _passes(self, micro: int) -> int:

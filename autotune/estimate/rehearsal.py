@@ -24,7 +24,6 @@ from ..measure.allocations import Phase, Trace
 from ..measure.tracer import Sees, Shows, Tracer
 from ..plan import Plan
 from ..task import Task
-from ..techniques import LoaderSpec
 from ..techniques.batch import Batch
 from ..training import Training
 from .answers import SteadyScaler, Target, answers, choose_as_on_cuda
@@ -32,7 +31,7 @@ from .kernels import Kernel
 from .scratch import kernel_of
 from .work import Work, WorkCounter
 
-__all__ = ["Rehearsal", "Rehearsed", "Unlike", "Untraceable"]
+__all__ = ["Rehearsal", "Rehearsed", "Unlike", "Untraceable", "largest_sample"]
 
 
 class Untraceable(Exception):
@@ -76,7 +75,7 @@ class Rehearsal:
         self._largest_of = largest_of
         real = apply(plan, task)
         self._spec, self._settings = real.loader.spec, real.settings
-        self._sample = _largest_sample(self._spec, largest_of)
+        self._sample = largest_sample(self._spec.dataset, largest_of)
         self._given: set[Tensor] | None = None
         self._open(real)
         if target == "cuda":
@@ -212,8 +211,8 @@ class _Scratch:
         return kernel.num_bytes()
 
 
-def _largest_sample(spec: LoaderSpec, largest_of: int) -> Any:
-    dataset = spec.dataset
+def largest_sample(dataset: Any, largest_of: int) -> Any:
+    """The first of the first so many samples whose tensors have most elements."""
     is_stream = isinstance(dataset, IterableDataset)
     samples = itertools.islice(dataset if is_stream else map(dataset.__getitem__, range(len(dataset))), largest_of)
     return max(samples, key=lambda sample: sum(tensor.numel() for tensor in tensors_in(sample)))

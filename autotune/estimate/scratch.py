@@ -14,7 +14,7 @@ import torch
 
 from .kernels import Kernel, Like
 
-__all__ = ["kernel_of", "num_threads", "reckon_with"]
+__all__ = ["kernel_of", "num_threads", "reckon_with", "scratch_named"]
 
 _aten = torch.ops.aten
 _LANES = 16
@@ -55,6 +55,15 @@ def kernel_of(func: Any, args: Any, kwargs: Any, results: Any) -> Kernel | None:
     """
     scratch = _TABLE.get(func.overloadpacket)
     return None if scratch is None else Kernel.of(scratch, results, args, kwargs)
+
+
+def scratch_named(name: str) -> Callable[..., int]:
+    """What is in the table under a function's name.
+
+    Raises:
+        KeyError: nothing is.
+    """
+    return {scratch.__name__: scratch for scratch in _TABLE.values()}[name]
 
 
 def _convolution(

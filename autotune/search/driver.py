@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from ..errors import Interrupted, PlanError, TaskError
-from ..files import check_output
+from ..files import FOLDER, check_output
 from ..plan import Budget, Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
@@ -26,7 +26,7 @@ from .options import SearchOptions
 from .pace import LEAST_SHARE_S, Pace
 from .record import StudyRecord
 from .session import Session
-from .storage import FOLDER, default_storage, sqlite_path
+from .storage import default_storage, sqlite_path
 from .study import Study
 
 __all__ = ["INTERRUPTED", "search"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..files import FOLDER
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Executor, Measured, Outcome, TrialRequest
@@ -14,7 +15,6 @@ from .events import Event, Warned
 from .inquiry import Inquiry, exactness, reference_settings
 from .options import SearchOptions
 from .pace import Pace
-from .storage import FOLDER
 from .study import Study, Tried
 from .verdict import Verdict, judge
 

@@ -16,11 +16,9 @@ import sqlalchemy.event
 import sqlalchemy.exc
 
 from ..errors import StudyError
+from ..files import FOLDER
 
-__all__ = ["FOLDER", "Lock", "default_storage", "open_storage", "sqlite_path", "storage_errors"]
-
-FOLDER = Path(".autotune")
-"""Beside the current directory: the default storage, and the trials' output."""
+__all__ = ["Lock", "default_storage", "open_storage", "sqlite_path", "storage_errors"]
 
 
 def default_storage(stem: str) -> str:

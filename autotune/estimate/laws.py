@@ -1,0 +1,152 @@
+"""``Laws``: of a task's combinations of techniques, traced once and kept under ``.autotune/laws``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..apply_plan import build_model
+from ..errors import UserError
+from ..files import FOLDER, replacing
+from ..plan import Plan
+from ..randomness import seed_everything, undisturbed
+from ..task import Task
+from ..techniques import Settings
+from .answers import Target
+from .law import MemoryLaw, memory_law
+from .law_file import KeptLaw, load_law, packed
+from .rehearsal import Rehearsed, Untraceable, largest_sample
+from .scratch import num_threads
+
+__all__ = ["Laws"]
+
+_WITHOUT_TRACE = ("batch", "allocator", "data_loading")
+"""Techniques that no trace depends on."""
+_PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARIES = re.compile(rf"{re.escape(sysconfig.get_path('stdlib'))}/|/(site|dist)-packages/")
+"""Where source files are not the user's."""
+
+
+class Laws:
+    """Finds laws again that an earlier process has traced, of a task that lies in a file.
+
+    There is one file for each combination. It is written anew where anything has changed that a trace depends on: the
+    content of any source file of the user's or of this package, the model, what its samples look like, threads, torch.
+    """
+
+    def __init__(self, task: Task, largest_of: int | None, target: Target) -> None:
+        """
+        Args:
+            task: whose laws they are.
+            largest_of: where shapes vary, every batch repeats the largest of so many samples.
+            target: the device that is planned for.
+        """
+        self._task, self._largest_of, self._target = task, largest_of or 1, target
+
+    def law(self, plan: Plan, accumulates: bool) -> MemoryLaw:
+        """As :func:`memory_law` has it.
+
+        Raises:
+            Untraceable: the training asks for values that tensors without values do not have.
+            Exception: whatever the user's code raises.
+        """
+
+        @cache
+        def traced() -> MemoryLaw:
+            """Once it is needed."""
+            return memory_law(plan, self._task, accumulates, self._largest_of, self._target)
+
+        if not self._task.source:
+            return traced()
+        path = self._path(plan.settings, accumulates)
+        law = load_law(path, self._key)
+        if law is None:
+            law = KeptLaw(traced().batches, dict(zip(traced().batches, traced().steps, strict=True)))
+            self._save(path, law)
+        return _restored(law, lambda batch: traced().rehearse(batch), lambda: self._save(path, law))
+
+    def _path(self, settings: Settings, accumulates: bool) -> Path:
+        stock = {name: getattr(Settings(), name) for name in _WITHOUT_TRACE}
+        combination = settings.model_copy(update=stock).canonical()
+        said = [self._task.source, combination, accumulates, self._largest_of, self._target]
+        return FOLDER / "laws" / f"{_hash(json.dumps(said))[:32]}.json.gz"
+
+    def _save(self, path: Path, law: KeptLaw) -> None:
+        """Where that can be: a law that is not kept is traced again."""
+        with suppress(TypeError, OSError, UserError):
+            content = packed(self._key, law)
+            with replacing(path, UserError) as temporary:
+                temporary.write_bytes(content)
+
+    @cached_property
+    def _key(self) -> str:
+        """What a trace depends on beside the combination."""
+        with undisturbed():
+            seed_everything(0)
+            model = build_model(self._task)
+            sample = largest_sample(self._task.build_dataset(), self._largest_of)
+        named = chain(model.named_parameters(), model.named_buffers())
+        said = [
+            [torch.__version__, torch.backends.cpu.get_cpu_capability(), num_threads()],
+            re.sub(r" at 0x[0-9a-f]+", "", repr(model)),
+            [[name, str(one.dtype), [*one.shape], one.requires_grad] for name, one in named],
+            _outline(sample),
+            sorted(_sources()),
+        ]
+        return _hash(json.dumps(said))
+
+
+def _restored(law: KeptLaw, rehearse: Callable[[int], Rehearsed], save: Callable[[], None]) -> MemoryLaw:
+    """A law whose steps at other batches are kept too."""
+
+    def step(batch: int) -> Rehearsed:
+        """At a batch, kept or traced now."""
+        if batch not in law.steps:
+            try:
+                law.steps[batch] = rehearse(batch)
+            except Untraceable as error:
+                law.steps[batch] = str(error)
+            save()
+        found = law.steps[batch]
+        if isinstance(found, str):
+            raise Untraceable(found)
+        return found
+
+    first, second, third = map(step, law.batches)
+    return MemoryLaw((first, second, third), step, law.batches)
+
+
+def _outline(sample: Any) -> Any:
+    """What a sample is, without its values."""
+    if hasattr(sample, "dtype") and hasattr(sample, "shape"):
+        return [str(sample.dtype), [*sample.shape]]
+    if isinstance(sample, Mapping):
+        return {str(key): _outline(value) for key, value in sample.items()}
+    return [*map(_outline, sample)] if isinstance(sample, (list, tuple)) else type(sample).__name__
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    """This package's files, and those that modules of the user's were loaded from, with what is in them."""
+    for own in _PACKAGE.rglob("*.py"):
+        yield str(own.relative_to(_PACKAGE)), _hash(own.read_text(encoding="utf-8"))
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        name = getattr(getattr(module, "__spec__", None), "name", name)
+        if path and name.partition(".")[0] != "autotune" and not _LIBRARIES.search(path):
+            with suppress(OSError):
+                yield path, hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,165 @@
+"""Laws that are kept: found again where nothing has changed, and traced where anything has."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.estimate import law as law_module
+from autotune.estimate.law import MemoryLaw, memory_law
+from autotune.estimate.law_file import KeptLaw, load_law, packed
+from autotune.estimate.laws import Laws
+from autotune.estimate.rehearsal import Rehearsal, Untraceable
+from autotune.plan import Budget, Plan
+from autotune.task import load_task
+from autotune.techniques import Settings
+from autotune.testing.zoo import ZOO
+
+MODEL = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+
+def build_dataset():
+    return list(torch.randn(16, 4))
+
+def compute_loss(model, batch):
+    return model(batch).mean()
+"""
+
+
+@pytest.fixture
+def task_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "kept_model.py"
+    path.write_text(MODEL)
+    return path
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A row for each rehearsal that is opened."""
+    opened: list[Any] = []
+
+    class Counted(Rehearsal):
+        def __init__(self, *args: Any) -> None:
+            opened.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(law_module, "Rehearsal", Counted)
+    return opened
+
+
+def plan(**settings: Any) -> Plan:
+    return Plan(settings=Settings.model_validate(settings), budget=Budget(device="cpu"))
+
+
+def law(path: Path, accumulates: bool = False, **settings: Any) -> MemoryLaw:
+    """As a process of its own would find it."""
+    return Laws(load_task(str(path)), None, "cpu").law(plan(**settings), accumulates)
+
+
+def files() -> list[Path]:
+    return sorted(Path(".autotune/laws").iterdir())
+
+
+EXACT = {"layers": {"kind": "exact"}, "precision": {"kind": "bf16"}}
+
+
+@pytest.mark.parametrize(("name", "settings"), [("gpt", {}), ("resnet", EXACT), ("token_loss", EXACT)])
+def test_what_is_kept_of_a_law_is_the_law(name: str, settings: Any, tmp_path: Path):
+    found = memory_law(plan(**settings), ZOO[name], accumulates=True)
+    kept = KeptLaw(found.batches, dict(zip(found.batches, found.steps, strict=True)))
+    path = tmp_path / "law"
+    path.write_bytes(packed("key", kept))
+    assert load_law(path, "key") == kept
+    assert load_law(path, "another") is None
+
+
+def test_a_law_is_traced_once(task_file: Path, traced: list[Any]):
+    """Allocators, workers and batches have none of their own; accumulation and techniques do."""
+    first = law(task_file)
+    second = law(task_file, allocator={"kind": "tcmalloc"}, batch={"micro": 7}, data_loading={"num_workers": 2})
+    assert len(traced) == 1
+    assert [second.peak_bytes(micro) for micro in (2, 7, 300)] == [first.peak_bytes(micro) for micro in (2, 7, 300)]
+    assert (second.at(7), second.work(7)) == (first.at(7), first.work(7))
+    law(task_file, accumulates=True)
+    law(task_file, precision={"kind": "bf16"})
+    assert len(traced) == len(files()) == 3
+
+
+def test_a_batch_that_is_traced_by_itself_is_kept_too(task_file: Path, traced: list[Any]):
+    """As is that it cannot be: BatchNorm wants two values."""
+    for _ in range(2):
+        with pytest.raises(Untraceable, match="more than 1 value"):
+            law(task_file).peak_bytes(1)
+    task_file.write_text(MODEL.replace("nn.BatchNorm1d(8)", "nn.Tanh()"))
+    assert law(task_file).peak_bytes(1) == law(task_file).peak_bytes(1)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["task", "module"])
+def test_a_file_that_was_edited_is_traced_again(imported: bool, task_file: Path, traced: list[Any]):
+    """The task's own, or one that it imports; what was kept gives way."""
+    edited = task_file
+    if imported:
+        edited = task_file.with_name("kept_beside.py")
+        edited.write_text("WIDTH = 4\n")
+        task_file.write_text(f"import kept_beside\n{MODEL}")
+    law(task_file)
+    edited.write_text(f"{edited.read_text()}# edited\n")
+    law(task_file)
+    law(task_file)
+    assert len(traced) == 2
+    assert len(files()) == 1
+
+
+def test_another_number_of_threads_is_traced_again(task_file: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch):
+    law(task_file)
+    monkeypatch.setattr("autotune.estimate.scratch._num_threads", 64)
+    law(task_file)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: b"",
+        lambda content: b"no gzip",
+        lambda content: content[:-20],
+        lambda content: content[:99] + b"no gzip" + content[106:],
+        lambda content: gzip.compress(b'{"key": []}'),
+    ],
+    ids=["empty", "other", "cut", "changed", "another"],
+)
+def test_a_corrupt_file_is_ignored_and_written_anew(
+    spoil: Callable[[bytes], bytes], task_file: Path, traced: list[Any]
+):
+    law(task_file)
+    (path,) = files()
+    before = path.read_bytes()
+    path.write_bytes(spoil(before))
+    law(task_file)
+    assert len(traced) == 2
+    assert path.read_bytes() == before
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(task_file: Path, traced: list[Any]):
+    Path(".autotune").write_text("in the way")
+    law(task_file)
+    law(task_file)
+    assert len(traced) == 2
+
+
+def test_a_task_without_a_file_is_traced_each_time(task_file: Path, traced: list[Any]):
+    for _ in range(2):
+        Laws(ZOO["mlp"], None, "cpu").law(plan(), accumulates=False)
+    assert len(traced) == 2
+    assert os.listdir() == ["kept_model.py"]
