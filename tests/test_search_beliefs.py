@@ -167,6 +167,19 @@ def test_a_measured_bias_of_the_prediction_is_learned_for_all():
     assert after.chance_usable(np.array([2])) < 0.05
 
 
+def test_a_prediction_that_may_be_further_off_leaves_more_of_a_chance():
+    """Real priors, 2 % above the limit: its upper end 2 % above it, or 10 %."""
+    rows = [
+        Configuration({"choice": label}, None, Prediction(peak_bytes=102 * MIB, high_bytes=round(high * MIB)))
+        for label, high in zip("ab", (104.04, 112.2), strict=True)
+    ]
+    known = Priors.of(Configurations(rows, {"choice": CategoricalDistribution(("a", "b"))}), 100 * MIB, 0)
+    assert known.peak.surface.own == pytest.approx([1.0, 5.0])
+    seen = [(0, measured(1.0, 102.0))]
+    sure, unsure = Beliefs(known, seen, 100 * MIB).chance_usable(np.array([0, 1]))
+    assert sure < 0.05 < unsure < 0.5
+
+
 def test_a_trial_that_is_running_teaches_nothing_but_that_it_will_be_known():
     """Its expected value stands in for it: means stay, and only uncertainty shrinks."""
     known = priors(1, 1, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,8 @@ def prior(**changes) -> Prior:
 
 def surface(*positions: tuple[float, ...], ordered: bool = False, mean: float = 0.0) -> Surface:
     count, width = len(positions), len(positions[0])
-    return Surface(np.array(positions), np.full(width, ordered), np.full((1, count), mean), np.zeros((count, 0)))
+    means, trends = np.full((1, count), mean), np.zeros((count, 0))
+    return Surface(np.array(positions), np.full(width, ordered), means, trends, np.ones(count))
 
 
 def given(process: Process, *measured: tuple[int, float]):
@@ -58,6 +61,16 @@ def test_pairs_have_the_product_of_their_main_effects_times_the_share():
     assert process.variance(hyper, every)[0].tolist() == [20, 20, 20, 20]
 
 
+def test_what_may_be_off_by_more_than_others_is_believed_less():
+    """Level and main effect of variance 1 each; of a configuration's own 1, or 9 where it may be off by three times as
+    much: a measurement there moves its like by 2/11 of itself, where another moves it by 2/3."""
+    rows = surface((0.0,), (0.0,), (0.0,))
+    process = Process(replace(rows, own=np.array([1.0, 3.0, 0.0])), prior(rest=ONE), 0)
+    assert [overall(given(process), number)[1] for number in range(3)] == [3.0, 11.0, 2.0]
+    assert overall(given(process, (0, 3.0)), 2)[0] == pytest.approx(3.0 * 2 / 3, abs=1e-6)
+    assert overall(given(process, (1, 3.0)), 2)[0] == pytest.approx(3.0 * 2 / 11, abs=1e-6)
+
+
 def test_an_interaction_is_learned_from_four_cells():
     """facts/memory.md: each choice alone says little of both together (376, 434, 324 and 510 samples/s)."""
     logs = np.log([376.0, 434.0, 324.0, 510.0])
@@ -80,7 +93,8 @@ def test_of_two_prior_means_the_one_that_explains_the_measurements_is_kept():
     """The process is flat; one of the means rises by 1."""
     flat = prior(level=1.0, main=LogNormal(0.01, 0.0))
     means = np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 2.0]])
-    process = Process(Surface(np.array([[0.0], [1.0], [2.0]]), np.array([True]), means, np.zeros((3, 0))), flat, 0)
+    positions, ordered = np.array([[0.0], [1.0], [2.0]]), np.array([True])
+    process = Process(Surface(positions, ordered, means, np.zeros((3, 0)), np.ones(3)), flat, 0)
     assert given(process, (0, 5.0), (1, 6.0)).overall(2)[0] == pytest.approx(7.0, abs=0.05)
 
 

@@ -16,13 +16,15 @@ from .estimated import Interval
 
 __all__ = ["process_interval", "resident_bytes", "workers_bytes"]
 
-_SLACK = {"system": (-0.25, 0.0, 0.5), "tcmalloc": (-0.2, 0.0, 0.3), "jemalloc": (0.0, 0.05, 0.1)}
-"""By allocator, what it keeps beyond what is reckoned, as a share of it: seldom less, usual, seldom more. Set by the
-tables in ``benchmarks/replay/tables`` and by ``benchmarks/results/glibc-peaks-cpu.jsonl``; jemalloc's is
-a guess."""
-_BESIDE_BYTES = 5 * MIB
-"""What trials were charged beyond :func:`resident_bytes` and what malloc is reckoned to keep, by the configurations of
-those tables whose tensors are small, at the median. What it consists of was not looked into."""
+_ERROR = 0.02
+"""Share of a prediction by which it may be off whatever the allocator."""
+_SLACK_ERROR = 0.75
+"""Share of what malloc is reckoned to keep beyond the tensors by which that may be off besides. So 2 % of the tables in
+``benchmarks/replay/tables`` lie above, and of no training and allocator more than 6 %. What malloc keeps says how far
+off a prediction is, whichever the allocator: left out, a training is foretold by the others."""
+_BESIDE_BYTES = {"tcmalloc": 5 * MIB}
+"""What a preloaded allocator itself is charged, by the configurations of those tables whose tensors are small, at the
+median; :func:`resident_bytes` grew by 7 MiB with it."""
 _WORKER_BYTES = 36 * MIB
 """Private pages of a loader worker, at the median of the table of ``unet_denoise``."""
 
@@ -71,13 +73,18 @@ def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings:
         tensors: at their peak.
         settings: whose allocator it is.
     """
-    kind = settings.allocator.kind if settings.allocator.kind in _SLACK else "system"
-    resident = {"system": heap.resident_peak_bytes, "tcmalloc": pages.resident_peak_bytes}.get(kind, Trace.peak_bytes)
+    kind = settings.allocator.kind
+    resident = {"tcmalloc": pages.resident_peak_bytes, "jemalloc": _guessed_bytes}.get(kind, heap.resident_peak_bytes)
     added = resident(trace) / trace.peak_bytes()
-    beside = base_bytes + _BESIDE_BYTES
-    parts = zip((tensors.low, tensors.value, tensors.high), _SLACK[kind], strict=True)
-    low, value, high = (beside + round(part * added * (1 + share)) for part, share in parts)
-    return Interval(low=low, value=value, high=high)
+    beside = base_bytes + _BESIDE_BYTES.get(kind, 0)
+    low, value, high = (beside + round(part * added) for part in (tensors.low, tensors.value, tensors.high))
+    error = round(_ERROR * value + _SLACK_ERROR * (added - 1) * tensors.value)
+    return Interval(low=low - error, value=value, high=high + error)
+
+
+def _guessed_bytes(trace: Trace) -> int:
+    """What jemalloc keeps resident, without having been looked into."""
+    return round(1.05 * trace.peak_bytes())
 
 
 def workers_bytes(settings: Settings) -> int:

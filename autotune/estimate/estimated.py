@@ -75,6 +75,8 @@ class Prediction(_Frozen):
 
     peak_bytes: int
     """What the device charges the process at its peak."""
+    high_bytes: int | None = None
+    """At most one in twenty is above."""
     flops_per_sample: float | None = None
     """Floating-point operations of a training step."""
     bytes_per_sample: float | None = None

@@ -201,8 +201,10 @@ def _prediction(predictor: Predictor, settings: Settings) -> Prediction:
     law = predictor.law(micro).law
     step, optimizer = law.work(micro)
     seen = micro * min(passes, 2)  # samples of the step that was traced
+    process = predictor.process(micro, settings)
     return Prediction(
-        peak_bytes=predictor.process(micro, settings).value,
+        peak_bytes=process.value,
+        high_bytes=process.high,
         flops_per_sample=step.flops / seen + optimizer.flops / num_samples,
         bytes_per_sample=step.num_bytes / seen + optimizer.num_bytes / num_samples,
     )

@@ -81,12 +81,13 @@ class Configurations:
         """Number of the configuration with these parameters; None where there is none."""
         return self._index.get(self._key(params)) if params.keys() >= self.distributions.keys() else None
 
-    def surface(self, means: Array, trends: Array) -> Surface:
+    def surface(self, means: Array, trends: Array, own: Array | None = None) -> Surface:
         """The configurations as a process sees them, given what is thought of them beforehand."""
         columns = [self._column(name) for name in self.distributions]
         positions = np.column_stack(columns) if columns else np.zeros((len(self), 0))
         ordered = [not isinstance(kind, CategoricalDistribution) for kind in self.distributions.values()]
-        return Surface(positions, np.array(ordered, dtype=bool), means, trends)
+        own = np.ones(len(self)) if own is None else own
+        return Surface(positions, np.array(ordered, dtype=bool), means, trends, own)
 
     def micro_batches(self) -> Array:
         """(configurations,): samples in one forward pass; 1 where nothing chooses it."""

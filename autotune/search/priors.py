@@ -48,6 +48,9 @@ _HALVES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
 """Micro-batches at which half of the best speed is reached, over the geometric mean of those there are."""
 _CONSTANT = 0.02
 """Standard deviation of memory that the prediction leaves out whatever the configuration, as a share of the limit."""
+_ABOVE = 0.02
+"""Share by which the upper end of a prediction lies above it where its own error is as :data:`_PEAK` has it; wider ones
+are believed less in proportion. It is the least there is (``autotune.estimate.baseline``)."""
 _UNPREDICTED = 0.5
 """Standard deviation of what each level adds to the logarithm of a peak without a prediction."""
 
@@ -72,7 +75,7 @@ class Priors:
         return cls(
             configurations,
             _speed_process(configurations, seed),
-            _peak_process(configurations, log_predicted, limit_bytes, seed),
+            _peak_process(configurations, limit_bytes, seed),
             Process(failure, _FAILURE, seed),
             _filled(log_predicted, math.log(limit_bytes or 1)),
         )
@@ -90,13 +93,16 @@ def _speed_process(configurations: Configurations, seed: int) -> Process:
     return Process(configurations.surface(means, np.column_stack(trends)), _SPEED, seed + 1)
 
 
-def _peak_process(configurations: Configurations, log_predicted: Array, limit: int | None, seed: int) -> Process:
-    """Predictions are right to a factor and a constant; what has none has a base and what grows with the batch."""
-    unknown = np.isnan(log_predicted)
+def _peak_process(configurations: Configurations, limit: int | None, seed: int) -> Process:
+    """Predictions are right to a factor and a constant, and to what each says of itself; what has none has a base and
+    what grows with the batch."""
+    predicted = configurations.predicted("peak_bytes")
+    unknown = np.isnan(predicted)
+    own = _filled(configurations.predicted("high_bytes") / predicted - 1, _ABOVE) / _ABOVE
     grown = np.log(np.array(_HALVES)[:, None] + _relative(configurations.micro_batches()))
-    constant = np.where(unknown, 0.0, _CONSTANT * (limit or 0.0) / np.exp(log_predicted))
+    constant = np.where(unknown, 0.0, _CONSTANT * (limit or 0.0) / predicted)
     trends = np.column_stack([constant, unknown[:, None] * configurations.indicators() * _UNPREDICTED])
-    surface = configurations.surface(np.where(unknown, grown, 0.0), trends)
+    surface = configurations.surface(np.where(unknown, grown, 0.0), trends, own)
     return Process(surface, _PEAK_UNPREDICTED if unknown.all() else _PEAK, seed + 2)
 
 

@@ -76,6 +76,8 @@ class Surface:
     """(alternatives, configurations): prior means, equally likely."""
     trends: Array
     """(configurations, trends): deviations from them, each column times a standard normal factor."""
+    own: Array
+    """(configurations,): by how much more than :attr:`Prior.rest` each may be off by itself, as a factor."""
 
     def similarity(self, left: Indices, right: Indices) -> Array:
         """(parameters, left, right), in [0, 1]."""
@@ -156,7 +158,7 @@ class Process:
         varied = (hyper.main**2 @ similar + hyper.pair[:, None] ** 2 * pairs).reshape(
             len(hyper.main), len(left), len(right)
         )
-        own = hyper.rest[:, None, None] ** 2 * (left[:, None] == right)
+        own = (hyper.rest[:, None] * self.surface.own[left])[:, :, None] ** 2 * (left[:, None] == right)
         shared = self.prior.level**2 + self.surface.trends[left] @ self.surface.trends[right].T
         covariance: Array = varied + own + shared
         return covariance
@@ -165,8 +167,8 @@ class Process:
         """(draws, index): the diagonal of :meth:`covariance`."""
         squares = (hyper.main**2).sum(1)
         pairs = (hyper.main.sum(1) ** 2 - squares) / 2
-        varied = squares + hyper.pair**2 * pairs + hyper.rest**2
-        variance: Array = varied[:, None] + self.prior.level**2 + (self.surface.trends[index] ** 2).sum(1)
+        varied = (squares + hyper.pair**2 * pairs)[:, None] + (hyper.rest[:, None] * self.surface.own[index]) ** 2
+        variance: Array = varied + self.prior.level**2 + (self.surface.trends[index] ** 2).sum(1)
         return variance
 
     def measured(self, hyper: Hyper, index: Indices, variances: Array) -> Array:

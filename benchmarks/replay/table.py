@@ -131,7 +131,7 @@ def load_table(path: Path, device: Literal["cpu", "cuda"] = "cpu") -> Table:
 
 def _entry(row: dict[str, Any]) -> Entry:
     predicted = row.get("predicted") or {}
-    known = {name: predicted.get(name) for name in ("peak_bytes", "flops_per_sample", "bytes_per_sample")}
+    known = {name: predicted.get(name) for name in ("peak_bytes", "high_bytes", "flops_per_sample", "bytes_per_sample")}
     return Entry(
         settings=Settings.model_validate(row["settings"]),
         samples_per_s=tuple(row.get("samples_per_s", ())),
