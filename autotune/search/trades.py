@@ -10,9 +10,6 @@ from ..techniques.batch import Batch
 
 __all__ = ["is_needless", "trades_time"]
 
-_SURE = 1.05
-"""A peak that is predicted so far below what may be used is sure to fit."""
-
 
 def trades_time(settings: Settings) -> bool:
     """Whether any memory is bought with time."""
@@ -22,7 +19,7 @@ def trades_time(settings: Settings) -> bool:
 def is_needless(
     settings: Settings, largest: Batch | None, predict: Callable[[Settings], Prediction | None], usable_bytes: float
 ) -> bool:
-    """Whether memory is bought with time although none is wanting: without that, even the largest batch fits.
+    """Whether memory is bought with time although none is wanting: without that, even the largest batch is sure to fit.
 
     Args:
         settings: the configuration.
@@ -32,4 +29,4 @@ def is_needless(
     """
     stock = {one.name: type(one)() for one in settings.techniques() if one.trades_time}
     known = predict(settings.model_copy(update={**stock, "batch": largest}))
-    return trades_time(settings) and known is not None and known.peak_bytes * _SURE <= usable_bytes
+    return trades_time(settings) and known is not None and (known.high_bytes or known.peak_bytes) <= usable_bytes
