@@ -102,6 +102,16 @@ def test_the_same_seed_proposes_the_same():
     assert proposed(first) == proposed(second)
 
 
+def test_what_is_believed_is_thought_out_once_for_each_trial():
+    own = sampler()
+    found = study(own)
+    found.optimize(objective, n_trials=2)
+    before = own.beliefs(found)
+    assert own.beliefs(found) is before
+    found.optimize(objective, n_trials=1)
+    assert [len(each.observed) for each in (before, own.beliefs(found))] == [2, 3]
+
+
 def test_another_process_goes_on_as_the_first_would_have(tmp_path: Path):
     """All that it knows is in the study."""
     whole = study()

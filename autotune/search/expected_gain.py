@@ -75,6 +75,7 @@ class ExpectedGainSampler(BaseSampler):
         self._limit, self._margin = limit_bytes, margin
         self._seed = seed
         self._priors = Priors.of(configurations, limit_bytes, seed)
+        self._believed: Beliefs | None = None
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """All parameters, known beforehand."""
@@ -108,8 +109,11 @@ class ExpectedGainSampler(BaseSampler):
         return int(left[np.argmax(beliefs.promise(left))])
 
     def beliefs(self, study: optuna.Study) -> Beliefs:
-        """What is believed after the study's trials."""
-        return Beliefs(self._priors, list(self._observed(study.get_trials(deepcopy=False))), self._limit, self._margin)
+        """What is believed after the study's trials; the same is not thought out twice."""
+        observed = tuple(self._observed(study.get_trials(deepcopy=False)))
+        if self._believed is None or self._believed.observed != observed:
+            self._believed = Beliefs(self._priors, observed, self._limit, self._margin)
+        return self._believed
 
     def stop_reason(self, study: optuna.Study) -> str | None:
         """Why there is no point in going on, in words; None where there is one."""
