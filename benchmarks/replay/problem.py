@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from autotune.estimate import Prediction
 from autotune.plan import Budget
 from autotune.search.configurations import Configuration, Configurations
+from autotune.search.trades import is_needless
 from autotune.search.verdict import Verdict
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.workers import Outcome
@@ -64,6 +66,12 @@ class Problem:
         """Whether the table has it."""
         return settings.canonical() in self.predicted
 
+    def is_needless(self, settings: Settings) -> bool:
+        """Whether it buys memory with time where none is wanting."""
+        largest = self.choices["batch"][-1] if "batch" in self.choices else settings.batch
+        usable = math.inf if self.budget.limit is None else self.budget.limit / (1 + self.budget.margin)
+        return is_needless(settings, largest, lambda other: self.predicted.get(other.canonical()), usable)
+
     def predicted_to_fit(self, settings: Settings) -> bool:
         """By the law alone, to the byte."""
         known = self.predicted[settings.canonical()]
@@ -87,12 +95,13 @@ class Space:
         """Of a configuration that is in the space."""
         return next(json.loads(key) for key, each in self.by_params.items() if each == settings)
 
-    def configurations(self, problem: Problem) -> Configurations:
+    def configurations(self, problem: Problem, with_needless: bool) -> Configurations:
         """The same as a set, each configuration once."""
         once = {each: json.loads(key) for key, each in reversed(self.by_params.items())}
         rows = [
             Configuration(params, micro_batch(each), problem.predicted[each.canonical()])
             for each, params in reversed(once.items())
+            if with_needless or not problem.is_needless(each)
         ]
         return Configurations(rows, self.distributions, self.batch)
 

@@ -25,12 +25,13 @@ _PATIENCE = 5
 
 
 def expected_gain(is_derived: bool) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
-    """This package's own, which also stops by itself; over all batches, or those about the largest predicted to fit."""
+    """This package's own, which also stops by itself; over everything, or, as in a search, over what may be of use and
+    batches about the largest predicted to fit."""
 
     def play(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:
         known = Space.raw(problem)
         limit, margin = problem.budget.limit, problem.budget.margin
-        configurations = known.configurations(problem)
+        configurations = known.configurations(problem, with_needless=not is_derived)
         if is_derived and limit is not None:
             configurations = configurations.derived(limit / (1 + margin))
         sampler = ExpectedGainSampler(configurations, limit_bytes=limit, margin=margin, seed=seed)
