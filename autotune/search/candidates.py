@@ -25,7 +25,7 @@ from .expected_gain import ExpectedGainSampler
 from .options import SamplerName
 from .sampler import build_sampler
 from .study import Study, Tried
-from .trades import is_needless
+from .trades import is_needless, num_trades
 
 __all__ = ["Candidates", "ConfigurationSpace", "Predict", "Proposal"]
 
@@ -136,7 +136,8 @@ class ConfigurationSpace:
         for words in self.weighed(record.seed):
             if not self.is_needless(words, record.usable_bytes) and not self._is_repeated(words):
                 micro_batch = words.batch.micro if words.batch else None
-                rows.append(Configuration(self.params(words) or {}, micro_batch, self._predict(words)))
+                known = self._predict(words)
+                rows.append(Configuration(self.params(words) or {}, micro_batch, known, num_trades(words)))
         configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
         margin = record.budget.margin
         return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)

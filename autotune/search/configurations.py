@@ -33,6 +33,8 @@ class Configuration:
     """Samples in one forward pass, where a parameter chooses it."""
     predicted: Prediction | None = None
     """None where nothing could be predicted."""
+    num_trades: int = 0
+    """Techniques that buy memory with time."""
 
 
 class Configurations:

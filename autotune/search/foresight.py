@@ -14,7 +14,7 @@ from .candidates import ConfigurationSpace, Predict
 from .events import PredictionEnded, PredictionStarted
 from .inquiry import failure
 from .session import Session
-from .trades import trades_time
+from .trades import num_trades
 
 __all__ = ["foresee"]
 
@@ -34,10 +34,10 @@ def foresee(session: Session, space: ConfigurationSpace) -> Predict:
     every = list(dict.fromkeys(map(_key, space.weighed(session.study.record.seed))))
     session.observe(PredictionStarted(len(every)))
     if session.options.sampler == "law":
-        foresight.ask([settings for settings in every if not trades_time(settings)])
+        foresight.ask([settings for settings in every if not num_trades(settings)])
         plain, usable = space.foretold(foresight.predict), session.study.record.usable_bytes
         wanted = [settings for settings in every if not plain.is_needless(settings, usable)]
-        foresight.ask([settings for settings in wanted if trades_time(settings)])
+        foresight.ask([settings for settings in wanted if num_trades(settings)])
     else:  # Optuna's samplers ask for nothing but which blocks to recompute
         wanted = [settings for settings in every if settings.checkpointing.is_open]
         foresight.ask(wanted)

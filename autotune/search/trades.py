@@ -8,12 +8,12 @@ from ..estimate import Prediction
 from ..techniques import Settings
 from ..techniques.batch import Batch
 
-__all__ = ["is_needless", "trades_time"]
+__all__ = ["is_needless", "num_trades"]
 
 
-def trades_time(settings: Settings) -> bool:
-    """Whether any memory is bought with time."""
-    return any(one.trades_time and one != type(one)() for one in settings.techniques())
+def num_trades(settings: Settings) -> int:
+    """How many techniques buy memory with time."""
+    return sum(one.trades_time and one != type(one)() for one in settings.techniques())
 
 
 def is_needless(
@@ -29,4 +29,4 @@ def is_needless(
     """
     stock = {one.name: type(one)() for one in settings.techniques() if one.trades_time}
     known = predict(settings.model_copy(update={**stock, "batch": largest}))
-    return trades_time(settings) and known is not None and (known.high_bytes or known.peak_bytes) <= usable_bytes
+    return num_trades(settings) > 0 and known is not None and (known.high_bytes or known.peak_bytes) <= usable_bytes
