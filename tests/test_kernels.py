@@ -7,6 +7,7 @@ import torch
 
 from autotune.estimate.kernels import Kernel, Like, like
 from autotune.estimate.scratch import kernel_of
+from autotune.estimate.slow_convolution import Convolution
 
 aten = torch.ops.aten
 
@@ -41,6 +42,65 @@ def test_an_image_is_read_as_it_lies_and_the_result_copied():
 
 def test_channels_last_is_computed_in_place_but_for_the_weight():
     assert convolution(tensor(16, 64, 16, 16, last=True), tensor(64, 64, 3, 3, last=True)) == 4 * 64 * 64 * 9
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_one_thread_multiplies_the_pixels_of_less_than_sixteen_images_as_they_lie():
+    weight = tensor(2, 32, 1, 1)
+    assert convolution(tensor(15, 32, 8, 8), weight, padding=0) == 0
+    assert convolution(tensor(16, 32, 8, 8), weight, padding=0) == 4 * (16 * 32 * 8**2 + 16 * 32 + 16 * (16 - 2) * 8**2)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_gradients_of_such_pixels_take_nothing_either():
+    x, weight, y = tensor(6, 32, 8, 8), tensor(2, 32, 1, 1), tensor(6, 2, 8, 8)
+    more = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True])
+    assert scratch(aten.convolution_backward.default, y, x, weight, [2], *more) == 0
+
+
+def test_one_small_image_is_unfolded_into_columns():
+    assert convolution(tensor(1, 64, 12, 12), tensor(96, 64, 3, 3)) == 4 * 12**2 * 64 * 9
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("x", "weight", "stride", "dilation", "groups", "dtype"),
+    [
+        ((15, 8, 4, 4), (8, 8, 1, 1), 1, 1, 1, torch.float32),
+        ((16, 8, 4, 4), (8, 8, 1, 1), 1, 1, 1, torch.float32),
+        ((6, 8, 4, 4), (8, 8, 1, 1), 2, 1, 1, torch.float32),
+        ((6, 8, 4, 4), (8, 8, 1, 1), 1, 2, 1, torch.float32),
+        ((6, 8, 4, 4), (8, 8, 1, 3), 1, 1, 1, torch.float32),
+        ((6, 8, 4), (8, 8, 1), 1, 1, 1, torch.float32),
+        ((6, 8, 4, 4, 4), (8, 8, 1, 1, 1), 1, 1, 1, torch.float32),
+        ((6, 8, 4, 4), (8, 4, 1, 1), 1, 1, 2, torch.float32),
+        ((1, 8, 64, 40), (8, 8, 3, 3), 1, 1, 1, torch.float32),
+        ((1, 8, 64, 41), (8, 8, 3, 3), 1, 1, 1, torch.float32),
+        ((1, 8, 8, 8), (8, 8, 3, 3), 2, 1, 1, torch.float32),
+        ((1, 8, 8, 8), (8, 4, 3, 3), 1, 1, 2, torch.float32),
+        ((1, 8, 8, 8), (8, 8, 4, 4), 1, 1, 1, torch.float32),
+        ((1, 8, 8), (8, 8, 4), 1, 1, 1, torch.float32),
+        ((6, 8, 8, 8), (8, 8, 3, 3), 1, 1, 1, torch.float64),
+    ],
+)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_who_computes_a_convolution_is_as_torch_says(
+    x, weight, stride, dilation, groups, dtype, transposed, num_threads, one_thread
+):
+    torch.set_num_threads(num_threads)
+    x, weight, dims = torch.empty(x, dtype=dtype), torch.empty(weight, dtype=dtype), len(x) - 2
+    options = ([stride] * dims, [0] * dims, [dilation] * dims, transposed, [0] * dims, groups)
+    chosen = torch._C._select_conv_backend(x, weight, None, *options, None)
+    assert Convolution(like(x), like(weight), *options).is_slow(num_threads) == (".Slow" in str(chosen))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .kernels import Kernel, Like
+from .slow_convolution import Convolution
 
 __all__ = ["kernel_of", "num_threads", "reckon_with", "scratch_named"]
 
@@ -67,12 +68,16 @@ def scratch_named(name: str) -> Callable[..., int]:
 
 
 def _convolution(
-    y: Like, x: Like, weight: Like, bias: Any, stride: list[int], padding: Any, dilation: Any, transposed: bool,
-    *rest: Any,
+    y: Like, x: Like, weight: Like, bias: Any, stride: list[int], padding: list[int], dilation: list[int],
+    transposed: bool, output_padding: list[int], groups: int,
 ) -> int:  # fmt: skip
     """Input and weight are reordered into oneDNN's layout; the result is computed there, and then copied."""
+    is_last = _is_channels_last(x, weight)
+    convolution = Convolution(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    if convolution.is_slow(num_threads()):
+        return _copy_bytes(x, is_last) + convolution.forward_bytes(y)
     blocked_weight = _blocked_weight_bytes(weight, x.dtype.itemsize)
-    if _is_channels_last(x, weight):
+    if is_last:
         return _copy_bytes(x, True) + blocked_weight
     blocked = _blocked_bytes(y)
     computing = _source_bytes(x) + blocked_weight + blocked - y.num_bytes
@@ -83,11 +88,14 @@ def _convolution(
 
 
 def _convolution_backward(
-    results: Any, grad: Like, x: Like, weight: Like, bias_sizes: Any, stride: list[int], padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: int, wanted: list[bool],
+    results: Any, grad: Like, x: Like, weight: Like, bias_sizes: Any, stride: list[int], padding: list[int],
+    dilation: list[int], transposed: bool, output_padding: list[int], groups: int, wanted: list[bool],
 ) -> int:  # fmt: skip
     """First the input's gradient, then the weight's, each in oneDNN's layout before it is copied."""
     is_last = _is_channels_last(x, weight)
+    convolution = Convolution(x, weight, stride, padding, dilation, transposed, output_padding, groups)
+    if convolution.is_slow(num_threads()):
+        return _copy_bytes(grad, is_last) + convolution.backward_bytes(grad)
     blocked_weight = _blocked_weight_bytes(weight, x.dtype.itemsize)
     source, blocked_grad = (0, 0) if is_last else (_source_bytes(x), _blocked_bytes(grad))
     grad_x, grad_weight = (one.num_bytes if wants else 0 for one, wants in zip((x, weight), wanted, strict=False))
