@@ -66,6 +66,14 @@ def test_the_gradients_of_such_pixels_take_nothing_either():
     assert scratch(aten.convolution_backward.default, y, x, weight, [2], *more) == 0
 
 
+@pytest.mark.parametrize(("width", "expected"), [(3, 0), (5, 4 * 64 * 16 * 16 * 3 * 5)])
+def test_wide_depthwise_kernels_in_channels_last_have_a_block_of_gradients_for_each_channel(width, expected):
+    x, weight = tensor(6, 64, 8, 8, last=True), tensor(64, 1, 3, width, last=True)
+    more = ([1, 1], [1, width // 2], [1, 1], False, [0, 0], 64, [False, True, False])
+    found = scratch(aten.convolution_backward.default, x, x, weight, [64], *more)
+    assert expected <= found <= expected + 4 * weight.numel() * 2
+
+
 def test_one_small_image_is_unfolded_into_columns():
     assert convolution(tensor(1, 64, 12, 12), tensor(96, 64, 3, 3)) == 4 * 12**2 * 64 * 9
 

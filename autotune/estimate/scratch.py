@@ -24,6 +24,8 @@ _FIRST = 3
 """Input channels of a convolution that reads its input as it lies: an image's."""
 _REDUCES = 6.0
 """Elements of an input over those of a weight from which threads share the batch in single precision."""
+_WIDEST = 3
+"""Kernel of a depthwise convolution whose weight's gradient oneDNN computes from channels_last images."""
 _PACKED_BYTES = 2**18
 """What a matrix product in half precision packs its operands into."""
 _MOST_SUMS_BYTES = 2**21
@@ -108,8 +110,19 @@ def _convolution_backward(
         most = max(blocked_grad + blocked_weight + blocked_x, blocked_x + grad_x * (2 if is_strided else 1))
     if wanted[1]:
         computing = source + blocked_grad + blocked_weight + _reduction_bytes(grad, x, weight, stride, transposed)
+        if is_last and groups > 1 and not transposed:
+            computing += _depthwise_bytes(weight, groups)
         most = max(most, grad_x + computing, grad_x + (3 * grad_weight if is_last else blocked_weight + grad_weight))
     return _copy_bytes(grad, is_last) + max(0, most - grad_x - grad_weight)
+
+
+def _depthwise_bytes(weight: Like, groups: int) -> int:
+    """Kernels wider than 3 have no kernel of their own for images as they lie: each group's gradient is in blocks of 16
+    by 16 channels; in half precision, also in single precision."""
+    if weight.size[1] > 1 or weight.size[-1] <= _WIDEST:
+        return 0
+    blocked = groups * _rounded(weight.size[0] // groups) * _LANES * math.prod(weight.size[2:])
+    return blocked * (weight.dtype.itemsize + (4 if weight.dtype in _HALVES else 0))
 
 
 def _reduction_bytes(grad: Like, x: Like, weight: Like, stride: list[int], transposed: bool) -> int:
