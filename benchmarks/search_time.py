@@ -9,6 +9,7 @@ time of its finalists is added. Bar: three times as long.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import tempfile
 import threading
@@ -119,7 +120,11 @@ def run(task: str, arguments: argparse.Namespace, seed: int, sampler: Any, most_
         if isinstance(event, Stopped):
             watched.explored_s, watched.stopped = elapsed_s, event.reason
 
-    with tempfile.TemporaryDirectory() as folder, Where("local").open(task, "cpu") as executor:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),  # where no law is kept
+        Where("local").open(task, "cpu") as executor,
+    ):
         options = SearchOptions(
             task=task,
             budget_bytes=arguments.budget * 2**20,
