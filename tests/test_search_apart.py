@@ -29,12 +29,13 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("space.yaml").write_text(SPACE)
 
 
-def search(load_s: float, update_s: float, trials: int = 30, dataset_bytes: int = 10**6, **changes) -> Run:
+def search(load_s: float, update_s: float, dataset_bytes: int = 10**6, known: dict | None = None, **changes) -> Run:
     """A step of 64 samples takes 640 ms, in bf16 half of that, 10 ms for each micro-batch, and the loader's and the
     optimizer's seconds: of these, workers and a cached epoch save all, and a fused optimizer half."""
-    found = facts(loader_samples_per_s={0: 64 / max(load_s, 1e-6), 1: 1e9}, dataset_bytes=dataset_bytes)
+    rates = {"loader_samples_per_s": {0: 64 / max(load_s, 1e-6), 1: 1e9}, "dataset_bytes": dataset_bytes}
+    found = facts(**{**rates, **(known or {})})
     rows = [_row(settings, load_s, update_s) for settings in configurations(found, load_space("space.yaml"))]
-    asked = options(trials=trials, **changes)
+    asked = options(**{"trials": 30, **changes})
     return run_search(asked, known=found, rows=rows, predict=lambda settings: Prediction(peak_bytes=MIB))
 
 
@@ -99,3 +100,18 @@ def test_a_study_that_another_sampler_began_is_gone_on_with():
     run = search(load_s=0.010, update_s=0.010, resume=True)
     assert run.plan.settings.precision == BF16.precision
     assert run.plan.settings.optimizer.kind == "fused"
+
+
+def test_a_cached_epoch_that_leaves_no_room_is_not_taken():
+    """The reference uses 1 MiB of 2: a second one that is to hold an epoch of 1 MiB is above the margin."""
+    run = search(load_s=0.100, update_s=0.0, dataset_bytes=MIB, budget_bytes=2 * MIB)
+    assert {settings.data_loading for settings in run.measured[1:]} >= {WORKERS}
+    assert run.measured[1].data_loading == WORKERS
+
+
+def test_loader_workers_on_a_cpu_are_confirmed_although_nothing_waits_for_them():
+    own = {"loader_options": {"num_workers": 2}, "loader_samples_per_s": {0: 1e6, 1: 1e7, 2: 1e8}}
+    assert {settings.data_loading.cache for settings in search(load_s=0.0, update_s=0.0, known=own).measured} == {
+        "none",
+        "host",
+    }

@@ -55,8 +55,10 @@ def test_only_what_may_be_of_use_is_predicted_and_tried():
     for settings in (*asked, *run.measured):
         trades = settings.checkpointing.kind != "none"
         assert not (trades and all(getattr(settings, name) == one for name, one in combination.items()))
+    assert all(request.deadline_s > 600 for request in run.executor.requests if request.kind == "predict")
     num_batches, num_combinations, num_recomputing = len({settings.batch for settings in asked}), 4, 2 * 3
-    assert run.seen(PredictionEnded) == [PredictionEnded(*[num_batches * (num_combinations + num_recomputing)] * 2)]
+    plain, recomputing = num_batches * num_combinations, num_batches * num_recomputing
+    assert run.seen(PredictionEnded) == [PredictionEnded(plain, plain), PredictionEnded(recomputing, recomputing)]
 
 
 def test_without_a_limit_nothing_that_trades_is_asked_for():

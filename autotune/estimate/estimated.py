@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ..measure.allocations import Kind
 from ..techniques import Settings
@@ -66,6 +66,8 @@ class PredictOptions(_Frozen):
     """What the device may charge the process, the margin taken off: for that, blocks are chosen."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: every batch is one of the largest of so many samples."""
+    model_bytes: NonNegativeInt = 0
+    """Of the parameters: so many processes are started as have room for theirs."""
     most_s: PositiveFloat | None = None
     """Seconds after which no further combination is begun; None is all of them."""
 

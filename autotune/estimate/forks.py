@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,7 +25,7 @@ _asked: Callable[[int], Any]
 """In a fork: what it is there for."""
 
 
-def in_forks(function: Callable[[T], R], arguments: Sequence[T]) -> Iterator[R]:
+def in_forks(function: Callable[[T], R], arguments: Sequence[T], room: int = sys.maxsize) -> Iterator[R]:
     """The function's value for each argument, in order; they are begun in order too.
 
     What raises in a fork, or ends it, is called once more here: the error is the one that it would have been.
@@ -32,8 +33,9 @@ def in_forks(function: Callable[[T], R], arguments: Sequence[T]) -> Iterator[R]:
     Args:
         function: runs in a fork of this process; its value is pickled.
         arguments: of each call.
+        room: so many forks there is memory for.
     """
-    num_forks = min(num_processors(), len(arguments))
+    num_forks = min(num_processors(), room, len(arguments))
     if num_forks < 2:
         yield from map(function, arguments)
         return

@@ -28,6 +28,8 @@ class KeptLaw:
     """That it goes by."""
     steps: dict[int, Rehearsed | str]
     """By their batch, these and others; or why there can be none."""
+    sources: dict[str, str]
+    """The user's files that were loaded once it was traced, and what was in them."""
 
 
 def packed(key: str, law: KeptLaw) -> bytes:
@@ -37,7 +39,8 @@ def packed(key: str, law: KeptLaw) -> bytes:
         TypeError: an operation has an argument that JSON cannot say.
     """
     steps = {batch: step if isinstance(step, str) else _step_rows(step) for batch, step in law.steps.items()}
-    text = json.dumps({"key": key, "batches": law.batches, "steps": steps}, separators=(",", ":"))
+    rows = {"key": key, "sources": law.sources, "batches": law.batches, "steps": steps}
+    text = json.dumps(rows, separators=(",", ":"))
     return gzip.compress(text.encode(), compresslevel=1, mtime=0)
 
 
@@ -49,8 +52,9 @@ def load_law(path: Path, key: str) -> KeptLaw | None:
             return None
         first, second, third = read["batches"]
         steps = {int(batch): step if isinstance(step, str) else _step(step) for batch, step in read["steps"].items()}
-        return KeptLaw((first, second, third), steps) if {first, second, third} <= steps.keys() else None
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, AttributeError):
+        law = KeptLaw((first, second, third), steps, dict(read["sources"]))
+        return law if {first, second, third} <= steps.keys() else None
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
 
 

@@ -7,18 +7,19 @@ import json
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, cached_property
+from importlib import metadata
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..apply_plan import build_model
 from ..errors import UserError
 from ..files import FOLDER, replacing
+from ..loader import tensors_in
 from ..plan import Plan
 from ..randomness import seed_everything, undisturbed
 from ..task import Task
@@ -42,7 +43,8 @@ class Laws:
     """Finds laws again that an earlier process has traced, of a task that lies in a file.
 
     There is one file for each combination. It is written anew where anything has changed that a trace depends on: the
-    content of any source file of the user's or of this package, the model, what its samples look like, threads, torch.
+    content of any source file of the user's or of this package, what is installed, the model, what its samples look
+    like, threads, the processor.
     """
 
     def __init__(self, task: Task, largest_of: int | None, target: Target) -> None:
@@ -71,8 +73,9 @@ class Laws:
             return traced()
         path = self._path(plan.settings, accumulates)
         law = load_law(path, self._key)
-        if law is None:
-            law = KeptLaw(traced().batches, dict(zip(traced().batches, traced().steps, strict=True)))
+        if law is None or any(_content(Path(source)) != content for source, content in law.sources.items()):
+            steps: dict[int, Rehearsed | str] = dict(zip(traced().batches, traced().steps, strict=True))
+            law = KeptLaw(traced().batches, steps, dict(_sources()))
             self._save(path, law)
         return _restored(law, lambda batch: traced().rehearse(batch), lambda: self._save(path, law))
 
@@ -89,6 +92,11 @@ class Laws:
             with replacing(path, UserError) as temporary:
                 temporary.write_bytes(content)
 
+    def open(self) -> None:
+        """Build the model that the key needs, once for all forks that come."""
+        if self._task.source:
+            self._key  # noqa: B018
+
     @cached_property
     def _key(self) -> str:
         """What a trace depends on beside the combination."""
@@ -98,11 +106,12 @@ class Laws:
             sample = largest_sample(self._task.build_dataset(), self._largest_of)
         named = chain(model.named_parameters(), model.named_buffers())
         said = [
-            [torch.__version__, torch.backends.cpu.get_cpu_capability(), num_threads()],
+            [torch.backends.cpu.get_cpu_capability(), num_threads()],
             re.sub(r" at 0x[0-9a-f]+", "", repr(model)),
             [[name, str(one.dtype), [*one.shape], one.requires_grad] for name, one in named],
-            _outline(sample),
-            sorted(_sources()),
+            [[str(one.dtype), [*one.shape]] for one in tensors_in(sample)],
+            sorted((own.name, _content(own)) for own in _PACKAGE.rglob("*.py")),
+            sorted({f"{one.name} {one.version}" for one in metadata.distributions()}),
         ]
         return _hash(json.dumps(said))
 
@@ -116,6 +125,8 @@ def _restored(law: KeptLaw, rehearse: Callable[[int], Rehearsed], save: Callable
             try:
                 law.steps[batch] = rehearse(batch)
             except Untraceable as error:
+                if not isinstance(error.__cause__, ValueError):  # such as no memory, which may be there next time
+                    raise
                 law.steps[batch] = str(error)
             save()
         found = law.steps[batch]
@@ -127,25 +138,21 @@ def _restored(law: KeptLaw, rehearse: Callable[[int], Rehearsed], save: Callable
     return MemoryLaw((first, second, third), step, law.batches)
 
 
-def _outline(sample: Any) -> Any:
-    """What a sample is, without its values."""
-    if hasattr(sample, "dtype") and hasattr(sample, "shape"):
-        return [str(sample.dtype), [*sample.shape]]
-    if isinstance(sample, Mapping):
-        return {str(key): _outline(value) for key, value in sample.items()}
-    return [*map(_outline, sample)] if isinstance(sample, (list, tuple)) else type(sample).__name__
-
-
 def _sources() -> Iterator[tuple[str, str]]:
-    """This package's files, and those that modules of the user's were loaded from, with what is in them."""
-    for own in _PACKAGE.rglob("*.py"):
-        yield str(own.relative_to(_PACKAGE)), _hash(own.read_text(encoding="utf-8"))
+    """The files that modules of the user's were loaded from, with what is in them."""
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         name = getattr(getattr(module, "__spec__", None), "name", name)
         if path and name.partition(".")[0] != "autotune" and not _LIBRARIES.search(path):
-            with suppress(OSError):
-                yield path, hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            yield path, _content(Path(path))
+
+
+def _content(path: Path) -> str:
+    """Of a file, as a hash; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _hash(text: str) -> str:

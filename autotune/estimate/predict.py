@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from ..measure.device import available_host_bytes
 from ..plan import Budget, Plan
 from ..task import Task
 from ..techniques import Settings
@@ -27,6 +28,9 @@ __all__ = ["Predicted", "predict"]
 _WITHOUT_LAW = ("batch", "optimizer", "allocator", "data_loading")
 """Techniques that one law serves, whatever they are: the batch is the law's variable, the optimizer's implementation
 matters for a moment at the end of a step, an allocator in what it adds, and loader workers come on top."""
+
+_COPIES = 2
+"""Of the model that a process holds at a time, at most: it is built, and applied to."""
 
 _MOST_KEPT = 4
 """Predictors of a combination, since each holds its traces, and the task's model where it was probed: of no blocks, of
@@ -64,15 +68,17 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
     places = Places.of(task) if any(one.checkpointing.is_open for one in options.settings) else None
 
     laws = Laws(task, options.largest_of, options.target)
+    laws.open()
 
     def answers(row: tuple[Settings, list[Settings]]) -> tuple[dict[Settings, Prediction], str | None]:
         """Of one combination."""
         predictors = _Predictors(*row, task, options, bases, places, laws)
         return dict(predictors.predictions(ends_s)), predictors.reason
 
+    room = available_host_bytes() // (_COPIES * max(options.model_bytes, 1))
     found: dict[Settings, Prediction] = {}
     probed: str | None = None
-    for predictions, reason in in_forks(answers, list(_by_combination(options.settings).items())):
+    for predictions, reason in in_forks(answers, list(_by_combination(options.settings).items()), room):
         found |= predictions
         probed = probed or reason
     return Predicted(tuple(found.get(settings) for settings in options.settings), probed)

@@ -74,6 +74,7 @@ class ConfigurationSpace:
 
     def narrowed(self, fixed: Mapping[str, Technique]) -> ConfigurationSpace:
         """The same with one choice alone of some techniques; Optuna sees it among all."""
+        assert not any(choice.ordered for choice in fixed.values()), "Optuna sees their place in the whole row"
         choices = {**self.choices, **{name: (choice,) for name, choice in fixed.items()}}
         narrowed = ConfigurationSpace(choices, self._reference, self._num_blocks, self._predict)
         narrowed.distributions = self.distributions

@@ -175,7 +175,7 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
     """Start trials in free slots; the reason to start no more, or None."""
     num_trials = session.options.trials
     while len(running) < session.executor.num_slots:
-        trials_left = min(num_trials - len(session.study.tried) - len(running), session.pace.most_trials())
+        trials_left = num_trials - len(session.study.tried) - len(running)
         if session.stop.is_set():
             return INTERRUPTED
         if trials_left <= 0:
@@ -186,7 +186,7 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
         settled = candidates.settled()
         if settled is not None:
             return None if running else settled
-        proposal = candidates.next(trials_left)
+        proposal = candidates.next(min(trials_left, session.executor.num_slots * session.pace.most_trials()))
         if proposal is None:
             return None if running else EXHAUSTED
         running[_start(session, proposal, share_s)] = proposal

@@ -78,6 +78,7 @@ class Inquiry:
                 target=self.facts.device.type,
                 limit_bytes=int(limit_bytes / (1 + self.budget.margin)),
                 largest_of=LARGEST_OF if self.facts.shapes_vary else None,
+                model_bytes=4 * self.facts.num_parameters,
                 most_s=most_s,
             ),
             deadline_s=deadline_s,

@@ -75,7 +75,7 @@ class Pace:
         return self._share(left / trials_left - self._overhead_s())
 
     def most_trials(self) -> int:
-        """How many more trials there is time for."""
+        """How many more trials there is time for, one after the other."""
         if self.max_time_s is None:
             return sys.maxsize
         return max(1, int((self.left_s() - self._reserve_s()) / (self._overhead_s() + LEAST_SHARE_S)))

@@ -81,6 +81,11 @@ class DataLoading(Technique):
         changed = dataclasses.replace(spec, options={**spec.options, **chosen})
         return changed if self.cache == "none" else _cached(changed, self.cache)
 
+    def cached_bytes(self, facts: Facts) -> int:
+        """Of an epoch that is kept in the device's memory, which a CPU's host memory is."""
+        kept = ("host", "device") if facts.device.type == "cpu" else ("device",)
+        return (facts.dataset_bytes or 0) if self.cache in kept else 0
+
     def _is_worth_trying(self, facts: Facts) -> bool:
         """Device memory is host memory on a CPU: there, the stacked epoch is called host."""
         return self.unavailable(facts) is None and (self.cache == "host" or facts.device.type == "cuda")

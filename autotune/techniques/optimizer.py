@@ -91,6 +91,6 @@ def _implementation(group: dict[str, Any]) -> Implementation:
     if group.get("fused"):
         return "fused"
     is_foreach = group.get("foreach")
-    if is_foreach is None:
+    if is_foreach is None and group.get("fused") is None and not group.get("differentiable"):
         is_foreach = all(p.device.type in ("cuda", "xpu") for p in group["params"])
     return "foreach" if is_foreach else "for_loop"
