@@ -76,7 +76,7 @@ EXACT = {"layers": {"kind": "exact"}, "precision": {"kind": "bf16"}}
 @pytest.mark.parametrize(("name", "settings"), [("gpt", {}), ("resnet", EXACT), ("token_loss", EXACT)])
 def test_what_is_kept_of_a_law_is_the_law(name: str, settings: Any, tmp_path: Path):
     found = memory_law(plan(**settings), ZOO[name], accumulates=True)
-    kept = KeptLaw(found.batches, dict(zip(found.batches, found.steps, strict=True)))
+    kept = KeptLaw(found.batches, dict(zip(found.batches, found.steps, strict=True)), {"model.py": "1"})
     path = tmp_path / "law"
     path.write_bytes(packed("key", kept))
     assert load_law(path, "key") == kept
@@ -105,14 +105,15 @@ def test_a_batch_that_is_traced_by_itself_is_kept_too(task_file: Path, traced: l
     assert len(traced) == 2
 
 
-@pytest.mark.parametrize("imported", [False, True], ids=["task", "module"])
-def test_a_file_that_was_edited_is_traced_again(imported: bool, task_file: Path, traced: list[Any]):
-    """The task's own, or one that it imports; what was kept gives way."""
+@pytest.mark.parametrize("where", ["task", "beside", "late"])
+def test_a_file_that_was_edited_is_traced_again(where: str, task_file: Path, traced: list[Any]):
+    """The task's own, one that it imports, or one that only its loss does; what was kept gives way."""
     edited = task_file
-    if imported:
-        edited = task_file.with_name("kept_beside.py")
+    if where != "task":
+        edited = task_file.with_name(f"kept_{where}.py")
         edited.write_text("WIDTH = 4\n")
-        task_file.write_text(f"import kept_beside\n{MODEL}")
+        late = MODEL.replace("    return model(batch)", f"    import kept_{where}\n    return model(batch)")
+        task_file.write_text(late if where == "late" else f"import kept_{where}\n{MODEL}")
     law(task_file)
     edited.write_text(f"{edited.read_text()}# edited\n")
     law(task_file)
