@@ -29,7 +29,7 @@ test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -m "not alone" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not alone" -n 2 --dist worksteal
 	$(BIN)/pytest -q -m alone
 
 bench: install
