@@ -15,6 +15,8 @@ from synthetic_tables import CHOICES, MIB, World, rows, write
 
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.layers import Layers
 from autotune.workers.table import TableExecutor
 from benchmarks.replay.competitors import COMPETITORS
 from benchmarks.replay.play import play
@@ -22,6 +24,7 @@ from benchmarks.replay.problem import Problem, Space
 from benchmarks.replay.record import _Recorder
 from benchmarks.replay.report import needed, regret
 from benchmarks.replay.table import BUDGETS, Table, Truth, load_table
+from benchmarks.rows import HERE
 
 SMALL = World(batches=(2, 8, 32), num_repeats=3)
 
@@ -46,6 +49,20 @@ def problem(of: Table, budget: str = "middle") -> Problem:
     truth = Truth(of, of.limit_bytes(budget))
     predicted = {entry.settings.canonical(): entry.predicted for entry in of.entries}
     return Problem(predicted, tuple(entry.settings for entry in of.entries), truth.budget)
+
+
+def test_in_no_recorded_table_is_what_buys_memory_faster_beyond_the_noise():
+    """What lets a search leave it out where no memory is wanting; docs/search.md has their number."""
+    num_variants = 0
+    for path in sorted((HERE / "replay" / "tables").glob("*.jsonl")):
+        recorded = load_table(path)
+        noise = 2 * math.sqrt(2) * recorded.relative_error
+        for entry in recorded.measured:
+            stock = entry.settings.model_copy(update={"layers": Layers(), "checkpointing": Checkpointing()})
+            if stock != entry.settings:
+                num_variants += 1
+                assert entry.mean_log_speed <= recorded.by_settings[stock.canonical()].mean_log_speed + noise
+    assert num_variants == 640
 
 
 def test_a_table_is_read_as_it_was_recorded(table: Table):

@@ -1,4 +1,4 @@
-"""What the laws say of a space's configurations before they are tried: asked of a child process once for each study."""
+"""What the laws say of a space's configurations before they are tried: asked of children, kept with the study."""
 
 from __future__ import annotations
 
@@ -90,8 +90,9 @@ class _Foresight:
         outcome = session.study.evidence(key)
         if outcome is None:
             outcome = session.executor.ask(self._request(every))
+            if isinstance(outcome, Predicted):
+                session.study.keep_evidence(key, outcome)
         if isinstance(outcome, Predicted):
-            session.study.keep_evidence(key, outcome)
             self._take(every, outcome)
         elif not session.was_cut_off(outcome):
             session.warn(f"memory cannot be predicted, trials have to teach it: {failure(outcome).splitlines()[0]}")

@@ -27,6 +27,8 @@ def is_needless(
         predict: what is known of a configuration.
         usable_bytes: what a peak may be.
     """
+    if not num_trades(settings):
+        return False
     stock = {one.name: type(one)() for one in settings.techniques() if one.trades_time}
     known = predict(settings.model_copy(update={**stock, "batch": largest}))
-    return num_trades(settings) > 0 and known is not None and (known.high_bytes or known.peak_bytes) <= usable_bytes
+    return known is not None and (known.high_bytes or known.peak_bytes) <= usable_bytes
