@@ -200,19 +200,20 @@ def estimate(
     space: Space = SearchOptions.space,
     effective_batch: EffectiveBatch = SearchOptions.effective_batch,
     device: Device = None,
+    storage: Storage = None,
     json: Json = False,
 ) -> None:
     """Tell, for combinations of techniques, the largest micro-batch of MODEL.PY that fits, without running it.
 
     A training step is traced over tensors without values, in a process of its own for each combination, and its
-    allocations are extended to any batch. A model that cannot be traced runs a few small steps instead. Exits with 3
-    when nothing fits.
+    allocations are extended to any batch. A model that cannot be traced runs a few small steps instead. Where a search
+    has measured this task, its trials calibrate the estimate. Exits with 3 when nothing fits.
     """
     from . import commands
     from .search.estimate import WhatToEstimate
 
     target = device or ("cuda" if device_memory is not None else commands.default_device())
-    what = WhatToEstimate(task, budget, target, device_memory, space, effective_batch)
+    what = WhatToEstimate(task, budget, target, device_memory, space, effective_batch, storage)
     with _one_document(json):
         commands.estimate(what, json)
 

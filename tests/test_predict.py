@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.estimate import EstimateOptions, Prediction, PredictOptions
+from autotune.estimate import Calibration, EstimateOptions, Prediction, PredictOptions
 from autotune.estimate.answer import estimate
 from autotune.estimate.predict import predict
 from autotune.plan import Budget, Plan
@@ -77,6 +77,19 @@ def test_recomputing_adds_one_forward():
     plain, recomputed = predicted(settings(4), settings(4, checkpointing={"kind": "blocks"}), model=Twice)
     assert plain.flops_per_sample == 2 * 128 + 128 + 256  # forward; the first block's weight; the second's two
     assert recomputed.flops_per_sample == plain.flops_per_sample + 2 * 128
+
+
+def test_what_trials_have_taught_moves_the_process_and_what_fits():
+    """1 TiB more than was thought is more than there is."""
+    plan = Plan(settings=Settings(), budget=Budget(device="cpu"))
+    more = Calibration(constant_bytes=2.0**40, share=0.0, widened=1.0, num_trials=1)
+    asked = [EstimateOptions(limit_bytes=2**40, reference_batch=1000, calibration=by) for by in (None, more)]
+    before, after = (estimate(plan, task(), options) for options in asked)
+    added = [one.reference.process.value - one.base_bytes for one in (before, after)]
+    assert added[1] - added[0] == 2**40
+    assert after.reference.tensors == before.reference.tensors
+    assert before.largest is not None
+    assert after.largest is None
 
 
 def test_the_peak_is_what_an_estimate_says_but_for_the_base():

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .estimated import Estimate, EstimateOptions, Fill, Fit, Interval, Prediction, PredictOptions
+from .estimated import Calibration, Estimate, EstimateOptions, Fill, Fit, Interval, Prediction, PredictOptions
 
-__all__ = ["Estimate", "EstimateOptions", "Fill", "Fit", "Interval", "PredictOptions", "Prediction"]
+__all__ = ["Calibration", "Estimate", "EstimateOptions", "Fill", "Fit", "Interval", "PredictOptions", "Prediction"]

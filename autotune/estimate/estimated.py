@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, Posit
 from ..measure.allocations import Kind
 from ..techniques import Settings
 
-__all__ = ["Estimate", "EstimateOptions", "Fill", "Fit", "Interval", "PredictOptions", "Prediction"]
+__all__ = ["Calibration", "Estimate", "EstimateOptions", "Fill", "Fit", "Interval", "PredictOptions", "Prediction"]
 
 
 class _Frozen(BaseModel):
@@ -36,6 +36,24 @@ class Interval(_Frozen):
         return Interval(low=self.low + num_bytes, value=self.value + num_bytes, high=self.high + num_bytes)
 
 
+class Calibration(_Frozen):
+    """What measured trials have shown of how far off predictions of the process are."""
+
+    constant_bytes: float
+    """To be added to each, such as for libraries that the task imports late."""
+    share: float
+    """Of each, to be added besides."""
+    widened: PositiveFloat
+    """By how much more the measured ones vary than their intervals say, as a factor; at least 1."""
+    num_trials: PositiveInt
+
+    def of(self, found: Interval) -> Interval:
+        """A prediction, by what was learned."""
+        value = found.value + self.constant_bytes + self.share * found.value
+        below, above = (self.widened * (end - found.value) for end in (found.low, found.high))
+        return Interval(low=round(value + below), value=round(value), high=round(value + above))
+
+
 class EstimateOptions(_Frozen):
     """For which device, and how large a batch is worth an answer."""
 
@@ -53,6 +71,8 @@ class EstimateOptions(_Frozen):
     """Whether to say which blocks to recompute where the job's own batch does not fit."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: every batch is one of the largest of so many samples."""
+    calibration: Calibration | None = None
+    """Of what the process is charged."""
 
 
 class PredictOptions(_Frozen):

@@ -106,7 +106,7 @@ class Predictor:
     def may_fit(self, micro: int, limit_bytes: int) -> bool:
         """Whether the tensors alone do, which is known sooner."""
         try:
-            return self.base_bytes + self.law(micro).law.interval(micro).low <= limit_bytes
+            return self._calibrated(self.law(micro).law.interval(micro).plus(self.base_bytes)).low <= limit_bytes
         except Untraceable:
             return False
 
@@ -132,8 +132,12 @@ class Predictor:
         """
         key = micro, settings.allocator
         if key not in self._processes:
-            self._processes[key] = self._process(micro, settings)
+            self._processes[key] = self._calibrated(self._process(micro, settings))
         return self._processes[key] if self._is_cuda else self._processes[key].plus(workers_bytes(settings))
+
+    def _calibrated(self, process: Interval) -> Interval:
+        calibration = self._options.calibration
+        return process if calibration is None else calibration.of(process)
 
     def _process(self, micro: int, settings: Settings) -> Interval:
         law = self.law(micro).law

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..estimate import Estimate, Fill, Interval
+from ..estimate import Calibration, Estimate, Fill, Interval
 from ..measure.allocations import OUTSIDE
 from ..plan import Budget
 from ..search.estimate import Combination, Estimation
@@ -50,6 +50,7 @@ def as_json(found: Estimation) -> dict[str, Any]:
         "device": found.what.device,
         "limit_bytes": found.limit_bytes,
         "effective_batch": found.facts.effective_batch,
+        "calibration": found.calibration and {"study": found.study, **found.calibration.model_dump(mode="json")},
         "combinations": [
             {
                 "settings": one.settings.model_dump(mode="json", exclude_defaults=True),
@@ -121,6 +122,13 @@ def _between(found: Interval) -> str:
     return f"{size(found.low)}–{size(found.high)}"
 
 
+def _calibrated(by: Calibration, study: str) -> str:
+    said = f"process is calibrated by {count(by.num_trials, 'trial')} of study {study}: "
+    constant = "−" if by.constant_bytes < 0 else "+"
+    said += f"{constant}{size(round(abs(by.constant_bytes)))} and {by.share:+.1%}"
+    return said if by.widened == 1 else f"{said}, its interval widened by {by.widened - 1:.0%}"
+
+
 def _name(one: Combination, facts: Facts | None) -> str:
     return settings_words(one.settings, facts) or _STOCK
 
@@ -184,6 +192,8 @@ def _notes(found: Estimation) -> Iterator[str]:
             "process is what a budget holds: interpreter, torch and data, tensors, and malloc's slack, which is the "
             "uncertain part; loader workers come on top"
         )
+    if found.calibration is not None:
+        yield _calibrated(found.calibration, found.study or "")
     if found.what.limit_bytes is None:
         yield "no --budget was given: this is all of the machine's memory"
     if found.facts.dataset_length is not None and any(

@@ -6,26 +6,33 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from ..errors import NothingFits, TaskError
-from ..estimate import Estimate, EstimateOptions
+from ..estimate import Calibration, Estimate, EstimateOptions, Interval, PredictOptions
 from ..plan import Budget, Plan
 from ..search_spaces import load_space
 from ..techniques import Device, Facts, Settings, Technique
 from ..techniques.checkpointing import Checkpointing
 from ..units import ceil_mib, format_bytes
-from ..workers import Estimated, Executor, Failed, Outcome, TrialRequest
+from ..workers import Estimated, Executor, Failed, Outcome, Predicted, TrialRequest
 from ..workers.environment import own_thread_variables
+from .calibration import learn_calibration
+from .foresight import as_laws_see
 from .inquiry import LARGEST_OF, failure, inspect
 from .options import SearchOptions
 from .pace import Pace
+from .storage import default_url
+from .study import Finished, finished
 
 __all__ = ["Combination", "Estimation", "WhatToEstimate", "estimate"]
 
 _CHANGE_MEMORY = ("precision", "layers", "checkpointing")
 """Techniques that are combined: the others move a peak little, or not at all."""
 _MOST_MICRO = 2**16
+_MOST_CALIBRATING_S = 60.0
+"""Seconds after which no further law is traced for trials; those of a search are kept."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class WhatToEstimate:
     """``--space``: a preset's name or a YAML file."""
     effective_batch: int | None = None
     """``--effective-batch``."""
+    storage: str | None = None
+    """``--storage``: where studies are, whose trials calibrate the estimate; None is SQLite under ``.autotune/``."""
 
     @property
     def limit_bytes(self) -> int | None:
@@ -87,6 +96,10 @@ class Estimation:
     """What the device may charge the process."""
     combinations: tuple[Combination, ...]
     """The job as it stands first, then by the number of techniques."""
+    calibration: Calibration | None = None
+    """What a search's trials have shown of such predictions."""
+    study: str | None = None
+    """The newest of this task."""
 
     @property
     def base(self) -> Combination:
@@ -127,20 +140,23 @@ def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts 
     facts = _planned_for(what, inspect(options, executor, pace, runs_model=False))
     observe(facts)
     limit_bytes = what.limit_bytes or facts.device.memory_bytes
-    asked = _options(what, facts, limit_bytes)
+    study = finished(what.storage or default_url(Path(what.task).stem), Path(what.task).stem, facts.fingerprint)
+    calibration = _calibration(what, facts, study, executor, pace) if study is not None else None
+    asked = _options(what, facts, limit_bytes).model_copy(update={"calibration": calibration})
     found: list[Combination] = []
     choices = space.choices(facts)
     may_choose = any(choice.model_dump(exclude_defaults=True) for choice in choices.get("checkpointing", ()))
     for settings in _combinations(choices):
         name = f"estimate-{len(found) + 1}"
         wanted = asked.model_copy(update={"choose_blocks": may_choose and not found})
-        request = _request(name, what, settings, wanted, pace.deadline_s(0.0, spare_finalists=False))
+        plan = Plan(settings=settings, budget=Budget(device="cpu"))
+        request = _request(name, what, pace).model_copy(update={"kind": "estimate", "plan": plan, "estimate": wanted})
         one = Combination(settings, executor.ask(request))
         if not found:
             _check_base(one.outcome, what)
         found.append(one)
         observe(one)
-    estimation = Estimation(what, facts, limit_bytes, tuple(found))
+    estimation = Estimation(what, facts, limit_bytes, tuple(found), calibration, study.name if study else None)
     if not any(one.micro for one in found):
         raise NothingFits(_nearest_miss(estimation))
     return estimation
@@ -185,19 +201,43 @@ def _is_open(technique: Technique) -> bool:
     return isinstance(technique, Checkpointing) and technique.is_open
 
 
-def _request(
-    name: str, what: WhatToEstimate, settings: Settings, options: EstimateOptions, deadline_s: float
-) -> TrialRequest:
+def _request(name: str, what: WhatToEstimate, pace: Pace) -> TrialRequest:
     return TrialRequest(
         id=name,
         task=os.path.abspath(what.task),
-        kind="estimate",
         device="cpu",
-        plan=Plan(settings=settings, budget=Budget(device="cpu")),
-        estimate=options,
-        deadline_s=deadline_s,
+        deadline_s=pace.deadline_s(0.0, spare_finalists=False),
         environment=own_thread_variables(),
     )
+
+
+def _calibration(
+    what: WhatToEstimate, facts: Facts, study: Finished, executor: Executor, pace: Pace
+) -> Calibration | None:
+    """Hold what a search has measured against what would have been predicted of it; None where that is nothing."""
+    if study.facts.device.type != what.device:
+        return None
+    tried = [  # an epoch that is kept in memory is no matter of the laws
+        (as_laws_see(settings, study.facts), measurement.peak.process)
+        for settings, measurement in study.measured
+        if settings.data_loading.cache == "none"
+    ]
+    asked = PredictOptions(
+        settings=tuple(settings for settings, _ in tried),
+        target=what.device,
+        largest_of=LARGEST_OF if facts.shapes_vary else None,
+        model_bytes=4 * facts.num_parameters,
+        most_s=_MOST_CALIBRATING_S,
+    )
+    outcome = executor.ask(_request("calibrate", what, pace).model_copy(update={"kind": "predict", "predict": asked}))
+    if not isinstance(outcome, Predicted):  # the first combination says why
+        return None
+    rows = [
+        (Interval(low=one.peak_bytes, value=one.peak_bytes, high=one.high_bytes), measured)
+        for one, (_, measured) in zip(outcome.predictions, tried, strict=True)
+        if one is not None and one.high_bytes is not None
+    ]
+    return learn_calibration(rows) if rows else None
 
 
 def _check_base(outcome: Outcome, what: WhatToEstimate) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from ..estimate import Prediction
-from ..techniques import Settings
+from ..techniques import Facts, Settings
 from ..techniques.data_loading import DataLoading
 from ..workers import Predicted, TrialRequest
 from .candidates import ConfigurationSpace, Predict
@@ -15,7 +15,7 @@ from .inquiry import failure
 from .session import Session
 from .trades import num_trades
 
-__all__ = ["foresee"]
+__all__ = ["as_laws_see", "foresee"]
 
 _EVIDENCE = "predicted"
 """The study's key for it begins so; what was asked follows."""
@@ -50,6 +50,16 @@ def foresee(session: Session, space: ConfigurationSpace) -> Predict:
     return foresight.predict
 
 
+def as_laws_see(settings: Settings, facts: Facts) -> Settings:
+    """Configurations that the laws do not tell apart are one: of data loading they know the number of workers, and how
+    the optimizer is implemented shows for a moment at the end of a step."""
+    num_workers = settings.data_loading.num_workers
+    if num_workers is None:
+        num_workers = facts.loader_options.get("num_workers", 0)
+    update = {"data_loading": DataLoading(num_workers=num_workers or None), "optimizer": Settings().optimizer}
+    return settings.model_copy(update=update)
+
+
 class _Foresight:
     """What is known so far, and the time that is left to know more."""
 
@@ -70,13 +80,8 @@ class _Foresight:
         return known.model_copy(update={"peak_bytes": known.peak_bytes + cached, "high_bytes": high})
 
     def key(self, settings: Settings) -> Settings:
-        """Configurations that the laws do not tell apart are one: of data loading they know the number of workers, and
-        how the optimizer is implemented shows for a moment at the end of a step."""
-        num_workers = settings.data_loading.num_workers
-        if num_workers is None:
-            num_workers = self._session.facts.loader_options.get("num_workers", 0)
-        update = {"data_loading": DataLoading(num_workers=num_workers or None), "optimizer": Settings().optimizer}
-        return settings.model_copy(update=update)
+        """What is asked in its place."""
+        return as_laws_see(settings, self._session.facts)
 
     def ask(self, every: Sequence[Settings]) -> None:
         """Ask for predictions, or take those that the study has."""

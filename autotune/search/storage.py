@@ -18,7 +18,7 @@ import sqlalchemy.exc
 from ..errors import StudyError
 from ..files import FOLDER
 
-__all__ = ["Lock", "default_storage", "open_storage", "sqlite_path", "storage_errors"]
+__all__ = ["Lock", "default_storage", "default_url", "open_storage", "sqlite_path", "storage_errors"]
 
 
 def default_storage(stem: str) -> str:
@@ -34,6 +34,11 @@ def default_storage(stem: str) -> str:
             f"{FOLDER.resolve()}: the folder for studies cannot be made: {reason.strerror}. "
             "Change to a directory that can be written, or name a database with --storage."
         ) from None
+    return default_url(stem)
+
+
+def default_url(stem: str) -> str:
+    """The same, whether it is there or not."""
     name = re.sub(r"[^\w.-]", "_", stem)
     return f"sqlite:///{FOLDER.as_posix()}/{name}.db"
 

@@ -13,18 +13,20 @@ from typing import Any, Self
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ..errors import StudyError
-from ..techniques import Settings
+from ..measure import Measurement
+from ..techniques import Facts, Settings
 from ..workers import Measured, Outcome, OutOfMemory
 from ..workers.outcome import OUTCOME
 from .expected_gain import ExpectedGainSampler, observe, withdraw
 from .record import StudyRecord, check_same
-from .storage import Lock, open_storage, storage_errors
+from .storage import Lock, open_storage, sqlite_path, storage_errors
 from .verdict import CONSTRAINTS, Verdict, judge, observation
 
-__all__ = ["Study", "Tried"]
+__all__ = ["Finished", "Study", "Tried", "finished"]
 
 _KEPT_OUTPUT = 2048
 """Characters of a trial's output at either end that go into the study; the whole is in its log."""
@@ -83,7 +85,7 @@ class Study:
         with _released(store), storage_errors(url):
             if newest == 0:
                 return cls._begin(store, f"{stem}-1", record)
-            study = _newest_of(store, stem, newest, record.fingerprint)
+            study = _newest_of(store.storage, stem, newest, record.fingerprint)
             if not study.get_trials(deepcopy=False):  # killed before it had begun
                 _describe(study, record)
             try:
@@ -225,12 +227,56 @@ class Study:
         self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
 
-def _newest_of(store: _Store, stem: str, newest: int, fingerprint: str) -> optuna.Study:
+@dataclass(frozen=True)
+class Finished:
+    """What a study has measured so far."""
+
+    name: str
+    facts: Facts
+    measured: tuple[tuple[Settings, Measurement], ...]
+
+
+def finished(url: str, stem: str, fingerprint: str) -> Finished | None:
+    """What the task's newest study has measured, which a search may be writing to; None where there is none, or it is
+    of another version.
+
+    Raises:
+        StudyError: the storage is locked or corrupt.
+    """
+    path = sqlite_path(url)
+    if path is not None and not path.exists():
+        return None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = open_storage(url)
+    try:
+        with storage_errors(url):
+            newest = _newest(storage, stem)
+            study = _newest_of(storage, stem, newest, fingerprint) if newest else None
+            attrs = study.user_attrs if study is not None else {}
+            if study is None or attrs.get("fingerprint") != fingerprint:
+                return None
+            trials = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+    try:
+        outcomes = [(row["settings"], OUTCOME.validate_python(row["outcome"])) for row in trials if "outcome" in row]
+        measured = tuple(
+            (Settings.model_validate(settings), outcome.measurement)
+            for settings, outcome in outcomes
+            if isinstance(outcome, Measured)
+        )
+        return Finished(study.study_name, Facts.model_validate(attrs["facts"]), measured)
+    except ValueError:  # of another version
+        return None
+
+
+def _newest_of(storage: RDBStorage, stem: str, newest: int, fingerprint: str) -> optuna.Study:
     """The newest study of the task, or of the stem where none is the task's."""
     found = []
     for number in range(newest, 0, -1):
         with suppress(KeyError):  # deleted
-            found.append(optuna.load_study(study_name=f"{stem}-{number}", storage=store.storage))
+            found.append(optuna.load_study(study_name=f"{stem}-{number}", storage=storage))
     return next((study for study in found if study.user_attrs.get("fingerprint", fingerprint) == fingerprint), found[0])
 
 
@@ -254,7 +300,7 @@ class _Store:
     """An open storage, ours alone."""
 
     url: str
-    storage: optuna.storages.RDBStorage
+    storage: RDBStorage
     lock: Lock
 
     def close(self) -> None:
@@ -270,9 +316,15 @@ def _open(url: str, stem: str) -> tuple[_Store, int]:
     lock = Lock(url)
     with _released(lock), storage_errors(url):
         storage = open_storage(url)
-        names = optuna.get_all_study_names(storage)
-    numbers = [int(match[1]) for name in names if (match := re.fullmatch(re.escape(stem) + r"-(\d+)", name))]
-    return _Store(url, storage, lock), max(numbers, default=0)
+        return _Store(url, storage, lock), _newest(storage, stem)
+
+
+def _newest(storage: RDBStorage, stem: str) -> int:
+    """Number of the newest study of ``stem``, 0 for none."""
+    names = optuna.get_all_study_names(storage)
+    return max(
+        (int(match[1]) for name in names if (match := re.fullmatch(re.escape(stem) + r"-(\d+)", name))), default=0
+    )
 
 
 def _trimmed(outcome: Outcome) -> Outcome:

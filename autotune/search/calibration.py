@@ -1,0 +1,42 @@
+"""What finished trials say of predictions of the process: the task's newest study calibrates an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..estimate import Calibration, Interval
+
+__all__ = ["learn_calibration"]
+
+_CONSTANT, _SHARE = 0.03, 0.03
+"""Standard deviations of what predictions leave out, before any trial: a constant, as a share of their mean, and a
+share of each."""
+_ONE_IN_TWENTY = 1.645
+"""Standard deviations above the mean."""
+_WEIGHT = 4.0
+"""Trials that the stated intervals count for, against what the measured ones vary."""
+
+
+def learn_calibration(rows: Sequence[tuple[Interval, int]]) -> Calibration:
+    """Learn from trials how predictions are off: by a constant and by a share of each, a linear regression with normal
+    priors, in which each trial counts by its own interval.
+
+    Args:
+        rows: of each trial, the process as it was predicted and its measured peak, bytes; at least one.
+
+    Source: Bishop 2006, Pattern Recognition and Machine Learning, eq. 3.50 and 3.51.
+    """
+    predicted = np.array([float(interval.value) for interval, _ in rows])
+    deviations = np.array([float(interval.high - interval.value) for interval, _ in rows]) / _ONE_IN_TWENTY
+    off = np.array([float(measured) for _, measured in rows]) - predicted
+    prior = 1 / np.array([_CONSTANT * predicted.mean(), _SHARE]) ** 2
+    design = np.column_stack([np.ones(len(rows)), predicted]) / deviations[:, None]
+    coefficients = np.linalg.solve(np.diag(prior) + design.T @ design, design.T @ (off / deviations))
+    left = off / deviations - design @ coefficients
+    variance = (_WEIGHT + left @ left) / (_WEIGHT + len(rows))
+    constant, share = map(float, coefficients)
+    return Calibration(
+        constant_bytes=constant, share=share, widened=max(1.0, float(np.sqrt(variance))), num_trials=len(rows)
+    )

@@ -1,0 +1,167 @@
+"""Calibrating estimates by a search's trials: by hand arithmetic, and from a study through to what is asked."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from search_tables import FINGERPRINT, MIB, facts, options, run_search, table
+
+from autotune.errors import StudyError
+from autotune.estimate import Calibration, Estimate, Fit, Interval, Prediction
+from autotune.report.estimate import as_json, explain
+from autotune.search.calibration import learn_calibration
+from autotune.search.estimate import WhatToEstimate, estimate
+from autotune.search.study import finished
+from autotune.workers import Estimated, Executor, Inspected, Predicted
+from autotune.workers.table import TableExecutor
+
+URL = "sqlite:///.autotune/model.db"
+WHAT = WhatToEstimate("model.py", 400 * MIB)
+
+
+def interval(value, error=0.02):
+    return Interval.around(round(value), error)
+
+
+# Learning
+
+
+def test_a_constant_and_a_share_are_found_where_trials_tell_them_apart():
+    """Measured is 1.02 times predicted and 10 MiB: one of 200 MiB and one of 1000."""
+    rows = [(interval(size * MIB, 0.001), round(1.02 * size * MIB + 10 * MIB)) for size in (200, 400, 700, 1000)]
+    found = learn_calibration(rows)
+    assert found.constant_bytes == pytest.approx(10 * MIB, rel=0.05)
+    assert found.share == pytest.approx(0.02, rel=0.05)
+    assert (found.widened, found.num_trials) == (1.0, 4)
+
+
+def test_one_trial_is_half_believed_where_its_interval_is_as_wide_as_what_was_thought_before():
+    """Constant and share have 3 % of the prediction each: together a deviation of 4.24 %. A trial whose own is as large
+    moves both by half of what is off, in equal parts."""
+    own = 1.645 * 0.03 * 2**0.5
+    found = learn_calibration([(interval(1000 * MIB, own), 1100 * MIB)])
+    assert found.constant_bytes == pytest.approx(25 * MIB, rel=1e-3)
+    assert found.share == pytest.approx(0.025, rel=1e-3)
+
+
+def test_trials_that_vary_more_than_their_intervals_widen_them():
+    """Four trials, 10 % off either way, of intervals of 1.645 %: ten deviations; (4 + 4 * 100) / (4 + 4) = 7.1^2."""
+    rows = [(interval(1000 * MIB, 0.01645), size * MIB) for size in (900, 1100, 900, 1100)]
+    found = learn_calibration(rows)
+    assert found.widened == pytest.approx(50.5**0.5, rel=1e-3)
+    assert found.constant_bytes == pytest.approx(0, abs=MIB)
+
+
+def test_what_was_learned_moves_a_prediction_and_widens_its_interval():
+    learned = Calibration(constant_bytes=10.0, share=0.1, widened=2.0, num_trials=3)
+    assert learned.of(Interval(low=90, value=100, high=130)) == Interval(low=100, value=120, high=180)
+
+
+# From a study
+
+
+class Says(Executor):
+    """Predicts 50 MiB less than a search's table has it, and estimates nothing of note."""
+
+    num_slots = 1
+
+    def __init__(self):
+        self.facts, self.asked = facts(), []
+        self.peaks = {row.settings.canonical(): row.peak_bytes[0] for row in table(facts())}
+
+    def submit(self, request):
+        self.asked.append(request)
+        future = Future()
+        if request.kind == "inspect":
+            future.set_result(Inspected(facts=self.facts))
+        elif request.kind == "predict":
+            peaks = [self.peaks[settings.canonical()] - 50 * MIB for settings in request.predict.settings]
+            found = tuple(Prediction(peak_bytes=peak, high_bytes=round(peak * 1.001)) for peak in peaks)
+            future.set_result(Predicted(predictions=found))
+        else:
+            fit = Fit(micro=4, accumulate=1, tensors=interval(MIB), process=interval(MIB))
+            future.set_result(
+                Estimated(
+                    estimate=Estimate(
+                        how="traced",
+                        base_bytes=MIB,
+                        largest=fit,
+                        smallest=None,
+                        surely=4,
+                        reference=fit,
+                        phase="backward",
+                        module="",
+                        fills=(),
+                        seconds=1.0,
+                    )
+                )
+            )
+        return future
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_a_study_nothing_is_asked_and_none_is_made():
+    executor = Says()
+    found = estimate(WHAT, executor, lambda event: None)
+    assert {request.kind for request in executor.asked} == {"inspect", "estimate"}
+    assert (found.calibration, found.study, as_json(found)["calibration"]) == (None, None, None)
+    assert not Path(".autotune").exists()
+
+
+def test_a_searchs_trials_are_predicted_and_every_combination_is_told_what_was_learned():
+    run_search(options(trials=6))
+    executor = Says()
+    found = estimate(WHAT, executor, lambda event: None)
+    (predicted,) = (request for request in executor.asked if request.kind == "predict")
+    study = finished(URL, "model", FINGERPRINT)
+    assert study is not None
+    assert found.study == study.name == "model-1"
+    assert list(predicted.predict.settings) == [settings for settings, _ in study.measured]
+    learned = found.calibration
+    assert learned is not None
+    assert learned.num_trials == len(study.measured) == 6
+    assert learned.constant_bytes + learned.share * 400 * MIB == pytest.approx(50 * MIB, rel=0.1)
+    assert {one.estimate.calibration for one in executor.asked if one.kind == "estimate"} == {learned}
+    assert as_json(found)["calibration"]["study"] == "model-1"
+    console = Console(width=200)
+    with console.capture() as said:
+        console.print(explain(found))
+    assert "process is calibrated by 6 trials of study model-1: +" in said.get()
+
+
+@pytest.mark.parametrize(
+    ("what", "fingerprint"),
+    [(WHAT, "sha256:" + "b" * 64), (WhatToEstimate("model.py", 400 * MIB, "cuda"), FINGERPRINT)],
+)
+def test_another_tasks_or_another_devices_trials_say_nothing(what, fingerprint):
+    run_search(options(trials=2))
+    executor = Says()
+    executor.facts = facts(fingerprint=fingerprint)
+    assert estimate(what, executor, lambda event: None).calibration is None
+    assert {request.kind for request in executor.asked} == {"inspect", "estimate"}
+
+
+def test_a_study_that_is_being_written_is_read_and_a_corrupt_one_is_an_error():
+    during: list[int] = []
+
+    class Reads(TableExecutor):
+        def _answer(self, request):
+            study = finished(URL, "model", FINGERPRINT)
+            during.append(len(study.measured) if study else 0)
+            return super()._answer(request)
+
+    run_search(options(trials=3), executor=Reads(facts(), table(facts())))
+    assert max(during) == 3
+    Path(".autotune/model.db").write_text("not a database")
+    with pytest.raises(StudyError, match="not a readable study"):
+        estimate(WHAT, Says(), lambda event: None)
