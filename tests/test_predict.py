@@ -191,10 +191,13 @@ def test_an_estimate_names_the_blocks_for_the_jobs_own_batch():
 
 
 def test_where_steps_are_probed_no_blocks_are_chosen_and_the_prediction_is_of_all():
+    """The allocations of two batches do not correspond."""
+
     class Reads(Deep):
         def forward(self, x: Tensor) -> Tensor:
             y: Tensor = super().forward(x)
-            return y * 2 if y.sum().item() > 0 else y
+            y.sum().item()
+            return y * 2 if len(x) > 2 else y
 
     whole = settings(MANY), settings(MANY, checkpointing={"kind": "blocks"})
     stock, every = predict(task(Reads), PredictOptions(settings=whole, target="cuda")).predictions

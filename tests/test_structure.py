@@ -27,7 +27,7 @@ FLOORS = (
     ("measure",),
     ("apply_plan",),
     ("training", "fingerprint"),
-    ("loader",),
+    ("loader", "unfilled"),
     ("plan", "search_spaces", "task"),
     ("techniques",),
     ("layers",),

@@ -11,6 +11,7 @@ from ..measure.allocations import Phase
 from ..plan import Plan
 from ..task import Task
 from ..techniques.checkpointing import Checkpointing, find_blocks
+from ..unfilled import unfilled
 from .answers import Target
 from .block_peaks import Holders, holders_of, modules_holders, stretch_peaks
 from .knapsack import cheapest
@@ -44,7 +45,7 @@ class Places:
             TaskError: ``task.blocks`` names what the model does not have.
             Exception: whatever the user's code raises.
         """
-        model = build_model(task)
+        model = build_model(unfilled(task))
         blocks = find_blocks(model, task.blocks)
         return cls(len(blocks), modules_holders(model, blocks))
 

@@ -24,6 +24,7 @@ from ..plan import Plan
 from ..randomness import seed_everything, undisturbed
 from ..task import Task
 from ..techniques import Settings
+from ..unfilled import unfilled
 from .answers import Target
 from .law import MemoryLaw, memory_law
 from .law_file import KeptLaw, load_law, packed
@@ -102,7 +103,7 @@ class Laws:
         """What a trace depends on beside the combination."""
         with undisturbed():
             seed_everything(0)
-            model = build_model(self._task)
+            model = build_model(unfilled(self._task))
             sample = largest_sample(self._task.build_dataset(), self._largest_of)
         named = chain(model.named_parameters(), model.named_buffers())
         said = [

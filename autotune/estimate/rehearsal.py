@@ -26,6 +26,7 @@ from ..plan import Plan
 from ..task import Task
 from ..techniques.batch import Batch
 from ..training import Training
+from ..unfilled import unfilled
 from .answers import SteadyScaler, Target, answers, choose_as_on_cuda
 from .kernels import Kernel
 from .scratch import kernel_of
@@ -73,7 +74,7 @@ class Rehearsal:
         self._task = task
         self._target = target
         self._largest_of = largest_of
-        real = apply(plan, task)
+        real = apply(plan, unfilled(task))
         self._spec, self._settings = real.loader.spec, real.settings
         self._sample = largest_sample(self._spec.dataset, largest_of)
         self._given: set[Tensor] | None = None

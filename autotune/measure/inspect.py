@@ -18,6 +18,7 @@ from ..techniques.allocator import installed_allocators
 from ..techniques.batch import refused_split
 from ..techniques.checkpointing import find_blocks
 from ..techniques.optimizer import implementation_of, supported_implementations
+from ..unfilled import unfilled
 from .dataset import DatasetFacts, inspect_dataset
 from .device import available_host_bytes, inspect_device, num_processors
 from .loading import loader_rates
@@ -44,7 +45,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         Exception: whatever the user's code raises.
     """
     seed_everything(0)
-    model = build_model(task)
+    model = build_model(task if options.runs_model else unfilled(task))
     dataset = task.build_dataset()
     data = inspect_dataset(task, dataset)
     found_fingerprint = fingerprint(model, dataset, task.collate)
