@@ -36,6 +36,13 @@ def test_every_task_of_the_zoo_is_measured(name):
     assert list(found.phases_s) == ["parity", "warmup", "timed"]
 
 
+def test_without_a_parity_batch_no_losses_are_compared():
+    found = _measure(ZOO["mlp"], parity_batch=None)
+    assert found.parity.losses == ()
+    assert found.phases_s["parity"] < found.phases_s["timed"]
+    assert found.num_windows >= 3
+
+
 @pytest.mark.parametrize("name", ["mlp", "stream"])
 @pytest.mark.parametrize("persistent", [True, False])
 def test_loader_workers_are_measured(name, persistent):

@@ -47,18 +47,30 @@ def measurement(value: float, half: float = 0.0, process: int = MIB) -> Measurem
 
 
 def test_finalists_are_compared_once_then_winner_and_reference_take_turns():
-    assert run_search(options()).fresh == [BOTH, BF16, TCMALLOC, REFERENCE] + [BOTH, REFERENCE] * 3
+    assert run_search(options()).fresh == [BOTH, BF16, TCMALLOC] + [BOTH, REFERENCE] * 3
 
 
 def test_the_rounds_are_told_as_they_end():
     ended = run_search(options()).seen(FinalistEnded)
-    assert [event.round for event in ended] == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+    assert [event.round for event in ended] == [0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert {event.num_rounds for event in ended} == {3}
 
 
 def test_the_search_alone_forks_and_the_finalists_alone_are_fresh():
     requests = run_search(options()).executor.requests
-    assert [request.fresh for request in requests] == [False] * 6 + [True] * 10
+    assert [request.fresh for request in requests] == [False] * 6 + [True] * 9
+
+
+def test_losses_are_compared_again_in_the_winners_first_repeat_alone():
+    fresh = [request for request in run_search(options()).executor.requests if request.fresh]
+    compared = [request.plan.settings for request in fresh if request.measure.parity_batch is not None]
+    assert compared == [BOTH]
+
+
+def test_a_reference_that_alone_fits_takes_turns_with_nobody():
+    rows = [row(settings, peak_bytes=(10**12,)) for settings in (BOTH, BF16, TCMALLOC)]
+    run = run_search(options(budget_bytes=64 * 2**30), rows=rows)
+    assert (run.fresh, run.plan.settings) == ([REFERENCE] * 3, REFERENCE)
 
 
 def test_the_winner_is_picked_by_the_first_round_and_not_by_the_search():

@@ -90,7 +90,7 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
     apply_s = time.monotonic() - started_s
     folder.write_phase("training")
     measurement = measure(training, task, request.measure)
-    if request.measure.parity_last:
+    if request.measure.parity_batch is not None and request.measure.parity_last:
         del training
         folder.write_measured()
         measurement = _with_parity(measurement, request.plan, task, request)

@@ -35,8 +35,9 @@ class MeasureOptions(_Frozen):
     """Hold the process to the budget; False for the reference, which may be over it."""
     budget: Budget | None = None
     """With ``enforce``: once the peak is over it, a few windows are enough. None measures to the end."""
-    parity_batch: PositiveInt
-    """Samples in an optimizer step of the parity run: the reference's effective batch, whatever the trial's is."""
+    parity_batch: PositiveInt | None
+    """Samples in an optimizer step of the parity run: the reference's effective batch, whatever the trial's is. None
+    makes none."""
     parity_last: bool = False
     """Leave the parity run for after the measurement: its larger steps would raise the peak of a smaller batch."""
     reference_losses: tuple[float, ...] | None = None

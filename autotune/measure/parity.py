@@ -46,6 +46,7 @@ def run_parity(
     Raises:
         NonFiniteLoss: a step's mean loss is NaN or infinite.
     """
+    assert options.parity_batch is not None, "the caller sees to it"
     run = training.with_loader(_fixed_loader(training, task, options.parity_batch))
     run.scaler = torch.amp.GradScaler(training.device.type, init_scale=_SCALE, enabled=training.scaler.is_enabled())
     feed, loading = Feed(run.loader), Randomness(0)

@@ -42,8 +42,8 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         options: how long, how precisely, and against what.
 
     Returns:
-        The measurement, without losses where ``parity_last`` leaves them to the caller. ``phases_s`` holds ``parity``,
-        ``warmup`` and ``timed``.
+        The measurement, without losses where there is no parity run or ``parity_last`` leaves it to the caller.
+        ``phases_s`` holds ``parity``, ``warmup`` and ``timed``.
 
     Raises:
         NonFiniteLoss: a loss was NaN or infinite.
@@ -56,7 +56,9 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
     with _timed(phases_s, "parity"):
         if training.loader.options["num_workers"]:
             steps.feed.open()  # workers are forked from a process as small as a job's
-        parity = Parity(losses=()) if options.parity_last else run_parity(training, task, options, leaks.note)
+        parity = Parity(losses=())
+        if options.parity_batch is not None and not options.parity_last:
+            parity = run_parity(training, task, options, leaks.note)
     with _timed(phases_s, "warmup"):
         if options.largest_of:
             _run_largest(steps, options.largest_of)

@@ -59,10 +59,11 @@ class _Finals:
         finalists = self._finalists(feasible)
         self.generation = "-".join(str(row.number) for row in finalists)
         compared, num_repeats = self.session.pace.finalist_runs(len(finalists), int(self._repeats_reference()))
-        order = finalists[:compared]
-        if compared > 1 and num_repeats:
+        order = finalists[:compared] if num_repeats else []
+        if len(order) > 1:
             order = self._compare(order, num_repeats)
-        order += [row for row in feasible if row not in finalists[:compared]]
+        fallen = {row.number for row in self.fallen}
+        order += [row for row in feasible if row not in order and row.number not in fallen]
         for candidate in order if num_repeats else []:
             repeats, complete = self._repeat(candidate, num_repeats)
             if repeats is not None and self._reference_is_better(repeats):
@@ -80,9 +81,8 @@ class _Finals:
         return Final(winner, tuple(repeats), tuple(reference), tuple(self.fallen))
 
     def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
-        """The fastest few, and the reference where it fits; fastest first."""
-        best = [row for row in feasible if row.number != 0][:NUM_FINALISTS]
-        return [row for row in feasible if row in best or row.number == 0]
+        """The fastest few, fastest first. The reference takes turns with the winner anyway."""
+        return [row for row in feasible if row.number != 0][:NUM_FINALISTS] or list(feasible)
 
     def _repeats_reference(self) -> bool:
         reference = self.session.reference
@@ -150,7 +150,8 @@ class _Finals:
                 raise _OutOfTime
             name = f"finalist-{row.number:03d}-round-{number}"
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
-            outcome = session.executor.ask(session.request(name, row.settings, share_s, fresh=True))
+            compares = number == 1 and row.number != 0  # its losses were compared in its trial: once more is enough
+            outcome = session.executor.ask(session.request(name, row.settings, share_s, fresh=True, compares=compares))
             if session.was_cut_off(outcome):
                 raise _OutOfTime
             session.study.keep_evidence(key, outcome)

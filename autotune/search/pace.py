@@ -109,7 +109,7 @@ class Pace:
 
     def estimate_s(self, num_trials: int) -> float:
         """At most how long a search of ``num_trials`` takes, by what is known so far."""
-        runs = NUM_FINALISTS + 1 + 2 * NUM_REPEATS
+        runs = NUM_FINALISTS + 2 * NUM_REPEATS
         whole = num_trials * (self._overhead_s() + self.trial_time_s)
         whole += runs * (self._fresh_overhead_s() + self.trial_time_s)
         return whole if self.max_time_s is None else min(whole, self.max_time_s)
@@ -117,7 +117,7 @@ class Pace:
     def _reserve_s(self) -> float:
         if self.max_time_s is None:
             return 0.0
-        runs = NUM_FINALISTS + 1 + 2 * NUM_REPEATS
+        runs = NUM_FINALISTS + 2 * NUM_REPEATS
         return min(_FINALISTS_PART * self.max_time_s, runs * (self._fresh_overhead_s() + self.trial_time_s))
 
     def _share(self, seconds: float) -> float:

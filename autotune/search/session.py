@@ -67,10 +67,22 @@ class Session:
         """Wall time of the search so far, with the trials of drivers before this one."""
         return self._earlier_s + self.pace.elapsed_s()
 
-    def request(self, name: str, settings: Settings, share_s: float, fresh: bool) -> TrialRequest:
-        """For a measurement; the reference is not held to the budget."""
+    def request(
+        self, name: str, settings: Settings, share_s: float, fresh: bool, compares: bool = True
+    ) -> TrialRequest:
+        """For a measurement; the reference is not held to the budget.
+
+        Args:
+            name: of the request.
+            settings: what is measured.
+            share_s: seconds of timed windows.
+            fresh: in an interpreter of its own.
+            compares: losses with the reference's; the reference's are what others are compared with.
+        """
         is_reference = settings == self.reference_settings
         measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
+        if not compares:
+            measure = measure.model_copy(update={"parity_batch": None})
         deadline_s = self.pace.deadline_s(share_s, spare_finalists=not fresh and not is_reference)
         request = self.inquiry.request(name, settings, measure, deadline_s)
         return request.model_copy(update={"fresh": fresh})
