@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from time import perf_counter
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from .allocations import Phase
+from .moments import moment, seconds_between
 from .watch import Watch, nodes_of
 from .whereabouts import Whereabouts
 
@@ -35,7 +35,7 @@ class Clock(Watch):
             device: that it runs on.
         """
         self._where = Whereabouts(model, self._mark)
-        self._is_cuda = device.type == "cuda"
+        self._device = device
         self._phase: Phase = "before"
         self._marks: list[tuple[Phase, str, Any]] = []
 
@@ -74,20 +74,14 @@ class Clock(Watch):
 
     def seconds(self) -> Mapping[Phase, Mapping[str, float]]:
         """Each module's own seconds over the step, by phase; those of its children are not in it."""
-        if self._is_cuda:
-            torch.cuda.synchronize()
-        found: defaultdict[Phase, Counter[str]] = defaultdict(Counter)
+        found: defaultdict[Phase, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         for (phase, module, began), (_, _, ended) in pairwise(self._marks):
-            found[phase][module] += began.elapsed_time(ended) / 1000 if self._is_cuda else ended - began
+            found[phase][module] += seconds_between(began, ended)
         return found
 
     def _begin(self, module: str, gradients: Any) -> None:
         self._mark(module)
 
     def _mark(self, module: str | None = None) -> None:
-        if self._is_cuda:
-            moment: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            moment.record()
-        else:
-            moment = perf_counter()
-        self._marks.append((self._phase, module if module is not None else self._where.now()[0], moment))
+        now = moment(self._device)
+        self._marks.append((self._phase, module if module is not None else self._where.now()[0], now))

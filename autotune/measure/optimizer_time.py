@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Any
 
 import torch
+
+from .moments import moment, seconds_between
 
 __all__ = ["OptimizerTime"]
 
@@ -21,7 +22,7 @@ class OptimizerTime:
         Args:
             device: that the parameters are on.
         """
-        self._is_cuda = device.type == "cuda"
+        self._device = device
         self._moments: list[Any] = []
         self._depth = 0
 
@@ -40,27 +41,16 @@ class OptimizerTime:
 
     def seconds(self) -> float:
         """Of all steps that were seen."""
-        if self._is_cuda:
-            torch.cuda.synchronize()
         pairs = zip(self._moments[::2], self._moments[1::2], strict=False)
-        seconds = [began.elapsed_time(ended) / 1000 if self._is_cuda else ended - began for began, ended in pairs]
-        return math.fsum(seconds)
+        return math.fsum(seconds_between(began, ended) for began, ended in pairs)
 
     def _begin(self, *_: Any) -> None:
         """A step that calls its base class's is hooked twice."""
         if self._depth == 0:
-            self._mark()
+            self._moments.append(moment(self._device))
         self._depth += 1
 
     def _end(self, *_: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._mark()
-
-    def _mark(self) -> None:
-        if self._is_cuda:
-            moment: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            moment.record()
-        else:
-            moment = perf_counter()
-        self._moments.append(moment)
+            self._moments.append(moment(self._device))

@@ -275,15 +275,13 @@ def tensors_of(tree: Any) -> Iterable[Tensor]:
     return found
 
 
-def _storages(tensor: Tensor, device_type: str) -> Iterator[Any]:
+def _storages(tensor: Tensor, device_type: str) -> tuple[Any, ...]:
     """The storages behind a tensor on this device; none for one that has none of torch's kind."""
     if tensor.device.type != device_type:
-        return
+        return ()
     if tensor.layout == torch.sparse_coo:
-        for part in (tensor._indices(), tensor._values()):
-            yield part.untyped_storage()
-        return
+        return tuple(part.untyped_storage() for part in (tensor._indices(), tensor._values()))
     try:
-        yield tensor.untyped_storage()
+        return (tensor.untyped_storage(),)
     except (NotImplementedError, RuntimeError, ValueError):  # opaque to torch as well: oneDNN's, or not there yet
-        return
+        return ()
