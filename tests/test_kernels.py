@@ -66,12 +66,49 @@ def test_the_gradients_of_such_pixels_take_nothing_either():
     assert scratch(aten.convolution_backward.default, y, x, weight, [2], *more) == 0
 
 
-@pytest.mark.parametrize(("width", "expected"), [(3, 0), (5, 4 * 64 * 16 * 16 * 3 * 5)])
-def test_wide_depthwise_kernels_in_channels_last_have_a_block_of_gradients_for_each_channel(width, expected):
-    x, weight = tensor(6, 64, 8, 8, last=True), tensor(64, 1, 3, width, last=True)
-    more = ([1, 1], [1, width // 2], [1, 1], False, [0, 0], 64, [False, True, False])
-    found = scratch(aten.convolution_backward.default, x, x, weight, [64], *more)
-    assert expected <= found <= expected + 4 * weight.numel() * 2
+def depthwise_backward(x, width, stride, wanted, channels=64):
+    """Of one 3 by ``width`` kernel for each channel."""
+    padding, last = [1, width // 2], x.is_contiguous(memory_format=torch.channels_last)
+    weight = tensor(channels, 1, 3, width, dtype=x.dtype, last=last)
+    with torch.device("meta"):
+        y = aten.convolution(x, weight, None, [stride] * 2, padding, [1, 1], False, [0, 0], channels)
+    y = y.to(memory_format=torch.channels_last) if last else y
+    more = ([stride] * 2, padding, [1, 1], False, [0, 0], channels, wanted)
+    return scratch(aten.convolution_backward.default, y, x, weight, [0], *more)
+
+
+WEIGHT, INPUT = [False, True, False], [True, False, False]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_narrow_depthwise_kernels_read_images_in_channels_last_as_they_lie():
+    """The weight's gradient is there in blocks, and twice more when it is put in order."""
+    assert depthwise_backward(tensor(6, 64, 8, 8, last=True), 3, 1, WEIGHT) == 4 * 64 * 3 * 3 * 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_wide_depthwise_kernels_in_channels_last_have_a_block_of_gradients_for_each_channel():
+    """16 by 16 of 3 by 5. The kernel in blocks beside is as large as its gradient, which is a result."""
+    blocks = 4 * 64 * 16 * 16 * 3 * 5
+    assert depthwise_backward(tensor(6, 64, 8, 8, last=True), 5, 1, WEIGHT) == blocks
+
+
+def test_in_half_precision_an_image_has_sixteen_channels_for_each_of_theirs_too():
+    """Of input and gradient 64 by 8 by 8, sixteenfold; blocks in both precisions."""
+    x = tensor(6, 64, 8, 8, dtype=torch.bfloat16, last=True)
+    blocks, images = (2 + 4) * 64 * 16 * 16 * 3 * 5, 16 * 2 * (64 * 8 * 8) * 2
+    assert blocks + images <= depthwise_backward(x, 5, 1, WEIGHT) <= 1.05 * (blocks + images)
+
+
+def test_wide_depthwise_kernels_in_planes_unfold_one_channel_of_one_image():
+    assert depthwise_backward(tensor(6, 64, 8, 8), 5, 1, WEIGHT) == 4 * 3 * 5 * 8 * 8
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 1), (torch.bfloat16, 2)])
+def test_the_input_of_a_strided_depthwise_kernel_is_copied_once_more_in_half_precision(dtype, copies):
+    """Its gradient in blocks, beside the result; measured on 20 images of 96 channels of 49 by 49: 17.59 MiB both."""
+    x = tensor(20, 96, 49, 49, dtype=dtype)
+    assert depthwise_backward(x, 3, 2, INPUT, channels=96) == copies * x.nbytes
 
 
 def test_one_small_image_is_unfolded_into_columns():

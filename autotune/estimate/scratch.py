@@ -101,28 +101,39 @@ def _convolution_backward(
     blocked_weight = _blocked_weight_bytes(weight, x.dtype.itemsize)
     source, blocked_grad = (0, 0) if is_last else (_source_bytes(x), _blocked_bytes(grad))
     grad_x, grad_weight = (one.num_bytes if wants else 0 for one, wants in zip((x, weight), wanted, strict=False))
+    is_depthwise = groups > 1 and weight.size[1] == 1 and not transposed
+    is_wide = is_depthwise and weight.size[-1] > _WIDEST
     most = 0
     if wanted[0] and is_last:
         most = grad_x + blocked_weight
     elif wanted[0]:
-        blocked_x = _blocked_bytes(x)
-        is_strided = max(stride) > 1 and not transposed and groups == 1  # computed plain, and copied once more
+        blocked_x, is_copied = _blocked_bytes(x), groups == 1 or (is_depthwise and x.dtype in _HALVES)
+        is_strided = max(stride) > 1 and not transposed and is_copied  # computed plain, and copied once more
         most = max(blocked_grad + blocked_weight + blocked_x, blocked_x + grad_x * (2 if is_strided else 1))
-    if wanted[1]:
+    if wanted[1] and is_wide and not is_last:
+        most = max(most, grad_x + grad_weight + _columns_bytes(grad, weight))
+    elif wanted[1]:
         computing = source + blocked_grad + blocked_weight + _reduction_bytes(grad, x, weight, stride, transposed)
-        if is_last and groups > 1 and not transposed:
-            computing += _depthwise_bytes(weight, groups)
+        if is_wide:
+            computing += _wide_depthwise_bytes(grad, x, weight, groups)
         most = max(most, grad_x + computing, grad_x + (3 * grad_weight if is_last else blocked_weight + grad_weight))
     return _copy_bytes(grad, is_last) + max(0, most - grad_x - grad_weight)
 
 
-def _depthwise_bytes(weight: Like, groups: int) -> int:
+def _wide_depthwise_bytes(grad: Like, x: Like, weight: Like, groups: int) -> int:
     """Kernels wider than 3 have no kernel of their own for images as they lie: each group's gradient is in blocks of 16
-    by 16 channels; in half precision, also in single precision."""
-    if weight.size[1] > 1 or weight.size[-1] <= _WIDEST:
-        return 0
+    by 16 channels; in half precision also in single precision, with an image of either whose groups have 16 channels
+    each."""
     blocked = groups * _rounded(weight.size[0] // groups) * _LANES * math.prod(weight.size[2:])
-    return blocked * (weight.dtype.itemsize + (4 if weight.dtype in _HALVES else 0))
+    if weight.dtype not in _HALVES:
+        return blocked * weight.dtype.itemsize
+    images = (x.num_bytes + grad.num_bytes) // max(1, x.size[0])
+    return blocked * (weight.dtype.itemsize + 4) + _LANES * images
+
+
+def _columns_bytes(grad: Like, weight: Like) -> int:
+    """Nor for images in planes: torch unfolds one group of one image into columns, and multiplies."""
+    return math.prod(weight.size[1:]) * math.prod(grad.size[2:]) * weight.dtype.itemsize
 
 
 def _reduction_bytes(grad: Like, x: Like, weight: Like, stride: list[int], transposed: bool) -> int:
