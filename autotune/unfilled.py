@@ -6,22 +6,28 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from .randomness import undisturbed
 from .task import Task
 
 __all__ = ["unfilled"]
 
 _FILLS = frozenset([torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default])
-"""What initializers draw with. Drawing GPT-2's 124 million took a third of the time of its law."""
+"""What initializers draw with, in place. Drawing GPT-2's 124 million took a third of the time of its law."""
+_READS = frozenset([torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape])
+"""Tags of operations whose caller goes by the values: ``item()``, ``nonzero()``, ``equal()``."""
 
 
 def unfilled(task: Task) -> Task:
-    """The task, whose model has the right parameters with whatever values: for those who look at sizes alone."""
+    """The task, whose model has the right parameters with whatever values: for those who look at sizes alone, and
+    compute nothing with it. A model that goes by what it has drawn is built as ever."""
 
     def build() -> Any:
         try:
-            with _Unfilled():  # type: ignore[no-untyped-call]
+            with undisturbed(), _Unfilled():
                 return task.build_model()
         except Exception:  # noqa: BLE001 - one that looks at its values may raise anything
             return task.build_model()
@@ -29,10 +35,34 @@ def unfilled(task: Task) -> Task:
     return replace(task, build_model=build)
 
 
+class _Looks(Exception):
+    """A value was asked for that was not drawn."""
+
+
 class _Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Leaves tensors as they are in place of drawing their values."""
+    """Leaves tensors as they are in place of drawing their values; what is computed from them has no values either."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._without: set[int] = set()
+        """Storages, by their address."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _FILLS and args[0].is_floating_point():
+            self._without.add(_storage(args[0]))
             return args[0]
-        return func(*args, **(kwargs or {}))
+        depends = bool(self._without) and any(_storage(one) in self._without for one in _tensors((args, kwargs)))
+        if depends and not _READS.isdisjoint(func.tags):
+            raise _Looks
+        results = func(*args, **(kwargs or {}))
+        if depends:
+            self._without.update(map(_storage, _tensors(results)))
+        return results
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -78,6 +78,10 @@ def compare(task: str, arguments: argparse.Namespace, seed: int) -> dict[str, An
     assert law.plan is not None
     plan = law.plan.settings
     speeds = measure(task, list(dict.fromkeys([plan, *(held for _, held in (*law.held, *tpe.held))])), arguments)
+    if not speeds[plan]:
+        raise SystemExit(
+            f"{task}, seed {seed}: the plan {plan.canonical()} does not hold the budget when measured again"
+        )
     law_s, tpe_s = (_reached_s(watched, speeds, SAME * speeds[plan]) for watched in (law, tpe))
     return {
         "task": Path(task).parent.name,

@@ -85,6 +85,23 @@ def test_an_estimate_says_that_it_was_probed_and_why():
     assert found.largest.micro == 100
 
 
+def test_steps_that_are_real_have_real_values():
+    """A model whose values were never drawn would not get so far."""
+
+    class Checks(nn.Linear):
+        def forward(self, x):
+            if not 0.01 < self.weight.std().item() < 1:
+                raise ValueError("undrawn")
+            return super().forward(x)
+
+    checks = Task(
+        build_model=lambda: Checks(512, 512),
+        build_dataset=lambda: [torch.ones(512)] * 8,
+        compute_loss=lambda model, batch: model(batch).sum(),
+    )
+    assert estimate(PLAN, checks, EstimateOptions()).how == "probed"
+
+
 def test_what_the_users_code_raises_is_raised():
     """Tracing fails, and so does the step itself."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import Future
 from pathlib import Path
 
+import optuna
 import pytest
 from rich.console import Console
 from search_tables import FINGERPRINT, MIB, facts, options, run_search, table
@@ -15,7 +17,7 @@ from autotune.report.estimate import as_json, explain
 from autotune.search.calibration import learn_calibration
 from autotune.search.estimate import WhatToEstimate, estimate
 from autotune.search.study import finished
-from autotune.workers import Estimated, Executor, Inspected, Predicted
+from autotune.workers import Crashed, Estimated, Executor, Inspected, Predicted
 from autotune.workers.table import TableExecutor
 
 URL = "sqlite:///.autotune/model.db"
@@ -140,18 +142,53 @@ def test_a_searchs_trials_are_predicted_and_every_combination_is_told_what_was_l
 
 
 @pytest.mark.parametrize(
-    ("what", "fingerprint"),
-    [(WHAT, "sha256:" + "b" * 64), (WhatToEstimate("model.py", 400 * MIB, "cuda"), FINGERPRINT)],
+    ("what", "known", "reason"),
+    [
+        (WHAT, {"fingerprint": "sha256:" + "b" * 64}, None),
+        (WhatToEstimate("model.py", 400 * MIB, "cuda"), {}, "study model-1 was of another kind of device"),
+        (WHAT, {"torch_version": "2.12.0", "dataset_length": 7}, "study model-1 was of another torch, another dataset"),
+        (WHAT, {"num_threads": 64}, "study model-1 was of another number of threads"),
+    ],
 )
-def test_another_tasks_or_another_devices_trials_say_nothing(what, fingerprint):
+def test_trials_of_another_job_say_nothing_and_that_is_said(what, known, reason):
     run_search(options(trials=2))
     executor = Says()
-    executor.facts = facts(fingerprint=fingerprint)
-    assert estimate(what, executor, lambda event: None).calibration is None
+    executor.facts = facts(**known)
+    found = estimate(what, executor, lambda event: None)
+    assert (found.calibration, found.uncalibrated) == (None, reason)
     assert {request.kind for request in executor.asked} == {"inspect", "estimate"}
+    console = Console(width=300)
+    with console.capture() as said:
+        console.print(explain(found))
+    assert (reason or "calibrated") in said.get() or reason is None
 
 
-def test_a_study_that_is_being_written_is_read_and_a_corrupt_one_is_an_error():
+def test_trials_that_cannot_be_predicted_are_told():
+    run_search(options(trials=2))
+
+    class Crashes(Says):
+        def submit(self, request):
+            if request.kind != "predict":
+                return super().submit(request)
+            future = Future()
+            future.set_result(Crashed(message="SIGSEGV"))
+            return future
+
+    found = estimate(WHAT, Crashes(), lambda event: None)
+    assert found.uncalibrated == "the trials of study model-1 could not be predicted: SIGSEGV"
+
+
+def test_trials_with_loader_workers_are_left_out():
+    """What a worker takes is a guess, and is not in an estimate."""
+    known = facts(loader_options={"num_workers": 2})
+    run_search(options(trials=2), known)
+    executor = Says()
+    executor.facts = known
+    found = estimate(WHAT, executor, lambda event: None)
+    assert "had loader workers" in found.uncalibrated
+
+
+def test_a_study_that_is_being_written_is_read():
     during: list[int] = []
 
     class Reads(TableExecutor):
@@ -162,6 +199,30 @@ def test_a_study_that_is_being_written_is_read_and_a_corrupt_one_is_an_error():
 
     run_search(options(trials=3), executor=Reads(facts(), table(facts())))
     assert max(during) == 3
-    Path(".autotune/model.db").write_text("not a database")
-    with pytest.raises(StudyError, match="not a readable study"):
-        estimate(WHAT, Says(), lambda event: None)
+
+
+def test_a_study_without_measurements_gives_way_to_the_one_before():
+    run_search(options(trials=2))
+    begun = optuna.create_study(storage=URL, study_name="model-2")
+    begun.set_user_attr("fingerprint", FINGERPRINT)  # killed before its facts were written
+    found = finished(URL, "model", FINGERPRINT)
+    assert (found.name, len(found.measured)) == ("model-1", 2)
+
+
+@pytest.mark.parametrize("content", ["", "not a database"])
+def test_a_file_that_is_no_study_ends_nothing_unless_it_was_named(content):
+    path = Path(".autotune/model.db")
+    path.parent.mkdir()
+    path.write_text(content)
+    found = estimate(WHAT, Says(), lambda event: None)
+    assert found.calibration is None
+    assert content == "" or "not a readable study" in found.uncalibrated
+    assert path.read_text() == content
+    with pytest.raises(StudyError):
+        estimate(dataclasses.replace(WHAT, storage=URL), Says(), lambda event: None)
+
+
+def test_a_named_storage_without_the_task_is_an_error():
+    with pytest.raises(StudyError, match="has measured anything there"):
+        estimate(dataclasses.replace(WHAT, storage="sqlite:///typo.db"), Says(), lambda event: None)
+    assert not Path("typo.db").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,24 @@ def test_losses_are_compared_again_in_the_winners_first_repeat_alone():
     fresh = [request for request in run_search(options()).executor.requests if request.fresh]
     compared = [request.plan.settings for request in fresh if request.measure.parity_batch is not None]
     assert compared == [BOTH]
+
+
+@pytest.mark.parametrize("ended_before", [0, 1, 2])
+def test_without_the_time_to_compare_nothing_slower_than_the_job_as_it_stands_is_the_plan(ended_before):
+    """The user interrupts, before the finalists or once one or two have run."""
+    stop = threading.Event()
+    rows = [row(settings, samples_per_s=(1.0,)) for settings in (BOTH, BF16, TCMALLOC)]
+
+    class Interrupts(TableExecutor):
+        def _answer(self, request):
+            if len(self.requests) >= 5 + ended_before:
+                stop.set()
+            return super()._answer(request)
+
+    executor = Interrupts(facts(), [row(REFERENCE), *rows])
+    run = run_search(options(), executor=executor, stop=stop)
+    assert run.plan.settings == REFERENCE
+    assert run.plan.search.stopped == "interrupted"
 
 
 def test_a_reference_that_alone_fits_takes_turns_with_nobody():

@@ -41,12 +41,52 @@ def test_a_gibibyte_of_parameters_takes_no_memory():
     assert own_live_bytes() - before < 64 * MIB
 
 
-def test_a_model_that_looks_at_its_values_has_them():
+def asks_once():
+    model = nn.Linear(64, 64)
+    if not 0.01 < model.weight.std() < 1:
+        raise ValueError("no model")
+    return model
+
+
+def draws_until_it_is_content():
+    model = nn.Linear(64, 64)
+    with torch.no_grad():
+        while not 0.01 < model.weight.norm() / 64 < 1:
+            model.weight.normal_()
+    return model
+
+
+def is_truncated():
+    """torch draws what lies outside anew until nothing does."""
+    model = nn.Linear(64, 64)
+    nn.init.trunc_normal_(model.weight, mean=1.0, std=0.02, a=0.9, b=1.1)
+    return model
+
+
+@pytest.mark.parametrize("build", [asks_once, draws_until_it_is_content, is_truncated])
+def test_a_model_that_looks_at_its_values_is_the_one_that_it_would_have_been(build):
+    torch.manual_seed(7)
+    model = unfilled(task_of(build)).build_model()
+    torch.manual_seed(7)
+    assert torch.equal(model.weight, build().weight)
+
+
+def test_a_model_may_look_at_what_it_has_not_drawn():
+    """Such as the share of paths that each layer drops."""
+
     def build():
-        model = nn.Linear(64, 64)
-        if not 0.01 < model.weight.std() < 1:
-            raise ValueError("no model")
+        model = nn.Linear(2**10, 2**10)
+        model.rates = [float(rate) for rate in torch.linspace(0, 0.1, 3)]
         return model
 
-    with torch.no_grad():
-        assert 0.01 < unfilled(task_of(build)).build_model().weight.std() < 1
+    before = torch.get_rng_state()
+    assert len(unfilled(task_of(build)).build_model().rates) == 3
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_error_of_the_model_is_its_own():
+    def build():
+        raise ValueError("no layers")
+
+    with pytest.raises(ValueError, match="no layers"):
+        unfilled(task_of(build)).build_model()

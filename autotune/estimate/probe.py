@@ -82,6 +82,9 @@ def probed_law(
 class _Probe(Rehearsal):
     """The same steps over the tensors themselves."""
 
+    def _applied_to(self, task: Task) -> Task:
+        return task
+
     def _open(self, real: Training) -> None:
         self._model, self._optimizer = real.model, real.optimizer
 

@@ -74,13 +74,17 @@ class Rehearsal:
         self._task = task
         self._target = target
         self._largest_of = largest_of
-        real = apply(plan, unfilled(task))
+        real = apply(plan, self._applied_to(task))
         self._spec, self._settings = real.loader.spec, real.settings
         self._sample = largest_sample(self._spec.dataset, largest_of)
         self._given: set[Tensor] | None = None
         self._open(real)
         if target == "cuda":
             choose_as_on_cuda(self._optimizer)
+
+    def _applied_to(self, task: Task) -> Task:
+        """Its sizes alone are looked at."""
+        return unfilled(task)
 
     def _open(self, real: Training) -> None:
         """Have a model of one's own: the real one is let go of."""

@@ -51,6 +51,7 @@ def as_json(found: Estimation) -> dict[str, Any]:
         "limit_bytes": found.limit_bytes,
         "effective_batch": found.facts.effective_batch,
         "calibration": found.calibration and {"study": found.study, **found.calibration.model_dump(mode="json")},
+        "uncalibrated": found.uncalibrated,
         "combinations": [
             {
                 "settings": one.settings.model_dump(mode="json", exclude_defaults=True),
@@ -194,6 +195,8 @@ def _notes(found: Estimation) -> Iterator[str]:
         )
     if found.calibration is not None:
         yield _calibrated(found.calibration, found.study or "")
+    if found.uncalibrated is not None:
+        yield f"process is not calibrated by trials: {found.uncalibrated}"
     if found.what.limit_bytes is None:
         yield "no --budget was given: this is all of the machine's memory"
     if found.facts.dataset_length is not None and any(

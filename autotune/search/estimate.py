@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import NothingFits, TaskError
+from ..errors import NothingFits, StudyError, TaskError
 from ..estimate import Calibration, Estimate, EstimateOptions, Interval, PredictOptions
 from ..plan import Budget, Plan
 from ..search_spaces import load_space
@@ -99,7 +99,9 @@ class Estimation:
     calibration: Calibration | None = None
     """What a search's trials have shown of such predictions."""
     study: str | None = None
-    """The newest of this task."""
+    """The study that they are of."""
+    uncalibrated: str | None = None
+    """Why a study that is there says nothing."""
 
     @property
     def base(self) -> Combination:
@@ -133,6 +135,7 @@ def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts 
         TaskError: the task cannot be loaded, or its step raises.
         SpaceError: an unknown technique or value in the space.
         NothingFits: no combination fits at a micro-batch of 1.
+        StudyError: the storage that the user named cannot be read, or has no study of the task.
     """
     pace = Pace(0.0, None)
     space = load_space(what.space)
@@ -140,8 +143,10 @@ def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts 
     facts = _planned_for(what, inspect(options, executor, pace, runs_model=False))
     observe(facts)
     limit_bytes = what.limit_bytes or facts.device.memory_bytes
-    study = finished(what.storage or default_url(Path(what.task).stem), Path(what.task).stem, facts.fingerprint)
-    calibration = _calibration(what, facts, study, executor, pace) if study is not None else None
+    try:
+        study, calibration, uncalibrated = *_calibration(what, facts, executor, pace), None
+    except _Uncalibrated as reason:
+        study, calibration, uncalibrated = None, None, str(reason)
     asked = _options(what, facts, limit_bytes).model_copy(update={"calibration": calibration})
     found: list[Combination] = []
     choices = space.choices(facts)
@@ -156,7 +161,7 @@ def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts 
             _check_base(one.outcome, what)
         found.append(one)
         observe(one)
-    estimation = Estimation(what, facts, limit_bytes, tuple(found), calibration, study.name if study else None)
+    estimation = Estimation(what, facts, limit_bytes, tuple(found), calibration, study, uncalibrated or None)
     if not any(one.micro for one in found):
         raise NothingFits(_nearest_miss(estimation))
     return estimation
@@ -211,33 +216,81 @@ def _request(name: str, what: WhatToEstimate, pace: Pace) -> TrialRequest:
     )
 
 
-def _calibration(
-    what: WhatToEstimate, facts: Facts, study: Finished, executor: Executor, pace: Pace
-) -> Calibration | None:
-    """Hold what a search has measured against what would have been predicted of it; None where that is nothing."""
-    if study.facts.device.type != what.device:
-        return None
-    tried = [  # an epoch that is kept in memory is no matter of the laws
+class _Uncalibrated(Exception):
+    """Trials say nothing; the message says why, and is empty where there are none."""
+
+
+def _calibration(what: WhatToEstimate, facts: Facts, executor: Executor, pace: Pace) -> tuple[str, Calibration]:
+    """Hold what a search has measured against what would have been predicted of it.
+
+    Returns:
+        The study's name, and what was learned.
+
+    Raises:
+        _Uncalibrated: that is nothing.
+        StudyError: the storage that the user named cannot be read, or has no study of the task.
+    """
+    study = _study(what, facts)
+    tried = [
         (as_laws_see(settings, study.facts), measurement.peak.process)
         for settings, measurement in study.measured
-        if settings.data_loading.cache == "none"
+        if settings.data_loading.cache == "none"  # an epoch that is kept in memory is no matter of the laws
     ]
+    alone = [(settings, peak) for settings, peak in tried if not settings.data_loading.num_workers]
+    if not alone:
+        raise _Uncalibrated(
+            f"every trial of study {study.name} had loader workers or a cached epoch, which come on top"
+        )
     asked = PredictOptions(
-        settings=tuple(settings for settings, _ in tried),
+        settings=tuple(settings for settings, _ in alone),
         target=what.device,
         largest_of=LARGEST_OF if facts.shapes_vary else None,
         model_bytes=4 * facts.num_parameters,
         most_s=_MOST_CALIBRATING_S,
     )
     outcome = executor.ask(_request("calibrate", what, pace).model_copy(update={"kind": "predict", "predict": asked}))
-    if not isinstance(outcome, Predicted):  # the first combination says why
-        return None
+    if not isinstance(outcome, Predicted):
+        reason = failure(outcome).splitlines()[0]
+        raise _Uncalibrated(f"the trials of study {study.name} could not be predicted: {reason}")
     rows = [
         (Interval(low=one.peak_bytes, value=one.peak_bytes, high=one.high_bytes), measured)
-        for one, (_, measured) in zip(outcome.predictions, tried, strict=True)
+        for one, (_, measured) in zip(outcome.predictions, alone, strict=True)
         if one is not None and one.high_bytes is not None
     ]
-    return learn_calibration(rows) if rows else None
+    if not rows:
+        raise _Uncalibrated(f"none of the trials of study {study.name} could be predicted")
+    return study.name, learn_calibration(rows)
+
+
+def _study(what: WhatToEstimate, facts: Facts) -> Finished:
+    """The one whose trials were of this job, on this kind of device."""
+    stem = Path(what.task).stem
+    try:
+        study = finished(what.storage or default_url(stem), stem, facts.fingerprint)
+    except StudyError as error:
+        if what.storage is not None:
+            raise
+        raise _Uncalibrated(str(error)) from None
+    if study is None and what.storage is not None:
+        raise StudyError(
+            f"--storage {what.storage}: no study of {what.task} has measured anything there. Name the storage of a "
+            "search, or leave it out."
+        )
+    if study is None:
+        raise _Uncalibrated
+    different = [name for name, before, now in _compared(study.facts, facts) if before != now]
+    if different:
+        raise _Uncalibrated(f"study {study.name} was of {', '.join(different)}")
+    return study
+
+
+def _compared(study: Facts, facts: Facts) -> Iterator[tuple[str, object, object]]:
+    yield "another kind of device", study.device.type, facts.device.type
+    yield "another torch", study.torch_version, facts.torch_version
+    yield "another dataset", (study.dataset_length, study.dataset_bytes), (facts.dataset_length, facts.dataset_bytes)
+    if facts.device.type == "cpu":
+        yield "another processor", study.device.name, facts.device.name
+        yield "another number of threads", study.num_threads, facts.num_threads
 
 
 def _check_base(outcome: Outcome, what: WhatToEstimate) -> None:

@@ -61,7 +61,7 @@ class _Finals:
         compared, num_repeats = self.session.pace.finalist_runs(len(finalists), int(self._repeats_reference()))
         order = finalists[:compared] if num_repeats else []
         if len(order) > 1:
-            order = self._compare(order, num_repeats)
+            order = self._compare(order, num_repeats) or []
         fallen = {row.number for row in self.fallen}
         order += [row for row in feasible if row not in order and row.number not in fallen]
         for candidate in order if num_repeats else []:
@@ -74,6 +74,8 @@ class _Finals:
                 break
         gone = {row.number for row in self.fallen}
         left = [row for row in order if row.number not in gone]
+        if left and self._reference_is_better([_measurement(left[0])]):
+            left = [row for row in left if row.number == 0]
         return self._final(left[0] if left else None, [])
 
     def _final(self, winner: Tried | None, repeats: Sequence[Measurement]) -> Final:
@@ -89,18 +91,20 @@ class _Finals:
         return reference is not None and isinstance(reference.outcome, Measured)
 
     def _reference_is_better(self, repeats: Sequence[Measurement]) -> bool:
-        """Whether the reference fits and turned out the faster after all: then nothing is worth a change."""
+        """Whether the reference fits and turned out the faster after all: then nothing is worth a change. Where it was
+        not measured again, its trial speaks for it."""
         reference = self.session.reference
-        if reference is None or not reference.verdict.feasible or not self.reference_runs:
+        if reference is None or not reference.verdict.feasible:
             return False
         if any(row.number == 0 for row in self.fallen):
             return False
-        if not all(self.session.budget.holds(run.peak.process) for run in self.reference_runs):
+        runs = self.reference_runs or [_measurement(reference)]
+        if not all(self.session.budget.holds(run.peak.process) for run in runs):
             return False
-        return _mean_speed(self.reference_runs) > _mean_speed(repeats)
+        return _mean_speed(runs) > _mean_speed(repeats)
 
-    def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried]:
-        """Round 0: each once, fastest first; those that fall are left out."""
+    def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried] | None:
+        """Round 0: each once, fastest first; those that fall are left out. None where there was no time for all."""
         speeds: dict[int, float] = {}
         try:
             for position, row in enumerate(finalists):
@@ -109,7 +113,7 @@ class _Finals:
                 if measurement is not None:
                     speeds[row.number] = measurement.samples_per_s.value
         except _OutOfTime:
-            return [row for row in finalists if row.number not in {fallen.number for fallen in self.fallen}]
+            return None
         return sorted((row for row in finalists if row.number in speeds), key=lambda row: -speeds[row.number])
 
     def _repeat(self, candidate: Tried, num_repeats: int) -> tuple[list[Measurement] | None, bool]:
@@ -172,6 +176,11 @@ class _Finals:
 
     def _why(self, outcome: Outcome) -> str:
         return self.session.judge(outcome).reason or outcome.kind
+
+
+def _measurement(tried: Tried) -> Measurement:
+    assert isinstance(tried.outcome, Measured), "it is feasible"
+    return tried.outcome.measurement
 
 
 def _mean_speed(runs: Sequence[Measurement]) -> float:

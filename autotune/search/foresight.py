@@ -56,6 +56,8 @@ def as_laws_see(settings: Settings, facts: Facts) -> Settings:
     num_workers = settings.data_loading.num_workers
     if num_workers is None:
         num_workers = facts.loader_options.get("num_workers", 0)
+    if facts.dataset_kind == "iterable" and not facts.shards_by_worker:
+        num_workers = min(num_workers, 1)  # more would read the same samples
     update = {"data_loading": DataLoading(num_workers=num_workers or None), "optimizer": Settings().optimizer}
     return settings.model_copy(update=update)
 

@@ -43,11 +43,12 @@ def default_url(stem: str) -> str:
     return f"sqlite:///{FOLDER.as_posix()}/{name}.db"
 
 
-def open_storage(url: str) -> optuna.storages.RDBStorage:
+def open_storage(url: str, writes: bool = True) -> optuna.storages.RDBStorage:
     """An Optuna storage; a file that is no study database is refused before anything is written to it.
 
     Args:
         url: as SQLAlchemy has it, ``sqlite:///path.db`` or ``postgresql://user@host/name``.
+        writes: False leaves a file's mode of writing as it is.
 
     Raises:
         StudyError: the file is corrupt or something else, the server cannot be reached, or the URL is malformed.
@@ -60,9 +61,14 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
     try:
         with storage_errors(url):
             storage = optuna.storages.RDBStorage(url)
-            if path is not None:
+            if path is not None and writes:
                 _write_ahead(storage)
             return storage
+    except RuntimeError as reason:
+        raise StudyError(
+            f"{url}: the study is of another version of Optuna: {str(reason).splitlines()[0]} "
+            "Choose another with --storage; nothing was changed in it."
+        ) from None
     except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError, ValueError) as reason:
         raise StudyError(
             f"--storage: expected sqlite:///path.db or postgresql://user@host/name, but got {url!r} ({reason})."

@@ -237,38 +237,39 @@ class Finished:
 
 
 def finished(url: str, stem: str, fingerprint: str) -> Finished | None:
-    """What the task's newest study has measured, which a search may be writing to; None where there is none, or it is
-    of another version.
+    """What the task's newest study with any measurement has, which a search may be writing to; None where there is
+    none. Nothing is written.
 
     Raises:
-        StudyError: the storage is locked or corrupt.
+        StudyError: the storage is locked or corrupt, or of another version of Optuna.
     """
     path = sqlite_path(url)
-    if path is not None and not path.exists():
+    if path is not None and (not path.exists() or path.stat().st_size == 0):
         return None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = open_storage(url)
+    storage = open_storage(url, writes=False)
     try:
         with storage_errors(url):
-            newest = _newest(storage, stem)
-            study = _newest_of(storage, stem, newest, fingerprint) if newest else None
-            attrs = study.user_attrs if study is not None else {}
-            if study is None or attrs.get("fingerprint") != fingerprint:
-                return None
-            trials = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
+            for number in range(_newest(storage, stem), 0, -1):
+                with suppress(KeyError, ValueError):  # deleted, half begun, or of another version
+                    study = optuna.load_study(study_name=f"{stem}-{number}", storage=storage)
+                    if study.user_attrs["fingerprint"] == fingerprint and (found := _finished(study)).measured:
+                        return found
     finally:
         storage.remove_session()
         storage.engine.dispose()
-    try:
-        outcomes = [(row["settings"], OUTCOME.validate_python(row["outcome"])) for row in trials if "outcome" in row]
-        measured = tuple(
-            (Settings.model_validate(settings), outcome.measurement)
-            for settings, outcome in outcomes
-            if isinstance(outcome, Measured)
-        )
-        return Finished(study.study_name, Facts.model_validate(attrs["facts"]), measured)
-    except ValueError:  # of another version
-        return None
+    return None
+
+
+def _finished(study: optuna.Study) -> Finished:
+    trials = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
+    outcomes = [(row["settings"], OUTCOME.validate_python(row["outcome"])) for row in trials if "outcome" in row]
+    measured = tuple(
+        (Settings.model_validate(settings), outcome.measurement)
+        for settings, outcome in outcomes
+        if isinstance(outcome, Measured)
+    )
+    return Finished(study.study_name, Facts.model_validate(study.user_attrs["facts"]), measured)
 
 
 def _newest_of(storage: RDBStorage, stem: str, newest: int, fingerprint: str) -> optuna.Study:
