@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autotune.estimate.kernels import Kernel, Like, like
+from autotune.estimate.recurrent import workspace_bytes
 from autotune.estimate.scratch import kernel_of
 from autotune.estimate.slow_convolution import Convolution
 
@@ -109,6 +110,45 @@ def test_the_input_of_a_strided_depthwise_kernel_is_copied_once_more_in_half_pre
     """Its gradient in blocks, beside the result; measured on 20 images of 96 channels of 49 by 49: 17.59 MiB both."""
     x = tensor(20, 96, 49, 49, dtype=dtype)
     assert depthwise_backward(x, 3, 2, INPUT, channels=96) == copies * x.nbytes
+
+
+@pytest.mark.parametrize(("channels", "copies"), [(16, 1), (32, 2)])
+def test_the_input_of_a_strided_grouped_kernel_is_copied_once_more_where_groups_are_wide(channels, copies):
+    """Measured on 20 images of 48 by 48, four groups of so many channels: 11.25 MiB; 45 MiB of 22.5."""
+    x, weight = tensor(20, 4 * channels, 48, 48), tensor(4 * channels, channels, 3, 3)
+    y, more = tensor(20, 4 * channels, 24, 24), ([2, 2], [1, 1], [1, 1], False, [0, 0], 4, INPUT)
+    assert scratch(aten.convolution_backward.default, y, x, weight, [0], *more) == copies * x.nbytes
+
+
+def recurrent(dtype, steps=64, batch=20, features=256, hidden=512):
+    """Input, weights and states of an LSTM's layer."""
+    weights = [tensor(4 * hidden, size, dtype=dtype) for size in (features, hidden)]
+    weights += [tensor(4 * hidden, dtype=dtype) for _ in range(2)]
+    return tensor(steps, batch, features, dtype=dtype), weights, [tensor(batch, hidden, dtype=dtype) for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "forward", "backward"), [(torch.float32, 16.22, 22.55), (torch.bfloat16, 3.24, 11.85)]
+)
+def test_a_recurrent_layer_has_its_weights_in_blocks_and_what_goes_into_its_gates(dtype, forward, backward):
+    """Measured, in MiB: weights of 6 MiB in single precision, gates of 10."""
+    x, weights, states = recurrent(dtype)
+    options = [False, [], 2, 512, 1, True, False, False, True]
+    found = scratch(aten.mkldnn_rnn_layer.default, x, *weights, *states, *options)
+    y = tensor(64, 20, 512, dtype=dtype)
+    more = [y, *states, y, None, None, False, 2, 512, 1, True, True, False, [], False, tensor(0, dtype=torch.uint8)]
+    found_backward = scratch(aten.mkldnn_rnn_layer_backward.default, x, *weights, *states, *more)
+    assert found == pytest.approx(forward * 2**20, rel=0.08)
+    assert found_backward == pytest.approx(backward * 2**20, rel=0.08)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_recurrent_layers_workspace_is_reckoned_from_a_few_sequences(dtype):
+    """Against torch's own, of another number of them."""
+    x, weights, states = recurrent(dtype, steps=32, batch=37, features=24, hidden=64)
+    call = (x, *weights, *states, False, [], 2, 64, 1, True, False, False, True)
+    real = [torch.zeros(one.shape, dtype=one.dtype) if isinstance(one, torch.Tensor) else one for one in call]
+    assert workspace_bytes(call) == pytest.approx(aten.mkldnn_rnn_layer(*real)[3].nbytes, rel=0.02)
 
 
 def test_one_small_image_is_unfolded_into_columns():

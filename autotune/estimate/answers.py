@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ..measure.tracer import Sees
+from .recurrent import RECURRENT_LAYER, workspace_bytes
 
 __all__ = ["SteadyScaler", "Target", "answers", "choose_as_on_cuda"]
 
@@ -98,8 +99,13 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _IN_PLACE and _keeps_first(args, kwargs):
             return args[0]
         with unset_fake_temporarily():
-            results = self._fakes.dispatch(func, types, args, kwargs)
-        return func(*args, **kwargs) if results is NotImplemented else results
+            results: Any = self._fakes.dispatch(func, types, args, kwargs)
+        if results is NotImplemented:
+            return func(*args, **kwargs)
+        if func is RECURRENT_LAYER and self._target == "cpu" and args[-1]:  # in training
+            with self._fakes:
+                return (*results[:-1], torch.empty(workspace_bytes(args), dtype=torch.uint8))
+        return results
 
 
 class _Functions(TorchFunctionMode):

@@ -107,7 +107,8 @@ def _convolution_backward(
     if wanted[0] and is_last:
         most = grad_x + blocked_weight
     elif wanted[0]:
-        blocked_x, is_copied = _blocked_bytes(x), groups == 1 or (is_depthwise and x.dtype in _HALVES)
+        blocked_x = _blocked_bytes(x)
+        is_copied = groups == 1 or weight.size[1] > _LANES or (is_depthwise and x.dtype in _HALVES)
         is_strided = max(stride) > 1 and not transposed and is_copied  # computed plain, and copied once more
         most = max(blocked_grad + blocked_weight + blocked_x, blocked_x + grad_x * (2 if is_strided else 1))
     if wanted[1] and is_wide and not is_last:
@@ -250,10 +251,28 @@ def _sum_and_product(result: Like, bias: Like, a: Like, b: Like, *args: Any, **k
     return _product(result, a, b)
 
 
+def _recurrent(results: Any, x: Like, *rest: Any) -> int:
+    """The weights in blocks; in single precision, what goes into the gates of each step too."""
+    weights: tuple[Like, ...] = rest[:4]
+    steps = 0 if x.dtype in _HALVES else 4 * math.prod(x.size[:2]) * weights[1].size[0]
+    return sum(one.num_bytes for one in weights) + steps
+
+
+def _recurrent_backward(results: Any, x: Like, *rest: Any) -> int:
+    """The weights and their gradients in blocks, these in single precision; the gates' gradients of each step, or in
+    half precision the states'."""
+    weights: tuple[Like, ...] = rest[:4]
+    is_half = x.dtype in _HALVES
+    steps = 4 * math.prod(x.size[:2]) * weights[1].size[1 if is_half else 0]
+    return (3 if is_half else 2) * sum(one.num_bytes for one in weights) + steps
+
+
 _TABLE: dict[Any, Callable[..., int]] = {
     _aten.convolution: _convolution,
     _aten.convolution_backward: _convolution_backward,
     _aten.native_batch_norm_backward: _batch_norm_backward,
+    _aten.mkldnn_rnn_layer: _recurrent,
+    _aten.mkldnn_rnn_layer_backward: _recurrent_backward,
     _aten.native_dropout: _dropout,
     _aten.mean: _reduced,
     _aten.mm: _product,
