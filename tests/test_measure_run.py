@@ -9,6 +9,7 @@ import torch
 from autotune.apply_plan import apply
 from autotune.measure import MeasureOptions
 from autotune.measure.errors import NonFiniteLoss
+from autotune.measure.parity import run_parity
 from autotune.measure.processes import descendants, own_peak_bytes, private_bytes
 from autotune.measure.run import measure
 from autotune.plan import Budget, Plan
@@ -36,10 +37,18 @@ def test_every_task_of_the_zoo_is_measured(name):
     assert list(found.phases_s) == ["parity", "warmup", "timed"]
 
 
-def test_without_a_parity_batch_no_losses_are_compared():
-    found = _measure(ZOO["mlp"], parity_batch=None)
-    assert found.parity.losses == ()
-    assert found.phases_s["parity"] < found.phases_s["timed"]
+@pytest.mark.parametrize("batch", [None, BATCH_SIZE])
+def test_without_a_parity_batch_no_losses_are_compared(batch, monkeypatch):
+    ran = []
+
+    def run(*arguments):
+        ran.append(run_parity(*arguments))
+        return ran[-1]
+
+    monkeypatch.setattr("autotune.measure.run.run_parity", run)
+    found = _measure(ZOO["mlp"], parity_batch=batch)
+    assert len(ran) == (batch is not None)
+    assert len(found.parity.losses) == 10 * len(ran)
     assert found.num_windows >= 3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -12,27 +13,39 @@ __all__ = ["RECURRENT_LAYER", "workspace_bytes"]
 
 RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 """An LSTM's, in one direction: its last result is a workspace."""
-_FEW, _MORE = 16, 48
-"""Sequences that are run for real: a workspace is affine in their number."""
+_BATCHES, _LENGTHS = (16, 48), (16, 32)
+"""Sequences that are run for real, and their steps: a workspace is affine in either."""
 _NUM_TENSORS = 7
 """Arguments that are tensors: input (steps, batch, features), four weights, hidden and cell state (batch, features)."""
 
 
 def workspace_bytes(args: tuple[Any, ...]) -> int:
-    """Of a layer's call, by what a few sequences of the same length take.
+    """Of a layer's call, by what a few short sequences take.
 
     Args:
         args: its arguments, of tensors with or without values.
     """
     tensors, rest = args[:_NUM_TENSORS], args[_NUM_TENSORS:]
     shapes = tuple((tuple(one.shape), one.dtype) for one in tensors)
-    few, more = (_measured(shapes, _hashable(rest), batch) for batch in (_FEW, _MORE))
-    return few + (more - few) * (int(tensors[0].shape[1]) - _FEW) // (_MORE - _FEW)
+    length, batch = map(int, tensors[0].shape[:2])
+    short, long = (
+        _extended(batch, _BATCHES, [_measured(shapes, _hashable(rest), steps, size) for size in _BATCHES])
+        for steps in _LENGTHS
+    )
+    return round(_extended(length, _LENGTHS, [short, long]))
+
+
+def _extended(at: int, places: tuple[int, int], values: Sequence[float]) -> float:
+    """On the line through two."""
+    return values[0] + (values[1] - values[0]) * (at - places[0]) / (places[1] - places[0])
 
 
 @cache
-def _measured(shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...], rest: tuple[Any, ...], batch: int) -> int:
+def _measured(
+    shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...], rest: tuple[Any, ...], steps: int, batch: int
+) -> int:
     sizes = [list(shape) for shape, _ in shapes]
+    sizes[0][0] = steps
     sizes[0][1] = sizes[-2][0] = sizes[-1][0] = batch
     with unset_fake_temporarily(), torch.enable_grad():  # without, it keeps nothing
         tensors = [torch.zeros(size, dtype=dtype) for size, (_, dtype) in zip(sizes, shapes, strict=True)]

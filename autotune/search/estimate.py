@@ -231,12 +231,12 @@ def _calibration(what: WhatToEstimate, facts: Facts, executor: Executor, pace: P
         StudyError: the storage that the user named cannot be read, or has no study of the task.
     """
     study = _study(what, facts)
-    tried = [
-        (as_laws_see(settings, study.facts), measurement.peak.process)
+    alone = [
+        (seen, measurement.peak.process)
         for settings, measurement in study.measured
-        if settings.data_loading.cache == "none"  # an epoch that is kept in memory is no matter of the laws
+        if not (seen := as_laws_see(settings, study.facts)).data_loading.num_workers
+        and settings.data_loading.cache == "none"  # an epoch that is kept in memory is no matter of the laws
     ]
-    alone = [(settings, peak) for settings, peak in tried if not settings.data_loading.num_workers]
     if not alone:
         raise _Uncalibrated(
             f"every trial of study {study.name} had loader workers or a cached epoch, which come on top"

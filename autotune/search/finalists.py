@@ -61,7 +61,7 @@ class _Finals:
         compared, num_repeats = self.session.pace.finalist_runs(len(finalists), int(self._repeats_reference()))
         order = finalists[:compared] if num_repeats else []
         if len(order) > 1:
-            order = self._compare(order, num_repeats) or []
+            order = self._compare(order, num_repeats)
         fallen = {row.number for row in self.fallen}
         order += [row for row in feasible if row not in order and row.number not in fallen]
         for candidate in order if num_repeats else []:
@@ -103,8 +103,8 @@ class _Finals:
             return False
         return _mean_speed(runs) > _mean_speed(repeats)
 
-    def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried] | None:
-        """Round 0: each once, fastest first; those that fall are left out. None where there was no time for all."""
+    def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried]:
+        """Round 0: each once, fastest first; those that fall are left out. Nothing where there was no time for all."""
         speeds: dict[int, float] = {}
         try:
             for position, row in enumerate(finalists):
@@ -113,7 +113,7 @@ class _Finals:
                 if measurement is not None:
                     speeds[row.number] = measurement.samples_per_s.value
         except _OutOfTime:
-            return None
+            return []
         return sorted((row for row in finalists if row.number in speeds), key=lambda row: -speeds[row.number])
 
     def _repeat(self, candidate: Tried, num_repeats: int) -> tuple[list[Measurement] | None, bool]:

@@ -250,9 +250,8 @@ def finished(url: str, stem: str, fingerprint: str) -> Finished | None:
     storage = open_storage(url, writes=False)
     try:
         with storage_errors(url):
-            for number in range(_newest(storage, stem), 0, -1):
-                with suppress(KeyError, ValueError):  # deleted, half begun, or of another version
-                    study = optuna.load_study(study_name=f"{stem}-{number}", storage=storage)
+            for study in _newest_first(storage, stem, _newest(storage, stem)):
+                with suppress(KeyError, ValueError):  # half begun, or of another version
                     if study.user_attrs["fingerprint"] == fingerprint and (found := _finished(study)).measured:
                         return found
     finally:
@@ -272,12 +271,15 @@ def _finished(study: optuna.Study) -> Finished:
     return Finished(study.study_name, Facts.model_validate(study.user_attrs["facts"]), measured)
 
 
-def _newest_of(storage: RDBStorage, stem: str, newest: int, fingerprint: str) -> optuna.Study:
-    """The newest study of the task, or of the stem where none is the task's."""
-    found = []
+def _newest_first(storage: RDBStorage, stem: str, newest: int) -> Iterator[optuna.Study]:
     for number in range(newest, 0, -1):
         with suppress(KeyError):  # deleted
-            found.append(optuna.load_study(study_name=f"{stem}-{number}", storage=storage))
+            yield optuna.load_study(study_name=f"{stem}-{number}", storage=storage)
+
+
+def _newest_of(storage: RDBStorage, stem: str, newest: int, fingerprint: str) -> optuna.Study:
+    """The newest study of the task, or of the stem where none is the task's."""
+    found = list(_newest_first(storage, stem, newest))
     return next((study for study in found if study.user_attrs.get("fingerprint", fingerprint) == fingerprint), found[0])
 
 
