@@ -8,7 +8,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,19 +29,31 @@ Target = Literal["cpu", "cuda"]
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _ATTENTION = torch.ops.aten._fused_sdp_choice.default
-_IN_PLACE = frozenset(
-    getattr(getattr(torch.ops.aten, name), kind)
-    for name, kinds in {
-        "add_": ("Tensor", "Scalar"),
-        "mul_": ("Tensor", "Scalar"),
-        "div_": ("Tensor", "Scalar"),
-        "lerp_": ("Scalar",),
-        "addcmul_": ("default",),
-        "addcdiv_": ("default",),
-    }.items()
-    for kind in kinds
-)
+
+
+def _overloads(**names: str) -> frozenset[Any]:
+    """Of operations, by the names of their overloads."""
+    return frozenset(getattr(getattr(torch.ops.aten, name), kind) for name in names for kind in names[name].split())
+
+
+_IN_PLACE = _overloads(
+    add_="Tensor Scalar", mul_="Tensor Scalar", div_="Tensor Scalar", lerp_="Scalar", addcmul_="default",
+    addcdiv_="default",
+)  # fmt: skip
 """What optimizers mostly do."""
+_INTO = _overloads(add="out", mul="out")
+"""What goes where it is told to."""
+_LIKE = _overloads(
+    add="Tensor", clone="default", div="Tensor Scalar", mul="Tensor Scalar", neg="default", sqrt="default",
+    sub="Tensor", zeros_like="default",
+)  # fmt: skip
+"""What makes a tensor like its arguments, where these are alike."""
+_VIEWS = _overloads(
+    _unsafe_view="default", as_strided="default", detach="default", expand="default", permute="default", select="int",
+    slice="Tensor", squeeze="dim", t="default", transpose="int", unbind="int", unsqueeze="default", view="default",
+)  # fmt: skip
+"""What looks at its argument's storage. These are most of a step's operations, those above most of the others: torch's
+general answer finds the same for each in several times as long."""
 
 
 def answers(
@@ -98,6 +115,14 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         if func in _IN_PLACE and _keeps_first(args, kwargs):
             return args[0]
+        if func in _INTO and _keeps_first(args, kwargs) and kwargs["out"].shape == args[0].shape:
+            return kwargs["out"]
+        if func in _LIKE and _keeps_first(args, kwargs) and _is_contiguous(args, kwargs):
+            made = self._kernel(torch.empty, args[0], args[0].shape, dtype=args[0].dtype, device="meta")
+            if made.stride() == args[0].stride():  # they tell of sides of 1, of which torch's general answer makes more
+                return made
+        if func in _VIEWS and isinstance(args[0], FakeTensor) and args[0].constant is None:
+            return self._kernel(func, args[0], *args, **kwargs)
         with unset_fake_temporarily():
             results: Any = self._fakes.dispatch(func, types, args, kwargs)
         if results is NotImplemented:
@@ -106,6 +131,14 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self._fakes:
                 return (*results[:-1], torch.empty(workspace_bytes(args), dtype=torch.uint8))
         return results
+
+    def _kernel(self, func: Any, like: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+        """What a kernel for tensors of ``meta`` makes, on the device of another."""
+        with in_kernel_invocation_manager(self._fakes):
+            results = func(*args, **kwargs)
+        if isinstance(results, Tensor):
+            return FakeTensor(self._fakes, results, like.device)
+        return [FakeTensor(self._fakes, one, like.device) for one in results]
 
 
 class _Functions(TorchFunctionMode):
@@ -125,7 +158,8 @@ class _Functions(TorchFunctionMode):
 
 
 def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation in place surely returns its first argument: all tensors are of its shape and kind."""
+    """Whether an operation in place surely returns its first argument: all tensors are of its kind and its shape, or
+    repeated to it."""
     first = args[0]
     if not isinstance(first, FakeTensor) or not first.dtype.is_floating_point:
         return False
@@ -133,11 +167,26 @@ def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
         if isinstance(one, Tensor):
             if not isinstance(one, FakeTensor) or one.constant is not None:
                 return False
-            if one.shape != first.shape or one.dtype != first.dtype or one.layout != torch.strided:
+            if one.dtype != first.dtype or one.layout != torch.strided or not _repeats(one.shape, first.shape):
                 return False
         elif isinstance(one, complex):
             return False
     return True
+
+
+def _repeats(shape: torch.Size, to: torch.Size) -> bool:
+    """Whether a tensor of one shape is repeated to another where it has to be."""
+    if shape == to:
+        return True
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def _is_contiguous(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether arguments are so in memory, and their result is not asked to be otherwise."""
+    return all(
+        one.is_contiguous() if isinstance(one, Tensor) else one in (None, torch.preserve_format) or isinstance(one, (int, float))
+        for one in (*args, *kwargs.values())
+    )
 
 
 def _drops(args: Any, kwargs: dict[str, Any]) -> bool:

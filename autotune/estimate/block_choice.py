@@ -156,10 +156,11 @@ class BlockChoice:
 def _moved_bytes(law: MemoryLaw, micro: int) -> Mapping[tuple[str, Phase], float]:
     """The work of each module and phase as one number, at a micro-batch: on the line through the first and the last
     that were traced."""
-    first, _, last = law.steps
-    share = (micro - law.batches[0]) / (law.batches[-1] - law.batches[0])
-    if law.is_traced_at_each_batch or share < 0:
-        first = last = law.rehearse(micro)
+    if law.is_traced_at_each_batch or micro < law.batches[0]:
+        first, last, share = law.rehearse(micro), law.rehearse(micro), 0.0
+    else:
+        first, *_, last = law.steps
+        share = (micro - law.batches[0]) / (law.batches[-1] - law.batches[0])
     places = {**first.work, **last.work}
     one, other = ({place: _as_bytes(step.work.get(place, Work())) for place in places} for step in (first, last))
     return {place: one[place] + (other[place] - one[place]) * share for place in places}

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+import numpy as np
+
 from ..measure.allocations import Trace
 from ..plan import Plan
 from ..task import Task
@@ -18,9 +20,9 @@ from .answers import Target
 from .estimated import Interval
 from .kernels import Kernel
 from .rehearsal import Rehearsal, Rehearsed, Unlike
-from .work import Work, work_between
+from .work import Work, total_work, work_between
 
-__all__ = ["BATCHES", "ERROR", "MemoryLaw", "Size", "corresponds", "largest", "memory_law"]
+__all__ = ["BATCHES", "ERROR", "MemoryLaw", "Sizes", "corresponds", "largest", "memory_law"]
 
 BATCHES = (2, 3, 256)
 """Micro-batches that are traced: not 1, at which some tensors are contiguous that are not otherwise (where it is asked
@@ -34,45 +36,44 @@ _STRAIGHT = 0.01
 """Share of a size by which its third point may lie off the line: bits are rounded up to bytes."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """Bytes of one allocation as a function of the micro-batch, from three of them."""
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """Bytes of each allocation as a function of the micro-batch, from three of them."""
 
-    batches: tuple[int, int, int]
-    """Ascending."""
-    num_bytes: tuple[int, int, int]
-    """At each."""
+    batches: tuple[int, ...]
+    """Three, ascending."""
+    num_bytes: np.ndarray
+    """(3, allocations): at each."""
 
-    def at(self, batch: int) -> int:
-        """On the line through all three; if the third is below that of the first two, on theirs but at most the third,
-        as of what goes piece by piece; and if it is above, on the parabola through all three."""
+    def at(self, batch: int) -> np.ndarray:
+        """(allocations,): on the line through all three; if the third is below that of the first two, on theirs but at
+        most the third, as of what goes piece by piece; and if it is above, on the parabola through all three."""
         (first, second, third), (a, b, c) = self.batches, self.num_bytes
         line = a + (b - a) * (batch - first) / (second - first)
         bend = c - (a + (b - a) * (third - first) / (second - first))
-        if abs(bend) <= _STRAIGHT * c:
-            return max(0, round(a + (c - a) * (batch - first) / (third - first)))
-        if bend < 0:
-            return round(min(line, c))
-        curve = bend / ((third - first) * (third - second))
-        return max(0, round(line + curve * (batch - first) * (batch - second)))
+        straight = a + (c - a) * (batch - first) / (third - first)
+        curved = line + bend / ((third - first) * (third - second)) * (batch - first) * (batch - second)
+        bent = np.where(bend < 0, np.minimum(line, c), curved)
+        found = np.where(abs(bend) <= _STRAIGHT * c, straight, bent)
+        return np.maximum(0, np.rint(found)).astype(np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MemoryLaw:
     """What an optimizer step allocates, and its peak, at any micro-batch."""
 
-    steps: tuple[Rehearsed, Rehearsed, Rehearsed]
-    """At three batches; what happens when is taken from the last."""
+    steps: tuple[Rehearsed, ...]
+    """At three batches; what happens when is taken from the last. None of them where few batches are asked for."""
     rehearse: Callable[[int], Rehearsed]
     """The step at another batch."""
-    batches: tuple[int, int, int] = BATCHES
+    batches: tuple[int, ...] = BATCHES
     """Of the steps, ascending."""
 
     @cached_property
     def is_traced_at_each_batch(self) -> bool:
-        """Whether the allocations of two batches do not correspond, as where a forward loops over the batch: then no
-        size can be extended, and each batch that is asked for is traced, which is exact and takes longer."""
-        return not corresponds(*self.steps)
+        """Whether no size is extended, and each batch that is asked for is traced, which is exact: where few are asked
+        for; and where the allocations of two do not correspond, as where a forward loops over the batch."""
+        return not self.steps or not corresponds(*self.steps)
 
     def at(self, batch: int) -> Trace:
         """The step's allocations at a micro-batch >= 1.
@@ -83,22 +84,20 @@ class MemoryLaw:
         if self.is_traced_at_each_batch or batch < self.batches[0]:
             return self.rehearse(batch).trace
         last = self.steps[-1].trace
-        sized = zip(last.allocations, self._sizes_at(batch), strict=True)
+        sized = zip(last.allocations, self._sizes_at(batch).tolist(), strict=True)
         return replace(last, allocations=tuple(replace(one, num_bytes=num_bytes) for one, num_bytes in sized))
 
     def peak_bytes(self, batch: int) -> int:
         """Most bytes alive at once at a micro-batch >= 1."""
         if self.is_traced_at_each_batch or batch < self.batches[0]:
             return self.rehearse(batch).trace.peak_bytes()
-        live = peak = 0
-        sizes = self._sizes_at(batch)
-        for number, sign in self._events:
-            live += sign * sizes[number]
-            peak = max(peak, live)
-        return peak
+        numbers, signs = self._events
+        return int(np.cumsum(signs * self._sizes_at(batch)[numbers]).max())
 
     def work(self, batch: int) -> tuple[Work, Work]:
         """Of forward and backward together, and of the optimizer, in one step at a micro-batch."""
+        if not self.steps:
+            return total_work(self.rehearse(batch).work)
         first, *_, last = self.steps
         return work_between((self.batches[0], self.batches[-1]), (first.work, last.work), batch)
 
@@ -110,18 +109,18 @@ class MemoryLaw:
         """The largest micro-batch of at most ``most`` whose peak is within a limit; None where not even 1 is."""
         return largest(lambda batch: self.peak_bytes(batch) <= limit_bytes, most)
 
-    def _sizes_at(self, batch: int) -> list[int]:
-        """Bytes of each allocation: extended where it was seen, reckoned anew where it is a kernel's scratch."""
-        sizes = [size.at(batch) for size in self._sizes]
+    def _sizes_at(self, batch: int) -> np.ndarray:
+        """(allocations,): extended where it was seen, reckoned anew where it is a kernel's scratch."""
+        sizes = self._sizes.at(batch)
         steps = (batch - self.batches[0]) / (self.batches[1] - self.batches[0])
         for number, first, second in self._kernels:
             sizes[number] = first.extended(second, steps).num_bytes()
         return sizes
 
     @cached_property
-    def _sizes(self) -> list[Size]:
-        columns = zip(*(step.trace.allocations for step in self.steps), strict=True)
-        return [Size(self.batches, (a.num_bytes, b.num_bytes, c.num_bytes)) for a, b, c in columns]
+    def _sizes(self) -> Sizes:
+        rows = [[one.num_bytes for one in step.trace.allocations] for step in self.steps]
+        return Sizes(self.batches, np.array(rows))
 
     @cached_property
     def _kernels(self) -> list[tuple[int, Kernel, Kernel]]:
@@ -129,19 +128,25 @@ class MemoryLaw:
         numbers = [one.id for one in self.steps[0].trace.allocations if one.is_scratch]
         first, second, _ = (step.kernels for step in self.steps)
         found = zip(numbers, first, second, strict=True)
-        return [(number, a, b) for number, a, b in found if any(self._sizes[number].num_bytes)]
+        return [(number, a, b) for number, a, b in found if self._sizes.num_bytes[:, number].any()]
 
     @cached_property
-    def _events(self) -> list[tuple[int, int]]:
-        """Allocations (1) and frees (-1) in order, each with the allocation's number; several may share a moment."""
+    def _events(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of allocations and frees in order, the allocation's number, and 1 or -1; several may share a moment."""
         allocations = self.steps[-1].trace.allocations
         born = [(one.born, -1, one.id) for one in allocations]
         died = [(one.died, 1, one.id) for one in allocations if one.died is not None]
-        return [(number, -order) for _, order, number in sorted([*born, *died])]
+        _, orders, numbers = np.array(sorted([*born, *died])).T
+        return numbers, -orders
 
 
 def memory_law(
-    plan: Plan, task: Task, accumulates: bool = False, largest_of: int = 1, target: Target = "cpu"
+    plan: Plan,
+    task: Task,
+    accumulates: bool = False,
+    largest_of: int = 1,
+    target: Target = "cpu",
+    few: int | None = None,
 ) -> MemoryLaw:
     """The law of ``apply(plan, task)``, from optimizer steps over tensors without values.
 
@@ -151,6 +156,7 @@ def memory_law(
         accumulates: an optimizer step has more than one micro-batch.
         largest_of: where shapes vary, every batch repeats the largest of so many samples.
         target: the device that is planned for.
+        few: a micro-batch, where few are asked for: it is traced, as any other then is, in place of three for all.
 
     Raises:
         Untraceable: the training asks for values that such tensors do not have.
@@ -162,6 +168,9 @@ def memory_law(
     def rehearse(batch: int) -> Rehearsed:
         return rehearsal.step(batch, accumulates)
 
+    if few is not None:
+        rehearse(few)
+        return MemoryLaw((), rehearse, ())
     last = rehearse(BATCHES[-1])
     num_forward = _num_forward(last.trace)
     with suppress(Unlike):
@@ -171,7 +180,7 @@ def memory_law(
             law = MemoryLaw((first, second, last), rehearse, BATCHES)
             if not law.is_traced_at_each_batch:
                 return law
-    return MemoryLaw(_three(*map(rehearse, _LARGER)), rehearse, _LARGER)
+    return MemoryLaw(tuple(map(rehearse, _LARGER)), rehearse, _LARGER)
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int | None:
@@ -185,10 +194,6 @@ def largest(fits: Callable[[int], bool], most: int) -> int | None:
         else:
             does_not = batch
     return does or None
-
-
-def _three(first: Rehearsed, second: Rehearsed, third: Rehearsed) -> tuple[Rehearsed, Rehearsed, Rehearsed]:
-    return first, second, third
 
 
 def corresponds(*steps: Rehearsed) -> bool:

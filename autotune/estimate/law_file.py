@@ -24,8 +24,8 @@ __all__ = ["KeptLaw", "load_law", "packed"]
 class KeptLaw:
     """What there is to know of a law."""
 
-    batches: tuple[int, int, int]
-    """That it goes by."""
+    batches: tuple[int, ...]
+    """Three that it goes by; none where each that is asked for is traced."""
     steps: dict[int, Rehearsed | str]
     """By their batch, these and others; or why there can be none."""
     sources: dict[str, str]
@@ -50,10 +50,10 @@ def load_law(path: Path, key: str) -> KeptLaw | None:
         read = json.loads(gzip.decompress(path.read_bytes()))
         if read["key"] != key:
             return None
-        first, second, third = read["batches"]
+        batches = tuple(read["batches"])
         steps = {int(batch): step if isinstance(step, str) else _step(step) for batch, step in read["steps"].items()}
-        law = KeptLaw((first, second, third), steps, dict(read["sources"]))
-        return law if {first, second, third} <= steps.keys() else None
+        law = KeptLaw(batches, steps, dict(read["sources"]))
+        return law if len(batches) in (0, 3) and set(batches) <= steps.keys() else None
     except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
 

@@ -57,8 +57,8 @@ class Laws:
         """
         self._task, self._largest_of, self._target = task, largest_of or 1, target
 
-    def law(self, plan: Plan, accumulates: bool) -> MemoryLaw:
-        """As :func:`memory_law` has it.
+    def law(self, plan: Plan, accumulates: bool, few: int | None = None) -> MemoryLaw:
+        """As :func:`memory_law` has it; where few micro-batches are asked for, by three if these are kept.
 
         Raises:
             Untraceable: the training asks for values that tensors without values do not have.
@@ -68,17 +68,24 @@ class Laws:
         @cache
         def traced() -> MemoryLaw:
             """Once it is needed."""
-            return memory_law(plan, self._task, accumulates, self._largest_of, self._target)
+            return memory_law(plan, self._task, accumulates, self._largest_of, self._target, few)
 
         if not self._task.source:
             return traced()
         path = self._path(plan.settings, accumulates)
         law = load_law(path, self._key)
-        if law is None or any(_content(Path(source)) != content for source, content in law.sources.items()):
-            steps: dict[int, Rehearsed | str] = dict(zip(traced().batches, traced().steps, strict=True))
-            law = KeptLaw(traced().batches, steps, dict(_sources()))
+        if law is not None and any(_content(Path(source)) != content for source, content in law.sources.items()):
+            law = None
+        if law is None or (few is None and not law.batches):
+            steps: dict[int, Rehearsed | str] = {} if law is None else law.steps
+            found = traced()
+            law = KeptLaw(found.batches, steps | dict(zip(found.batches, found.steps, strict=True)), dict(_sources()))
             self._save(path, law)
-        return _restored(law, lambda batch: traced().rehearse(batch), lambda: self._save(path, law))
+        kept = law
+        restored = _restored(kept, lambda batch: traced().rehearse(batch), lambda: self._save(path, kept))
+        if few is not None:
+            restored.at(few)
+        return restored
 
     def _path(self, settings: Settings, accumulates: bool) -> Path:
         stock = {name: getattr(Settings(), name) for name in _WITHOUT_TRACE}
@@ -135,8 +142,7 @@ def _restored(law: KeptLaw, rehearse: Callable[[int], Rehearsed], save: Callable
             raise Untraceable(found)
         return found
 
-    first, second, third = map(step, law.batches)
-    return MemoryLaw((first, second, third), step, law.batches)
+    return MemoryLaw(tuple(map(step, law.batches)), step, law.batches)
 
 
 def _sources() -> Iterator[tuple[str, str]]:

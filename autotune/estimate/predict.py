@@ -152,6 +152,7 @@ class _Predictors:
         self._combination, self._members, self._task = combination, members, task
         self._bases, self._places, self._laws = bases, places, laws
         self._limit_bytes = options.limit_bytes
+        self._micros = set(map(_micro, members))
         self.of = lru_cache(_MOST_KEPT)(self._predictor)
         """The combination with this checkpointing."""
         self.reason: str | None = None
@@ -197,8 +198,10 @@ class _Predictors:
 
     def _predictor(self, checkpointing: Checkpointing) -> Predictor:
         settings = self._combination.model_copy(update={"checkpointing": checkpointing})
+        is_named = not checkpointing.blocks or any(one.checkpointing == checkpointing for one in self._members)
+        micros = self._micros if is_named else ()  # blocks that are chosen for one micro-batch seldom are for another
         plan = Plan(settings=settings, budget=Budget(device="cpu"))
-        return Predictor(plan, self._task, self._asked, self._bases.of(settings), self._laws)
+        return Predictor(plan, self._task, self._asked, self._bases.of(settings), self._laws, micros)
 
 
 def _prediction(predictor: Predictor, settings: Settings) -> Prediction:

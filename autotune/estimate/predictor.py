@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from ..measure.allocations import Trace
@@ -12,6 +14,7 @@ from ..techniques import Settings
 from ..techniques.allocator import Allocator
 from .baseline import process_interval, resident_bytes, workers_bytes
 from .estimated import EstimateOptions, Fit, Interval
+from .law import BATCHES
 from .laws import Laws
 from .probe import ProbedLaw, probed_law
 from .rehearsal import Untraceable
@@ -54,6 +57,7 @@ class Predictor:
         options: EstimateOptions,
         base_bytes: int | None = None,
         laws: Laws | None = None,
+        micros: Collection[int] | None = None,
     ) -> None:
         """
         Args:
@@ -62,13 +66,16 @@ class Predictor:
             options: the device that is planned for.
             base_bytes: what the process is charged without tensors; None finds out.
             laws: the task's, where there are others of its predictors.
+            micros: micro-batches that will be asked for, as far as they are known; None is many.
         """
-        self._plan, self._task, self._options = plan, task, options
+        self._plan, self._task, self._options, self._micros = plan, task, options, micros
         self._found: dict[bool, Found] = {}
         self._fits: dict[int, Fit] = {}
         self._processes: dict[tuple[int, Allocator], Interval] = {}
         self.whole = options.reference_batch if options.is_held else 2
         """Samples from which on a micro-batch is thought of as a whole optimizer step."""
+        self._step = lru_cache(1)(lambda micro: (self.law(micro).law.interval(micro), self.law(micro).law.at(micro)))
+        """The tensors' peak and a step, for one allocator after the other."""
         self._is_cuda = options.target == "cuda"
         if base_bytes is not None:
             self.base_bytes = base_bytes
@@ -85,7 +92,7 @@ class Predictor:
         """Of a step with this micro-batch."""
         accumulates = self._passes(micro) > 1
         if accumulates not in self._found:
-            self._found[accumulates] = self._find(accumulates)
+            self._found[accumulates] = self._find(accumulates, micro)
         return self._found[accumulates]
 
     def fit(self, micro: int) -> Fit:
@@ -114,12 +121,19 @@ class Predictor:
         """The smallest micro-batch that there is."""
         return self.fit_or_none(1) or self.fit(2)
 
-    def _find(self, accumulates: bool) -> Found:
+    def _find(self, accumulates: bool, micro: int) -> Found:
         try:
-            return Found(self.laws.law(self._plan, accumulates), "traced", None)
+            return Found(self.laws.law(self._plan, accumulates, self._few(accumulates, micro)), "traced", None)
         except Untraceable as error:
             arguments = (self._plan, self._task, accumulates, self._options.largest_of or 1, self._options.target)
             return Found(probed_law(*arguments), "probed", str(error))
+
+    def _few(self, accumulates: bool, micro: int) -> int | None:
+        """This micro-batch, where so few are asked for that tracing each is quicker than tracing three for all."""
+        if self._micros is None or micro < BATCHES[0]:  # what cannot run at 1 may run at others
+            return None
+        num_alike = sum((self._passes(one) > 1) == accumulates for one in self._micros)
+        return micro if num_alike < len(BATCHES) else None
 
     def _passes(self, micro: int) -> int:
         return -(-self._options.reference_batch // micro) if self._options.is_held else 1
@@ -141,8 +155,7 @@ class Predictor:
 
     def _process(self, micro: int, settings: Settings) -> Interval:
         law = self.law(micro).law
-        tensors = law.interval(micro)
-        at = law.at(micro)
+        tensors, at = self._step(micro)
         if not self._is_cuda:
             return process_interval(self.base_bytes, at, tensors, settings)
         reserved = reserved_bytes(at) * (tensors.value / at.peak_bytes() if isinstance(law, ProbedLaw) else 1)

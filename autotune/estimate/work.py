@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from ..measure.allocations import Phase
 from ..measure.tracer import tensors_of
 
-__all__ = ["Work", "WorkCounter", "work_between"]
+__all__ = ["Work", "WorkCounter", "total_work", "work_between"]
 
 aten = torch.ops.aten
 
@@ -60,16 +60,19 @@ def work_between(
     """Of forward and backward together, and of the optimizer, at a micro-batch on the line through two others."""
     share = (batch - batches[0]) / (batches[1] - batches[0])
     found = []
-    for is_optimizer in (False, True):
-        first, last = (_total(step, is_optimizer) for step in steps)
+    for first, last in zip(*map(total_work, steps), strict=True):
         flops, num_bytes = (max(0, round(a + (b - a) * share)) for a, b in zip(first, last, strict=True))
         found.append(Work(flops, num_bytes))
     return found[0], found[1]
 
 
-def _total(step: Mapping[tuple[str, Phase], Work], is_optimizer: bool) -> Work:
-    rows = [work for (_, phase), work in step.items() if (phase == "optimizer") == is_optimizer]
-    return Work(sum(row.flops for row in rows), sum(row.num_bytes for row in rows))
+def total_work(step: Mapping[tuple[str, Phase], Work]) -> tuple[Work, Work]:
+    """Of forward and backward together, and of the optimizer."""
+    found = [Work(), Work()]
+    for (_, phase), work in step.items():
+        is_optimizer = phase == "optimizer"
+        found[is_optimizer] = found[is_optimizer].plus(work)
+    return found[0], found[1]
 
 
 class WorkCounter:
