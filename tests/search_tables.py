@@ -17,6 +17,7 @@ from autotune.search.options import SearchOptions
 from autotune.search.pace import Pace
 from autotune.search_spaces import SearchSpace, load_space
 from autotune.techniques import Device, Facts, Settings
+from autotune.workers import TrialRequest
 from autotune.workers.table import Row, TableExecutor
 
 E = TypeVar("E")
@@ -107,6 +108,11 @@ def row(settings: Settings, **changes: Any) -> Row:
     return Row(settings=settings, **{"samples_per_s": (speed(settings),), "peak_bytes": (peak(settings),), **changes})
 
 
+def is_again(request: TrialRequest) -> bool:
+    """Whether it is a finalist's."""
+    return request.id.startswith("finalist-")
+
+
 @dataclass
 class Run:
     """One search over a table, and all that could be seen of it."""
@@ -118,7 +124,12 @@ class Run:
     @property
     def measured(self) -> list[Settings]:
         """What was asked for in the search itself, in order."""
-        return [r.plan.settings for r in self.executor.requests if r.plan is not None and not r.fresh]
+        return [r.plan.settings for r in self.executor.requests if r.plan is not None and not is_again(r)]
+
+    @property
+    def again(self) -> list[Settings]:
+        """What was asked for again once the search had ended, in order."""
+        return [r.plan.settings for r in self.executor.requests if r.plan is not None and is_again(r)]
 
     @property
     def fresh(self) -> list[Settings]:

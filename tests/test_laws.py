@@ -61,9 +61,9 @@ def plan(**settings: Any) -> Plan:
     return Plan(settings=Settings.model_validate(settings), budget=Budget(device="cpu"))
 
 
-def law(path: Path, accumulates: bool = False, **settings: Any) -> MemoryLaw:
+def law(path: Path, accumulates: bool = False, few: int | None = None, **settings: Any) -> MemoryLaw:
     """As a process of its own would find it."""
-    return Laws(load_task(str(path)), None, "cpu").law(plan(**settings), accumulates)
+    return Laws(load_task(str(path)), None, "cpu").law(plan(**settings), accumulates, few)
 
 
 def files() -> list[Path]:
@@ -102,6 +102,24 @@ def test_a_batch_that_is_traced_by_itself_is_kept_too(task_file: Path, traced: l
             law(task_file).peak_bytes(1)
     task_file.write_text(MODEL.replace("nn.BatchNorm1d(8)", "nn.Tanh()"))
     assert law(task_file).peak_bytes(1) == law(task_file).peak_bytes(1)
+    assert len(traced) == 2
+
+
+def test_what_few_batches_have_shown_is_kept_until_more_are_asked_for(task_file: Path, traced: list[Any]):
+    """One file has all of them, and one law serves both once it is there."""
+    peaks = [law(task_file, few=micro).peak_bytes(micro) for micro in (7, 7, 300)]
+    assert len(traced) == 2
+    assert [law(task_file).peak_bytes(micro) for micro in (7, 7, 300)] == peaks
+    assert not law(task_file, few=40).is_traced_at_each_batch
+    assert len(traced) == 3
+    assert len(files()) == 1
+
+
+def test_a_batch_that_cannot_be_traced_is_said_at_once_and_kept(task_file: Path, traced: list[Any]):
+    law(task_file, few=7)
+    for _ in range(2):
+        with pytest.raises(Untraceable, match="more than 1 value"):
+            law(task_file, few=1)
     assert len(traced) == 2
 
 

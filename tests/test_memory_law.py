@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.estimate.answers import answers
-from autotune.estimate.law import BATCHES, MemoryLaw, Size, memory_law
+from autotune.estimate.law import BATCHES, MemoryLaw, Sizes, memory_law
 from autotune.estimate.rehearsal import Rehearsal, Rehearsed, Unlike, Untraceable
 from autotune.measure.allocations import Allocation, Span, Trace
 from autotune.plan import Plan
@@ -73,7 +74,7 @@ def traced(law, batch):
     ],
 )
 def test_a_size_at_batch_7_from_three_batches(three, expected):
-    assert Size(BATCHES, three).at(7) == expected
+    assert Sizes(BATCHES, np.array([three]).T).at(7).tolist() == [expected]
 
 
 def rehearsed(*sizes):
@@ -100,6 +101,19 @@ def test_allocations_that_do_not_correspond_are_traced_at_each_batch():
     )
     assert law.is_traced_at_each_batch
     assert (law.peak_bytes(5), asked) == (5, [5])
+
+
+def test_where_few_batches_are_asked_for_each_is_traced_and_says_what_the_law_says():
+    law, few = law_of(), memory_law(plan(), task_of(), few=7)
+    assert few.is_traced_at_each_batch
+    for batch in (7, 40):
+        assert few.at(batch) == law.at(batch) == traced(law, batch)
+        assert (few.peak_bytes(batch), few.work(batch)) == (law.peak_bytes(batch), law.work(batch))
+
+
+def test_a_batch_that_cannot_run_is_known_at_once_where_few_are_asked_for():
+    with pytest.raises(Untraceable, match="more than 1 value"):
+        memory_law(plan(), task_of(lambda: nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))), few=1)
 
 
 # By hand

@@ -109,7 +109,7 @@ def test_trials_count_the_reference_and_not_the_finalists():
     run = run_search(options(trials=5))
     assert len(run.measured) == 5
     assert run.plan.search.trials == 5
-    assert len(run.fresh) == 3 + 3 * 2
+    assert len(run.again) == 3 + 3 * 2
 
 
 def test_a_search_ends_when_every_configuration_has_been_measured():
@@ -368,7 +368,7 @@ def test_an_interrupted_search_writes_the_best_so_far_and_says_that_it_was_inter
     stop = threading.Event()
     run = run_search(options(), executor=StopsAfter(stop, after=2), stop=stop)
     assert len(run.measured) == 3
-    assert run.fresh == []
+    assert run.again == []
     assert load_plan("plan.yaml").settings == FASTEST
     assert run.plan.search.stopped == "interrupted"
     assert run.plan.measured.samples_per_s.repeats == 1

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from search_tables import MIB, configurations, facts, options, peak, row, run_search, speed
+from search_tables import MIB, configurations, facts, is_again, options, peak, row, run_search, speed
 
 from autotune.errors import NothingFits
 from autotune.measure import Measurement, Parity
@@ -48,18 +48,15 @@ def measurement(value: float, half: float = 0.0, process: int = MIB) -> Measurem
 
 
 def test_finalists_are_compared_once_then_winner_and_reference_take_turns():
-    assert run_search(options()).fresh == [BOTH, BF16, TCMALLOC] + [BOTH, REFERENCE] * 3
+    run = run_search(options())
+    assert run.again == [BOTH, BF16, TCMALLOC] + [BOTH, REFERENCE] * 3
+    assert run.fresh == [BOTH, REFERENCE] * 3
 
 
 def test_the_rounds_are_told_as_they_end():
     ended = run_search(options()).seen(FinalistEnded)
     assert [event.round for event in ended] == [0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert {event.num_rounds for event in ended} == {3}
-
-
-def test_the_search_alone_forks_and_the_finalists_alone_are_fresh():
-    requests = run_search(options()).executor.requests
-    assert [request.fresh for request in requests] == [False] * 6 + [True] * 9
 
 
 def test_losses_are_compared_again_in_the_winners_first_repeat_alone():
@@ -126,7 +123,7 @@ def test_a_winner_that_does_not_hold_the_budget_in_a_repeat_gives_way_to_the_nex
 def test_a_finalist_that_fails_in_the_first_round_is_not_the_winner():
     class Fails(TableExecutor):
         def _answer(self, request):
-            fails = request.fresh and request.plan.settings == BOTH
+            fails = is_again(request) and request.plan.settings == BOTH
             return Crashed(message="SIGSEGV") if fails else super()._answer(request)
 
     executor = Fails(facts(), [row(settings) for settings in configurations(facts())])
@@ -136,7 +133,7 @@ def test_a_finalist_that_fails_in_the_first_round_is_not_the_winner():
 def test_when_every_finalist_falls_the_reference_is_the_plan():
     class OnlyTheReference(TableExecutor):
         def _answer(self, request):
-            fails = request.fresh and request.plan.settings != REFERENCE
+            fails = is_again(request) and request.plan.settings != REFERENCE
             return Crashed(message="SIGSEGV") if fails else super()._answer(request)
 
     executor = OnlyTheReference(facts(), [row(settings) for settings in configurations(facts())])
@@ -151,7 +148,7 @@ def test_when_everything_falls_nothing_fits_and_the_nearest_miss_is_one_whose_pe
 
     class Grows(TableExecutor):
         def _answer(self, request):
-            if not request.fresh:
+            if not is_again(request):
                 return super()._answer(request)
             return OutOfMemory(peak_bytes=limit + MIB, message="the watchdog")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from search_tables import configurations, facts, options, row, run_search
+from search_tables import configurations, facts, is_again, options, row, run_search
 
 from autotune.errors import TaskError
 from autotune.search.events import Stopped
@@ -37,7 +37,7 @@ class Clocked(TableExecutor):
         if not isinstance(outcome, Measured) or request.measure is None:
             self.now += self.overhead_s
             return outcome
-        if self.hangs and not request.fresh and len(self.requests) > 3:  # inspected, predicted, the reference
+        if self.hangs and not is_again(request) and len(self.requests) > 3:  # inspected, predicted, the reference
             self.now += request.deadline_s
             return TimedOut(deadline_s=request.deadline_s)
         share = request.measure.trial_time_s
@@ -66,7 +66,7 @@ def test_with_time_enough_all_trials_and_all_repeats_are_had():
 def test_time_is_given_to_the_trials_evenly_and_used():
     executor = Clocked(facts(), 0.5)
     run_search(options(max_time_s=120.0, trials=12), executor=executor, clock=executor.clock)
-    shares = [r.measure.trial_time_s for r in executor.requests if r.measure and not r.fresh]
+    shares = [r.measure.trial_time_s for r in executor.requests if r.measure and not is_again(r)]
     assert max(shares[1:]) <= 2 * min(shares[1:])
     assert executor.now > 100.0
 
@@ -116,8 +116,8 @@ def test_a_slow_reference_makes_later_deadlines_longer():
 
 
 def test_the_estimate_is_every_trial_and_every_finalist_at_full_length():
-    """24 trials of 10 + 2 s and 9 fresh runs of 10 + 5 s; at most what --max-time allows."""
-    assert Pace(10.0, None).estimate_s(24) == 24 * 12 + 9 * 15
+    """24 trials and 3 that are compared, of 10 + 2 s, and 6 fresh runs of 10 + 5 s; at most what --max-time allows."""
+    assert Pace(10.0, None).estimate_s(24) == (24 + 3) * 12 + 6 * 15
     assert Pace(10.0, 100.0).estimate_s(24) == 100.0
 
 
@@ -125,4 +125,4 @@ def test_without_time_to_compare_the_fastest_of_the_search_is_repeated_the_refer
     slow = [row(s, samples_per_s=(1.0,)) for s in configurations(facts()) if s != reference_settings(facts())]
     executor = Clocked(facts(), 3.0, rows=slow)
     run = run_search(options(max_time_s=30.0), executor=executor, clock=executor.clock)
-    assert {settings.canonical() for settings in run.fresh} == {reference_settings(facts()).canonical()}
+    assert {settings.canonical() for settings in run.again} == {reference_settings(facts()).canonical()}

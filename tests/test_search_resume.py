@@ -76,7 +76,7 @@ def outcomes_stored() -> set[str]:
 
 def evidence_stored() -> int:
     attrs = optuna.load_study(study_name="model-1", storage=URL).user_attrs
-    return sum(key.startswith("fresh:") for key in attrs)
+    return sum(key.startswith("again:") for key in attrs)
 
 
 def comparable(plan: Plan) -> dict[str, object]:
@@ -91,7 +91,7 @@ def test_nothing_stored_is_measured_again_wherever_the_driver_is_killed(number: 
     resumed = run_search(options(resume=True))
     assert before.isdisjoint(settings.canonical() for settings in resumed.measured)
     assert len(before) + len(resumed.measured) == 4
-    assert fresh_before + len(resumed.fresh) == 3 + 3 * 2
+    assert fresh_before + len(resumed.again) == 3 + 3 * 2
     states = {trial.state.name for trial in optuna.load_study(study_name="model-1", storage=URL).trials}
     assert states <= {"COMPLETE", "FAIL"}
     assert resumed.plan.search.trials == 4
@@ -124,7 +124,7 @@ def test_a_trial_in_flight_is_asked_again_under_its_number():
 def test_a_search_that_had_ended_is_resumed_without_measuring_anything():
     whole = run_search(options())
     resumed = run_search(options(resume=True))
-    assert resumed.measured == resumed.fresh == []
+    assert resumed.measured == resumed.again == []
     assert comparable(resumed.plan) == comparable(whole.plan)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.nn.attention import SDPBackend
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, has_torch_function_unary
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -28,6 +29,7 @@ Target = Literal["cpu", "cuda"]
 """The device that is planned for."""
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_DROPOUT = F.dropout
 _ATTENTION = torch.ops.aten._fused_sdp_choice.default
 
 
@@ -71,6 +73,7 @@ def answers(
     stack.enter_context(_Answers(target, fakes, is_optimizer, sees))
     if target == "cuda":
         stack.enter_context(_Functions())
+        stack.enter_context(_dropout_in_backward())
     return stack
 
 
@@ -145,16 +148,30 @@ class _Functions(TorchFunctionMode):
     """Dropout keeps a mask of bytes on CUDA, and of its input's type on a CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.dropout:
-            return self._dropout(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        return (_dropout if func is _DROPOUT else func)(*args, **(kwargs or {}))
 
-    @staticmethod
-    def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if not training or inplace or not 0.0 < p < 1.0:
-            return F.dropout(x, p, training, inplace)
-        dropped: Tensor = torch.native_dropout(x, p, True)[0]
-        return dropped
+
+@contextmanager
+def _dropout_in_backward() -> Iterator[None]:
+    """The same where backward computes a checkpoint again: no mode is in force there, so it is replaced in
+    ``torch.nn.functional`` for the whole process."""
+
+    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        found: Tensor = (_DROPOUT if has_torch_function_unary(input) else _dropout)(input, p, training, inplace)
+        return found
+
+    F.dropout = dropout
+    try:
+        yield
+    finally:
+        F.dropout = _DROPOUT
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if not training or inplace or not 0.0 < p < 1.0:
+        return _DROPOUT(input, p, training, inplace)
+    dropped: Tensor = torch.native_dropout(input, p, True)[0]
+    return dropped
 
 
 def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
@@ -184,7 +201,9 @@ def _repeats(shape: torch.Size, to: torch.Size) -> bool:
 def _is_contiguous(args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether arguments are so in memory, and their result is not asked to be otherwise."""
     return all(
-        one.is_contiguous() if isinstance(one, Tensor) else one in (None, torch.preserve_format) or isinstance(one, (int, float))
+        one.is_contiguous()
+        if isinstance(one, Tensor)
+        else one in (None, torch.preserve_format) or isinstance(one, (int, float))
         for one in (*args, *kwargs.values())
     )
 

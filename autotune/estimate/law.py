@@ -55,7 +55,8 @@ class Sizes:
         curved = line + bend / ((third - first) * (third - second)) * (batch - first) * (batch - second)
         bent = np.where(bend < 0, np.minimum(line, c), curved)
         found = np.where(abs(bend) <= _STRAIGHT * c, straight, bent)
-        return np.maximum(0, np.rint(found)).astype(np.int64)
+        whole: np.ndarray = np.maximum(0, np.rint(found)).astype(np.int64)
+        return whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -158,7 +158,7 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     if reference is not None and winner.number != 0 and not final.reference and final.repeats:
         yield "the reference was measured once, during the search"
     for row in final.fallen:
-        yield f"trial {row.number} looked faster in the search and fell in a fresh interpreter: {row.verdict.reason}"
+        yield f"trial {row.number} looked faster in the search and fell when measured again: {row.verdict.reason}"
 
 
 def _batch_notes(session: Session, settings: Settings) -> Iterator[str]:

@@ -196,7 +196,7 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
 def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
     session.observe(TrialStarted(proposal.number, proposal.settings))
     name = f"trial-{proposal.number:03d}"
-    return session.executor.submit(session.request(name, proposal.settings, share_s, fresh=False))
+    return session.executor.submit(session.request(name, proposal.settings, share_s))
 
 
 def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: Outcome) -> None:
@@ -206,7 +206,7 @@ def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: 
         return
     best = session.feasible[:1]
     tried = session.study.finish(proposal.trial, proposal.number, proposal.settings, outcome)
-    session.learn(f"trial-{proposal.number:03d}", outcome, fresh=False)
+    session.learn(f"trial-{proposal.number:03d}", outcome)
     is_best = session.feasible[:1] != best
     session.observe(TrialEnded(proposal.number, proposal.settings, outcome, tried.verdict.feasible, is_best))
 

@@ -1,4 +1,4 @@
-"""After the search: the best few are measured again in fresh interpreters, and the figures of one round are reported.
+"""After the search: the best few are measured once more, and the winner in fresh interpreters, which are reported.
 
 A first round picks the winner, so that it is not picked on the numbers that are reported: the best of many noisy
 numbers flatters itself. Then winner and reference take turns, so that a drift of the machine meets both.
@@ -31,7 +31,7 @@ class Final:
     reference: tuple[Measurement, ...]
     """The reference's."""
     fallen: tuple[Tried, ...] = ()
-    """Configurations that a fresh interpreter found infeasible, each with that outcome."""
+    """Configurations that were found infeasible when measured again, each with that outcome."""
 
 
 def settle(session: Session) -> Final:
@@ -144,9 +144,9 @@ class _Finals:
             self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
 
     def _run(self, row: Tried, number: int, runs_left: int) -> Outcome:
-        """One fresh run, or what an earlier driver stored of it."""
+        """One run, or what an earlier driver stored of it."""
         session = self.session
-        key = f"fresh:{self.generation}:{number}:{row.number}"
+        key = f"again:{self.generation}:{number}:{row.number}"
         outcome = session.study.evidence(key)
         if outcome is None:
             share_s = session.pace.finalist_share_s(runs_left)
@@ -154,12 +154,11 @@ class _Finals:
                 raise _OutOfTime
             name = f"finalist-{row.number:03d}-round-{number}"
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
-            compares = number == 1 and row.number != 0  # its losses were compared in its trial: once more is enough
-            outcome = session.executor.ask(session.request(name, row.settings, share_s, fresh=True, compares=compares))
+            outcome = session.executor.ask(session.request(name, row.settings, share_s, number))
             if session.was_cut_off(outcome):
                 raise _OutOfTime
             session.study.keep_evidence(key, outcome)
-            session.learn(name, outcome, fresh=True)
+            session.learn(name, outcome, fresh=number > 0)
         session.observe(FinalistEnded(row.number, row.settings, number, NUM_REPEATS, outcome))
         return outcome
 
@@ -169,9 +168,8 @@ class _Finals:
         if verdict.feasible and isinstance(outcome, Measured):
             return outcome.measurement
         self.fallen.append(Tried(row.number, row.settings, outcome, verdict))
-        self.session.warn(
-            f"trial {row.number} is out: {verdict.reason}, in fresh interpreter {number + 1}. The next is tried."
-        )
+        where = f"in fresh interpreter {number}" if number else "when it was measured again"
+        self.session.warn(f"trial {row.number} is out: {verdict.reason}, {where}. The next is tried.")
         return None
 
     def _why(self, outcome: Outcome) -> str:

@@ -100,7 +100,7 @@ class Pace:
         return 1, 0
 
     def finalist_share_s(self, runs_left: int) -> float | None:
-        """Seconds of timed windows for the next of ``runs_left`` fresh runs; None when there is no time for it."""
+        """Seconds of timed windows for the next of ``runs_left`` runs, as if all were fresh; None: there is no time."""
         if self.max_time_s is None:
             return self.trial_time_s
         if self.left_s() < self._fresh_overhead_s():
@@ -109,16 +109,18 @@ class Pace:
 
     def estimate_s(self, num_trials: int) -> float:
         """At most how long a search of ``num_trials`` takes, by what is known so far."""
-        runs = NUM_FINALISTS + 2 * NUM_REPEATS
-        whole = num_trials * (self._overhead_s() + self.trial_time_s)
-        whole += runs * (self._fresh_overhead_s() + self.trial_time_s)
+        whole = num_trials * (self._overhead_s() + self.trial_time_s) + self._finalists_s()
         return whole if self.max_time_s is None else min(whole, self.max_time_s)
 
     def _reserve_s(self) -> float:
         if self.max_time_s is None:
             return 0.0
-        runs = NUM_FINALISTS + 2 * NUM_REPEATS
-        return min(_FINALISTS_PART * self.max_time_s, runs * (self._fresh_overhead_s() + self.trial_time_s))
+        return min(_FINALISTS_PART * self.max_time_s, self._finalists_s())
+
+    def _finalists_s(self) -> float:
+        """The first round as trials run, the others in fresh interpreters."""
+        compared_s = NUM_FINALISTS * (self._overhead_s() + self.trial_time_s)
+        return compared_s + 2 * NUM_REPEATS * (self._fresh_overhead_s() + self.trial_time_s)
 
     def _share(self, seconds: float) -> float:
         return max(LEAST_SHARE_S, min(self.trial_time_s, seconds))

@@ -67,27 +67,25 @@ class Session:
         """Wall time of the search so far, with the trials of drivers before this one."""
         return self._earlier_s + self.pace.elapsed_s()
 
-    def request(
-        self, name: str, settings: Settings, share_s: float, fresh: bool, compares: bool = True
-    ) -> TrialRequest:
+    def request(self, name: str, settings: Settings, share_s: float, finalist_round: int | None = None) -> TrialRequest:
         """For a measurement; the reference is not held to the budget.
 
         Args:
             name: of the request.
             settings: what is measured.
             share_s: seconds of timed windows.
-            fresh: in an interpreter of its own.
-            compares: losses with the reference's; the reference's are what others are compared with.
+            finalist_round: None for a trial. From 1 on it runs in an interpreter of its own; in 1 its losses are
+                compared once more.
         """
         is_reference = settings == self.reference_settings
         measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
-        if not compares:
+        if finalist_round is not None and (finalist_round != 1 or is_reference):
             measure = measure.model_copy(update={"parity_batch": None})
-        deadline_s = self.pace.deadline_s(share_s, spare_finalists=not fresh and not is_reference)
+        deadline_s = self.pace.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
         request = self.inquiry.request(name, settings, measure, deadline_s)
-        return request.model_copy(update={"fresh": fresh})
+        return request.model_copy(update={"fresh": bool(finalist_round)})
 
-    def learn(self, name: str, outcome: Outcome, fresh: bool) -> None:
+    def learn(self, name: str, outcome: Outcome, fresh: bool = False) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
         self.pace.learn(outcome, fresh)
         if outcome.output:
