@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,21 +82,23 @@ def _whisper() -> Built:
 
 
 class _Recurrent(nn.Module):
-    """Words to words by an LSTM."""
+    """Words to words by recurrent layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[nn.RNNBase], bidirectional: bool) -> None:
         super().__init__()
-        self.embed, self.lstm = nn.Embedding(8000, 256), nn.LSTM(256, 512, num_layers=2, batch_first=True, dropout=0.1)
+        width = 256 if bidirectional else 512
+        self.embed = nn.Embedding(8000, 256)
+        self.layers = kind(256, width, num_layers=2, batch_first=True, dropout=0.1, bidirectional=bidirectional)
         self.head = nn.Linear(512, 8000)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        y = self.head(self.lstm(self.embed(input_ids))[0])
+        y = self.head(self.layers(self.embed(input_ids))[0])
         return nn.functional.cross_entropy(y.flatten(0, 1), labels.flatten())
 
 
-def _recurrent() -> Built:
+def _recurrent(kind: type[nn.RNNBase], bidirectional: bool = False) -> Built:
     tokens = _tokens(8000, 64)
-    return _Recurrent(), {"input_ids": tokens, "labels": tokens}
+    return _Recurrent(kind, bidirectional), {"input_ids": tokens, "labels": tokens}
 
 
 UNSEEN: dict[str, Callable[[], Built]] = {
@@ -105,7 +108,9 @@ UNSEEN: dict[str, Callable[[], Built]] = {
     "swin": _swin,
     "opt": _opt,
     "whisper": _whisper,
-    "lstm": _recurrent,
+    "lstm": partial(_recurrent, nn.LSTM),
+    "gru": partial(_recurrent, nn.GRU),
+    "bilstm": partial(_recurrent, nn.LSTM, bidirectional=True),
 }
 UNSEEN_IMAGES = ("convnext", "mobilenet", "regnet")
 """Those that are run with images in channels_last too."""

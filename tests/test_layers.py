@@ -414,3 +414,46 @@ def test_a_language_models_loss_keeps_gradients_and_no_logits(reduction: str, tr
     for a, b in zip(found[1][1:], found[0][1:], strict=True):
         torch.testing.assert_close(a, b, **tolerance)
     assert found[1][0] < found[0][0] / 4 or not trains
+
+
+class Biased(LanguageModel):
+    """A head with a bias, which torch adds in place where its input has four sides, or three and does not lie in order,
+    as after a recurrent layer with the batch first."""
+
+    def __init__(self, turn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.head, self.turn = nn.Linear(16, 512), turn
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = self.head(self.turn(self.embedding(tokens)))
+        return F.cross_entropy(logits.view(-1, 512), self.turn(tokens[..., None]).flatten())
+
+
+class Changed(LanguageModel):
+    """Its logits are changed in place."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = self.head(self.embedding(tokens))
+        logits[..., 0] = -9.0
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+@pytest.mark.parametrize(
+    ("build", "less"),
+    [
+        (lambda: Biased(lambda x: x.transpose(0, 1)), True),
+        (lambda: Biased(lambda x: x.unflatten(0, (2, 4)).clone()), True),
+        (Changed, False),
+    ],
+    ids=["turned", "four sides", "changed"],
+)
+def test_only_logits_that_somebody_changed_are_kept(build: Callable[[], LanguageModel], less: bool):
+    found = []
+    for model in twins(build):
+        tokens = torch.randint(0, 512, (8, 64), generator=torch.Generator().manual_seed(0))
+        kept, loss = kept_bytes(lambda m=model, x=tokens: m(x), model)
+        loss.backward()
+        found.append((kept, loss.detach(), model.embedding.weight.grad, model.head.weight.grad))
+    for a, b in zip(found[1][1:], found[0][1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert (found[1][0] < found[0][0] / 4) == less

@@ -50,7 +50,7 @@ def note_head(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) ->
         hooks: OrderedDict[int, Any] = OrderedDict()
         logits._backward_hooks = hooks  # as Tensor.register_hook does: what a user registers is found here later
         logits.grad_fn._register_hook_dict(logits)
-        notes_of(logits.grad_fn)[_KEY] = refs, stand_in, TensorWeakRef(logits), hooks
+        notes_of(logits.grad_fn)[_KEY] = refs, stand_in, TensorWeakRef(logits), logits._version, hooks
     return logits
 
 
@@ -73,9 +73,9 @@ def _head_of(logits: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
         node = node.next_functions[0][0] if node.name() in _PASSED else None
     if node is None:
         return None
-    refs, stand_in, noted, hooks = notes_of(node)[_KEY]
+    refs, stand_in, noted, version, hooks = notes_of(node)[_KEY]
     whole = noted()
-    if hooks or (whole is not None and (whole.retains_grad or whole._version)):
+    if hooks or (whole is not None and (whole.retains_grad or whole._version != version)):
         return None
     x, weight, bias = (None if ref is None else ref() for ref in refs)
     x = x if stand_in is None else stand_in

@@ -59,6 +59,7 @@ def linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None
         return F.linear(input, weight, bias)
     if loss.is_head(weight):
         x = input.to(autocast_dtype(input) or input.dtype)
+        x = x if x.dim() == 2 else x.contiguous()  # what torch would keep is such a copy, and not what is noted
         return loss.note_head(F.linear(x, weight, bias), x, weight, bias)
     held = recipes.hold(input) if weight.requires_grad else (None, ())
     if weight.requires_grad and held[0] is None and autocast_dtype(input) in (None, input.dtype):
