@@ -1,6 +1,6 @@
 """How well a process's peak on a CPU is known without running: predicted against what trials are charged.
 
-Each configuration is measured in fresh interpreters, as finalists are; for the models of malloc see
+Each configuration is measured in fresh interpreters, as plans are; for the models of malloc see
 ``autotune/estimate/baseline.py``.
 """
 

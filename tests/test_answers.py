@@ -18,7 +18,7 @@ from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.testing.zoo import ZOO
 
-QUICK = module._LIKE | module._VIEWS
+QUICK = module._LIKE | module._VIEWS | module._INTO | module._IN_PLACE
 
 
 @pytest.fixture
@@ -36,6 +36,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
             given = tensors_of((args, kwargs))
             assert type(results) is type(expected)
             assert said_of(results, given) == said_of(expected, given)
+            if func not in module._LIKE | module._VIEWS:
+                assert [results is one for one in given] == [expected is one for one in given]
         return results
 
     monkeypatch.setattr(module._Answers, "_answer", answer)
@@ -93,6 +95,10 @@ def test_what_is_answered_without_torch_is_what_torch_would_say(
         lambda x: torch.ones(4, 3, 1, 1).to(memory_format=torch.channels_last).neg(),
         lambda x: torch.tensor(2.0).view(1) + x,
         lambda x: x.unbind(1),
+        lambda x: x.mul_(x[:1]).add_(x[0], alpha=2).lerp_(x[:, :1].expand(3, 4), 0.5),
+        lambda x: torch.add(x, x[0], out=torch.empty(3, 4)),
+        lambda x: torch.mul(x, 2, out=torch.empty(4, 3).t()),
+        lambda x: torch.add(x, x, out=torch.empty(3, 4, dtype=torch.float64)),
         lambda x: x.expand(5, 3, 4).permute(2, 0, 1)[1:, ..., 2],
     ],
 )
@@ -110,7 +116,8 @@ def test_a_value_that_torch_remembers_is_still_known_of_a_view_of_it():
 def test_where_torch_would_raise_it_does():
     with FakeTensorMode() as fakes, answers("cpu", fakes):
         x = torch.empty(3, 4)
-        for wrong in (lambda: x.view(5), lambda: x + x.t(), lambda: x.expand(2, 4)):
+        other = torch.empty(3, 4, device="meta")
+        for wrong in (lambda: x.view(5), lambda: x + x.t(), lambda: x.expand(2, 4), lambda: x + other):
             with pytest.raises(RuntimeError):
                 wrong()
         assert isinstance(x + 1, Tensor)

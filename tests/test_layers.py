@@ -429,6 +429,31 @@ class Biased(LanguageModel):
         return F.cross_entropy(logits.view(-1, 512), self.turn(tokens[..., None]).flatten())
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    "turn", [lambda x: x.transpose(0, 1), lambda x: x[..., :16], lambda x: x[:, ::2], lambda x: x.unflatten(0, (2, 4))]
+)
+def test_a_head_gives_torchs_values_and_keeps_no_more_whatever_its_input_is_a_view_of(
+    turn: Callable[[Tensor], Tensor], autocast: bool
+):
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(turn(torch.empty(8, 64, 32)).shape[-1], 512)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(turn(x))
+
+    stock, ours = twins(Head)
+    x = torch.randn(8, 64, 32, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        wanted, found = run(stock, x), run(ours, x)
+    assert torch.equal(found.output, wanted.output)
+    assert found.kept <= wanted.kept
+    for a, b in zip(found.gradients, wanted.gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 class Changed(LanguageModel):
     """Its logits are changed in place."""
 

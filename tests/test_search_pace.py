@@ -11,7 +11,7 @@ from search_tables import configurations, facts, is_again, options, row, run_sea
 from autotune.errors import TaskError
 from autotune.search.events import Stopped
 from autotune.search.inquiry import reference_settings
-from autotune.search.pace import Pace
+from autotune.search.pace import LEAST_SHARE_S, NUM_REPEATS, Pace
 from autotune.techniques import Facts
 from autotune.workers import Measured, Outcome, TimedOut, TrialRequest
 from autotune.workers.table import Row, TableExecutor
@@ -119,6 +119,17 @@ def test_the_estimate_is_every_trial_and_every_finalist_at_full_length():
     """24 trials and 3 that are compared, of 10 + 2 s, and 6 fresh runs of 10 + 5 s; at most what --max-time allows."""
     assert Pace(10.0, None).estimate_s(24) == (24 + 3) * 12 + 6 * 15
     assert Pace(10.0, 100.0).estimate_s(24) == 100.0
+
+
+@pytest.mark.parametrize("trial_time_s", [1.5, 2.0, 10.0])
+def test_what_is_spared_for_the_finalists_is_enough_to_compare_them(trial_time_s):
+    """A trial may end a second late."""
+    now = 0.0
+    pace = Pace(trial_time_s, 300.0, lambda: now)
+    now = 300.0 - pace._reserve_s() + min(1.0, trial_time_s - LEAST_SHARE_S)
+    assert pace.finalist_runs(3, 1) == (3, NUM_REPEATS)
+    for num_compared, num_fresh in ((3, 6), (1, 6), (0, 6)):
+        assert pace.finalist_share_s(num_compared, num_fresh) >= LEAST_SHARE_S
 
 
 def test_without_time_to_compare_the_fastest_of_the_search_is_repeated_the_reference_too():

@@ -154,7 +154,7 @@ class _Functions(TorchFunctionMode):
 @contextmanager
 def _dropout_in_backward() -> Iterator[None]:
     """The same where backward computes a checkpoint again: no mode is in force there, so it is replaced in
-    ``torch.nn.functional`` for the whole process."""
+    ``torch.nn.functional`` for the whole process. What a file imported by name before is not reached."""
 
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         found: Tensor = (_DROPOUT if has_torch_function_unary(input) else _dropout)(input, p, training, inplace)
@@ -175,14 +175,14 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 
 def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation in place surely returns its first argument: all tensors are of its kind and its shape, or
-    repeated to it."""
+    """Whether an operation in place surely returns its first argument: all tensors are of its kind and device, and of
+    its shape or repeated to it."""
     first = args[0]
     if not isinstance(first, FakeTensor) or not first.dtype.is_floating_point:
         return False
     for one in (*args, *kwargs.values()):
         if isinstance(one, Tensor):
-            if not isinstance(one, FakeTensor) or one.constant is not None:
+            if not isinstance(one, FakeTensor) or one.constant is not None or one.fake_device != first.fake_device:
                 return False
             if one.dtype != first.dtype or one.layout != torch.strided or not _repeats(one.shape, first.shape):
                 return False

@@ -157,7 +157,8 @@ def _moved_bytes(law: MemoryLaw, micro: int) -> Mapping[tuple[str, Phase], float
     """The work of each module and phase as one number, at a micro-batch: on the line through the first and the last
     that were traced."""
     if law.is_traced_at_each_batch or micro < law.batches[0]:
-        first, last, share = law.rehearse(micro), law.rehearse(micro), 0.0
+        first = last = law.rehearse(micro)
+        share = 0.0
     else:
         first, *_, last = law.steps
         share = (micro - law.batches[0]) / (law.batches[-1] - law.batches[0])

@@ -1,4 +1,4 @@
-"""``MemoryLaw``: the memory of an optimizer step at every batch, from its allocations at three.
+"""``MemoryLaw``: the memory of an optimizer step at every batch, from its allocations at three, or at each of a few.
 
 Each allocation's size is affine in the batch, or nearly so; the peak is not, since it moves from one moment to another.
 So the sizes are extended, and the step's events replayed. A kernel's scratch jumps with the batch; it is reckoned anew.

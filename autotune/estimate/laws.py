@@ -79,12 +79,14 @@ class Laws:
         if law is None or (few is None and not law.batches):
             steps: dict[int, Rehearsed | str] = {} if law is None else law.steps
             found = traced()
-            law = KeptLaw(found.batches, steps | dict(zip(found.batches, found.steps, strict=True)), dict(_sources()))
+            three = dict(zip(found.batches, found.steps, strict=True))
+            seen = three if few is None else {few: found.rehearse(few)}
+            law = KeptLaw(found.batches, {**steps, **seen}, dict(_sources()))
             self._save(path, law)
         kept = law
         restored = _restored(kept, lambda batch: traced().rehearse(batch), lambda: self._save(path, kept))
-        if few is not None:
-            restored.at(few)
+        if few is not None and not kept.batches:
+            restored.rehearse(few)  # raises where nothing can be traced
         return restored
 
     def _path(self, settings: Settings, accumulates: bool) -> Path:

@@ -159,7 +159,7 @@ class _Predictors:
         """Why one was probed."""
 
     def predictions(self, ends_s: float) -> Iterator[tuple[Settings, Prediction]]:
-        """What is known of each; at the end of the time, only what laws that are there say."""
+        """What is known of each; once the time has ended, no checkpointing is begun that was not before."""
         begun: set[Checkpointing] = set()
         for settings in sorted(self._members, key=_order):
             if time.monotonic() > ends_s and (settings.checkpointing.is_open or settings.checkpointing not in begun):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Literal, Protocol
 
 from ..measure.allocations import Trace
@@ -74,8 +73,8 @@ class Predictor:
         self._processes: dict[tuple[int, Allocator], Interval] = {}
         self.whole = options.reference_batch if options.is_held else 2
         """Samples from which on a micro-batch is thought of as a whole optimizer step."""
-        self._step = lru_cache(1)(lambda micro: (self.law(micro).law.interval(micro), self.law(micro).law.at(micro)))
-        """The tensors' peak and a step, for one allocator after the other."""
+        self._last: tuple[int, Interval, Trace] | None = None
+        """A micro-batch, the tensors' peak and a step, for one allocator after the other."""
         self._is_cuda = options.target == "cuda"
         if base_bytes is not None:
             self.base_bytes = base_bytes
@@ -130,8 +129,8 @@ class Predictor:
 
     def _few(self, accumulates: bool, micro: int) -> int | None:
         """This micro-batch, where so few are asked for that tracing each is quicker than tracing three for all."""
-        if self._micros is None or micro < BATCHES[0]:  # what cannot run at 1 may run at others
-            return None
+        if self._micros is None or not BATCHES[0] <= micro <= BATCHES[-1]:
+            return None  # what cannot run at 1 may run at others; and a large batch may have to be collated for real
         num_alike = sum((self._passes(one) > 1) == accumulates for one in self._micros)
         return micro if num_alike < len(BATCHES) else None
 
@@ -155,7 +154,9 @@ class Predictor:
 
     def _process(self, micro: int, settings: Settings) -> Interval:
         law = self.law(micro).law
-        tensors, at = self._step(micro)
+        if self._last is None or self._last[0] != micro:
+            self._last = micro, law.interval(micro), law.at(micro)
+        _, tensors, at = self._last
         if not self._is_cuda:
             return process_interval(self.base_bytes, at, tensors, settings)
         reserved = reserved_bytes(at) * (tensors.value / at.peak_bytes() if isinstance(law, ProbedLaw) else 1)

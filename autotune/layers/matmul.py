@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import loss, recipes
-from .graph import autocast_dtype, run
+from .graph import autocast_dtype, is_in_checkpoint, run
 from .sites import Site
 
 __all__ = ["addmm", "linear", "matmul", "mul"]
@@ -59,14 +59,22 @@ def linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None
         return F.linear(input, weight, bias)
     if loss.is_head(weight):
         x = input.to(autocast_dtype(input) or input.dtype)
-        x = x if x.dim() == 2 else x.contiguous()  # what torch would keep is such a copy, and not what is noted
-        return loss.note_head(F.linear(x, weight, bias), x, weight, bias)
+        if is_in_checkpoint() or _lies_in_rows(x):
+            return loss.note_head(F.linear(x, weight, bias), x, weight, bias)
+        x = x.contiguous()  # torch keeps such a copy: what is noted is to be what is kept
+        logits = F.linear(x, weight)
+        return loss.note_head(logits if bias is None else logits.add_(bias.to(x.dtype)), x, weight, bias)
     held = recipes.hold(input) if weight.requires_grad else (None, ())
     if weight.requires_grad and held[0] is None and autocast_dtype(input) in (None, input.dtype):
         recipes.note_kept(input)
     if held[0] is None and autocast_dtype(input) is None:
         return F.linear(input, weight, bias)
     return run(_Linear, input, weight, bias, held)
+
+
+def _lies_in_rows(x: Tensor) -> bool:
+    """Whether all but the last side are as good as one, which needs no copy."""
+    return all(x.stride(side) == x.stride(side + 1) * x.shape[side + 1] for side in range(x.dim() - 2))
 
 
 def addmm(site: Site, input: Tensor, mat1: Tensor, mat2: Tensor, **rest: Any) -> Tensor:

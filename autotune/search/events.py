@@ -86,7 +86,7 @@ class PredictionEnded:
 
 @dataclass(frozen=True)
 class FinalistEnded:
-    """One fresh-interpreter run of a finalist or of the reference ended."""
+    """One more run of a finalist or of the reference ended."""
 
     number: int
     """The trial that first measured this configuration; 0 is the reference."""

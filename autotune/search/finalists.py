@@ -108,8 +108,8 @@ class _Finals:
         speeds: dict[int, float] = {}
         try:
             for position, row in enumerate(finalists):
-                runs_left = len(finalists) - position + num_repeats * (1 + self._repeats_reference())
-                measurement = self._hold(row, 0, self._run(row, 0, runs_left))
+                num_fresh = num_repeats * (1 + self._repeats_reference())
+                measurement = self._hold(row, 0, self._run(row, 0, num_fresh, len(finalists) - position))
                 if measurement is not None:
                     speeds[row.number] = measurement.samples_per_s.value
         except _OutOfTime:
@@ -143,13 +143,13 @@ class _Finals:
         else:
             self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
 
-    def _run(self, row: Tried, number: int, runs_left: int) -> Outcome:
+    def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0) -> Outcome:
         """One run, or what an earlier driver stored of it."""
         session = self.session
         key = f"again:{self.generation}:{number}:{row.number}"
         outcome = session.study.evidence(key)
         if outcome is None:
-            share_s = session.pace.finalist_share_s(runs_left)
+            share_s = session.pace.finalist_share_s(num_compared, num_fresh)
             if share_s is None or session.stop.is_set():
                 raise _OutOfTime
             name = f"finalist-{row.number:03d}-round-{number}"

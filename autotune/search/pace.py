@@ -92,20 +92,24 @@ class Pace:
 
         ``(1, 0)`` when there is no time to repeat anything.
         """
-        affordable = self.left_s() / (self._fresh_overhead_s() + LEAST_SHARE_S)
         pairs = 1 + num_references
         for compared, repeats in ((num_candidates, NUM_REPEATS), *((1, repeats) for repeats in (NUM_REPEATS, 2, 1))):
-            if (compared if compared > 1 else 0) + repeats * pairs <= affordable:
+            if self._runs_s(compared if compared > 1 else 0, repeats * pairs, LEAST_SHARE_S) <= self.left_s():
                 return compared, repeats
         return 1, 0
 
-    def finalist_share_s(self, runs_left: int) -> float | None:
-        """Seconds of timed windows for the next of ``runs_left`` runs, as if all were fresh; None: there is no time."""
+    def finalist_share_s(self, num_compared: int, num_fresh: int) -> float | None:
+        """Seconds of timed windows for the next of the runs that are left; None where there is no time for it.
+
+        Args:
+            num_compared: those left of the first round, which run as trials do; the next is one of them if there are.
+            num_fresh: those left in fresh interpreters.
+        """
         if self.max_time_s is None:
             return self.trial_time_s
-        if self.left_s() < self._fresh_overhead_s():
+        if self.left_s() < self._runs_s(min(num_compared, 1), 0 if num_compared else 1, 0.0):
             return None
-        return self._share(self.left_s() / runs_left - self._fresh_overhead_s())
+        return self._share((self.left_s() - self._runs_s(num_compared, num_fresh, 0.0)) / (num_compared + num_fresh))
 
     def estimate_s(self, num_trials: int) -> float:
         """At most how long a search of ``num_trials`` takes, by what is known so far."""
@@ -118,9 +122,12 @@ class Pace:
         return min(_FINALISTS_PART * self.max_time_s, self._finalists_s())
 
     def _finalists_s(self) -> float:
-        """The first round as trials run, the others in fresh interpreters."""
-        compared_s = NUM_FINALISTS * (self._overhead_s() + self.trial_time_s)
-        return compared_s + 2 * NUM_REPEATS * (self._fresh_overhead_s() + self.trial_time_s)
+        return self._runs_s(NUM_FINALISTS, 2 * NUM_REPEATS, self.trial_time_s)
+
+    def _runs_s(self, num_compared: int, num_fresh: int, share_s: float) -> float:
+        """Seconds of so many runs with such a share: of a first round as trials run, the others fresh."""
+        compared_s, fresh_s = self._overhead_s() + share_s, self._fresh_overhead_s() + share_s
+        return num_compared * compared_s + num_fresh * fresh_s
 
     def _share(self, seconds: float) -> float:
         return max(LEAST_SHARE_S, min(self.trial_time_s, seconds))

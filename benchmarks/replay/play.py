@@ -119,7 +119,7 @@ def _seconds(table: Table, settings: Settings, outcome: Outcome) -> float:
 def _settled(results: Sequence[Result], table: Table, truth: Truth, seed: int) -> Settings | None:
     """What the driver would make of the trials so far: the fastest few are measured again, the fastest of those wins.
 
-    What does not fit by all of the table's repeats falls, as it would in a fresh interpreter.
+    What does not fit by all of the table's repeats falls, as it would when measured again.
     """
     usable = sorted((row for row in results if row.verdict.feasible), key=lambda row: -(row.verdict.log_speed or 0.0))
     fitting = [row.settings for row in usable if row.settings.canonical() in truth.fitting]
