@@ -11,6 +11,8 @@ from layer_runs import assert_same, run, twins
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from autotune.layers import attention
+
 BATCH, LENGTH, WIDTH, HEADS = 4, 16, 32, 4
 SHAPE = (BATCH, LENGTH, WIDTH)
 WEIGHTS = BATCH * HEADS * LENGTH * LENGTH
@@ -64,6 +66,21 @@ def test_with_dropout_queries_keys_values_and_a_bit_a_weight_are_kept(mask: str,
     masks = BATCH * LENGTH * LENGTH if mask == "bool" else 0
     assert found.kept == own + WEIGHTS // 8 + masks
     assert wanted.kept > own + 8 * WEIGHTS
+
+
+@pytest.mark.parametrize("length", [16, 15])
+@pytest.mark.parametrize(("together", "groups"), [(1, (1, 1, 1, 1)), (3, (3, 1)), (4, (4,))])
+def test_a_few_samples_are_computed_again_together(
+    length: int, together: int, groups: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """Each few with bytes of their own: those of an odd length end within one."""
+    weights = HEADS * length * length
+    monkeypatch.setattr(attention, "_TOGETHER", together * weights + 1)
+    stock, ours = twins(lambda: Attention("causal"))
+    x = torch.randn(BATCH, length, WIDTH)
+    wanted, found = run(stock, x), run(ours, x)
+    assert_same(found, wanted)
+    assert found.kept == 4 * x.nbytes + sum(-(-samples * weights // 8) for samples in groups)
 
 
 @pytest.mark.parametrize("trains", [True, False])

@@ -1,13 +1,13 @@
 """Attention that torch computes in pieces: with dropout on a CPU it keeps four tensors of length times length a head.
 
 Here queries, keys and values are kept, which is what a fused kernel keeps too, and a bit for each weight that dropout
-left; the rest is computed again in backward by torch's own function, a sample at a time.
+left; the rest is computed again in backward by torch's own function, a few samples at a time.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ _STOCK: Any = F.scaled_dot_product_attention
 _CHOICE: Any = torch._fused_sdp_choice
 _MATH: Any = torch._scaled_dot_product_attention_math
 """Annotated for fewer arguments than they take."""
+_TOGETHER = 2**18
+"""Weights that are computed again together, where a sample has fewer."""
 
 __all__ = ["scaled_dot_product_attention", "softmax"]
 
@@ -39,11 +41,13 @@ class _Attention(torch.autograd.Function):
         output, weights = _MATH(query, key, value, added, p, causal, scale=scale, enable_gqa=gqa)
         packed = None
         if p > 0.0:
-            packed = weights.new_empty(len(weights), -(-weights[0].numel() // 8), dtype=torch.uint8)
-            for number in turns(len(weights), 1, weights):
-                packed[number] = bits.pack(bits.is_nonzero, weights[number].contiguous())
+            whole, rest = divmod(len(weights), few := _few(weights.shape))
+            size = whole * _num_bytes(weights.shape, few) + _num_bytes(weights.shape, rest)
+            packed = weights.new_empty(size, dtype=torch.uint8)
+            for samples, flags in _together(weights.shape, weights):
+                packed[flags] = bits.pack(bits.is_nonzero, weights[samples].contiguous())
         ctx.save_for_backward(query, key, value, mask, packed)
-        ctx.options, ctx.shape = options, weights.shape[1:]
+        ctx.options, ctx.shape = options, weights.shape
         return output
 
     @staticmethod
@@ -51,25 +55,42 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, packed = ctx.saved_tensors
         grads = [torch.zeros_like(x) if wants else None for x, wants in zip(inputs, ctx.needs_input_grad, strict=False)]
-        for number in turns(len(grad), 1, grad):
-            parts = [None if x is None else _sample(x, number, grad.dim()).detach() for x in inputs]
+        for samples, flags in _together(ctx.shape, grad):
+            parts = [None if x is None else _part(x, samples, grad.dim()).detach() for x in inputs]
             wanted = [
                 part.requires_grad_()
                 for part, total in zip(parts, grads, strict=True)
                 if part is not None and total is not None
             ]
             with torch.enable_grad():
-                output = _again(ctx, parts, None if packed is None else packed[number])
-            found = iter(torch.autograd.grad(output, wanted, grad[number : number + 1]))
+                output = _again(ctx, parts, None if packed is None else packed[flags], len(grad[samples]))
+            found = iter(torch.autograd.grad(output, wanted, grad[samples]))
             for total in grads:
                 if total is not None:
-                    _sample(total, number, grad.dim()).add_(next(found))
+                    _part(total, samples, grad.dim()).add_(next(found))
         return *grads, None
 
 
-def _sample(x: Tensor, number: int, num_dims: int) -> Tensor:
-    """A sample's part of ``x``, or all of it where samples share it."""
-    return x if x.dim() < num_dims or len(x) == 1 else x[number : number + 1]
+def _few(weights: torch.Size) -> int:
+    """Samples that are computed together."""
+    return max(1, _TOGETHER // max(1, weights[1:].numel()))
+
+
+def _num_bytes(weights: torch.Size, num_samples: int) -> int:
+    return -(-num_samples * weights[1:].numel() // 8)
+
+
+def _together(weights: torch.Size, x: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Samples that are computed together, and where their flags are among the packed."""
+    few = _few(weights)
+    num_bytes = _num_bytes(weights, few)
+    for turn, start in enumerate(turns(len(x), few, x)):
+        yield slice(start, start + few), slice(turn * num_bytes, (turn + 1) * num_bytes)
+
+
+def _part(x: Tensor, samples: slice, num_dims: int) -> Tensor:
+    """Some samples' part of ``x``, or all of it where samples share it."""
+    return x if x.dim() < num_dims or len(x) == 1 else x[samples]
 
 
 def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -79,11 +100,11 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
 
 
-def _again(ctx: Any, parts: list[Any], packed: Tensor | None) -> Tensor:
+def _again(ctx: Any, parts: list[Any], packed: Tensor | None, num_samples: int) -> Tensor:
     p, causal, scale, gqa = ctx.options
     passed = None
     if packed is not None:
-        passed = torch.empty(ctx.shape, dtype=torch.bool, device=packed.device)
+        passed = torch.empty((num_samples, *ctx.shape[1:]), dtype=torch.bool, device=packed.device)
         for flags, part in bits.unpack(packed, passed):
             part.copy_(flags)
     with warnings.catch_warnings():
