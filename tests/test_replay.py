@@ -51,9 +51,10 @@ def problem(of: Table, budget: str = "middle") -> Problem:
     return Problem(predicted, tuple(entry.settings for entry in of.entries), truth.budget)
 
 
-def test_in_no_recorded_table_is_what_buys_memory_faster_beyond_the_noise():
-    """What lets a search leave it out where no memory is wanting; docs/search.md has their number."""
-    num_variants = 0
+def test_in_recorded_tables_what_buys_memory_is_faster_no_more_often_than_by_chance():
+    """What lets a search leave it out where no memory is wanting; docs/search.md has the numbers. Of variants that were
+    just as fast, one in 44 would be faster by two standard errors of a difference."""
+    num_variants = num_faster = 0
     for path in sorted((HERE / "replay" / "tables").glob("*.jsonl")):
         recorded = load_table(path)
         noise = 2 * math.sqrt(2) * recorded.relative_error
@@ -61,8 +62,8 @@ def test_in_no_recorded_table_is_what_buys_memory_faster_beyond_the_noise():
             stock = entry.settings.model_copy(update={"layers": Layers(), "checkpointing": Checkpointing()})
             if stock != entry.settings:
                 num_variants += 1
-                assert entry.mean_log_speed <= recorded.by_settings[stock.canonical()].mean_log_speed + noise
-    assert num_variants == 640
+                num_faster += entry.mean_log_speed > recorded.by_settings[stock.canonical()].mean_log_speed + noise
+    assert (num_faster, num_variants) == (1, 800)
 
 
 def test_a_table_is_read_as_it_was_recorded(table: Table):

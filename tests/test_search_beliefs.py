@@ -180,6 +180,28 @@ def test_a_prediction_that_may_be_further_off_leaves_more_of_a_chance():
     assert sure < 0.05 < unsure < 0.5
 
 
+def test_prior_gains_add_up_and_one_that_is_measured_teaches_of_its_technique():
+    """bf16 is believed to gain 0.2, give or take 0.2, tcmalloc 0.1: both together 0.3. Where bf16 alone is measured to
+    lose 0.3, both are believed to lose too."""
+    names = {"precision": CategoricalDistribution((0, 1)), "allocator": CategoricalDistribution((0, 1))}
+    gains = {"precision": (0.2, 0.2), "allocator": (0.1, 0.1)}
+    rows = [
+        Configuration(
+            {"precision": a, "allocator": b},
+            prior_gains={n: gains[n] for n, on in zip(gains, (a, b), strict=True) if on},
+        )
+        for a in range(2)
+        for b in range(2)
+    ]
+    known = Priors.of(Configurations(rows, names), None, 0)
+    every = np.arange(4)
+    before = Beliefs(known, [], None).speed.marginals(every)[0].mean(0)
+    assert before - before[0] == pytest.approx([0.0, 0.1, 0.2, 0.3], abs=0.01)
+    after = Beliefs(known, [(0, measured(1.0, 1)), (2, measured(0.7, 1))], None).speed.marginals(every)[0].mean(0)
+    assert after[2] == pytest.approx(0.7, abs=0.02)
+    assert after[3] < after[1]
+
+
 def test_a_trial_that_is_running_teaches_nothing_but_that_it_will_be_known():
     """Its expected value stands in for it: means stay, and only uncertainty shrinks."""
     known = priors(1, 1, 1)

@@ -9,7 +9,7 @@ from search_tables import MIB, facts, options, peak, run_search
 
 from autotune.estimate import Prediction
 from autotune.search.events import PredictionEnded
-from autotune.search.trades import is_needless, num_trades
+from autotune.search.trades import buys_memory, is_needless
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch
@@ -38,8 +38,8 @@ def test_recomputation_is_needless_where_the_largest_batch_is_sure_to_fit_withou
 
 def test_what_trades_nothing_is_never_needless():
     stock = Settings(batch=LARGEST, precision=Precision(kind="bf16"))
-    assert num_trades(stock) == 0
-    assert num_trades(RECOMPUTED) == 1
+    assert not buys_memory(stock)
+    assert buys_memory(RECOMPUTED)
     assert not is_needless(stock, LARGEST, predict, 2**60)
 
 
@@ -63,5 +63,5 @@ def test_only_what_may_be_of_use_is_predicted_and_tried():
 
 def test_without_a_limit_nothing_that_trades_is_asked_for():
     run = run_search(options(trials=60), known=facts(), predict=predict)
-    assert not any(num_trades(settings) for settings in run.measured)
+    assert not any(buys_memory(settings) for settings in run.measured)
     assert len([request for request in run.executor.requests if request.kind == "predict"]) == 1

@@ -25,7 +25,7 @@ from .expected_gain import ExpectedGainSampler
 from .options import SamplerName
 from .sampler import build_sampler
 from .study import Study, Tried
-from .trades import is_needless, num_trades
+from .trades import is_needless
 
 __all__ = ["Candidates", "ConfigurationSpace", "Predict", "Proposal"]
 
@@ -138,7 +138,7 @@ class ConfigurationSpace:
             if not self.is_needless(words, record.usable_bytes) and not self._is_repeated(words):
                 micro_batch = words.batch.micro if words.batch else None
                 known = self._predict(words)
-                rows.append(Configuration(self.params(words) or {}, micro_batch, known, num_trades(words)))
+                rows.append(Configuration(self.params(words) or {}, micro_batch, known, words.prior_gains()))
         configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
         margin = record.budget.margin
         return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)

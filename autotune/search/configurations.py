@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,8 @@ class Configuration:
     """Samples in one forward pass, where a parameter chooses it."""
     predicted: Prediction | None = None
     """None where nothing could be predicted."""
-    num_trades: int = 0
-    """Techniques that buy memory with time."""
+    prior_gains: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By technique, mean and standard deviation of what it is believed to add to the logarithm of the speed."""
 
 
 class Configurations:
@@ -107,6 +107,11 @@ class Configurations:
         """(configurations,): one field of the predictions, NaN where it is not known."""
         values = [getattr(row.predicted, what, None) for row in self.rows]
         return np.array([np.nan if value is None else float(value) for value in values])
+
+    def prior_gains(self) -> Iterator[Array]:
+        """(configurations, 2) for each technique that any has: mean and standard deviation of its gain."""
+        for name in sorted({name for row in self.rows for name in row.prior_gains}):
+            yield np.array([row.prior_gains.get(name, (0.0, 0.0)) for row in self.rows])
 
     def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(params[name] for name in self.distributions)

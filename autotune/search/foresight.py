@@ -13,7 +13,7 @@ from .candidates import ConfigurationSpace, Predict
 from .events import PredictionEnded, PredictionStarted
 from .inquiry import failure
 from .session import Session
-from .trades import num_trades
+from .trades import buys_memory
 
 __all__ = ["as_laws_see", "foresee"]
 
@@ -34,9 +34,9 @@ def foresee(session: Session, space: ConfigurationSpace) -> Predict:
         return foresight.predict
     every = list(dict.fromkeys(map(foresight.key, space.weighed(session.study.record.seed))))
     if session.options.sampler == "law":
-        foresight.ask([settings for settings in every if not num_trades(settings)])
+        foresight.ask([settings for settings in every if not buys_memory(settings)])
         plain = space.foretold(foresight.predict)
-        trading = [settings for settings in every if num_trades(settings) and not plain.is_needless(settings, usable)]
+        trading = [settings for settings in every if buys_memory(settings) and not plain.is_needless(settings, usable)]
     else:  # Optuna's samplers ask for nothing but which blocks to recompute
         trading = [settings for settings in every if settings.checkpointing.is_open]
     foresight.ask(trading)

@@ -44,9 +44,6 @@ _FAILURE = Prior(
 _SLOPES = {"flops_per_sample": (0.8, 0.3), "bytes_per_sample": (0.3, 0.3)}
 """Mean and standard deviation of the powers of counted work that a sample takes. Recomputing all blocks,
 4/3 of the work, was measured to take 1.35 and 1.5 times as long: powers of 1.0 and 1.4 in all."""
-_TRADE = (0.1, 0.1)
-"""Mean and standard deviation of the logarithm of what buying memory with time takes besides counted work, for each
-technique that does. Layers alone were measured to take 1.08 times as long at the median (docs/layers-measured.md)."""
 _HALVES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
 """Micro-batches at which half of the best speed is reached, over the geometric mean of those there are."""
 _CONSTANT = 0.02
@@ -93,9 +90,9 @@ def _speed_process(configurations: Configurations, seed: int) -> Process:
         work = work - work.mean()
         means = means - slope * work
         trends.append(spread * work)
-    num_trades = np.array([float(row.num_trades) for row in configurations.rows])
-    means = means - _TRADE[0] * num_trades
-    trends.append(_TRADE[1] * num_trades)
+    for gains in configurations.prior_gains():
+        means = means + gains[:, 0]
+        trends.append(gains[:, 1])
     return Process(configurations.surface(means, np.column_stack(trends)), _SPEED, seed + 1)
 
 

@@ -8,12 +8,12 @@ from ..estimate import Prediction
 from ..techniques import Settings
 from ..techniques.batch import Batch
 
-__all__ = ["is_needless", "num_trades"]
+__all__ = ["buys_memory", "is_needless"]
 
 
-def num_trades(settings: Settings) -> int:
-    """How many techniques buy memory with time."""
-    return sum(one.trades_time and one != type(one)() for one in settings.techniques())
+def buys_memory(settings: Settings) -> bool:
+    """Whether any technique buys memory with time."""
+    return any(one.trades_time and one != type(one)() for one in settings.techniques())
 
 
 def is_needless(
@@ -27,7 +27,7 @@ def is_needless(
         predict: what is known of a configuration.
         usable_bytes: what a peak may be.
     """
-    if not num_trades(settings):
+    if not buys_memory(settings):
         return False
     stock = {one.name: type(one)() for one in settings.techniques() if one.trades_time}
     known = predict(settings.model_copy(update={**stock, "batch": largest}))

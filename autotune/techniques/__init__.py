@@ -44,6 +44,10 @@ class Settings(BaseModel):
         """All environment variables that these settings need before the process starts."""
         return {key: value for technique in self.techniques() for key, value in technique.environment().items()}
 
+    def prior_gains(self) -> dict[str, tuple[float, float]]:
+        """By technique, as far as anything is believed of it: :meth:`Technique.prior_gain`."""
+        return {one.name: gain for one in self.techniques() if any(gain := one.prior_gain())}
+
     def canonical(self) -> str:
         """The same text for the same configuration: what a result is looked up by."""
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)

@@ -90,6 +90,11 @@ class TechniqueContract:
         assert all(choice.unavailable(facts_of(zoo_task)) is None for choice in choices)
         assert self.default() in choices
 
+    def test_the_users_own_setting_is_believed_to_gain_nothing(self) -> None:
+        """A prior is of another setting, and says how sure it is."""
+        assert self.default().prior_gain() == (0.0, 0.0)
+        assert all(spread > 0 for mean, spread in (lacking.prior_gain() for lacking in self.lacking) if mean)
+
     def test_what_a_bare_machine_lacks_is_refused_in_words(self) -> None:
         """Each of ``lacking`` is refused with a reason, and not offered."""
         assert self.lacking

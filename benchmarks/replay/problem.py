@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from autotune.estimate import Prediction
 from autotune.plan import Budget
 from autotune.search.configurations import Configuration, Configurations
-from autotune.search.trades import is_needless, num_trades
+from autotune.search.trades import is_needless
 from autotune.search.verdict import Verdict
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.workers import Outcome
@@ -99,7 +99,7 @@ class Space:
         """The same as a set, each configuration once."""
         once = {each: json.loads(key) for key, each in reversed(self.by_params.items())}
         rows = [
-            Configuration(params, micro_batch(each), problem.predicted[each.canonical()], num_trades(each))
+            Configuration(params, micro_batch(each), problem.predicted[each.canonical()], each.prior_gains())
             for each, params in reversed(once.items())
             if with_needless or not problem.is_needless(each)
         ]
