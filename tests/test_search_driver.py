@@ -10,7 +10,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from search_tables import MIB, configurations, facts, options, peak, row, run_search, speed
+from search_tables import MIB, configurations, every, facts, options, peak, row, run_search, speed
 
 from autotune.errors import Interrupted, NothingFits, PlanError, SpaceError, TaskError
 from autotune.estimate import Prediction
@@ -114,7 +114,7 @@ def test_trials_count_the_reference_and_not_the_finalists():
 
 def test_a_search_ends_when_every_configuration_has_been_measured():
     Path("space.yaml").write_text("schema: autotune/space@1\nprecision: auto\nallocator: auto\n")
-    run = run_search(options(trials=100))
+    run = run_search(every(trials=100))
     assert len(run.measured) == 4
     assert run.seen(Stopped) == [Stopped("every configuration has been measured, or is known not to fit")]
     assert run.seen(SearchStarted) == [SearchStarted("model-1", 4, 4)]

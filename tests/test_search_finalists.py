@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from search_tables import MIB, configurations, facts, is_again, options, peak, row, run_search, speed
+from search_tables import MIB, configurations, every, facts, is_again, options, peak, row, run_search, speed
 
 from autotune.errors import NothingFits
 from autotune.measure import Measurement, Parity
@@ -48,13 +48,13 @@ def measurement(value: float, half: float = 0.0, process: int = MIB) -> Measurem
 
 
 def test_finalists_are_compared_once_then_winner_and_reference_take_turns():
-    run = run_search(options())
+    run = run_search(every())
     assert run.again == [BOTH, BF16, TCMALLOC] + [BOTH, REFERENCE] * 3
     assert run.fresh == [BOTH, REFERENCE] * 3
 
 
 def test_the_rounds_are_told_as_they_end():
-    ended = run_search(options()).seen(FinalistEnded)
+    ended = run_search(every()).seen(FinalistEnded)
     assert [event.round for event in ended] == [0, 0, 0, 1, 1, 2, 2, 3, 3]
     assert {event.num_rounds for event in ended} == {3}
 
@@ -154,7 +154,7 @@ def test_when_everything_falls_nothing_fits_and_the_nearest_miss_is_one_whose_pe
 
     executor = Grows(facts(), [row(settings) for settings in configurations(facts())])
     with pytest.raises(NothingFits, match=r"Nearest miss: 714 MiB with(.|\n)*--budget 736MiB would admit it"):
-        run_search(options(budget_bytes=limit), executor=executor)
+        run_search(every(budget_bytes=limit), executor=executor)
     assert not Path("plan.yaml").exists()
 
 

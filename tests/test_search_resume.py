@@ -12,7 +12,7 @@ from pathlib import Path
 import optuna
 import pytest
 import sqlalchemy
-from search_tables import MIB, configurations, facts, options, row, run_search
+from search_tables import MIB, configurations, every, facts, options, row, run_search
 from sqlalchemy.engine import Engine
 
 from autotune.errors import StudyError, TaskError
@@ -20,6 +20,7 @@ from autotune.plan import Plan
 from autotune.search.candidates import ConfigurationSpace
 from autotune.search.events import SearchStarted, TrialEnded, Warned
 from autotune.search.inquiry import reference_settings
+from autotune.search.options import SearchOptions
 from autotune.search.storage import Lock
 from autotune.search_spaces import load_space
 from autotune.techniques import Device, Settings
@@ -37,7 +38,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("space.yaml").write_text(SMALL)
 
 
-def search_until(moment: Callable[[object], bool]) -> None:
+def search_until(moment: Callable[[object], bool], search: SearchOptions) -> None:
     """Search in a forked process that ends itself by SIGKILL before the commit or the trial for which ``moment`` is
     true."""
 
@@ -53,7 +54,7 @@ def search_until(moment: Callable[[object], bool]) -> None:
     pid = os.fork()
     if pid == 0:
         sqlalchemy.event.listen(Engine, "commit", die)
-        run_search(options(), executor=Deadly(facts(), [row(settings) for settings in configurations(facts())]))
+        run_search(search, executor=Deadly(facts(), [row(settings) for settings in configurations(facts())]))
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), "the search ended before it could be killed"
@@ -86,23 +87,34 @@ def comparable(plan: Plan) -> dict[str, object]:
 @pytest.mark.parametrize("number", range(10, 100, 10))
 def test_nothing_stored_is_measured_again_wherever_the_driver_is_killed(number: int):
     """A search of four configurations makes about 80 commits, 4 trials and 10 fresh runs."""
-    search_until(countdown(number))
+    search_until(countdown(number), every())
     before, fresh_before = outcomes_stored(), evidence_stored()
-    resumed = run_search(options(resume=True))
+    resumed = run_search(every(resume=True))
     assert before.isdisjoint(settings.canonical() for settings in resumed.measured)
     assert len(before) + len(resumed.measured) == 4
     assert fresh_before + len(resumed.again) == 3 + 3 * 2
     states = {trial.state.name for trial in optuna.load_study(study_name="model-1", storage=URL).trials}
     assert states <= {"COMPLETE", "FAIL"}
     assert resumed.plan.search.trials == 4
-    assert resumed.plan.settings == run_search(options()).plan.settings
+    assert resumed.plan.settings == run_search(every()).plan.settings
+
+
+@pytest.mark.parametrize("number", [20, 35])
+def test_a_search_that_stops_by_itself_stops_where_it_would_have_stopped(number: int):
+    search_until(countdown(number), options())
+    before = len(outcomes_stored())
+    resumed = run_search(options(resume=True))
+    whole = run_search(options())
+    assert before + len(resumed.measured) == len(whole.measured) < 4
+    assert resumed.plan.search.stopped == whole.plan.search.stopped
+    assert resumed.plan.settings == whole.plan.settings
 
 
 @pytest.mark.parametrize("number", range(15, 60, 5))
 def test_what_optuna_is_told_is_what_was_measured(number: int):
     """The parameters of every trial stand for the settings that it carries, also after a kill."""
-    search_until(countdown(number))
-    run_search(options(resume=True))
+    search_until(countdown(number), every())
+    run_search(every(resume=True))
     known = facts()
     space = ConfigurationSpace(load_space("space.yaml").choices(known), reference_settings(known))
     trials = [t for t in optuna.load_study(study_name="model-1", storage=URL).trials if "settings" in t.user_attrs]
@@ -112,7 +124,7 @@ def test_what_optuna_is_told_is_what_was_measured(number: int):
 
 
 def test_a_trial_in_flight_is_asked_again_under_its_number():
-    search_until(lambda about: isinstance(about, TrialRequest) and about.id == "trial-002")
+    search_until(lambda about: isinstance(about, TrialRequest) and about.id == "trial-002", options())
     study = optuna.load_study(study_name="model-1", storage=URL)
     lost = [trial for trial in study.trials if trial.state.name == "RUNNING" and "settings" in trial.user_attrs]
     resumed = run_search(options(resume=True))
@@ -154,7 +166,7 @@ def test_two_tasks_of_one_storage_keep_to_their_own_studies():
 
 def test_resume_without_a_study_begins_one_and_says_so():
     """A driver killed while it read the task left none."""
-    ran = run_search(options(resume=True))
+    ran = run_search(every(resume=True))
     assert ran.plan.search.trials == 4
     assert any("no study of this task" in event.message for event in ran.seen(Warned))
 
@@ -163,10 +175,10 @@ def test_a_reference_that_was_cut_short_is_measured_again():
     """A search under too short a --max-time ended on it; with more time it goes on."""
     cut_short = row(reference_settings(facts()), outcome=TimedOut(deadline_s=9.0, message="ended while timing"))
     with pytest.raises(TaskError, match="--max-time"):
-        run_search(options(max_time_s=900.0), rows=[cut_short])
-    resumed = run_search(options(resume=True))
+        run_search(every(max_time_s=900.0), rows=[cut_short])
+    resumed = run_search(every(resume=True))
     assert [event.number for event in resumed.seen(TrialEnded)] == [0, 1, 2, 3]
-    assert run_search(options(resume=True)).measured == []
+    assert run_search(every(resume=True)).measured == []
 
 
 def test_a_resumed_search_shows_what_was_measured_before():
@@ -219,8 +231,8 @@ def test_another_device_is_not_mixed_in():
 
 
 def test_choices_follow_the_facts_that_the_study_began_with():
-    run_search(options(trials=1))
-    resumed = run_search(options(resume=True), known=facts(allocators=()))
+    run_search(every(trials=1))
+    resumed = run_search(every(resume=True), known=facts(allocators=()))
     assert len(resumed.measured) == 3
 
 
