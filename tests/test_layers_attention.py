@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autotune.layers import attention
+from autotune.layers.sites import Site
 
 BATCH, LENGTH, WIDTH, HEADS = 4, 16, 32, 4
 SHAPE = (BATCH, LENGTH, WIDTH)
@@ -69,18 +71,29 @@ def test_with_dropout_queries_keys_values_and_a_bit_a_weight_are_kept(mask: str,
 
 
 @pytest.mark.parametrize("length", [16, 15])
-@pytest.mark.parametrize(("together", "groups"), [(1, (1, 1, 1, 1)), (3, (3, 1)), (4, (4,))])
-def test_a_few_samples_are_computed_again_together(
-    length: int, together: int, groups: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-):
-    """Each few with bytes of their own: those of an odd length end within one."""
+@pytest.mark.parametrize("together", [1, 3, 4])
+def test_a_few_samples_are_computed_again_together(length: int, together: int, monkeypatch: pytest.MonkeyPatch):
+    """Where each has its flags in bytes of its own: 4 heads of 15 x 15 weights do not fill theirs."""
     weights = HEADS * length * length
-    monkeypatch.setattr(attention, "_TOGETHER", together * weights + 1)
+    monkeypatch.setattr(attention, "_TOGETHER", together * max(weights, 4 * length * WIDTH) + 1)
     stock, ours = twins(lambda: Attention("causal"))
     x = torch.randn(BATCH, length, WIDTH)
     wanted, found = run(stock, x), run(ours, x)
     assert_same(found, wanted)
-    assert found.kept == 4 * x.nbytes + sum(-(-samples * weights // 8) for samples in groups)
+    assert found.kept == 4 * x.nbytes + BATCH * -(-weights // 8)
+
+
+def test_inputs_without_a_batch_are_stocks():
+    """Three dimensions are heads, length and width: grouped keys, and values with a batch, are not cut by samples."""
+    query, key = torch.randn(4, 256, 8), torch.randn(2, 256, 8)
+    for parts, grouped in (((query, key, key), True), ((query, query, torch.randn(2, 4, 256, 8)), False)):
+        found = []
+        for function in (F.scaled_dot_product_attention, partial(attention.scaled_dot_product_attention, Site())):
+            torch.manual_seed(0)
+            inputs = [part.detach().requires_grad_() for part in parts]
+            function(*inputs, dropout_p=0.5, enable_gqa=grouped).sum().backward()
+            found.append([one.grad for one in inputs])
+        assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("trains", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,18 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.precision import Precision
 from autotune.testing.zoo import ZOO
+
+
+class Attends(nn.Module):
+    """Four heads of attention with dropout among the numbers of a sample, each of them a place."""
+
+    def __init__(self):
+        super().__init__()
+        self.widened = nn.Linear(1, 24)
+
+    def forward(self, x):
+        query, key, value = self.widened(x[..., None]).unflatten(-1, (4, 6)).transpose(1, 2).split(2, -1)
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
 
 
 class TwoLayers(nn.Module):
@@ -58,6 +71,15 @@ def law_of(task=None, accumulates=False, **settings):
 
 def traced(law, batch):
     return law.rehearse(batch).trace
+
+
+@pytest.mark.parametrize("length", [15, 16])
+def test_attention_allocates_alike_at_any_batch(length):
+    """15 x 15 weights of four heads do not fill their last byte: 4 samples' would, 3 samples' would not."""
+    task = replace(task_of(Attends), build_dataset=lambda: list(torch.randn(5, length)))
+    law = law_of(task, layers=Layers(kind="exact"))
+    assert law.batches == BATCHES
+    assert [law.peak_bytes(batch) for batch in (3, 4, 40)] == [traced(law, batch).peak_bytes() for batch in (3, 4, 40)]
 
 
 # Sizes

@@ -25,7 +25,7 @@ _CHOICE: Any = torch._fused_sdp_choice
 _MATH: Any = torch._scaled_dot_product_attention_math
 """Annotated for fewer arguments than they take."""
 _TOGETHER = 2**18
-"""Weights that are computed again together, where a sample has fewer."""
+"""Weights, or elements of what goes in and comes out, that are computed again together where a sample has fewer."""
 
 __all__ = ["scaled_dot_product_attention", "softmax"]
 
@@ -39,15 +39,17 @@ class _Attention(torch.autograd.Function):
         output: Tensor
         added = _added(mask, query.dtype)
         output, weights = _MATH(query, key, value, added, p, causal, scale=scale, enable_gqa=gqa)
+        num_weights = weights[0].numel()
+        num_elements = sum(x.numel() for x in (query, key, value, output)) // len(output)
+        ctx.together = max(1, _TOGETHER // max(1, num_weights, num_elements)) if num_weights % 8 == 0 else 1
         packed = None
         if p > 0.0:
-            whole, rest = divmod(len(weights), few := _few(weights.shape))
-            size = whole * _num_bytes(weights.shape, few) + _num_bytes(weights.shape, rest)
-            packed = weights.new_empty(size, dtype=torch.uint8)
-            for samples, flags in _together(weights.shape, weights):
-                packed[flags] = bits.pack(bits.is_nonzero, weights[samples].contiguous())
+            packed = weights.new_empty(len(weights), -(-num_weights // 8), dtype=torch.uint8)
+            for samples in _turns(weights, ctx.together):
+                flags = bits.pack(bits.is_nonzero, weights[samples].contiguous())
+                packed[samples] = flags.view(-1, packed.shape[1])
         ctx.save_for_backward(query, key, value, mask, packed)
-        ctx.options, ctx.shape = options, weights.shape
+        ctx.options, ctx.shape = options, weights.shape[1:]
         return output
 
     @staticmethod
@@ -55,7 +57,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, packed = ctx.saved_tensors
         grads = [torch.zeros_like(x) if wants else None for x, wants in zip(inputs, ctx.needs_input_grad, strict=False)]
-        for samples, flags in _together(ctx.shape, grad):
+        for samples in _turns(grad, ctx.together):
             parts = [None if x is None else _part(x, samples, grad.dim()).detach() for x in inputs]
             wanted = [
                 part.requires_grad_()
@@ -63,29 +65,19 @@ class _Attention(torch.autograd.Function):
                 if part is not None and total is not None
             ]
             with torch.enable_grad():
-                output = _again(ctx, parts, None if packed is None else packed[flags], len(grad[samples]))
-            found = iter(torch.autograd.grad(output, wanted, grad[samples]))
+                output = _again(ctx, parts, None if packed is None else packed[samples])
+            found = list(torch.autograd.grad(output, wanted, grad[samples]))
+            del output, parts, wanted  # before the next turn makes its own
             for total in grads:
                 if total is not None:
-                    _part(total, samples, grad.dim()).add_(next(found))
+                    _part(total, samples, grad.dim()).add_(found.pop(0))
         return *grads, None
 
 
-def _few(weights: torch.Size) -> int:
-    """Samples that are computed together."""
-    return max(1, _TOGETHER // max(1, weights[1:].numel()))
-
-
-def _num_bytes(weights: torch.Size, num_samples: int) -> int:
-    return -(-num_samples * weights[1:].numel() // 8)
-
-
-def _together(weights: torch.Size, x: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Samples that are computed together, and where their flags are among the packed."""
-    few = _few(weights)
-    num_bytes = _num_bytes(weights, few)
-    for turn, start in enumerate(turns(len(x), few, x)):
-        yield slice(start, start + few), slice(turn * num_bytes, (turn + 1) * num_bytes)
+def _turns(x: Tensor, together: int) -> Iterator[slice]:
+    """Samples that are computed together. Each sample's flags are whole bytes, or it is computed alone: no allocation
+    may depend on the batch."""
+    return (slice(start, start + together) for start in turns(len(x), together, x))
 
 
 def _part(x: Tensor, samples: slice, num_dims: int) -> Tensor:
@@ -100,12 +92,12 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
 
 
-def _again(ctx: Any, parts: list[Any], packed: Tensor | None, num_samples: int) -> Tensor:
+def _again(ctx: Any, parts: list[Any], packed: Tensor | None) -> Tensor:
     p, causal, scale, gqa = ctx.options
     passed = None
     if packed is not None:
-        passed = torch.empty((num_samples, *ctx.shape[1:]), dtype=torch.bool, device=packed.device)
-        for flags, part in bits.unpack(packed, passed):
+        passed = torch.empty((len(packed), *ctx.shape), dtype=torch.bool, device=packed.device)
+        for flags, part in bits.unpack(packed.view(-1), passed):
             part.copy_(flags)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Dropout mask should only be used for testing")
@@ -131,7 +123,8 @@ def scaled_dot_product_attention(
         how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
         choice = _CHOICE(*parts, dropout_p, is_causal, **how)
         trains = query.requires_grad and key.requires_grad and value.requires_grad and query.numel() > 0
-        is_batched = query.dim() >= 3 and len(value) <= max(len(query), len(key))
+        is_batched = query.dim() >= 3 + enable_gqa and value.dim() <= max(query.dim(), key.dim())
+        is_batched = is_batched and len(value) <= max(len(query), len(key))
         if choice != SDPBackend.MATH.value or not is_batched or not 0.0 <= dropout_p < 1.0 or not trains:
             stock: Tensor = _STOCK(*parts, dropout_p, is_causal, **how)
             return stock
