@@ -14,7 +14,7 @@ __all__ = ["Priors"]
 
 _SPEED = Prior(
     level=5.0,
-    main=LogNormal(0.1, 1.0),
+    main=LogNormal(0.03, 1.0),
     pair=LogNormal(0.5, 0.5),
     rest=LogNormal(0.01, 0.7),
     noise=LogNormal(0.01, 0.7),
