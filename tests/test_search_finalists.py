@@ -12,7 +12,7 @@ from search_tables import MIB, configurations, every, facts, is_again, options, 
 from autotune.errors import NothingFits
 from autotune.measure import Measurement, Parity
 from autotune.plan import Budget, Peak, Speed
-from autotune.search.events import FinalistEnded, Warned
+from autotune.search.events import FinalistEnded, Stopped, Warned
 from autotune.search.evidence import combine
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
@@ -113,11 +113,33 @@ def test_the_peak_is_the_largest_of_the_repeats_in_whole_mebibytes():
 def test_a_winner_that_does_not_hold_the_budget_in_a_repeat_gives_way_to_the_next():
     limit = 700 * MIB
     rows = [row(BOTH, samples_per_s=(200.0,) * 5, peak_bytes=(MIB, MIB, MIB, limit, MIB))]
-    run = run_search(options(budget_bytes=limit), rows=rows)
+    run = run_search(every(budget_bytes=limit), rows=rows)
     assert run.plan.settings == BF16
     assert run.plan.measured.samples_per_s.repeats == 3
     assert any("trial 1 is out: over the budget by 21 MiB" in event.message for event in run.seen(Warned))
     assert any("trial 1 looked faster" in note for note in run.plan.notes)
+
+
+def test_a_search_that_was_settled_goes_on_where_its_best_does_not_hold():
+    """What is fastest by far ends the search; in its third repeat it needs all of the budget."""
+    limit = 700 * MIB
+    rows = [row(BOTH, samples_per_s=(200.0,) * 4, peak_bytes=(MIB, MIB, MIB, limit))]
+    run = run_search(options(budget_bytes=limit), rows=rows)
+    asked = [(request.plan.settings, is_again(request)) for request in run.executor.requests if request.plan]
+    assert asked.index((BOTH, True)) < asked.index((BF16, False)) < asked.index((BF16, True))
+    first, last = (event.reason for event in run.seen(Stopped))
+    assert first.startswith("stopped after 2 trials: ")
+    assert last == run.plan.search.stopped
+    assert (run.plan.settings, run.plan.search.trials) == (BF16, len(run.measured))
+    assert [note for note in run.plan.notes if "fell" in note] == [
+        "trial 1 looked faster in the search and fell when measured again: over the budget by 21 MiB, margin included"
+    ]
+
+
+def test_a_search_whose_trials_are_used_up_does_not():
+    rows = [row(BOTH, samples_per_s=(200.0,) * 4, peak_bytes=(MIB, MIB, MIB, 700 * MIB))]
+    with pytest.raises(NothingFits, match="none of 2 configurations can be used within 700 MiB"):
+        run_search(options(budget_bytes=700 * MIB, trials=2), rows=rows)
 
 
 def test_a_finalist_that_fails_in_the_first_round_is_not_the_winner():
@@ -174,7 +196,7 @@ def test_a_reference_that_fell_is_not_chosen():
 def test_a_plan_is_never_slower_than_a_reference_that_fits():
     """Both settings together are fast until the reporting rounds, where they drop to 50 against the reference's 97."""
     rows = [row(BOTH, samples_per_s=(200.0, 200.0, 50.0, 50.0, 50.0), peak_bytes=(MIB,) * 5)]
-    plan = run_search(options(), rows=rows).plan
+    plan = run_search(every(), rows=rows).plan
     assert plan.settings == REFERENCE
     assert plan.measured.samples_per_s.repeats == 3
     assert plan.gain.speed == 1.0

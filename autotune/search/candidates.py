@@ -261,6 +261,12 @@ class Candidates:
         """A proposal is no longer in flight."""
         self._in_flight.discard(proposal.settings.canonical())
 
+    def fell(self, row: Tried) -> None:
+        """What was measured again did not hold: whoever proposes learns of it."""
+        params = self._space.params(row.settings)
+        if params:
+            self._study.skip(self._study.ask(self._space.distributions, params), row)
+
     def _new_unconfirmed(self) -> list[Settings]:
         return [settings for settings in self._unconfirmed() if self._is_new(settings)]
 

@@ -36,7 +36,7 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
     """
     winner = final.winner
     if winner is None:
-        raise nothing_fits(session, final.fallen)
+        raise nothing_fits(session)
     assert isinstance(winner.outcome, Measured)
     measured = combine(final.repeats or [winner.outcome.measurement], session.budget)
     reference, reason = _reference(session, final)
@@ -68,7 +68,7 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
     )
 
 
-def nothing_fits(session: Session, fallen: tuple[Tried, ...] = ()) -> NothingFits:
+def nothing_fits(session: Session) -> NothingFits:
     """Why no configuration can be used: the nearest miss, and what would help."""
     tried = session.study.tried
     limit = session.budget.limit
@@ -76,7 +76,7 @@ def nothing_fits(session: Session, fallen: tuple[Tried, ...] = ()) -> NothingFit
     if limit is not None:
         head += f" within {format_bytes(limit)} (margin {session.budget.margin:.0%})"
     lines = [f"{head}."]
-    infeasible = [*(row for row in tried if not row.verdict.feasible), *fallen]
+    infeasible = [*(row for row in tried if not row.verdict.feasible), *session.fallen]
     misses = [(peak, row) for row in infeasible if (peak := _miss(row)) is not None]
     # One that was ended at its limit needs more than was seen of it: it says nothing of the budget that admits it.
     whole = [(peak, row) for peak, row in misses if isinstance(row.outcome, Measured)]
@@ -157,7 +157,7 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
         yield f"measured in {len(final.repeats)} of {NUM_REPEATS} fresh interpreters: {why}"
     if reference is not None and winner.number != 0 and not final.reference and final.repeats:
         yield "the reference was measured once, during the search"
-    for row in final.fallen:
+    for row in session.fallen:
         yield f"trial {row.number} looked faster in the search and fell when measured again: {row.verdict.reason}"
 
 

@@ -19,7 +19,7 @@ from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
 from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
-from .finalists import settle
+from .finalists import Final, settle
 from .foresight import foresee
 from .inquiry import Inquiry, failure, inspect, reference_settings
 from .options import SearchOptions
@@ -97,15 +97,28 @@ def _search(session: Session, space: SearchSpace) -> Plan:
         _measure(session, candidates, candidates.reference)
     _check_reference(session)
     _choose_sampler(session, candidates, configurations)
-    stopped = _explore(session, candidates)
+    stopped, final = _settle(session, candidates, _explore(session, candidates))
+    return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
+
+
+def _settle(session: Session, candidates: Candidates, stopped: str) -> tuple[str, Final]:
+    """Measure the best again. Where some of them do not hold, what else there is may be worth trying after all: then
+    the search goes on, and ends for another reason."""
     session.observe(Stopped(stopped))
     if session.stop.is_set() and not session.feasible:
         raise Interrupted(
             f"Interrupted before any usable configuration was measured ({len(session.study.tried)} trials are kept). "
             "Go on with --resume."
         )
+    num_fallen, num_tried = len(session.fallen), len(session.study.tried)
     final = settle(session)
-    return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
+    for row in session.fallen[num_fallen:]:
+        candidates.fell(row)
+    if len(session.fallen) > num_fallen:
+        then = _explore(session, candidates)
+        if len(session.study.tried) > num_tried:
+            return _settle(session, candidates, then)
+    return stopped, final
 
 
 def _choose_sampler(session: Session, candidates: Candidates, space: ConfigurationSpace) -> None:

@@ -125,7 +125,7 @@ class ExpectedGainSampler(BaseSampler):
         chance = beliefs.chance_left(self._seed)
         if chance >= _SETTLED:
             return None
-        num_trials = sum(seen.outcome != "running" for _, seen in beliefs.observed)
+        num_trials = len({number for number, seen in beliefs.observed if seen.outcome != "running"})
         gain = "fits" if beliefs.best is None else f"is more than {math.expm1(GAIN):.0%} faster"
         return f"stopped after {num_trials} trials: {chance:.0%} chance that anything left {gain}"
 

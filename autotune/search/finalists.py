@@ -30,8 +30,6 @@ class Final:
     """The winner's fresh measurements; empty when there was no time for any."""
     reference: tuple[Measurement, ...]
     """The reference's."""
-    fallen: tuple[Tried, ...] = ()
-    """Configurations that were found infeasible when measured again, each with that outcome."""
 
 
 def settle(session: Session) -> Final:
@@ -52,18 +50,15 @@ class _Finals:
     session: Session
     generation: str = field(init=False)
     reference_runs: list[Measurement] = field(default_factory=list)
-    fallen: list[Tried] = field(default_factory=list)
 
     def settle(self) -> Final:
-        feasible = self.session.feasible
-        finalists = self._finalists(feasible)
+        finalists = self._finalists(self.session.feasible)
         self.generation = "-".join(str(row.number) for row in finalists)
         compared, num_repeats = self.session.pace.finalist_runs(len(finalists), int(self._repeats_reference()))
         order = finalists[:compared] if num_repeats else []
         if len(order) > 1:
             order = self._compare(order, num_repeats)
-        fallen = {row.number for row in self.fallen}
-        order += [row for row in feasible if row not in order and row.number not in fallen]
+        order += [row for row in self.session.feasible if row not in order]
         for candidate in order if num_repeats else []:
             repeats, complete = self._repeat(candidate, num_repeats)
             if repeats is not None and self._reference_is_better(repeats):
@@ -72,15 +67,14 @@ class _Finals:
                 return self._final(candidate, repeats)
             if not complete:
                 break
-        gone = {row.number for row in self.fallen}
-        left = [row for row in order if row.number not in gone]
+        left = [row for row in order if row in self.session.feasible]
         if left and self._reference_is_better([_measurement(left[0])]):
             left = [row for row in left if row.number == 0]
         return self._final(left[0] if left else None, [])
 
     def _final(self, winner: Tried | None, repeats: Sequence[Measurement]) -> Final:
         reference = repeats if winner is not None and winner.number == 0 else self.reference_runs
-        return Final(winner, tuple(repeats), tuple(reference), tuple(self.fallen))
+        return Final(winner, tuple(repeats), tuple(reference))
 
     def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
         """The fastest few, fastest first. The reference takes turns with the winner anyway."""
@@ -94,10 +88,9 @@ class _Finals:
         """Whether the reference fits and turned out the faster after all: then nothing is worth a change. Where it was
         not measured again, its trial speaks for it."""
         reference = self.session.reference
-        if reference is None or not reference.verdict.feasible:
+        if reference not in self.session.feasible:
             return False
-        if any(row.number == 0 for row in self.fallen):
-            return False
+        assert reference is not None
         runs = self.reference_runs or [_measurement(reference)]
         if not all(self.session.budget.holds(run.peak.process) for run in runs):
             return False
@@ -167,7 +160,7 @@ class _Finals:
         verdict = self.session.judge(outcome)
         if verdict.feasible and isinstance(outcome, Measured):
             return outcome.measurement
-        self.fallen.append(Tried(row.number, row.settings, outcome, verdict))
+        self.session.fallen.append(Tried(row.number, row.settings, outcome, verdict))
         where = f"in fresh interpreter {number}" if number else "when it was measured again"
         self.session.warn(f"trial {row.number} is out: {verdict.reason}, {where}. The next is tried.")
         return None
