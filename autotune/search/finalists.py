@@ -1,11 +1,13 @@
 """After the search: the best few are measured once more, and the winner in fresh interpreters, which are reported.
 
-A first round picks the winner, so that it is not picked on the numbers that are reported: the best of many noisy
-numbers flatters itself. Then winner and reference take turns, so that a drift of the machine meets both.
+A first round picks the winner, together with its trial, so that it is not picked on the numbers that are reported: the
+best of many noisy numbers flatters itself. Then winner and reference take turns, so that a drift of the machine meets
+both.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -97,17 +99,19 @@ class _Finals:
         return _mean_speed(runs) > _mean_speed(repeats)
 
     def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried]:
-        """Round 0: each once, fastest first; those that fall are left out. Nothing where there was no time for all."""
-        speeds: dict[int, float] = {}
+        """Round 0: each once, in order of the geometric mean with its trial; those that fall are left out. Nothing where
+        there was no time for all."""
+        log_speeds: dict[int, float] = {}
         try:
             for position, row in enumerate(finalists):
                 num_fresh = num_repeats * (1 + self._repeats_reference())
                 measurement = self._hold(row, 0, self._run(row, 0, num_fresh, len(finalists) - position))
                 if measurement is not None:
-                    speeds[row.number] = measurement.samples_per_s.value
+                    log_speeds[row.number] = math.log(measurement.samples_per_s.value) + (row.verdict.log_speed or 0.0)
         except _OutOfTime:
             return []
-        return sorted((row for row in finalists if row.number in speeds), key=lambda row: -speeds[row.number])
+        held = (row for row in finalists if row.number in log_speeds)
+        return sorted(held, key=lambda row: -log_speeds[row.number])
 
     def _repeat(self, candidate: Tried, num_repeats: int) -> tuple[list[Measurement] | None, bool]:
         """Reporting rounds, the candidate and the reference in turn: the repeats, or None where it fell or none ended;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,16 +118,19 @@ def _seconds(table: Table, settings: Settings, outcome: Outcome) -> float:
 
 
 def _settled(results: Sequence[Result], table: Table, truth: Truth, seed: int) -> Settings | None:
-    """What the driver would make of the trials so far: the fastest few are measured again, the fastest of those wins.
+    """What the driver would make of the trials so far: the fastest few are measured again, the fastest by both wins.
 
     What does not fit by all of the table's repeats falls, as it would when measured again.
     """
     usable = sorted((row for row in results if row.verdict.feasible), key=lambda row: -(row.verdict.log_speed or 0.0))
-    fitting = [row.settings for row in usable if row.settings.canonical() in truth.fitting]
-    finalists = list(dict.fromkeys(fitting))[:NUM_FINALISTS]
+    fitting: dict[Settings, float] = {}
+    for row in usable:
+        if row.settings.canonical() in truth.fitting:
+            fitting.setdefault(row.settings, row.verdict.log_speed or 0.0)
+    finalists = list(fitting)[:NUM_FINALISTS]
 
     def again(settings: Settings) -> float:
         repeats = table.by_settings[settings.canonical()].samples_per_s
-        return repeats[(seed + 1) % len(repeats)]
+        return math.log(repeats[(seed + 1) % len(repeats)])
 
-    return max(finalists, key=again, default=None)
+    return max(finalists, key=lambda settings: fitting[settings] + again(settings), default=None)
