@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from search_tables import facts
@@ -22,7 +23,7 @@ from benchmarks.replay.competitors import COMPETITORS
 from benchmarks.replay.play import play
 from benchmarks.replay.problem import Problem, Space
 from benchmarks.replay.record import _Recorder
-from benchmarks.replay.report import needed, regret
+from benchmarks.replay.report import BARS, needed, regret, summary
 from benchmarks.replay.table import BUDGETS, Table, Truth, load_table
 from benchmarks.rows import HERE
 
@@ -198,9 +199,23 @@ def test_a_replay_is_the_same_for_the_same_seed(table: Table):
 def test_trials_needed_are_counted_to_where_both_bars_hold_for_good():
     """Median at most 1 % and 95th percentile at most 3 % from the third trial on; the second was luck."""
     runs = [{"regrets": [0.5, 0.0, 0.0, 0.0]}, {"regrets": [0.5, 0.1, 0.02, 0.02]}, {"regrets": [0.0, 0.0, 0.0, 0.0]}]
-    assert needed(runs) == 3
+    assert needed(runs, BARS) == 3
     assert regret(runs, 2, 0.95) == 0.1
-    assert needed([{"regrets": [0.5, 0.5]}]) is None
+    assert needed([{"regrets": [0.5, 0.5]}], BARS) is None
+
+
+def test_the_summary_is_of_all_replays_of_a_budget_and_of_all_of_them():
+    """At the tight budget all find the best, one in its fourth trial; at the loose one, half never do."""
+    quick, late, never = ([1.0, 0.0], [1.0, 0.2, 0.2, 0.0], [0.1] * 13)
+    kept = [_row("one", "tight", [late] + [quick] * 19), _row("two", "loose", [quick, never])]
+    (line,) = (line for line in summary(kept).splitlines() if line.startswith("  law"))
+    cells = line.removeprefix("  law").replace("/", " ").replace(",", "").split()
+    assert cells == ["0.0%", "0.0%", "10.0%", "10.0%", "0%", "0%", "2", "-", "4", "1", "2"]
+
+
+def _row(table: str, budget: str, regrets: list[list[float]]) -> dict[str, Any]:
+    runs = [{"regrets": one, "over_budget": [], "in_margin": [], "stopped": None} for one in regrets]
+    return {"table": table, "competitor": "law", "budget": budget, "runs": runs}
 
 
 def test_the_command_prints_competitors_by_budgets(tmp_path: Path):

@@ -99,8 +99,8 @@ class _Finals:
         return _mean_speed(runs) > _mean_speed(repeats)
 
     def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried]:
-        """Round 0: each once, in order of the geometric mean with its trial; those that fall are left out. Nothing where
-        there was no time for all."""
+        """Round 0: each once, by the geometric mean with its trial, fastest first; those that fall are left out.
+        Nothing where there was no time for all."""
         log_speeds: dict[int, float] = {}
         try:
             for position, row in enumerate(finalists):

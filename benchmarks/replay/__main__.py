@@ -14,7 +14,7 @@ import argparse
 import itertools
 from pathlib import Path
 
-from ..rows import save_rows
+from ..rows import load_rows, save_rows
 from .competitors import COMPETITORS, replay
 from .report import report, summary
 from .table import BUDGETS, load_table
@@ -23,7 +23,9 @@ from .table import BUDGETS, load_table
 def main() -> None:
     """Replay, print the table of competitors and budgets, keep the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, action="append", required=True, help="may be given again")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--table", type=Path, action="append", help="may be given again")
+    what.add_argument("--kept", action="store_true", help="replay nothing: what all kept rows come to together")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the tables were recorded on")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", choices=tuple(BUDGETS), action="append", help="default: all")
@@ -31,6 +33,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=72, help="at most, in each replay")
     parser.add_argument("--keep", action="store_true", help="add the rows to benchmarks/results/replay-<device>.jsonl")
     arguments = parser.parse_args()
+    if arguments.kept:
+        print(summary(load_rows("replay", arguments.device)))
+        return
     rows = []
     for table in (load_table(path, arguments.device) for path in arguments.table):
         games = itertools.product(arguments.competitor or COMPETITORS, arguments.budget or BUDGETS)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .table import BUDGETS, Table
 
-__all__ = ["report", "summary"]
+__all__ = ["BARS", "report", "summary"]
 
 AFTER = (6, 12, 24)
 """Trials after which regret is stated."""
@@ -17,6 +17,9 @@ OVER = ("over_budget", "in_margin")
 """What is listed of each replay: trials that used more than the budget, and that fit it but for the margin."""
 MEDIAN_BAR, TAIL_BAR = 0.01, 0.03
 """Regret that is wanted at the median, and at the 95th percentile."""
+BARS = {0.5: MEDIAN_BAR, 0.95: TAIL_BAR}
+SURE = 0.95
+"""Share of replays that hold the plan, which a search that stops at a chance of 5 % promises."""
 
 
 def report(table: Table, rows: Sequence[dict[str, Any]]) -> str:
@@ -37,14 +40,25 @@ def report(table: Table, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """All tables together: each competitor's worst table and budget."""
-    lines = ["\nall tables and budgets, the worst of each:"]
+    """All tables together: competitors x budgets, of the replays of all tables; and how many tables and budgets have
+    each within the bars."""
+    lines = [
+        "\nall tables together, regret after 12 trials: median / 95th percentile; until: trials until the median is "
+        f"<= {MEDIAN_BAR:.0%}, by budget; sure: trials until {SURE:.0%} of all replays are; "
+        f"met: tables and budgets that are <= {MEDIAN_BAR:.0%} / <= {TAIL_BAR:.0%} after 12 trials",
+        " " * 24 + "".join(f"{budget:>15}" for budget in BUDGETS) + "  over margin        until   sure     met  stops",
+    ]
     for name in dict.fromkeys(row["competitor"] for row in rows):
         own = [row for row in rows if row["competitor"] == name]
-        worst = [max(regret(row["runs"], 12, share) for row in own) for share in (0.5, 0.95)]
-        over, margin = (_share([run for row in own for run in row["runs"]], what) for what in OVER)
-        shares = f"over budget {over:5.1%}, in the margin {margin:5.1%}"
-        lines.append(f"  {name:22} after 12: {worst[0]:6.1%} /{worst[1]:6.1%}  {shares}" + _stops(own))
+        by_budget = [[run for row in own if row["budget"] == budget for run in row["runs"]] for budget in BUDGETS]
+        every = list(itertools.chain.from_iterable(by_budget))
+        columns = "".join(f"{regret(runs, 12, 0.5):8.1%}/{regret(runs, 12, 0.95):6.1%}" for runs in by_budget if runs)
+        over, margin = (_share(every, what) for what in OVER)
+        until = ", ".join(str(needed(runs, {0.5: MEDIAN_BAR}) or "-") for runs in by_budget if runs)
+        sure = needed(every, {SURE: MEDIAN_BAR}) or "-"
+        met = sum(all(regret(row["runs"], 12, share) <= bar for share, bar in BARS.items()) for row in own)
+        figures = f"{over:6.0%}{margin:7.0%}{until:>13}{sure:>7}{met:5}/{len(own)}"
+        lines.append(f"  {name:22}{columns}{figures}" + _stops(own))
     return "\n".join(lines)
 
 
@@ -54,11 +68,11 @@ def regret(runs: Sequence[dict[str, Any]], num_trials: int, share: float) -> flo
     return float(values[min(int(share * len(values)), len(values) - 1)])
 
 
-def needed(runs: Sequence[dict[str, Any]]) -> int | None:
-    """Trials until median and 95th percentile are within the bars, and stay; None where they never are."""
+def needed(runs: Sequence[dict[str, Any]], bars: Mapping[float, float]) -> int | None:
+    """Trials until the quantiles are within their bars, and stay; None where they never are."""
     longest = max(len(run["regrets"]) for run in runs)
     for number in range(longest, 0, -1):
-        if regret(runs, number, 0.5) > MEDIAN_BAR or regret(runs, number, 0.95) > TAIL_BAR:
+        if any(regret(runs, number, share) > bar for share, bar in bars.items()):
             return None if number == longest else number + 1
     return 1
 
@@ -75,9 +89,8 @@ def _line(row: dict[str, Any]) -> str:
     columns = "".join(f"{regret(runs, n, 0.5):8.1%}/{regret(runs, n, 0.95):6.1%}" for n in AFTER)
     over, margin = (_share(runs, what) for what in OVER)
     seconds = statistics.fmean(run["seconds_of_12"] for run in runs)
-    return f"  {row['competitor']:22}{columns}{needed(runs) or '-':>8}{over:6.0%}{margin:7.0%}{seconds:6.0f}" + _stops(
-        [row]
-    )
+    figures = f"{needed(runs, BARS) or '-':>8}{over:6.0%}{margin:7.0%}{seconds:6.0f}"
+    return f"  {row['competitor']:22}{columns}{figures}" + _stops([row])
 
 
 def _stops(rows: Iterable[dict[str, Any]]) -> str:
