@@ -210,12 +210,17 @@ def test_the_summary_is_of_all_replays_of_a_budget_and_of_all_of_them():
     kept = [_row("one", "tight", [late] + [quick] * 19), _row("two", "loose", [quick, never])]
     (line,) = (line for line in summary(kept).splitlines() if line.startswith("  law"))
     cells = line.removeprefix("  law").replace("/", " ").replace(",", "").split()
-    assert cells == ["0.0%", "0.0%", "10.0%", "10.0%", "0%", "0%", "2", "-", "4", "1", "2"]
+    assert cells == ["0.0%", "0.0%", "10.0%", "10.0%", "0%", "0%", "2", "-", "4", "1", "2", "60"]
 
 
 def _row(table: str, budget: str, regrets: list[list[float]]) -> dict[str, Any]:
-    runs = [{"regrets": one, "over_budget": [], "in_margin": [], "stopped": None} for one in regrets]
-    return {"table": table, "competitor": "law", "budget": budget, "runs": runs}
+    rest = {"over_budget": [], "in_margin": [], "seconds_of_12": 60.0, "stopped": None}
+    return {
+        "table": table,
+        "competitor": "law",
+        "budget": budget,
+        "runs": [{"regrets": one, **rest} for one in regrets],
+    }
 
 
 def test_the_command_prints_competitors_by_budgets(tmp_path: Path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import optuna
 import pytest
 import sqlalchemy
-from search_tables import MIB, configurations, every, facts, options, row, run_search
+from search_tables import MIB, configurations, every, facts, options, row, run_search, speed
 from sqlalchemy.engine import Engine
 
 from autotune.errors import StudyError, TaskError
@@ -304,3 +304,16 @@ def test_a_storage_folder_that_cannot_be_made_is_a_user_error():
     Path(".autotune").write_text("")
     with pytest.raises(StudyError, match="cannot be made"):
         run_search(options())
+
+
+def test_what_fell_is_known_after_a_resume_and_nothing_is_measured_again():
+    """The fastest needs all of the budget in its second fresh interpreter."""
+    limit = 10 * 2**30
+    fastest = max(configurations(facts(), load_space("space.yaml")), key=speed)
+    rows = [row(fastest, samples_per_s=(speed(fastest),) * 4, peak_bytes=(MIB, MIB, MIB, limit))]
+    whole = run_search(every(budget_bytes=limit), rows=rows)
+    resumed = run_search(every(budget_bytes=limit, resume=True), rows=rows)
+    assert resumed.measured == resumed.again == []
+    assert comparable(resumed.plan) == comparable(whole.plan)
+    assert whole.plan.settings != fastest
+    assert any("fell when it was measured again" in note for note in resumed.plan.notes)

@@ -113,6 +113,8 @@ class Progress:
             case TrialStarted(number, settings, finalist_round):
                 label = trial_label(number) if finalist_round is None else finalist_label(number)
                 self._running[number, finalist_round] = Running(label, settings, self._clock())
+                if finalist_round is None:
+                    self.stopped = self.finalist_round = None  # a finalist fell, and the search goes on
             case TrialEnded():
                 self._trial_ended(event)
             case FinalistEnded(number, settings, finalist_round, num_rounds):

@@ -56,10 +56,9 @@ class Apart:
     def unconfirmed(self) -> Iterator[Settings]:
         """The best, with each choice that was not tried with it and may gain anything, one technique after the other;
         of loaders, those that are fastest by themselves."""
-        usable = [row for row in self._study.tried if row.verdict.feasible]
-        if not usable:
+        best = next(iter(self._study.feasible), None)
+        if best is None:
             return
-        best = max(usable, key=lambda row: row.verdict.log_speed or 0.0)
         same = [row.settings for row in self._study.tried if self._rest(row.settings) == self._rest(best.settings)]
         for name, choices in self._choices.items():
             tried = [getattr(settings, name) for settings in same]

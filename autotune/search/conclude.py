@@ -76,7 +76,7 @@ def nothing_fits(session: Session) -> NothingFits:
     if limit is not None:
         head += f" within {format_bytes(limit)} (margin {session.budget.margin:.0%})"
     lines = [f"{head}."]
-    infeasible = [*(row for row in tried if not row.verdict.feasible), *session.fallen]
+    infeasible = [*(row for row in tried if not row.verdict.feasible), *session.study.fallen]
     misses = [(peak, row) for row in infeasible if (peak := _miss(row)) is not None]
     # One that was ended at its limit needs more than was seen of it: it says nothing of the budget that admits it.
     whole = [(peak, row) for peak, row in misses if isinstance(row.outcome, Measured)]
@@ -157,8 +157,8 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
         yield f"measured in {len(final.repeats)} of {NUM_REPEATS} fresh interpreters: {why}"
     if reference is not None and winner.number != 0 and not final.reference and final.repeats:
         yield "the reference was measured once, during the search"
-    for row in session.fallen:
-        yield f"trial {row.number} looked faster in the search and fell when measured again: {row.verdict.reason}"
+    for row in session.study.fallen:
+        yield f"trial {row.number} fell when it was measured again: {row.verdict.reason}"
 
 
 def _batch_notes(session: Session, settings: Settings) -> Iterator[str]:

@@ -19,7 +19,7 @@ from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
 from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
-from .finalists import Final, settle
+from .finalists import settle
 from .foresight import foresee
 from .inquiry import Inquiry, failure, inspect, reference_settings
 from .options import SearchOptions
@@ -27,7 +27,7 @@ from .pace import LEAST_SHARE_S, Pace
 from .record import StudyRecord
 from .session import Session
 from .storage import default_storage, sqlite_path
-from .study import Study
+from .study import Study, Tried
 
 __all__ = ["INTERRUPTED", "search"]
 
@@ -97,28 +97,26 @@ def _search(session: Session, space: SearchSpace) -> Plan:
         _measure(session, candidates, candidates.reference)
     _check_reference(session)
     _choose_sampler(session, candidates, configurations)
-    stopped, final = _settle(session, candidates, _explore(session, candidates))
-    return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
-
-
-def _settle(session: Session, candidates: Candidates, stopped: str) -> tuple[str, Final]:
-    """Measure the best again. Where some of them do not hold, what else there is may be worth trying after all: then
-    the search goes on, and ends for another reason."""
+    stopped = _explore(session, candidates)
     session.observe(Stopped(stopped))
     if session.stop.is_set() and not session.feasible:
         raise Interrupted(
             f"Interrupted before any usable configuration was measured ({len(session.study.tried)} trials are kept). "
             "Go on with --resume."
         )
-    num_fallen, num_tried = len(session.fallen), len(session.study.tried)
-    final = settle(session)
-    for row in session.fallen[num_fallen:]:
+
+    def go_on(row: Tried) -> None:
+        """Now that this one fell, something else may be worth a trial."""
+        nonlocal stopped
+        session.study.fell(row)
         candidates.fell(row)
-    if len(session.fallen) > num_fallen:
-        then = _explore(session, candidates)
+        num_tried, then = len(session.study.tried), _explore(session, candidates)
         if len(session.study.tried) > num_tried:
-            return _settle(session, candidates, then)
-    return stopped, final
+            stopped = then
+            session.observe(Stopped(stopped))
+
+    final = settle(session, go_on)
+    return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
 
 
 def _choose_sampler(session: Session, candidates: Candidates, space: ConfigurationSpace) -> None:

@@ -98,7 +98,7 @@ class FinalistEnded:
 
 @dataclass(frozen=True)
 class Stopped:
-    """No more configurations will be tried."""
+    """No more configurations will be tried, unless one of the best falls when it is measured again."""
 
     reason: str
 

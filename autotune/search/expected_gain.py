@@ -125,9 +125,8 @@ class ExpectedGainSampler(BaseSampler):
         chance = beliefs.chance_left(self._seed)
         if chance >= _SETTLED:
             return None
-        num_trials = len({number for number, seen in beliefs.observed if seen.outcome != "running"})
         gain = "fits" if beliefs.best is None else f"is more than {math.expm1(GAIN):.0%} faster"
-        return f"stopped after {num_trials} trials: {chance:.0%} chance that anything left {gain}"
+        return f"stopped after {_num_measured(study)} trials: {chance:.0%} chance that anything left {gain}"
 
     def stop_when_settled(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """A callback for ``study.optimize``."""
@@ -142,6 +141,12 @@ class ExpectedGainSampler(BaseSampler):
         for number, trial in numbered:
             if number is not None and (trial.state == TrialState.COMPLETE or number not in finished):
                 yield number, _observation(trial)
+
+
+def _num_measured(study: optuna.Study) -> int:
+    """Trials that ended, of configurations that a sampler does not know of, too; one that was told of twice is one."""
+    ended = (trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished())
+    return len({tuple(sorted(trial.params.items())) for trial in ended if _WITHDRAWN not in trial.user_attrs})
 
 
 def _observation(trial: FrozenTrial) -> Observation:

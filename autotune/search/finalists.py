@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..measure import Measurement
@@ -34,48 +34,60 @@ class Final:
     """The reference's."""
 
 
-def settle(session: Session) -> Final:
+def settle(session: Session, fell: Callable[[Tried], None]) -> Final:
     """Choose among the feasible configurations and measure the choice for the plan.
+
+    Args:
+        session: the search, which has ended.
+        fell: is told what did not hold when it was measured again, with that outcome. It is no longer feasible then,
+            and others may have been tried; what is feasible now is chosen among anew.
 
     Returns:
         The winner with its repeats: fewer than three, or none, where ``--max-time`` or an interruption left no more.
     """
-    return _Finals(session).settle()
+    finals = _Finals(session)
+    while True:
+        try:
+            return finals.settle()
+        except _Fell as found:
+            fell(found.row)
 
 
 class _OutOfTime(Exception):
     """No time for another run, or the user asked to stop."""
 
 
+class _Fell(Exception):
+    """A configuration did not hold when it was measured again."""
+
+    def __init__(self, row: Tried) -> None:
+        self.row = row
+
+
 @dataclass
 class _Finals:
     session: Session
-    generation: str = field(init=False)
     reference_runs: list[Measurement] = field(default_factory=list)
+    _num_tried: int = 0
+    _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def settle(self) -> Final:
-        finalists = self._finalists(self.session.feasible)
-        self.generation = "-".join(str(row.number) for row in finalists)
+        """Once more from the start, but what was measured is not measured again unless others were tried since."""
+        if self._num_tried != len(self.session.study.tried):
+            self._num_tried, self.reference_runs = len(self.session.study.tried), []
+        feasible = self.session.feasible
+        finalists = self._finalists(feasible)
         compared, num_repeats = self.session.pace.finalist_runs(len(finalists), int(self._repeats_reference()))
         order = finalists[:compared] if num_repeats else []
         if len(order) > 1:
             order = self._compare(order, num_repeats)
-        order += [row for row in self.session.feasible if row not in order]
-        for candidate in order if num_repeats else []:
-            repeats, complete = self._repeat(candidate, num_repeats)
-            if repeats is not None and self._reference_is_better(repeats):
-                return self._final(self.session.reference, self.reference_runs)
-            if repeats is not None:
-                return self._final(candidate, repeats)
-            if not complete:
-                break
-        left = [row for row in order if row in self.session.feasible]
-        if left and self._reference_is_better([_measurement(left[0])]):
-            left = [row for row in left if row.number == 0]
-        return self._final(left[0] if left else None, [])
-
-    def _final(self, winner: Tried | None, repeats: Sequence[Measurement]) -> Final:
-        reference = repeats if winner is not None and winner.number == 0 else self.reference_runs
+        winner = next(iter(order or feasible), None)
+        if winner is None:
+            return Final(None, (), tuple(self.reference_runs))
+        repeats = self._repeat(winner, num_repeats)
+        if winner.number != 0 and self._reference_is_better(repeats or [_measurement(winner)]):
+            winner, repeats = self.session.reference, self.reference_runs
+        reference = repeats if winner is self.session.reference else self.reference_runs
         return Final(winner, tuple(repeats), tuple(reference))
 
     def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
@@ -99,37 +111,31 @@ class _Finals:
         return _mean_speed(runs) > _mean_speed(repeats)
 
     def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried]:
-        """Round 0: each once, by the geometric mean with its trial, fastest first; those that fall are left out.
-        Nothing where there was no time for all."""
+        """Round 0: each once, by the geometric mean with its trial, fastest first. Nothing where there was no time for
+        all."""
         log_speeds: dict[int, float] = {}
         try:
             for position, row in enumerate(finalists):
                 num_fresh = num_repeats * (1 + self._repeats_reference())
-                measurement = self._hold(row, 0, self._run(row, 0, num_fresh, len(finalists) - position))
-                if measurement is not None:
-                    log_speeds[row.number] = math.log(measurement.samples_per_s.value) + (row.verdict.log_speed or 0.0)
+                again = self._hold(row, 0, self._run(row, 0, num_fresh, len(finalists) - position))
+                log_speeds[row.number] = math.log(again.samples_per_s.value) + (row.verdict.log_speed or 0.0)
         except _OutOfTime:
             return []
-        held = (row for row in finalists if row.number in log_speeds)
-        return sorted(held, key=lambda row: -log_speeds[row.number])
+        return sorted(finalists, key=lambda row: -log_speeds[row.number])
 
-    def _repeat(self, candidate: Tried, num_repeats: int) -> tuple[list[Measurement] | None, bool]:
-        """Reporting rounds, the candidate and the reference in turn: the repeats, or None where it fell or none ended;
-        and whether there was time."""
+    def _repeat(self, candidate: Tried, num_repeats: int) -> list[Measurement]:
+        """Reporting rounds, the candidate and the reference in turn, as many as there is time for."""
         repeats: list[Measurement] = []
         pairs = 1 + (candidate.number != 0 and self._repeats_reference())
         try:
             for number in range(1, num_repeats + 1):
                 runs_left = (num_repeats - number + 1) * pairs
-                measurement = self._hold(candidate, number, self._run(candidate, number, runs_left))
-                if measurement is None:
-                    return None, True
-                repeats.append(measurement)
+                repeats.append(self._hold(candidate, number, self._run(candidate, number, runs_left)))
                 if pairs == 2 and len(self.reference_runs) < number:
                     self._run_reference(number, runs_left - 1)
         except _OutOfTime:
-            return repeats or None, False
-        return repeats, True
+            pass
+        return repeats
 
     def _run_reference(self, number: int, runs_left: int) -> None:
         reference = self.session.reference
@@ -141,9 +147,11 @@ class _Finals:
             self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
 
     def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0) -> Outcome:
-        """One run, or what an earlier driver stored of it."""
+        """One run, or what is known of it: from before something else fell, or stored by an earlier driver."""
         session = self.session
-        key = f"again:{self.generation}:{number}:{row.number}"
+        key = f"again:{self._num_tried}:{number}:{row.number}"
+        if key in self._outcomes:
+            return self._outcomes[key]
         outcome = session.study.evidence(key)
         if outcome is None:
             share_s = session.pace.finalist_share_s(num_compared, num_fresh)
@@ -156,18 +164,22 @@ class _Finals:
                 raise _OutOfTime
             session.study.keep_evidence(key, outcome)
             session.learn(name, outcome, fresh=number > 0)
+        self._outcomes[key] = outcome
         session.observe(FinalistEnded(row.number, row.settings, number, NUM_REPEATS, outcome))
         return outcome
 
-    def _hold(self, row: Tried, number: int, outcome: Outcome) -> Measurement | None:
-        """The measurement, or None where the configuration falls."""
+    def _hold(self, row: Tried, number: int, outcome: Outcome) -> Measurement:
+        """The measurement.
+
+        Raises:
+            _Fell: the configuration cannot be used after all.
+        """
         verdict = self.session.judge(outcome)
         if verdict.feasible and isinstance(outcome, Measured):
             return outcome.measurement
-        self.session.fallen.append(Tried(row.number, row.settings, outcome, verdict))
         where = f"in fresh interpreter {number}" if number else "when it was measured again"
         self.session.warn(f"trial {row.number} is out: {verdict.reason}, {where}. The next is tried.")
-        return None
+        raise _Fell(Tried(row.number, row.settings, outcome, verdict))
 
     def _why(self, outcome: Outcome) -> str:
         return self.session.judge(outcome).reason or outcome.kind

@@ -33,8 +33,6 @@ class Session:
     study: Study
     facts: Facts
     inquiry: Inquiry
-    fallen: list[Tried] = field(default_factory=list, init=False)
-    """What did not hold when it was measured again, each with that outcome."""
     _said: set[str] = field(default_factory=set, init=False)
     _earlier_s: float = field(default=0.0, init=False)
 
@@ -62,9 +60,7 @@ class Session:
     @property
     def feasible(self) -> list[Tried]:
         """What may be used, fastest first."""
-        fallen = {row.number for row in self.fallen}
-        rows = [row for row in self.study.tried if row.verdict.feasible and row.number not in fallen]
-        return sorted(rows, key=lambda row: -(row.verdict.log_speed or 0.0))
+        return self.study.feasible
 
     def seconds(self) -> float:
         """Wall time of the search so far, with the trials of drivers before this one."""

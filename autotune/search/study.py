@@ -31,6 +31,9 @@ __all__ = ["Finished", "Study", "Tried", "finished"]
 _KEPT_OUTPUT = 2048
 """Characters of a trial's output at either end that go into the study; the whole is in its log."""
 
+_FELL = "fell"
+"""The study's key for what did not hold begins so; the trial's number follows."""
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -53,6 +56,8 @@ class Study:
         """What was measured, in order of its number."""
         self.by_settings: dict[str, Tried] = {}
         """The same by ``settings.canonical()``."""
+        self.fallen: list[Tried] = []
+        """What did not hold when it was measured again, each with that outcome."""
         self.lost: list[Settings] = []
         """What was in flight when an earlier driver was killed."""
         self.resumed = False
@@ -100,6 +105,13 @@ class Study:
             resumed.resumed = True
             resumed._recover()
         return resumed
+
+    @property
+    def feasible(self) -> list[Tried]:
+        """What may be used, fastest first."""
+        fallen = {row.number for row in self.fallen}
+        rows = [row for row in self.tried if row.verdict.feasible and row.number not in fallen]
+        return sorted(rows, key=lambda row: -(row.verdict.log_speed or 0.0))
 
     @property
     def num_asked(self) -> int:
@@ -157,6 +169,11 @@ class Study:
                 trial.set_user_attr("known_from", known.number)
                 self._tell(trial, known)
 
+    def fell(self, row: Tried) -> None:
+        """Store that a configuration did not hold when it was measured again."""
+        self.keep_evidence(f"{_FELL}:{row.number}", row.outcome)
+        self.fallen.append(row)
+
     def evidence(self, key: str) -> Outcome | None:
         """An outcome that :meth:`keep_evidence` stored."""
         with storage_errors(self._store.url):
@@ -179,12 +196,14 @@ class Study:
         return cls(store, study, record)
 
     def _take(self, number: int, settings: Settings, outcome: Outcome) -> Tried:
-        verdict = judge(outcome, self.record.budget, self.record.facts.device.memory_bytes)
-        tried = Tried(number, settings, outcome, verdict)
+        tried = Tried(number, settings, outcome, self._judge(outcome))
         self.tried.append(tried)
         self.tried.sort(key=lambda row: row.number)
         self.by_settings[settings.canonical()] = tried
         return tried
+
+    def _judge(self, outcome: Outcome) -> Verdict:
+        return judge(outcome, self.record.budget, self.record.facts.device.memory_bytes)
 
     def _tell(self, trial: optuna.Trial, tried: Tried) -> None:
         verdict = tried.verdict
@@ -213,6 +232,10 @@ class Study:
             if frozen.state == TrialState.RUNNING:
                 self._settle(frozen, tried)
         self._next_number = 1 + max((row.number for row in self.tried), default=-1)
+        for row in self.tried:
+            fell = self.evidence(f"{_FELL}:{row.number}")
+            if fell is not None:
+                self.fallen.append(Tried(row.number, row.settings, fell, self._judge(fell)))
 
     def _settle(self, frozen: FrozenTrial, tried: Tried | None) -> None:
         study_id = self._store.storage.get_study_id_from_name(self.name)

@@ -118,7 +118,8 @@ def _seconds(table: Table, settings: Settings, outcome: Outcome) -> float:
 
 
 def _settled(results: Sequence[Result], table: Table, truth: Truth, seed: int) -> Settings | None:
-    """What the driver would make of the trials so far: the fastest few are measured again, the fastest by both wins.
+    """What the driver would make of the trials so far: the fastest few are measured again, by a repeat that the trial
+    did not see, and the fastest by both wins.
 
     What does not fit by all of the table's repeats falls, as it would when measured again.
     """
@@ -130,7 +131,9 @@ def _settled(results: Sequence[Result], table: Table, truth: Truth, seed: int) -
     finalists = list(fitting)[:NUM_FINALISTS]
 
     def again(settings: Settings) -> float:
-        repeats = table.by_settings[settings.canonical()].samples_per_s
-        return math.log(repeats[(seed + 1) % len(repeats)])
+        repeats = [math.log(repeat) for repeat in table.by_settings[settings.canonical()].samples_per_s]
+        if len(repeats) > 1:
+            repeats.remove(min(repeats, key=lambda repeat: abs(repeat - fitting[settings])))
+        return repeats[seed % len(repeats)]
 
     return max(finalists, key=lambda settings: fitting[settings] + again(settings), default=None)

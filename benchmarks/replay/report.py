@@ -45,8 +45,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         "\nall tables together, regret after 12 trials: median / 95th percentile; until: trials until the median is "
         f"<= {MEDIAN_BAR:.0%}, by budget; sure: trials until {SURE:.0%} of all replays are; "
-        f"met: tables and budgets that are <= {MEDIAN_BAR:.0%} / <= {TAIL_BAR:.0%} after 12 trials",
-        " " * 24 + "".join(f"{budget:>15}" for budget in BUDGETS) + "  over margin        until   sure     met  stops",
+        f"met: tables and budgets that are <= {MEDIAN_BAR:.0%} / <= {TAIL_BAR:.0%} after 12 trials; "
+        "s: of the first 12",
+        f"{'':24}{''.join(f'{budget:>15}' for budget in BUDGETS)}  over margin        until   sure     met     s  stops",
     ]
     for name in dict.fromkeys(row["competitor"] for row in rows):
         own = [row for row in rows if row["competitor"] == name]
@@ -57,7 +58,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         until = ", ".join(str(needed(runs, {0.5: MEDIAN_BAR}) or "-") for runs in by_budget if runs)
         sure = needed(every, {SURE: MEDIAN_BAR}) or "-"
         met = sum(all(regret(row["runs"], 12, share) <= bar for share, bar in BARS.items()) for row in own)
-        figures = f"{over:6.0%}{margin:7.0%}{until:>13}{sure:>7}{met:5}/{len(own)}"
+        seconds = statistics.fmean(run["seconds_of_12"] for run in every)
+        figures = f"{over:6.0%}{margin:7.0%}{until:>13}{sure:>7}{met:5}/{len(own):<2}{seconds:6.0f}"
         lines.append(f"  {name:22}{columns}{figures}" + _stops(own))
     return "\n".join(lines)
 
