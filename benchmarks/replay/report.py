@@ -47,7 +47,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         f"<= {MEDIAN_BAR:.0%}, by budget; sure: trials until {SURE:.0%} of all replays are; "
         f"met: tables and budgets that are <= {MEDIAN_BAR:.0%} / <= {TAIL_BAR:.0%} after 12 trials; "
         "s: of the first 12",
-        f"{'':24}{''.join(f'{budget:>15}' for budget in BUDGETS)}  over margin        until   sure     met     s  stops",
+        f"{'':24}{''.join(f'{budget:>15}' for budget in BUDGETS)}"
+        "  over margin        until   sure     met     s  stops",
     ]
     for name in dict.fromkeys(row["competitor"] for row in rows):
         own = [row for row in rows if row["competitor"] == name]
