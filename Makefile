@@ -1,7 +1,7 @@
 # make install   .venv with everything
 # make demo      a real search on a real model, then training with the plan it wrote
 # make test      every check
-# make bench     the figures of the README
+# make bench     overhead, honesty and layers, as the README has them
 # make gpu       device tests and benchmarks with the python3 at hand; installs nothing
 
 PYTHON ?= python3

@@ -57,7 +57,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[Row] = []
     if arguments.law_only:
-        _time_laws(arguments.model or ["gpt2"])
+        rows = list(itertools.chain.from_iterable(map(_time_laws, arguments.model or ["gpt2"])))
+        print(save_rows("law-time", "cpu", rows))
         return
     for name in arguments.model or (*DEVELOPED_ON, *HELD_OUT, *UNSEEN):
         for row in _rows(name, arguments.batch or [6, 20], arguments.probed):
@@ -80,15 +81,18 @@ def _rows(name: str, batches: list[int], is_probed: bool) -> Iterator[Row]:
             yield _row(name, task, settings.model_copy(update={"batch": Batch(micro=batch)}), law) | {"law_s": law_s}
 
 
-def _time_laws(names: list[str]) -> None:
-    """Print the processor's seconds for the law of each combination, the model's first one left out."""
-    for name in names:
-        task = _task(name)
-        memory_law(_plan(Settings()), task)
-        for settings in _combinations(name):
-            began_s = time.process_time()
-            memory_law(_plan(settings), task)
-            print(f"{name:14}{time.process_time() - began_s:6.2f} s  {settings.canonical()}", flush=True)
+def _time_laws(name: str) -> Iterator[Row]:
+    """Print how long the law of each combination takes, by the clock and of a processor. The first is asked for twice:
+    once, torch gets ready."""
+    task, combinations = _task(name), list(_combinations(name))
+    for number, settings in enumerate([combinations[0], *combinations]):
+        began_s, began_processor_s = time.perf_counter(), time.process_time()
+        memory_law(_plan(settings), task)
+        seconds, processor_s = time.perf_counter() - began_s, time.process_time() - began_processor_s
+        words = f"{settings.canonical()}{', for the first time' * (number == 0)}"
+        print(f"{name:14}{seconds:6.2f} s, of a processor {processor_s:6.2f} s  {words}", flush=True)
+        known = settings.model_dump(mode="json", exclude_defaults=True)
+        yield {"model": name, "settings": known, "is_first": number == 0, "law_s": seconds, "processor_s": processor_s}
 
 
 def _by_peaks(plan: Plan, task: Task) -> ProbedLaw:

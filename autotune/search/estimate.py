@@ -189,12 +189,14 @@ def _options(what: WhatToEstimate, facts: Facts, limit_bytes: int) -> EstimateOp
 
 def _combinations(choices: dict[str, tuple[Technique, ...]]) -> Iterator[Settings]:
     """The job as it stands, then each technique alone, then together. Of checkpointing, none and all blocks: every
-    second lies between. Of precisions, those that change what a tensor takes."""
+    second lies between. Of precisions, those that change what a tensor takes, and fp16 where there is no bf16."""
     rows: list[tuple[Technique, ...]] = []
     for name in _CHANGE_MEMORY:
         row = [Checkpointing(kind="blocks") if _is_open(one) else one for one in choices.get(name, ())]
         stock = [one for one in row if not one.model_dump(exclude_defaults=True)]
-        others = [one for one in row if one not in stock and getattr(one, "kind", None) not in ("tf32", "fp16")]
+        kinds = {getattr(one, "kind", None) for one in row}
+        alike = {"tf32", "fp16"} if "bf16" in kinds else {"tf32"}
+        others = [one for one in row if one not in stock and getattr(one, "kind", None) not in alike]
         rows.append((*stock, *(others[:1] if name == "checkpointing" else others)))
     together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*filter(None, rows)))
     yield from sorted(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from .table import BUDGETS, Table
 
@@ -27,6 +29,7 @@ def report(table: Table, rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         f"\n{table.name}: {len(table.entries)} configurations, standard error of a mean {table.relative_error:.1%}; "
         + ", ".join(f"{name} {table.limit_bytes(name) / 2**20:.0f} MiB" for name in BUDGETS),
+        *_peaks(table),
         "regret after 6, 12, 24 trials: median / 95th percentile; trials until it is "
         f"<= {MEDIAN_BAR:.0%} / <= {TAIL_BAR:.0%}; over: share of the first 12 that used more than the budget; "
         "margin: that were within it by less than the margin; s: of the first 12",
@@ -37,6 +40,21 @@ def report(table: Table, rows: Sequence[dict[str, Any]]) -> str:
         )
         lines += [_line(row) for row in group]
     return "\n".join(lines)
+
+
+def _peaks(table: Table) -> Iterator[str]:
+    """How far the largest of the measured peaks lies from the predicted one, by allocator."""
+    errors: dict[str, list[float]] = {}
+    for entry in table.measured:
+        if entry.predicted is not None:
+            error = max(entry.peak_bytes) / entry.predicted.peak_bytes - 1
+            errors.setdefault(entry.settings.allocator.kind, []).append(error)
+    for allocator, found in errors.items():
+        low, high = np.quantile(found, (0.05, 0.95))
+        yield (
+            f"measured peaks of {len(found)} configurations on {allocator}: {low:+.1%} to {high:+.1%} of the predicted "
+            f"ones in nine of ten cases, {min(found):+.1%} to {max(found):+.1%} in all"
+        )
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
