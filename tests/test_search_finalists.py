@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from search_tables import MIB, configurations, every, facts, is_again, options, peak, row, run_search, speed
 
-from autotune.errors import NothingFits
+from autotune.errors import Interrupted, NothingFits
 from autotune.measure import Measurement, Parity
 from autotune.plan import Budget, Peak, Speed
 from autotune.search.events import FinalistEnded, Stopped, Warned
@@ -193,6 +193,35 @@ def test_a_reference_that_fell_is_not_chosen():
     executor = Killed(facts(), [row(settings) for settings in configurations(facts())])
     run = run_search(options(), executor=executor)
     assert run.plan.settings != REFERENCE
+
+
+def test_a_reference_that_never_ran_again_is_not_chosen_over_what_turned_out_slower():
+    """Its trial says 97; both settings together hold 50 in fresh interpreters, where it is killed each time."""
+
+    class Killed(TableExecutor):
+        def _answer(self, request):
+            reference = request.fresh and request.plan.settings == REFERENCE
+            return Crashed(message="SIGKILL") if reference else super()._answer(request)
+
+    slow = row(BOTH, samples_per_s=(200.0, 200.0, 50.0, 50.0, 50.0), peak_bytes=(MIB,) * 5)
+    known = [row(settings) for settings in configurations(facts()) if settings != BOTH]
+    plan = run_search(every(), executor=Killed(facts(), [*known, slow])).plan
+    assert (plan.settings, plan.measured.samples_per_s.value) == (BOTH, 50.0)
+
+
+def test_an_interruption_while_the_only_one_that_fits_falls_is_no_proof_that_nothing_fits():
+    limit, stop = 700 * MIB, threading.Event()
+
+    class Interrupts(TableExecutor):
+        def _answer(self, request):
+            if request.fresh:
+                stop.set()
+            return super()._answer(request)
+
+    rows = [row(BOTH, samples_per_s=(200.0,) * 2, peak_bytes=(MIB, limit))]
+    executor = Interrupts(facts(), [*(row(one) for one in configurations(facts()) if one != BOTH), *rows])
+    with pytest.raises(Interrupted, match="Go on with --resume"):
+        run_search(options(budget_bytes=limit), executor=executor, stop=stop)
 
 
 def test_a_plan_is_never_slower_than_a_reference_that_fits():

@@ -16,7 +16,7 @@ from search_tables import MIB, configurations, every, facts, options, row, run_s
 from sqlalchemy.engine import Engine
 
 from autotune.errors import StudyError, TaskError
-from autotune.plan import Plan
+from autotune.plan import Peak, Plan
 from autotune.search.candidates import ConfigurationSpace
 from autotune.search.events import SearchStarted, TrialEnded, Warned
 from autotune.search.inquiry import reference_settings
@@ -38,7 +38,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("space.yaml").write_text(SMALL)
 
 
-def search_until(moment: Callable[[object], bool], search: SearchOptions) -> None:
+def search_until(
+    moment: Callable[[object], bool], search: SearchOptions, base: type[TableExecutor] = TableExecutor
+) -> None:
     """Search in a forked process that ends itself by SIGKILL before the commit or the trial for which ``moment`` is
     true."""
 
@@ -46,7 +48,7 @@ def search_until(moment: Callable[[object], bool], search: SearchOptions) -> Non
         if moment(about):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    class Deadly(TableExecutor):
+    class Deadly(base):
         def _answer(self, request: TrialRequest) -> Outcome:
             die(request)
             return super()._answer(request)
@@ -317,3 +319,22 @@ def test_what_fell_is_known_after_a_resume_and_nothing_is_measured_again():
     assert comparable(resumed.plan) == comparable(whole.plan)
     assert whole.plan.settings != fastest
     assert any("fell when it was measured again" in note for note in resumed.plan.notes)
+
+
+@pytest.mark.parametrize("number", range(65, 125, 10))
+def test_a_fall_is_learned_of_whatever_moment_the_driver_is_killed_at(number: int):
+    """The fastest, which ended the search, needs all of the budget in its second fresh interpreter; one other fits."""
+    limit, known = 700 * MIB, [row(settings) for settings in configurations(facts(), load_space("space.yaml"))]
+    fastest = max((one.settings for one in known), key=speed)
+
+    class Falls(TableExecutor):
+        def _answer(self, request: TrialRequest) -> Outcome:
+            outcome = super()._answer(request)
+            if request.id.endswith("round-2") and request.plan.settings == fastest:
+                grown = outcome.measurement.model_copy(update={"peak": Peak(process=limit)})
+                return outcome.model_copy(update={"measurement": grown})
+            return outcome
+
+    search_until(countdown(number), options(budget_bytes=limit), Falls)
+    resumed = run_search(options(budget_bytes=limit, resume=True), executor=Falls(facts(), known))
+    assert resumed.plan.settings not in (fastest, reference_settings(facts()))

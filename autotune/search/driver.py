@@ -99,24 +99,33 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     _choose_sampler(session, candidates, configurations)
     stopped = _explore(session, candidates)
     session.observe(Stopped(stopped))
+    _check_usable(session)
+
+    def go_on(row: Tried) -> None:
+        """Now that this one fell, something else may be worth a trial."""
+        nonlocal stopped
+        candidates.fell(row)  # before it is stored: what a kill leaves out here, a resume finds out again
+        session.study.fell(row)
+        num_tried, stopped = len(session.study.tried), _explore(session, candidates)
+        if len(session.study.tried) > num_tried:
+            session.observe(Stopped(stopped))
+
+    final = settle(session, go_on)
+    _check_usable(session)
+    return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
+
+
+def _check_usable(session: Session) -> None:
+    """A search that was interrupted needs something to make a plan of.
+
+    Raises:
+        Interrupted: there is nothing.
+    """
     if session.stop.is_set() and not session.feasible:
         raise Interrupted(
             f"Interrupted before any usable configuration was measured ({len(session.study.tried)} trials are kept). "
             "Go on with --resume."
         )
-
-    def go_on(row: Tried) -> None:
-        """Now that this one fell, something else may be worth a trial."""
-        nonlocal stopped
-        session.study.fell(row)
-        candidates.fell(row)
-        num_tried, then = len(session.study.tried), _explore(session, candidates)
-        if len(session.study.tried) > num_tried:
-            stopped = then
-            session.observe(Stopped(stopped))
-
-    final = settle(session, go_on)
-    return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
 
 
 def _choose_sampler(session: Session, candidates: Candidates, space: ConfigurationSpace) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..measure import Measurement
-from ..workers import Measured, Outcome
+from ..workers import Measured, Outcome, TimedOut
 from .events import FinalistEnded, TrialStarted
-from .pace import NUM_FINALISTS, NUM_REPEATS
+from .pace import LEAST_SHARE_S, NUM_FINALISTS, NUM_REPEATS
 from .session import Session
 from .study import Tried
 
@@ -67,28 +67,24 @@ class _Fell(Exception):
 @dataclass
 class _Finals:
     session: Session
-    reference_runs: list[Measurement] = field(default_factory=list)
+    reference_runs: dict[int, Measurement | None] = field(default_factory=dict)
+    """By round; None where it did not run to its end."""
     _num_tried: int = 0
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def settle(self) -> Final:
         """Once more from the start, but what was measured is not measured again unless others were tried since."""
         if self._num_tried != len(self.session.study.tried):
-            self._num_tried, self.reference_runs = len(self.session.study.tried), []
+            self._num_tried, self.reference_runs = len(self.session.study.tried), {}
         feasible = self.session.feasible
         finalists = self._finalists(feasible)
         compared, num_repeats = self.session.pace.finalist_runs(len(finalists), int(self._repeats_reference()))
-        order = finalists[:compared] if num_repeats else []
-        if len(order) > 1:
-            order = self._compare(order, num_repeats)
-        winner = next(iter(order or feasible), None)
-        if winner is None:
-            return Final(None, (), tuple(self.reference_runs))
-        repeats = self._repeat(winner, num_repeats)
-        if winner.number != 0 and self._reference_is_better(repeats or [_measurement(winner)]):
-            winner, repeats = self.session.reference, self.reference_runs
-        reference = repeats if winner is self.session.reference else self.reference_runs
-        return Final(winner, tuple(repeats), tuple(reference))
+        winner = self._fastest(finalists, compared if num_repeats and compared > 1 else 0, num_repeats)
+        repeats = self._repeat(winner, num_repeats) if winner else []
+        reference = [run for run in self.reference_runs.values() if run is not None]
+        if winner and winner.number != 0 and self._reference_is_better(repeats or [_measurement(winner)], reference):
+            winner, repeats = self.session.reference, reference
+        return Final(winner, tuple(repeats), tuple(repeats if winner is self.session.reference else reference))
 
     def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
         """The fastest few, fastest first. The reference takes turns with the winner anyway."""
@@ -98,30 +94,32 @@ class _Finals:
         reference = self.session.reference
         return reference is not None and isinstance(reference.outcome, Measured)
 
-    def _reference_is_better(self, repeats: Sequence[Measurement]) -> bool:
+    def _reference_is_better(self, repeats: Sequence[Measurement], runs: Sequence[Measurement]) -> bool:
         """Whether the reference fits and turned out the faster after all: then nothing is worth a change. Where it was
-        not measured again, its trial speaks for it."""
+        not asked for again, its trial speaks for it."""
         reference = self.session.reference
-        if reference not in self.session.feasible:
+        if reference not in self.session.feasible or (self.reference_runs and not runs):
             return False
         assert reference is not None
-        runs = self.reference_runs or [_measurement(reference)]
+        runs = runs or [_measurement(reference)]
         if not all(self.session.budget.holds(run.peak.process) for run in runs):
             return False
         return _mean_speed(runs) > _mean_speed(repeats)
 
-    def _compare(self, finalists: Sequence[Tried], num_repeats: int) -> list[Tried]:
-        """Round 0: each once, by the geometric mean with its trial, fastest first. Nothing where there was no time for
-        all."""
-        log_speeds: dict[int, float] = {}
+    def _fastest(self, finalists: Sequence[Tried], num_compared: int, num_repeats: int) -> Tried | None:
+        """Round 0: the first so many are measured once more, where there is time. By the geometric mean of the speeds
+        that are known of each."""
+        log_speeds = {row.number: [row.verdict.log_speed or 0.0] for row in finalists}
+        known = [row for row in finalists if self._key(row, 0) in self._outcomes]
+        compared = finalists[:num_compared] or known
         try:
-            for position, row in enumerate(finalists):
+            for position, row in enumerate(compared):
                 num_fresh = num_repeats * (1 + self._repeats_reference())
-                again = self._hold(row, 0, self._run(row, 0, num_fresh, len(finalists) - position))
-                log_speeds[row.number] = math.log(again.samples_per_s.value) + (row.verdict.log_speed or 0.0)
+                again = self._hold(row, 0, self._run(row, 0, num_fresh, len(compared) - position))
+                log_speeds[row.number].append(math.log(again.samples_per_s.value))
         except _OutOfTime:
-            return []
-        return sorted(finalists, key=lambda row: -log_speeds[row.number])
+            pass
+        return max(finalists, key=lambda row: statistics.fmean(log_speeds[row.number]), default=None)
 
     def _repeat(self, candidate: Tried, num_repeats: int) -> list[Measurement]:
         """Reporting rounds, the candidate and the reference in turn, as many as there is time for."""
@@ -131,7 +129,7 @@ class _Finals:
             for number in range(1, num_repeats + 1):
                 runs_left = (num_repeats - number + 1) * pairs
                 repeats.append(self._hold(candidate, number, self._run(candidate, number, runs_left)))
-                if pairs == 2 and len(self.reference_runs) < number:
+                if pairs == 2 and number not in self.reference_runs:
                     self._run_reference(number, runs_left - 1)
         except _OutOfTime:
             pass
@@ -141,15 +139,14 @@ class _Finals:
         reference = self.session.reference
         assert reference is not None
         outcome = self._run(reference, number, runs_left)
-        if isinstance(outcome, Measured):
-            self.reference_runs.append(outcome.measurement)
-        else:
+        self.reference_runs[number] = outcome.measurement if isinstance(outcome, Measured) else None
+        if not isinstance(outcome, Measured):
             self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
 
     def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0) -> Outcome:
         """One run, or what is known of it: from before something else fell, or stored by an earlier driver."""
         session = self.session
-        key = f"again:{self._num_tried}:{number}:{row.number}"
+        key = self._key(row, number)
         if key in self._outcomes:
             return self._outcomes[key]
         outcome = session.study.evidence(key)
@@ -160,13 +157,18 @@ class _Finals:
             name = f"finalist-{row.number:03d}-round-{number}"
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
             outcome = session.executor.ask(session.request(name, row.settings, share_s, number))
-            if session.was_cut_off(outcome):
+            is_late = isinstance(outcome, TimedOut) and session.pace.left_s() < LEAST_SHARE_S
+            if is_late or session.was_cut_off(outcome):
                 raise _OutOfTime
             session.study.keep_evidence(key, outcome)
             session.learn(name, outcome, fresh=number > 0)
         self._outcomes[key] = outcome
         session.observe(FinalistEnded(row.number, row.settings, number, NUM_REPEATS, outcome))
         return outcome
+
+    def _key(self, row: Tried, number: int) -> str:
+        """The study's, for one run."""
+        return f"again:{self._num_tried}:{number}:{row.number}"
 
     def _hold(self, row: Tried, number: int, outcome: Outcome) -> Measurement:
         """The measurement.
