@@ -16,7 +16,7 @@ from autotune.estimate import Calibration, Estimate, Fit, Interval, Prediction
 from autotune.report.estimate import as_json, explain
 from autotune.search.calibration import learn_calibration
 from autotune.search.estimate import WhatToEstimate, estimate
-from autotune.search.study import finished
+from autotune.search.finished import finished
 from autotune.workers import Crashed, Estimated, Executor, Inspected, Predicted
 from autotune.workers.table import TableExecutor
 

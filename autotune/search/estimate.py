@@ -19,12 +19,12 @@ from ..units import ceil_mib, format_bytes
 from ..workers import Estimated, Executor, Failed, Outcome, Predicted, TrialRequest
 from ..workers.environment import own_thread_variables
 from .calibration import learn_calibration
+from .finished import Finished, finished
 from .foresight import as_laws_see
 from .inquiry import LARGEST_OF, failure, inspect
 from .options import SearchOptions
 from .pace import Pace
 from .storage import default_url
-from .study import Finished, finished
 
 __all__ = ["Combination", "Estimation", "WhatToEstimate", "estimate"]
 

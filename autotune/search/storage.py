@@ -7,18 +7,28 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import optuna
 import sqlalchemy.event
 import sqlalchemy.exc
+from optuna.storages import RDBStorage
 
 from ..errors import StudyError
 from ..files import FOLDER
 
-__all__ = ["Lock", "default_storage", "default_url", "open_storage", "sqlite_path", "storage_errors"]
+__all__ = [
+    "Lock",
+    "default_storage",
+    "default_url",
+    "newest_first",
+    "newest_number",
+    "open_storage",
+    "sqlite_path",
+    "storage_errors",
+]
 
 
 def default_storage(stem: str) -> str:
@@ -43,7 +53,7 @@ def default_url(stem: str) -> str:
     return f"sqlite:///{FOLDER.as_posix()}/{name}.db"
 
 
-def open_storage(url: str, writes: bool = True) -> optuna.storages.RDBStorage:
+def open_storage(url: str, writes: bool = True) -> RDBStorage:
     """An Optuna storage; a file that is no study database is refused before anything is written to it.
 
     Args:
@@ -60,7 +70,7 @@ def open_storage(url: str, writes: bool = True) -> optuna.storages.RDBStorage:
         _check_sqlite(path)
     try:
         with storage_errors(url):
-            storage = optuna.storages.RDBStorage(url)
+            storage = RDBStorage(url)
             if path is not None and writes:
                 _write_ahead(storage)
             return storage
@@ -79,7 +89,7 @@ def open_storage(url: str, writes: bool = True) -> optuna.storages.RDBStorage:
         ) from None
 
 
-def _write_ahead(storage: optuna.storages.RDBStorage) -> None:
+def _write_ahead(storage: RDBStorage) -> None:
     """Commit without waiting for the disk: a trial takes some twenty commits, which cost 0.2 s where each waits.
 
     A killed process loses nothing by it, and a power cut at most the last commits.
@@ -181,3 +191,18 @@ class Lock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def newest_number(storage: RDBStorage, stem: str) -> int:
+    """Number of the newest study of ``stem``, 0 for none."""
+    names = optuna.get_all_study_names(storage)
+    return max(
+        (int(match[1]) for name in names if (match := re.fullmatch(re.escape(stem) + r"-(\d+)", name))), default=0
+    )
+
+
+def newest_first(storage: RDBStorage, stem: str) -> Iterator[optuna.Study]:
+    """The studies of ``stem``, the newest first."""
+    for number in range(newest_number(storage, stem), 0, -1):
+        with suppress(KeyError):  # deleted
+            yield optuna.load_study(study_name=f"{stem}-{number}", storage=storage)

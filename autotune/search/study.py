@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,16 +16,15 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from ..errors import StudyError
-from ..measure import Measurement
-from ..techniques import Facts, Settings
+from ..techniques import Settings
 from ..workers import Measured, Outcome, OutOfMemory
 from ..workers.outcome import OUTCOME
 from .expected_gain import ExpectedGainSampler, observe, withdraw
 from .record import StudyRecord, check_same
-from .storage import Lock, open_storage, sqlite_path, storage_errors
+from .storage import Lock, newest_first, newest_number, open_storage, storage_errors
 from .verdict import CONSTRAINTS, Verdict, judge, observation
 
-__all__ = ["Finished", "Study", "Tried", "finished"]
+__all__ = ["Study", "Tried"]
 
 _KEPT_OUTPUT = 2048
 """Characters of a trial's output at either end that go into the study; the whole is in its log."""
@@ -90,7 +88,7 @@ class Study:
         with _released(store), storage_errors(url):
             if newest == 0:
                 return cls._begin(store, f"{stem}-1", record)
-            study = _newest_of(store.storage, stem, newest, record.fingerprint)
+            study = _newest_of(store.storage, stem, record.fingerprint)
             if not study.get_trials(deepcopy=False):  # killed before it had begun
                 _describe(study, record)
             try:
@@ -250,59 +248,9 @@ class Study:
         self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What a study has measured so far."""
-
-    name: str
-    facts: Facts
-    measured: tuple[tuple[Settings, Measurement], ...]
-
-
-def finished(url: str, stem: str, fingerprint: str) -> Finished | None:
-    """What the task's newest study with any measurement has, which a search may be writing to; None where there is
-    none. Nothing is written.
-
-    Raises:
-        StudyError: the storage is locked or corrupt, or of another version of Optuna.
-    """
-    path = sqlite_path(url)
-    if path is not None and (not path.exists() or path.stat().st_size == 0):
-        return None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = open_storage(url, writes=False)
-    try:
-        with storage_errors(url):
-            for study in _newest_first(storage, stem, _newest(storage, stem)):
-                with suppress(KeyError, ValueError):  # half begun, or of another version
-                    if study.user_attrs["fingerprint"] == fingerprint and (found := _finished(study)).measured:
-                        return found
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
-    return None
-
-
-def _finished(study: optuna.Study) -> Finished:
-    trials = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
-    outcomes = [(row["settings"], OUTCOME.validate_python(row["outcome"])) for row in trials if "outcome" in row]
-    measured = tuple(
-        (Settings.model_validate(settings), outcome.measurement)
-        for settings, outcome in outcomes
-        if isinstance(outcome, Measured)
-    )
-    return Finished(study.study_name, Facts.model_validate(study.user_attrs["facts"]), measured)
-
-
-def _newest_first(storage: RDBStorage, stem: str, newest: int) -> Iterator[optuna.Study]:
-    for number in range(newest, 0, -1):
-        with suppress(KeyError):  # deleted
-            yield optuna.load_study(study_name=f"{stem}-{number}", storage=storage)
-
-
-def _newest_of(storage: RDBStorage, stem: str, newest: int, fingerprint: str) -> optuna.Study:
+def _newest_of(storage: RDBStorage, stem: str, fingerprint: str) -> optuna.Study:
     """The newest study of the task, or of the stem where none is the task's."""
-    found = list(_newest_first(storage, stem, newest))
+    found = list(newest_first(storage, stem))
     return next((study for study in found if study.user_attrs.get("fingerprint", fingerprint) == fingerprint), found[0])
 
 
@@ -342,15 +290,7 @@ def _open(url: str, stem: str) -> tuple[_Store, int]:
     lock = Lock(url)
     with _released(lock), storage_errors(url):
         storage = open_storage(url)
-        return _Store(url, storage, lock), _newest(storage, stem)
-
-
-def _newest(storage: RDBStorage, stem: str) -> int:
-    """Number of the newest study of ``stem``, 0 for none."""
-    names = optuna.get_all_study_names(storage)
-    return max(
-        (int(match[1]) for name in names if (match := re.fullmatch(re.escape(stem) + r"-(\d+)", name))), default=0
-    )
+        return _Store(url, storage, lock), newest_number(storage, stem)
 
 
 def _trimmed(outcome: Outcome) -> Outcome:

@@ -1,0 +1,60 @@
+"""What a task's newest study has measured, read without a lock: a search may be writing to it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import optuna
+
+from ..measure import Measurement
+from ..techniques import Facts, Settings
+from ..workers import Measured
+from ..workers.outcome import OUTCOME
+from .storage import newest_first, open_storage, sqlite_path, storage_errors
+
+__all__ = ["Finished", "finished"]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a study has measured so far."""
+
+    name: str
+    facts: Facts
+    measured: tuple[tuple[Settings, Measurement], ...]
+
+
+def finished(url: str, stem: str, fingerprint: str) -> Finished | None:
+    """What the task's newest study with any measurement has, which a search may be writing to; None where there is
+    none. Nothing is written.
+
+    Raises:
+        StudyError: the storage is locked or corrupt, or of another version of Optuna.
+    """
+    path = sqlite_path(url)
+    if path is not None and (not path.exists() or path.stat().st_size == 0):
+        return None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = open_storage(url, writes=False)
+    try:
+        with storage_errors(url):
+            for study in newest_first(storage, stem):
+                with suppress(KeyError, ValueError):  # half begun, or of another version
+                    if study.user_attrs["fingerprint"] == fingerprint and (found := _finished(study)).measured:
+                        return found
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+    return None
+
+
+def _finished(study: optuna.Study) -> Finished:
+    trials = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
+    outcomes = [(row["settings"], OUTCOME.validate_python(row["outcome"])) for row in trials if "outcome" in row]
+    measured = tuple(
+        (Settings.model_validate(settings), outcome.measurement)
+        for settings, outcome in outcomes
+        if isinstance(outcome, Measured)
+    )
+    return Finished(study.study_name, Facts.model_validate(study.user_attrs["facts"]), measured)
