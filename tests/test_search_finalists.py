@@ -18,7 +18,7 @@ from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
-from autotune.workers import Crashed, OutOfMemory
+from autotune.workers import Crashed, OutOfMemory, TimedOut
 from autotune.workers.table import TableExecutor
 
 SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
@@ -142,6 +142,42 @@ def test_a_search_whose_trials_are_used_up_does_not():
     rows = [row(BOTH, samples_per_s=(200.0,) * 4, peak_bytes=(MIB, MIB, MIB, 700 * MIB))]
     with pytest.raises(NothingFits, match="none of 2 configurations can be used within 700 MiB"):
         run_search(options(budget_bytes=700 * MIB, trials=2), rows=rows)
+
+
+def test_what_the_first_round_showed_counts_where_there_is_no_time_for_more():
+    """The fastest falls in its third repeat, and the user interrupts. bf16's trial says 300, and it was measured again
+    at 60; tcmalloc's says 180 twice."""
+    limit, stop = 700 * MIB, threading.Event()
+
+    class Interrupts(TableExecutor):
+        def _answer(self, request):
+            if request.id.endswith("round-3"):
+                stop.set()
+            return super()._answer(request)
+
+    rows = [
+        row(BOTH, samples_per_s=(500.0,) * 5, peak_bytes=(MIB, MIB, MIB, MIB, limit)),
+        row(BF16, samples_per_s=(300.0, 60.0), peak_bytes=(MIB, MIB)),
+        row(TCMALLOC, samples_per_s=(180.0,), peak_bytes=(MIB,)),
+    ]
+    executor = Interrupts(facts(), [row(REFERENCE), *rows])
+    assert run_search(every(budget_bytes=limit), executor=executor, stop=stop).plan.settings == TCMALLOC
+
+
+def test_a_finalist_that_the_end_of_the_time_cuts_short_is_not_out():
+    now = [0.0]
+
+    class Slow(TableExecutor):
+        def _answer(self, request):
+            if not request.fresh:
+                return super()._answer(request)
+            now[0] += request.deadline_s
+            return TimedOut(deadline_s=request.deadline_s, message="ended")
+
+    executor = Slow(facts(), [row(settings) for settings in configurations(facts())])
+    run = run_search(every(max_time_s=60.0), executor=executor, clock=lambda: now[0])
+    assert (run.plan.settings, run.plan.measured.samples_per_s.repeats) == (BOTH, 1)
+    assert not any("fell" in note for note in run.plan.notes)
 
 
 def test_a_finalist_that_fails_in_the_first_round_is_not_the_winner():

@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--table", type=Path, action="append", help="may be given again")
-    what.add_argument("--kept", action="store_true", help="replay nothing: what all kept rows come to together")
+    what.add_argument("--kept", action="store_true", help="replay nothing: what the newest kept rows come to together")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what the tables were recorded on")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--budget", choices=tuple(BUDGETS), action="append", help="default: all")
@@ -34,7 +34,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="add the rows to benchmarks/results/replay-<device>.jsonl")
     arguments = parser.parse_args()
     if arguments.kept:
-        print(summary(load_rows("replay", arguments.device)))
+        kept = load_rows("replay", arguments.device)
+        print(summary(list({(row["table"], row["competitor"], row["budget"]): row for row in kept}.values())))
         return
     rows = []
     for table in (load_table(path, arguments.device) for path in arguments.table):
