@@ -144,15 +144,16 @@ def test_a_search_whose_trials_are_used_up_does_not():
         run_search(options(budget_bytes=700 * MIB, trials=2), rows=rows)
 
 
-def test_what_the_first_round_showed_counts_where_there_is_no_time_for_more():
-    """The fastest falls in its third repeat, and the user interrupts. bf16's trial says 300, and it was measured again
-    at 60; tcmalloc's says 180 twice."""
-    limit, stop = 700 * MIB, threading.Event()
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_what_the_first_round_showed_counts_where_there_is_no_time_for_more(is_interrupted: bool):
+    """The fastest falls in its third repeat, and the user interrupts or the time is over. bf16's trial says 300, and it
+    was measured again at 60; tcmalloc's says 180 twice."""
+    limit, stop, now = 700 * MIB, threading.Event(), [0.0]
 
     class Interrupts(TableExecutor):
         def _answer(self, request):
             if request.id.endswith("round-3"):
-                stop.set()
+                stop.set() if is_interrupted else now.append(999.0)
             return super()._answer(request)
 
     rows = [
@@ -161,7 +162,8 @@ def test_what_the_first_round_showed_counts_where_there_is_no_time_for_more():
         row(TCMALLOC, samples_per_s=(180.0,), peak_bytes=(MIB,)),
     ]
     executor = Interrupts(facts(), [row(REFERENCE), *rows])
-    assert run_search(every(budget_bytes=limit), executor=executor, stop=stop).plan.settings == TCMALLOC
+    options = every(budget_bytes=limit, max_time_s=1000.0)
+    assert run_search(options, executor=executor, stop=stop, clock=lambda: now[-1]).plan.settings == TCMALLOC
 
 
 def test_a_finalist_that_the_end_of_the_time_cuts_short_is_not_out():
