@@ -42,6 +42,7 @@ gpu:
 	$(PYTHON) -m pytest -q -m gpu
 	$(PYTHON) -m benchmarks.overhead --device cuda --executor local
 	$(PYTHON) -m benchmarks.honesty --device cuda
+	$(PYTHON) -m benchmarks.estimate_process --device cuda --batch 64 --batch 1024 --repeats 1
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -1,7 +1,7 @@
-"""How well a process's peak on a CPU is known without running: predicted against what trials are charged.
+"""How well a process's peak is known without running: predicted against what trials are charged.
 
 Each configuration is measured in fresh interpreters, as plans are; for the models of malloc see
-``autotune/estimate/baseline.py``.
+``autotune/estimate/baseline.py``, for that of CUDA's allocator ``autotune/estimate/segments.py``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from typing import Any
 from autotune.estimate import EstimateOptions
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
-from autotune.techniques import Settings
+from autotune.search.inquiry import inspect
+from autotune.search.options import SearchOptions
+from autotune.search.pace import Pace
+from autotune.techniques import Device, Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.precision import Precision
 from autotune.workers import Estimated, Executor, Measured, TrialRequest
 from autotune.workers.environment import own_thread_variables
@@ -27,36 +31,46 @@ from .rows import EXAMPLES, save_rows
 
 Row = dict[str, Any]
 _TASKS = ("char_gpt", "digits_cnn")
+_ON_IMAGES = ("digits_cnn",)
 
 
 def main() -> None:
     """Print and keep a row for each configuration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batch", type=int, action="append", help="micro-batches; default: 16, 64 and 256")
     parser.add_argument("--repeats", type=int, default=2, help="fresh interpreters of each")
     arguments = parser.parse_args()
     rows: list[Row] = []
     with LocalExecutor() as executor:
-        for task, settings, batch in itertools.product(_TASKS, _combinations(), arguments.batch or [16, 64, 256]):
-            rows.append(_row(executor, task, settings, batch, arguments.repeats))
-            print(_line(rows[-1]), flush=True)
+        for task in _TASKS:
+            options = SearchOptions(str(EXAMPLES / task / "model.py"), device=arguments.device)
+            card = inspect(options, executor, Pace(1.0, None)).device
+            for settings, batch in itertools.product(_combinations(task), arguments.batch or [16, 64, 256]):
+                rows.append(_row(executor, card, task, settings, batch, arguments.repeats))
+                print(_line(rows[-1]), flush=True)
     slack = [row["slack"] for row in rows]
     print(f"slack over the tensors: median {statistics.median(slack):.1%}, {min(slack):.1%} to {max(slack):.1%}")
     outside = sum(max(row["measured_bytes"]) > row["high_bytes"] for row in rows)
     print(f"above the interval: {outside} of {len(rows)}")
-    print(save_rows("estimate-process", "cpu", rows))
+    print(save_rows("estimate-process", arguments.device, rows))
 
 
-def _combinations() -> Iterator[Settings]:
-    for precision, blocks in itertools.product(("fp32", "bf16"), ("none", "blocks")):
-        yield Settings(precision=Precision(kind=precision), checkpointing=Checkpointing(kind=blocks))
+def _combinations(task: str) -> Iterator[Settings]:
+    formats = ("contiguous", "channels_last") if task in _ON_IMAGES else ("contiguous",)
+    for precision, blocks, kind in itertools.product(("fp32", "bf16"), ("none", "blocks"), formats):
+        yield Settings(
+            precision=Precision(kind=precision),
+            checkpointing=Checkpointing(kind=blocks),
+            memory_format=MemoryFormat(kind=kind),
+        )
 
 
-def _row(executor: Executor, task: str, settings: Settings, batch: int, repeats: int) -> Row:
-    estimated = executor.submit(_request("estimate", task, settings, batch)).result()
+def _row(executor: Executor, card: Device, task: str, settings: Settings, batch: int, repeats: int) -> Row:
+    estimated = executor.submit(_request("estimate", card, task, settings, batch)).result()
     assert isinstance(estimated, Estimated), estimated
     found = estimated.estimate
-    measured = [executor.submit(_request("measure", task, settings, batch)).result() for _ in range(repeats)]
+    measured = [executor.submit(_request("measure", card, task, settings, batch)).result() for _ in range(repeats)]
     peaks = [one.measurement.peak.process for one in measured if isinstance(one, Measured)]
     assert len(peaks) == repeats, measured
     tensors = found.reference.tensors.value
@@ -75,14 +89,14 @@ def _row(executor: Executor, task: str, settings: Settings, batch: int, repeats:
     }
 
 
-def _request(kind: Any, task: str, settings: Settings, batch: int) -> TrialRequest:
+def _request(kind: Any, card: Device, task: str, settings: Settings, batch: int) -> TrialRequest:
     return TrialRequest(
         id=f"{kind}-{task}-{batch}",
         task=str(EXAMPLES / task / "model.py"),
         kind=kind,
-        device="cpu",
-        plan=Plan(settings=settings.model_copy(update={"batch": Batch(micro=batch)}), budget=Budget(device="cpu")),
-        estimate=EstimateOptions(reference_batch=batch),
+        device=card.type if kind == "measure" else "cpu",
+        plan=Plan(settings=settings.model_copy(update={"batch": Batch(micro=batch)}), budget=Budget(device=card.type)),
+        estimate=EstimateOptions(target=card.type, capability=card.capability, reference_batch=batch),
         measure=MeasureOptions(trial_time_s=2.0, enforce=False, parity_batch=batch, parity_last=True),
         fresh=kind == "measure",
         environment=own_thread_variables(),

@@ -13,10 +13,10 @@ from autotune.estimate.slow_convolution import Convolution
 aten = torch.ops.aten
 
 
-def scratch(func, *args):
+def scratch(func, *args, target="cpu"):
     """Of an operation on tensors without values."""
     with torch.device("meta"):
-        return kernel_of(func, args, {}, func(*args)).num_bytes()
+        return kernel_of(target, func, args, {}, func(*args)).num_bytes()
 
 
 def tensor(*size, dtype=torch.float32, last=False):
@@ -200,9 +200,50 @@ def test_an_operand_of_another_type_is_cast_whole(args, expected):
     assert scratch(aten.add.Tensor, *args) == expected
 
 
+HALF = torch.bfloat16
+SIXTEEN = tensor(16, 32, 8, 8), tensor(64, 32, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "groups", "expected"),
+    [
+        (*SIXTEEN, 1, 4 * (16 * 32 * 64 + 64 * 32 * 9 + 16 * 64 * 64)),
+        (
+            tensor(16, 32, 8, 8, dtype=HALF),
+            tensor(64, 32, 3, 3, dtype=HALF),
+            1,
+            2 * (16 * 32 * 64 + 64 * 32 * 9 + 2**16),
+        ),
+        (tensor(16, 32, 8, 8), tensor(64, 16, 3, 3), 2, 4 * (16 * 32 * 64 + 64 * 16 * 9 + 16 * 64 * 64)),
+        (tensor(16, 32, 8, 8, last=True), tensor(64, 32, 3, 3, last=True), 1, 0),
+        (tensor(16, 1, 8, 8), tensor(64, 1, 3, 3), 1, 4 * 16 * 64 * 64),
+        (tensor(16, 32, 8, 8), tensor(32, 1, 3, 3), 32, 0),
+        (tensor(16, 32, 8, 8, dtype=torch.float64), tensor(64, 32, 3, 3, dtype=torch.float64), 1, 0),
+    ],
+    ids=["planes", "bf16", "groups", "channels_last", "one channel lies as both", "depthwise is torch's", "float64"],
+)
+def test_a_convolution_on_a_gpu_works_on_channels_last_copies(x, weight, groups, expected):
+    args = (x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+    assert scratch(aten.convolution.default, *args, target="cuda") == expected
+
+
+@pytest.mark.parametrize(("wanted", "share"), [((True, True), 1), ((False, True), 1), ((False, False), 0)])
+def test_so_does_its_backward(wanted, share):
+    """One gradient after the other, each from copies of two of the three, with one of the third's shape."""
+    x, weight = SIXTEEN
+    rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [*wanted, False])
+    found = scratch(aten.convolution_backward.default, tensor(16, 64, 8, 8), x, weight, *rest, target="cuda")
+    assert found == share * 4 * (16 * 32 * 64 + 64 * 32 * 9 + 16 * 64 * 64)
+
+
+def test_a_cpus_kernels_are_no_gpus():
+    args = (tensor(16, 32, 32, 32), torch.rand(1), True)
+    assert kernel_of("cuda", aten.native_dropout.default, args, {}, args[:2]) is None
+
+
 def test_what_is_not_in_the_table_is_not_reckoned():
     x = tensor(3)
-    assert kernel_of(aten.tanh.default, (x,), {}, x) is None
+    assert kernel_of("cpu", aten.tanh.default, (x,), {}, x) is None
 
 
 def test_a_kernel_is_extended_by_its_shapes():

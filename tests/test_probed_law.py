@@ -142,8 +142,10 @@ def test_where_nothing_fits_the_smallest_is_told(bare):
 
 
 def test_a_card_is_planned_for_without_one():
-    """A context of 512 MiB, the workspaces' 20, one segment of 2 for all that is small."""
+    """A context of 512 MiB, cuBLAS's workspaces of 64, one segment of 2 for all that is small; at least 300, 20 and 2,
+    less by what a trace may be off."""
     found = estimate(PLAN, ZOO["mlp"], EstimateOptions(target="cuda", limit_bytes=2**30, most=22))
     assert found.base_bytes == 512 * MIB
-    assert found.largest.process.value == (512 + 20 + 2) * MIB
+    assert found.largest.process.value == (512 + 64 + 2) * MIB
+    assert 300 * MIB < found.largest.process.low < (300 + 20 + 2) * MIB
     assert {fill.kind for fill in found.fills}.isdisjoint({"scratch"})

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from autotune.estimate.segments import CachingAllocator, reserved_bytes
+from autotune.estimate.estimated import Interval
+from autotune.estimate.segments import CachingAllocator, process_interval
 from autotune.measure.allocations import Allocation, Span, Trace
 from autotune.units import MIB
 
-WORKSPACES = 2 * (2 * 4 * MIB + MIB // 8)
-"""Two of cuBLAS's, 8.125 MiB each: one segment of 20 MiB."""
+CONTEXT, LEAST_CONTEXT = 512 * MIB, 300 * MIB
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,49 @@ def test_no_bytes_are_lost_or_given_twice():
     assert ends[-1] == allocator.reserved_bytes
 
 
-def test_a_steps_reserved_bytes():
-    """Parameters of 12 MiB; a step makes an activation of 30, and frees it before a gradient of 12; state of 24 since
-    the first step's optimizer. The gradient goes into the activation's 30, with 18 to spare; the state does not fit
-    there, and has 24 of its own; and so each step after: 12 + 30 + 24, and the workspaces' 20."""
+def step(*scratch):
+    """Parameters of 12 MiB; an activation of 30, freed before a gradient of 12; state of 24 since the first step's
+    optimizer."""
     made = [
         Allocation(0, 12 * MIB, 0, None, "a", "before", "parameter"),
         Allocation(1, 24 * MIB, 0, None, "a", "before", "optimizer_state"),
         Allocation(2, 30 * MIB, 1, 2, "a", "forward", "activation"),
-        Allocation(3, 12 * MIB, 3, 5, "a", "backward", "gradient"),
+        *scratch,
+        Allocation(3 + len(scratch), 12 * MIB, 3, 5, "a", "backward", "gradient"),
     ]
-    trace = Trace(tuple(made), (Span("forward", 0), Span("backward", 2), Span("optimizer", 4)), 6)
-    assert WORKSPACES < 20 * MIB
-    assert reserved_bytes(trace) == (20 + 12 + 30 + 24) * MIB
+    return Trace(tuple(made), (Span("forward", 0), Span("backward", 2), Span("optimizer", 4)), 6)
+
+
+def process(trace, capability, share=1.0):
+    peak = trace.peak_bytes()
+    return process_interval(trace, Interval(low=peak, value=peak, high=round(share * peak)), capability)
+
+
+RESERVED = (12 + 30 + 24) * MIB
+"""The gradient goes into the activation's 30, with 18 to spare; the state does not fit there, and has 24 of its own;
+and so each step after."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "low", "value"),
+    [((8, 6), 20, 20), ((9, 0), 64, 64), ((10, 0), 64, 64), ((12, 0), 64, 64), ((7, 5), 20, 20), (None, 20, 64)],
+)
+def test_a_process_is_a_context_cublas_and_segments(capability, low, value):
+    """cuBLAS is given 8.125 MiB twice, in one segment of 20; or 32 twice on Hopper and Blackwell. Which, where the card
+    is not known, the interval leaves open."""
+    found = process(step(), capability)
+    assert found.value == found.high == CONTEXT + value * MIB + RESERVED
+    assert found.low == LEAST_CONTEXT + low * MIB + RESERVED
+
+
+def test_what_kernels_take_is_reserved_but_for_the_lower_end():
+    """40 MiB beside the activation have a segment of their own, in which the first step's optimizer puts the state; so
+    the second step needs another."""
+    taken = Allocation(3, 40 * MIB, 1, 2, "a", "forward", "temporary", is_scratch=True)
+    found = process(step(taken), (8, 0))
+    assert found.value == CONTEXT + (20 + 12 + 30 + 40 + 40) * MIB
+    assert found.low == LEAST_CONTEXT + 20 * MIB + RESERVED
+
+
+def test_what_is_reserved_is_in_proportion_to_the_tensors_peak():
+    assert process(step(), (8, 0), share=1.5).high == CONTEXT + round(1.5 * (20 * MIB + RESERVED))

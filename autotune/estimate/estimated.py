@@ -59,6 +59,8 @@ class EstimateOptions(_Frozen):
 
     target: Literal["cpu", "cuda"] = "cpu"
     """The device that is planned for; it need not be here."""
+    capability: tuple[int, int] | None = None
+    """Of a CUDA device; None where any is thought of."""
     limit_bytes: PositiveInt | None = None
     """What the device may charge the process; None is asked at the reference's batch alone."""
     reference_batch: PositiveInt = 1
@@ -82,6 +84,8 @@ class PredictOptions(_Frozen):
     """Each with its batch; which blocks are recomputed may be left open."""
     target: Literal["cpu", "cuda"] = "cpu"
     """The device that they are to be measured on."""
+    capability: tuple[int, int] | None = None
+    """Of a CUDA device."""
     limit_bytes: PositiveInt | None = None
     """What the device may charge the process, the margin taken off: for that, blocks are chosen."""
     largest_of: PositiveInt | None = None

@@ -145,6 +145,7 @@ class _Predictors:
         split = next((one.batch for one in members if one.batch is not None and one.batch.accumulate > 1), None)
         self._asked = EstimateOptions(
             target=options.target,
+            capability=options.capability,
             reference_batch=split.num_samples if split else 1,
             is_held=split is not None,
             largest_of=options.largest_of,

@@ -11,14 +11,13 @@ from ..plan import Plan
 from ..task import Task
 from ..techniques import Settings
 from ..techniques.allocator import Allocator
+from . import segments
 from .baseline import process_interval, resident_bytes, workers_bytes
 from .estimated import EstimateOptions, Fit, Interval
 from .law import BATCHES
 from .laws import Laws
-from .probe import ProbedLaw, probed_law
+from .probe import probed_law
 from .rehearsal import Untraceable
-from .segments import base_bytes as context_bytes
-from .segments import reserved_bytes
 from .work import Work
 
 __all__ = ["Found", "Law", "Predictor"]
@@ -79,7 +78,7 @@ class Predictor:
         if base_bytes is not None:
             self.base_bytes = base_bytes
         elif self._is_cuda:
-            self.base_bytes = context_bytes()
+            self.base_bytes = segments.base_bytes()
         else:  # a dataset that lies in memory is the process's too
             dataset = task.build_dataset()
             self._task = replace(task, build_dataset=lambda: dataset)
@@ -157,9 +156,6 @@ class Predictor:
         if self._last is None or self._last[0] != micro:
             self._last = micro, law.interval(micro), law.at(micro)
         _, tensors, at = self._last
-        if not self._is_cuda:
-            return process_interval(self.base_bytes, at, tensors, settings)
-        reserved = reserved_bytes(at) * (tensors.value / at.peak_bytes() if isinstance(law, ProbedLaw) else 1)
-        shares = (tensors.low / tensors.value, 1.0, tensors.high / tensors.value)
-        low, value, high = (self.base_bytes + round(reserved * share) for share in shares)
-        return Interval(low=low, value=value, high=high)
+        if self._is_cuda:
+            return segments.process_interval(at, tensors, self._options.capability)
+        return process_interval(self.base_bytes, at, tensors, settings)

@@ -64,8 +64,8 @@ class Rehearsal:
             plan: applied on the CPU; its batch does not matter.
             task: what it is applied to.
             largest_of: every batch repeats the largest of so many samples, so that shapes do not vary with its size.
-            target: whose kernels are thought of: on CUDA, those of attention and dropout and the optimizer's own
-                choice are others, and what a CPU's kernels take for themselves is left out.
+            target: whose kernels are thought of: on CUDA, those of attention and dropout, what kernels take for
+                themselves, and the optimizer's own choice are others.
 
         Raises:
             Untraceable: the model or its optimizer cannot be copied.
@@ -112,11 +112,10 @@ class Rehearsal:
             if self._given is None:
                 self._given = self._give_state(training, batch)
             while True:
-                scratch = _Scratch()
-                scratch_of = scratch if self._target == "cpu" else None
+                scratch = _Scratch(self._target)
                 work = WorkCounter()
                 model, optimizer, device = training.model, training.optimizer, training.device
-                tracer = Tracer(model, optimizer, device, True, scratch_of, work, self._shows())
+                tracer = Tracer(model, optimizer, device, True, scratch, work, self._shows())
                 idle = self._step(training, tracer, batch, num_forward)
                 if not idle:
                     break
@@ -205,11 +204,12 @@ class Rehearsal:
 class _Scratch:
     """Says what each kernel takes for itself, and remembers the kernels."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target) -> None:
+        self._target: Target = target
         self.kernels: list[Kernel] = []
 
     def __call__(self, func: Any, args: Any, kwargs: Any, results: Any) -> int | None:
-        kernel = kernel_of(func, args, kwargs, results)
+        kernel = kernel_of(self._target, func, args, kwargs, results)
         if kernel is None:
             return None
         self.kernels.append(kernel)

@@ -1,7 +1,7 @@
-"""What kernels take for themselves on a CPU while they run, and give back: no dispatch mode sees it.
+"""What kernels take for themselves while they run, and give back: no dispatch mode sees it.
 
-Each entry was measured with torch.profiler's memory events on torch 2.13 (x86, AVX-512, oneDNN). Left out is what
-grows with neither batch nor weights: buffers of a thread in attention and the like, below 1 MiB each.
+Each entry of a CPU's was measured with torch.profiler's memory events on torch 2.13 (x86, AVX-512, oneDNN). Left out is
+what grows with neither batch nor weights: buffers of a thread in attention and the like, below 1 MiB each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .answers import Target
+from .cudnn import cudnn_convolution, cudnn_convolution_backward
 from .kernels import Kernel, Like
 from .slow_convolution import Convolution
 
@@ -47,26 +49,27 @@ def num_threads() -> int:
     return _num_threads or torch.get_num_threads()
 
 
-def kernel_of(func: Any, args: Any, kwargs: Any, results: Any) -> Kernel | None:
-    """An operation on a CPU with what it takes on top of its results; None for one that is not in the table.
+def kernel_of(target: Target, func: Any, args: Any, kwargs: Any, results: Any) -> Kernel | None:
+    """An operation with what it takes on top of its results; None for one that is not in the target's table.
 
     Args:
+        target: the device that is planned for.
         func: an overload, as a dispatch mode sees it.
         args: of tensors with or without values.
         kwargs: the same.
         results: what it returned.
     """
-    scratch = _TABLE.get(func.overloadpacket)
+    scratch = _TABLES[target].get(func.overloadpacket)
     return None if scratch is None else Kernel.of(scratch, results, args, kwargs)
 
 
 def scratch_named(name: str) -> Callable[..., int]:
-    """What is in the table under a function's name.
+    """What is in a table under a function's name.
 
     Raises:
         KeyError: nothing is.
     """
-    return {scratch.__name__: scratch for scratch in _TABLE.values()}[name]
+    return {scratch.__name__: scratch for table in _TABLES.values() for scratch in table.values()}[name]
 
 
 def _convolution(
@@ -267,7 +270,7 @@ def _recurrent_backward(results: Any, x: Like, *rest: Any) -> int:
     return (3 if is_half else 2) * sum(one.num_bytes for one in weights) + steps
 
 
-_TABLE: dict[Any, Callable[..., int]] = {
+_ON_CPU: dict[Any, Callable[..., int]] = {
     _aten.convolution: _convolution,
     _aten.convolution_backward: _convolution_backward,
     _aten.native_batch_norm_backward: _batch_norm_backward,
@@ -279,3 +282,8 @@ _TABLE: dict[Any, Callable[..., int]] = {
     _aten.addmm: _sum_and_product,
     **dict.fromkeys((_aten.add, _aten.add_, _aten.sub, _aten.mul, _aten.mul_, _aten.div, _aten.where), _pointwise),
 }
+_ON_CUDA: dict[Any, Callable[..., int]] = {
+    _aten.convolution: cudnn_convolution,
+    _aten.convolution_backward: cudnn_convolution_backward,
+}
+_TABLES: dict[Target, dict[Any, Callable[..., int]]] = {"cpu": _ON_CPU, "cuda": _ON_CUDA}

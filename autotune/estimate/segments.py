@@ -7,11 +7,14 @@ is given back, as none is while the device has room.
 
 from __future__ import annotations
 
-from ..measure.allocations import Trace
+from dataclasses import replace
+
+from ..measure.allocations import Allocation, Trace
 from ..units import MIB
 from .blocks import Block, FreeBlocks, replay, round_up
+from .estimated import Interval
 
-__all__ = ["CachingAllocator", "base_bytes", "reserved_bytes"]
+__all__ = ["CachingAllocator", "base_bytes", "process_interval"]
 
 _ROUNDING = 512
 """kMinBlockSize: sizes are rounded up to it, and no smaller rest of a small block is split off."""
@@ -25,11 +28,17 @@ _OWN_SEGMENT = 10 * MIB
 """kMinLargeAlloc: from it on, a segment of its own, a multiple of ``_LARGE_ROUNDING``."""
 _LARGE_ROUNDING = 2 * MIB
 """kRoundLarge."""
-_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024
-"""What cuBLAS is given: ``:4096:2:16:8``. Source: aten/src/ATen/cuda/CublasHandlePool.cpp; 32 MiB on Hopper."""
-_NUM_WORKSPACES = 2
+_CUBLAS = 2 * 4 * MIB + 8 * 16 * 1024
+"""What cuBLAS is given to work in: ``:4096:2:16:8``. Source: aten/src/ATen/cuda/CublasHandlePool.cpp."""
+_CUBLAS_NEWER = 32 * MIB
+"""The same on Hopper and Blackwell."""
+_NEWER = (9, 10, 12)
+"""Major capabilities of these."""
+_LEAST, _MOST = (8, 0), (9, 0)
+"""Capabilities of a card that gives cuBLAS less, and of one that gives it more."""
+_NUM_CUBLAS = 2
 """One for each handle: of the thread that runs forward, and of the one that runs backward."""
-_CONTEXT = 512 * MIB
+_CONTEXT, _LEAST_CONTEXT = 512 * MIB, 300 * MIB
 """What a context takes with torch's kernels loaded: 300 to 500 MiB are seen, by card and driver."""
 
 
@@ -76,15 +85,45 @@ class CachingAllocator:
         return block
 
 
-def reserved_bytes(trace: Trace) -> int:
-    """What the allocator reserves for a training whose steady step this is, cuBLAS's workspaces included."""
+def base_bytes() -> int:
+    """What the device charges a process beside what its allocator has reserved."""
+    return _CONTEXT
+
+
+def process_interval(trace: Trace, tensors: Interval, capability: tuple[int, int] | None) -> Interval:
+    """What the device charges the process at its peak: the context, and what the allocator reserves with what cuBLAS
+    and the convolutions work in.
+
+    Args:
+        trace: a steady step; where its peak is another than the tensors', what is reserved is taken in proportion.
+        tensors: at their peak.
+        capability: the card's; None is any.
+
+    Returns:
+        At the lower end the context is the smallest that is seen, no kernel takes anything for itself, and a card that
+        is not known is one that gives cuBLAS less.
+    """
+    value = _reserved(trace, _cublas_bytes(capability or _MOST))
+    bare = replace(trace, allocations=tuple(_without_scratch(one) for one in trace.allocations))
+    least = min(value, _reserved(bare, _cublas_bytes(capability or _LEAST)))
+    low, most_likely, high = (
+        round(reserved * part / trace.peak_bytes())
+        for reserved, part in ((least, tensors.low), (value, tensors.value), (value, tensors.high))
+    )
+    return Interval(low=_LEAST_CONTEXT + low, value=_CONTEXT + most_likely, high=_CONTEXT + high)
+
+
+def _cublas_bytes(capability: tuple[int, int]) -> int:
+    return _CUBLAS_NEWER if capability[0] in _NEWER else _CUBLAS
+
+
+def _reserved(trace: Trace, cublas_bytes: int) -> int:
     allocator = CachingAllocator()
-    for _ in range(_NUM_WORKSPACES):
-        allocator.allocate(_WORKSPACE)
+    for _ in range(_NUM_CUBLAS):
+        allocator.allocate(cublas_bytes)
     replay(trace, allocator)
     return allocator.reserved_bytes
 
 
-def base_bytes() -> int:
-    """What the device charges a process beside what its allocator has reserved."""
-    return _CONTEXT
+def _without_scratch(one: Allocation) -> Allocation:
+    return replace(one, num_bytes=0) if one.is_scratch else one

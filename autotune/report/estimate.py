@@ -185,8 +185,8 @@ def _notes(found: Estimation) -> Iterator[str]:
         yield f"{count(left_out, 'combination')} more, taking just what one above takes"
     if found.what.device == "cuda":
         yield (
-            "process is a context and what the allocator would reserve; cuDNN's workspaces are not in it, and no card "
-            "was asked: kernels are a CPU's, with a GPU's attention, dropout and optimizer"
+            "process is a context and what the allocator would reserve, with what cuBLAS and convolutions work in; no "
+            "card was asked: kernels are a CPU's, with a GPU's attention, dropout and optimizer"
         )
     else:
         yield (

@@ -76,6 +76,7 @@ class Inquiry:
             predict=PredictOptions(
                 settings=tuple(every),
                 target=self.facts.device.type,
+                capability=self.facts.device.capability,
                 limit_bytes=int(limit_bytes / (1 + self.budget.margin)),
                 largest_of=LARGEST_OF if self.facts.shapes_vary else None,
                 model_bytes=4 * self.facts.num_parameters,
