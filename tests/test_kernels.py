@@ -200,6 +200,13 @@ def test_an_operand_of_another_type_is_cast_whole(args, expected):
     assert scratch(aten.add.Tensor, *args) == expected
 
 
+@pytest.mark.parametrize(("last", "expected"), [(False, 0), (True, 4 * 2 * 3 * 8 * 8)])
+def test_a_softmax_reads_its_input_in_order(last, expected):
+    x = tensor(2, 3, 8, 8, last=last)
+    assert scratch(aten._log_softmax.default, x, 1, False) == expected
+    assert scratch(aten._softmax_backward_data.default, tensor(2, 3, 8, 8), x, 1, torch.float32) == expected
+
+
 HALF = torch.bfloat16
 SIXTEEN = tensor(16, 32, 8, 8), tensor(64, 32, 3, 3)
 

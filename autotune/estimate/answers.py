@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
@@ -31,6 +33,10 @@ _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _DROPOUT = F.dropout
 _ATTENTION = torch.ops.aten._fused_sdp_choice.default
+_ADD = torch.ops.aten.add.Tensor
+_GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
+_UNSHARED = 4, 3, 2
+"""References to a tensor, its Python object and its storage where autograd alone has it, and hands it to a mode."""
 
 
 def _overloads(**names: str) -> frozenset[Any]:
@@ -38,6 +44,10 @@ def _overloads(**names: str) -> frozenset[Any]:
     return frozenset(getattr(getattr(torch.ops.aten, name), kind) for name in names for kind in names[name].split())
 
 
+_POSITIONS = _overloads(arange="default start start_step")
+"""What makes numbers that follow from their arguments: those of positions, by which models choose a mask."""
+_MOST_KNOWN = 2**16
+"""Elements of a tensor whose values are reckoned with, where they follow from such numbers alone."""
 _IN_PLACE = _overloads(
     add_="Tensor Scalar", mul_="Tensor Scalar", div_="Tensor Scalar", lerp_="Scalar", addcmul_="default",
     addcdiv_="default",
@@ -70,6 +80,7 @@ def answers(
         sees: is shown each operation.
     """
     stack = ExitStack()
+    stack.enter_context(_known_values())
     stack.enter_context(_Answers(target, fakes, is_optimizer, sees))
     if target == "cuda":
         stack.enter_context(_Functions())
@@ -116,6 +127,8 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with unset_fake_temporarily():
                 args, kwargs = tree_map_only(Tensor, _empty_like, (args, kwargs))
                 return func(*args, **kwargs)
+        if func is _ADD and _is_accumulated(args, kwargs):
+            return args[0]
         if func in _IN_PLACE and _keeps_first(args, kwargs):
             return args[0]
         if func in _INTO and _keeps_first(args, kwargs) and kwargs["out"].shape == args[0].shape:
@@ -126,6 +139,13 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return made
         if func in _VIEWS and isinstance(args[0], FakeTensor) and args[0].constant is None:
             return self._kernel(func, args[0], *args, **kwargs)
+        if func in _POSITIONS:
+            with unset_fake_temporarily():
+                made = func(*args, **kwargs)
+                if not made.is_floating_point() and made.numel() <= _MOST_KNOWN:
+                    return self._fakes.fake_tensor_converter.from_real_tensor(self._fakes, made, make_constant=True)
+        if func is _GROUPED_PRODUCT:
+            return self._grouped_product(*args, **kwargs)
         with unset_fake_temporarily():
             results: Any = self._fakes.dispatch(func, types, args, kwargs)
         if results is NotImplemented:
@@ -142,6 +162,35 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(results, Tensor):
             return FakeTensor(self._fakes, results, like.device)
         return [FakeTensor(self._fakes, one, like.device) for one in results]
+
+    def _grouped_product(self, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Of experts' tokens and weights, in any precision: torch's answer knows bfloat16 alone."""
+        halves = (torch.empty_strided(x.size(), x.stride(), dtype=torch.bfloat16, device="meta") for x in (a, b))
+        assert isinstance(a, FakeTensor)
+        made = self._kernel(_GROUPED_PRODUCT, a, *halves, *args, **kwargs)
+        return self._kernel(torch.empty_strided, a, made.size(), made.stride(), dtype=a.dtype, device="meta")
+
+
+@contextmanager
+def _known_values() -> Iterator[None]:
+    """What follows from positions alone is reckoned with, for which torch does single numbers; and transformers, which
+    takes another way where it sees a tensor without values, does not see those that have them."""
+    replaced: list[tuple[Any, str, Any]] = [(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST_KNOWN)]
+    library = sys.modules.get("transformers.utils.import_utils")
+    if hasattr(library, "is_fake_tensor"):
+        replaced.append((library, "is_fake_tensor", _is_unknown))
+    before = [getattr(module, name) for module, name, _ in replaced]
+    for module, name, value in replaced:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(replaced, before, strict=True):
+            setattr(module, name, value)
+
+
+def _is_unknown(x: Any) -> bool:
+    return isinstance(x, FakeTensor) and x.constant is None
 
 
 class _Functions(TorchFunctionMode):
@@ -191,6 +240,22 @@ def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
     return True
 
 
+def _is_accumulated(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether this is autograd's sum of two gradients of one tensor, which it makes in place of the first if it alone
+    has that, but not while a mode sees the operations.
+
+    Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+    """
+    if kwargs or torch.is_grad_enabled() or torch._C._current_autograd_node() is None:
+        return False
+    if not all(isinstance(one, FakeTensor) for one in args) or args[0].shape != args[1].shape:
+        return False
+    num_references = args[0]._use_count(), sys.getrefcount(args[0])
+    storage = args[0].untyped_storage()
+    shared = (*num_references, torch._C._storage_Use_Count(storage._cdata))
+    return shared == _UNSHARED and args[0].dtype == args[1].dtype and _is_dense(args[0])
+
+
 def _repeats(shape: torch.Size, to: torch.Size) -> bool:
     """Whether a tensor of one shape is repeated to another where it has to be."""
     if shape == to:
@@ -206,6 +271,11 @@ def _is_contiguous(args: Any, kwargs: dict[str, Any]) -> bool:
         else one in (None, torch.preserve_format) or isinstance(one, (int, float))
         for one in (*args, *kwargs.values())
     )
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether its elements lie next to each other, in any order."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(x))
 
 
 def _drops(args: Any, kwargs: dict[str, Any]) -> bool:

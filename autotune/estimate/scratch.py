@@ -237,6 +237,16 @@ def _reduced(result: Like, x: Like, *args: Any, **kwargs: Any) -> int:
     return x.num_elements * 4 if x.dtype in _HALVES else 0
 
 
+def _softmax(result: Like, x: Like, *args: Any, **kwargs: Any) -> int:
+    """Read in order, and copied where it does not lie so."""
+    return _copy_bytes(x, False)
+
+
+def _softmax_backward(result: Like, grad: Like, y: Like, *args: Any, **kwargs: Any) -> int:
+    """The same of both."""
+    return _copy_bytes(grad, False) + _copy_bytes(y, False)
+
+
 def _dropout(results: Any, x: Like, *args: Any, **kwargs: Any) -> int:
     """The mask in the input's own type."""
     return x.num_bytes
@@ -277,6 +287,10 @@ _ON_CPU: dict[Any, Callable[..., int]] = {
     _aten.mkldnn_rnn_layer: _recurrent,
     _aten.mkldnn_rnn_layer_backward: _recurrent_backward,
     _aten.native_dropout: _dropout,
+    _aten._log_softmax: _softmax,
+    _aten._softmax: _softmax,
+    _aten._log_softmax_backward_data: _softmax_backward,
+    _aten._softmax_backward_data: _softmax_backward,
     _aten.mean: _reduced,
     _aten.mm: _product,
     _aten.addmm: _sum_and_product,
