@@ -2,8 +2,7 @@
 
 Measured is what is there when the step begins (parameters, buffers, optimizer state, batch) and the largest running sum
 of torch's memory events in it, which includes what kernels take for themselves. The estimator was developed on the
-first models; faults that those held out have shown were mended, and then those of the unseen ones' first run; the later
-ones came after that, and the last ones once what those had shown was mended.
+first models; faults that those held out have shown were mended, and then those that each round of unseen ones showed.
 """
 
 from __future__ import annotations
@@ -35,38 +34,25 @@ from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.precision import Precision
 from autotune.training import Training
 
-from .last_models import LAST, LAST_IMAGES
-from .later_models import LATER, LATER_IMAGES
 from .layer_models import MODELS, loss_of
 from .rows import EXAMPLES, save_rows
 from .steps import dynamic_peak_bytes
-from .unseen_models import UNSEEN, UNSEEN_IMAGES
+from .unseen import IMAGES, ROUNDS
 
 Row = dict[str, Any]
 DEVELOPED_ON = ("char_gpt", "digits_cnn", "gpt2", "resnet18")
 HELD_OUT = ("resnet50", "unet", "vgg", "vit", "bert", "t5", "llama-lora", "efficientnet")
+_UNSEEN = {name: build for models in ROUNDS.values() for name, build in models.items()}
 _SIDE, _LENGTH = 96, 64
 """Larger images are cut to this side, and longer texts to this length; a ViT's size is its own, as that of the unseen
 models is."""
-_IMAGE_MODELS = (
-    "digits_cnn",
-    "resnet18",
-    "resnet50",
-    "unet",
-    "vgg",
-    "efficientnet",
-    *UNSEEN_IMAGES,
-    *LATER_IMAGES,
-    *LAST_IMAGES,
-)
+_IMAGE_MODELS = ("digits_cnn", "resnet18", "resnet50", "unet", "vgg", "efficientnet", *IMAGES)
 
 
 def main() -> None:
     """Print and keep a row for each model, combination and batch, and how far off they are together."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", choices=(*DEVELOPED_ON, *HELD_OUT, *UNSEEN, *LATER, *LAST), action="append", help="these alone"
-    )
+    parser.add_argument("--model", choices=(*DEVELOPED_ON, *HELD_OUT, *_UNSEEN), action="append", help="these alone")
     parser.add_argument("--probed", action="store_true", help="by the peaks of real steps, not by tracing")
     parser.add_argument("--law-only", action="store_true", help="the time that each law takes; nothing is measured")
     parser.add_argument("--batch", type=int, action="append", help="micro-batches; default: 6 and 20")
@@ -76,11 +62,11 @@ def main() -> None:
         rows = list(itertools.chain.from_iterable(map(_time_laws, arguments.model or ["gpt2"])))
         print(save_rows("law-time", "cpu", rows))
         return
-    for name in arguments.model or (*DEVELOPED_ON, *HELD_OUT, *UNSEEN, *LATER, *LAST):
+    for name in arguments.model or (*DEVELOPED_ON, *HELD_OUT, *_UNSEEN):
         for row in _rows(name, arguments.batch or [6, 20], arguments.probed):
             print(_line(row), flush=True)
             rows.append(row)
-    for known in ("developed on", "held out", "unseen", "later", "last"):
+    for known in ("developed on", "held out", *(f"unseen, {one}" for one in ROUNDS)):
         found = [row for row in rows if row["known"] == known]
         if found:
             print(_summary(known, found))
@@ -146,8 +132,8 @@ def _row(name: str, task: Task, settings: Settings, law: MemoryLaw | ProbedLaw) 
 
 
 def _known(name: str) -> str:
-    lists = {"unseen": UNSEEN, "later": LATER, "last": LAST, "held out": HELD_OUT}
-    return next((known for known, names in lists.items() if name in names), "developed on")
+    rounds = (f"unseen, {number}" for number, models in ROUNDS.items() if name in models)
+    return next(rounds, "held out" if name in HELD_OUT else "developed on")
 
 
 def _combinations(name: str) -> Iterator[Settings]:
@@ -169,7 +155,7 @@ def _plan(settings: Settings) -> Plan:
 
 
 def _task(name: str) -> Task:
-    models = {**MODELS, **UNSEEN, **LATER, **LAST}
+    models = {**MODELS, **_UNSEEN}
     if name not in models:
         return load_task(str(EXAMPLES / name / "model.py"))
     torch.manual_seed(0)
@@ -191,7 +177,7 @@ def _without_cache(model: nn.Module) -> nn.Module:
 
 
 def _cut(name: str, sample: Tensor) -> Tensor:
-    if name == "vit" or name in UNSEEN or name in LATER or name in LAST:
+    if name == "vit" or name in _UNSEEN:
         return sample
     if sample.dim() >= 2:
         return sample[..., :_SIDE, :_SIDE].clone()

@@ -142,7 +142,7 @@ def test_a_file_that_was_edited_is_traced_again(where: str, task_file: Path, tra
 
 def test_another_number_of_threads_is_traced_again(task_file: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch):
     law(task_file)
-    monkeypatch.setattr("autotune.estimate.scratch._num_threads", 64)
+    monkeypatch.setattr("autotune.estimate.threads._num_threads", 64)
     law(task_file)
     assert len(traced) == 2
 

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ..measure.tracer import Sees
+from .corrections import correction_of
 from .recurrent import RECURRENT_LAYER, workspace_bytes
 
 __all__ = ["SteadyScaler", "Target", "answers", "choose_as_on_cuda"]
@@ -150,6 +151,10 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             results: Any = self._fakes.dispatch(func, types, args, kwargs)
         if results is NotImplemented:
             return func(*args, **kwargs)
+        correct = correction_of(func, self._target)
+        if correct is not None:
+            with self._fakes:
+                return correct(results, *args, **kwargs)
         if func is RECURRENT_LAYER and self._target == "cpu" and args[-1]:  # in training
             with self._fakes:
                 return (*results[:-1], torch.empty(workspace_bytes(args), dtype=torch.uint8))

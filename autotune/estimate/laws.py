@@ -29,7 +29,7 @@ from .answers import Target
 from .law import MemoryLaw, memory_law
 from .law_file import KeptLaw, load_law, packed
 from .rehearsal import Rehearsed, Untraceable, largest_sample
-from .scratch import num_threads
+from .threads import num_threads
 
 __all__ = ["Laws"]
 

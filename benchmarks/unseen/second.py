@@ -1,4 +1,4 @@
-"""Models of kinds that the estimator had not met when it was done with those of ``unseen_models``."""
+"""Models that were first run when the faults that those of ``first`` had shown were mended."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layer_models import Built
+from ..layer_models import Built
 
-__all__ = ["LATER", "LATER_IMAGES"]
+__all__ = ["IMAGES", "MODELS"]
 
 
 def _tokens(vocabulary: int, length: int) -> Tensor:
@@ -243,7 +243,7 @@ def _clicks() -> Built:
     return _Supervised(_Clicks()), {"words": words, "numbers": torch.zeros(8, 16), "labels": torch.arange(8) % 2}
 
 
-LATER: dict[str, Callable[[], Built]] = {
+MODELS: dict[str, Callable[[], Built]] = {
     "qwen3": _qwen,
     "mixtral": _mixtral,
     "mamba": _mamba,
@@ -256,5 +256,5 @@ LATER: dict[str, Callable[[], Built]] = {
     "wavenet": _wavenet,
     "clicks": _clicks,
 }
-LATER_IMAGES = ("segformer", "densenet")
+IMAGES = ("segformer", "densenet")
 """Those that are run with images in channels_last too."""

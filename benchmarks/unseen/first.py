@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layer_models import Built
+from ..layer_models import Built
 
-__all__ = ["UNSEEN", "UNSEEN_IMAGES"]
+__all__ = ["IMAGES", "MODELS"]
 
 
 def _classifier(config: Any, side: int = 96) -> Built:
@@ -101,7 +101,7 @@ def _recurrent(kind: type[nn.RNNBase], bidirectional: bool = False) -> Built:
     return _Recurrent(kind, bidirectional), {"input_ids": tokens, "labels": tokens}
 
 
-UNSEEN: dict[str, Callable[[], Built]] = {
+MODELS: dict[str, Callable[[], Built]] = {
     "convnext": _convnext,
     "mobilenet": _mobilenet,
     "regnet": _regnet,
@@ -112,5 +112,5 @@ UNSEEN: dict[str, Callable[[], Built]] = {
     "gru": partial(_recurrent, nn.GRU),
     "bilstm": partial(_recurrent, nn.LSTM, bidirectional=True),
 }
-UNSEEN_IMAGES = ("convnext", "mobilenet", "regnet")
+IMAGES = ("convnext", "mobilenet", "regnet")
 """Those that are run with images in channels_last too."""

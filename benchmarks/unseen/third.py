@@ -1,4 +1,4 @@
-"""Models of kinds that the estimator had not met when the faults that those of ``later_models`` showed were mended."""
+"""Models that were first run when the faults that those of ``second`` had shown were mended."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layer_models import Built
+from ..layer_models import Built
 
-__all__ = ["LAST", "LAST_IMAGES"]
+__all__ = ["IMAGES", "MODELS"]
 
 
 def _tokens(vocabulary: int, length: int) -> Tensor:
@@ -169,7 +169,7 @@ class _Graphs(nn.Module):
         x = self.embed(nodes).flatten(0, 1)
         for message, update in zip(self.messages, self.updates, strict=True):
             sent = message(torch.cat([x[start], x[end]], -1)).relu()
-            x = update(torch.zeros_like(x).index_add(0, end, sent), x)
+            x = update(torch.zeros_like(x).index_add(0, end, sent.to(x.dtype)), x)
         return F.cross_entropy(self.head(x.unflatten(0, (batch, -1)).mean(1)), labels)
 
 
@@ -224,7 +224,7 @@ def _denoiser() -> Built:
     return _Denoiser(), {"images": torch.zeros(8, 3, 32, 32), "times": torch.linspace(0, 1, 8)}
 
 
-LAST: dict[str, Callable[[], Built]] = {
+MODELS: dict[str, Callable[[], Built]] = {
     "gemma2": _gemma,
     "albert": _albert,
     "bart": _bart,
@@ -237,5 +237,5 @@ LAST: dict[str, Callable[[], Built]] = {
     "graphs": _graphs,
     "denoiser": _denoiser,
 }
-LAST_IMAGES = ("poolformer", "autoencoder", "shufflenet", "denoiser")
+IMAGES = ("poolformer", "autoencoder", "shufflenet", "denoiser")
 """Those that are run with images in channels_last too."""

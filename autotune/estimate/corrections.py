@@ -1,0 +1,83 @@
+"""What kernels return, where torch's answer for tensors without values has another layout, precision or storage.
+
+Found by comparing each operation of a step with values with the same of one without, over the models of
+``benchmarks/estimate.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .kernels import HALVES
+
+__all__ = ["correction_of"]
+
+_aten = torch.ops.aten
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def correction_of(func: Any, target: str) -> Callable[..., Any] | None:
+    """What makes of an operation's results and its arguments what a kernel returns; None where torch says so itself.
+
+    Args:
+        func: an overload.
+        target: the device that is planned for.
+    """
+    return (_ON_CPU.get(func) if target == "cpu" else None) or _ANYWHERE.get(func)
+
+
+def _batch_norm(results: Any, *args: Any, **kwargs: Any) -> Any:
+    """In planes or in channels_last, whatever the order of the input."""
+    x = results[0]
+    if x is None or x.is_contiguous() or (x.dim() in _LAST and x.is_contiguous(memory_format=_LAST[x.dim()])):
+        return results
+    return (torch.empty(x.shape, dtype=x.dtype, device=x.device), *results[1:])
+
+
+def _norm(results: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Mean and deviation of half precision in the precision of the weights."""
+    y, *statistics = results
+    weight = next((one for one in args if isinstance(one, Tensor)), x)
+    if x.dtype not in HALVES or statistics[0].dtype == weight.dtype:
+        return results
+    return (y, *(torch.empty(one.shape, dtype=weight.dtype, device=one.device) for one in statistics))
+
+
+def _group_norm_backward(results: Any, grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The input's gradient in the input's precision, whatever that of the weights."""
+    grad_x, *others = results
+    if grad_x is None or grad_x.dtype == x.dtype:
+        return results
+    return (torch.empty_strided(grad_x.shape, grad_x.stride(), dtype=x.dtype, device=grad_x.device), *others)
+
+
+def _loss(result: Tensor, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A mean or sum that is computed in place of what it is of, and keeps all of that."""
+    if result.dim():
+        return result
+    shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
+    return torch.empty(shape, dtype=result.dtype, device=result.device).as_strided((), ())
+
+
+def _loss_backward(result: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """In planes, whatever the order of the input."""
+    return result if result.is_contiguous() else torch.empty(result.shape, dtype=result.dtype, device=result.device)
+
+
+_ON_CPU: dict[Any, Callable[..., Any]] = {
+    _aten.native_batch_norm.default: _batch_norm,
+    _aten.native_batch_norm_backward.default: _batch_norm,
+    _aten.native_layer_norm.default: _norm,
+    _aten.native_group_norm.default: _norm,
+}
+_ANYWHERE: dict[Any, Callable[..., Any]] = {
+    _aten.native_group_norm_backward.default: _group_norm_backward,
+    _aten.mse_loss.default: _loss,
+    _aten.smooth_l1_loss.default: _loss,
+    _aten.mse_loss_backward.default: _loss_backward,
+    _aten.smooth_l1_loss_backward.default: _loss_backward,
+}
