@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from autotune.estimate.kernels import Kernel, Like, like
 from autotune.estimate.recurrent import workspace_bytes
@@ -120,6 +123,143 @@ def test_the_input_of_a_strided_grouped_kernel_is_copied_once_more_where_groups_
     assert scratch(aten.convolution_backward.default, y, x, weight, [0], *more) == copies * x.nbytes
 
 
+FULL, HALF = torch.float32, torch.bfloat16
+MEASURED = [
+    # batch, channels, side, channels, kernel, stride, padding, transposed, channels_last, precision, and MiB both ways
+    (20, 32, 48, 3, 4, 2, 1, True, False, FULL, 5.99, 5.62),
+    (20, 64, 24, 32, 4, 2, 1, True, False, FULL, 11.25, 8.44),
+    (20, 32, 24, 5, 4, 2, 1, True, False, FULL, 1.76, 2.82),
+    (20, 32, 24, 12, 4, 2, 1, True, False, FULL, 4.22, 4.23),
+    (20, 32, 24, 24, 4, 2, 1, True, False, FULL, 8.44, 7.05),
+    (20, 3, 96, 32, 4, 2, 1, False, False, FULL, 5.62, 5.98),
+    (20, 12, 48, 32, 3, 2, 1, False, False, FULL, 1.41, 4.22),
+    (20, 24, 48, 32, 3, 2, 1, False, False, FULL, 5.66, 8.41),
+    (20, 3, 96, 32, 3, 1, 1, False, False, FULL, 22.50, 31.65),
+    (20, 8, 48, 32, 3, 1, 1, False, False, FULL, 5.62, 7.04),
+    (20, 12, 48, 32, 3, 1, 1, False, False, FULL, 5.62, 8.44),
+    (20, 64, 32, 64, 3, 1, 1, False, True, FULL, 0.15, 0.28),
+    (20, 32, 48, 3, 4, 2, 1, True, False, HALF, 3.01, 2.97),
+    (20, 32, 24, 12, 4, 2, 1, True, False, HALF, 2.11, 0.77),
+    (20, 12, 48, 32, 3, 2, 1, False, False, HALF, 0.70, 2.10),
+    (20, 12, 48, 32, 3, 1, 1, False, False, HALF, 2.81, 3.17),
+    (20, 24, 48, 24, 1, 1, 0, False, False, HALF, 3.80, 5.63),
+    (20, 48, 48, 96, 1, 1, 0, False, False, HALF, 8.44, 12.67),
+    (20, 256, 32, 64, 1, 1, 0, False, False, HALF, 10.28, 12.56),
+    (20, 64, 32, 64, 3, 1, 1, False, True, HALF, 0.08, 0.41),
+]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    (
+        "batch",
+        "first",
+        "side",
+        "second",
+        "kernel",
+        "stride",
+        "padding",
+        "transposed",
+        "last",
+        "dtype",
+        "forward",
+        "backward",
+    ),
+    MEASURED,
+)
+def test_what_convolutions_took(
+    batch, first, side, second, kernel, stride, padding, transposed, last, dtype, forward, backward
+):
+    """On one thread (AVX-512 with bfloat16, no AMX), but for buffers of a few hundred KiB; all gradients wanted."""
+    x = tensor(batch, first, side, side, dtype=dtype, last=last)
+    weight = tensor(*((first, second) if transposed else (second, first)), kernel, kernel, dtype=dtype, last=last)
+    options = ([stride] * 2, [padding] * 2, [1, 1], transposed, [0, 0], 1)
+    with torch.device("meta"):
+        y = aten.convolution(x, weight, None, *options)
+    y = y.to(memory_format=torch.channels_last) if last else y
+    found = kernel_of("cpu", aten.convolution.default, (x, weight, None, *options), {}, y).num_bytes()
+    assert found == pytest.approx(forward * 2**20, rel=0.03, abs=0.4 * 2**20)
+    found = scratch(aten.convolution_backward.default, y, x, weight, [second], *options, [True, True, True])
+    assert found == pytest.approx(backward * 2**20, rel=0.03, abs=0.4 * 2**20)
+
+
+@pytest.mark.parametrize(("num_threads", "expected"), [(1, 2.30), (2, 4.59)])
+def test_kernels_of_more_than_fourteen_have_parts_of_the_weights_gradient_in_each_thread(
+    num_threads, expected, monkeypatch
+):
+    """Measured, of a patch of 16 by 16 and 192 channels, whose weight is 0.56 MiB."""
+    monkeypatch.setattr("autotune.estimate.threads._num_threads", num_threads)
+    x, weight, y = tensor(20, 3, 64, 64), tensor(192, 3, 16, 16), tensor(20, 192, 4, 4)
+    options = ([16, 16], [0, 0], [1, 1], False, [0, 0], 1, WEIGHT)
+    found = scratch(aten.convolution_backward.default, y, x, weight, [0], *options)
+    assert found == pytest.approx(expected * 2**20, rel=0.06)
+
+
+def test_an_input_that_is_part_of_another_is_copied_in_backward_too():
+    whole = tensor(20, 96, 24, 24)
+    weight, y = tensor(48, 48, 1, 1), tensor(20, 48, 24, 24)
+    options = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, True])
+    part, own = (
+        scratch(aten.convolution_backward.default, y, x, weight, [48], *options)
+        for x in (whole[:, 48:], whole[:, :48] + 0)
+    )
+    assert part - own == 4 * 20 * 48 * 24 * 24
+
+
+def taken(call, *args):
+    """What torch takes for itself in an operation, by its own memory events."""
+    real = [torch.ones_like(one) if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args]
+    call(*real)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        results = call(*real)
+    sizes = [one.nbytes() for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    assert results is not None
+    return max(itertools.accumulate(sizes)) - sum(sizes)
+
+
+def real(*size, dtype=torch.float32, last=False):
+    made = torch.zeros(*size, dtype=dtype)
+    return made.to(memory_format=torch.channels_last) if last else made
+
+
+IMAGE, HALF_IMAGE = real(4, 8, 64, 64), real(4, 8, 64, 64, dtype=HALF)
+POOLED, INDICES = torch.ops.aten.max_pool2d_with_indices(IMAGE, [2, 2], [2, 2])
+LAST_POOLED = POOLED.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("func", "args"),
+    [
+        (aten.mse_loss.default, (IMAGE, IMAGE, 1)),
+        (aten.mse_loss.default, (HALF_IMAGE, HALF_IMAGE, 1)),
+        (aten.smooth_l1_loss.default, (IMAGE, IMAGE, 1)),
+        (aten.huber_loss.default, (IMAGE, IMAGE, 1)),
+        (aten.binary_cross_entropy_with_logits.default, (IMAGE, IMAGE, None, None, 1)),
+        (aten._log_softmax.default, (IMAGE.contiguous(memory_format=torch.channels_last), 1, False)),
+        (aten._log_softmax.default, (IMAGE, 1, False)),
+        (aten.upsample_nearest2d.default, (POOLED, [64, 64])),
+        (aten.upsample_bilinear2d.default, (POOLED, [64, 64], False)),
+        (aten.upsample_bilinear2d.default, (LAST_POOLED, [64, 64], False)),
+        (aten.upsample_bilinear2d.default, (IMAGE, [128, 128], False)),
+        (aten.upsample_bilinear2d_backward.default, (IMAGE, [64, 64], [4, 8, 32, 32], False)),
+        (aten.upsample_nearest2d_backward.default, (IMAGE.transpose(2, 3), [64, 64], [4, 8, 32, 32])),
+        (
+            aten.max_pool2d_with_indices_backward.default,
+            (POOLED, IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], False, INDICES),
+        ),
+        (
+            aten.max_pool2d_with_indices_backward.default,
+            (LAST_POOLED, IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], False, INDICES),
+        ),
+        (aten.avg_pool2d_backward.default, (POOLED, IMAGE, [2, 2], [2, 2], [0, 0], False, True, None)),
+        (aten.avg_pool2d_backward.default, (LAST_POOLED, IMAGE, [2, 2], [2, 2], [0, 0], False, True, None)),
+    ],
+)
+def test_torchs_own_kernels_take_what_the_table_says(func, args):
+    found = kernel_of("cpu", func, args, {}, func(*args)).num_bytes()
+    assert found == pytest.approx(taken(func, *args), abs=8192)
+
+
 def recurrent(dtype, steps=64, batch=20, features=256, hidden=512):
     """Input, weights and states of an LSTM's layer."""
     weights = [tensor(4 * hidden, size, dtype=dtype) for size in (features, hidden)]
@@ -207,7 +347,6 @@ def test_a_softmax_reads_its_input_in_order(last, expected):
     assert scratch(aten._softmax_backward_data.default, tensor(2, 3, 8, 8), x, 1, torch.float32) == expected
 
 
-HALF = torch.bfloat16
 SIXTEEN = tensor(16, 32, 8, 8), tensor(64, 32, 3, 3)
 
 

@@ -271,6 +271,23 @@ def test_blocks_may_take_keywords_and_return_tuples():
     assert all(map(torch.equal, *gradients))
 
 
+def test_a_tensor_that_is_given_as_several_is_one_when_it_is_computed_again():
+    """Attention multiplies it by all its weights at once; hooks on what is saved would have made three of it."""
+    model = nn.ModuleDict({"attend": nn.MultiheadAttention(8, 2, batch_first=True), "head": nn.Linear(8, 1)})
+    Checkpointing(kind="blocks").on_model(model, [model["attend"]])
+    x = torch.randn(2, 3, 8, requires_grad=True)
+
+    def gradient():
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.clone(), lambda saved: saved):
+            loss = model["head"](model["attend"](x * 1, y := x * 2, y, need_weights=False)[0]).sum()
+            loss = loss + model["head"](model["attend"](y, key=y, value=y, need_weights=False)[0]).sum()
+        return torch.autograd.grad(loss, x)[0]
+
+    recomputed = gradient()
+    Checkpointing().on_model(model, [model["attend"]])
+    assert torch.equal(recomputed, gradient())
+
+
 def test_nothing_is_recomputed_where_no_gradient_is_wanted():
     training = training_of(ZOO["mlp"], checkpointing=Checkpointing(kind="blocks"))
     x = next(iter(training.loader))[0]

@@ -145,7 +145,31 @@ def _checkpointed(forward: Any, buffers: _Buffers, /, *args: Any, **kwargs: Any)
 
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
+    forward, args, kwargs = _each_once(forward, args, kwargs)
     return checkpoint(forward, *args, use_reentrant=False, context_fn=buffers.contexts, **kwargs)
+
+
+def _each_once(
+    forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The same call where no tensor is given twice. What is given as query, key and value at once is one tensor to an
+    attention, and is to be one when it is computed again, which hooks on saved tensors would make three."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    leaves, spec = tree_flatten((args, kwargs))
+    once = {id(one): one for one in leaves if isinstance(one, Tensor)}
+    if len(once) == sum(isinstance(one, Tensor) for one in leaves):
+        return forward, args, kwargs
+    places = [list(once).index(id(one)) if isinstance(one, Tensor) else None for one in leaves]
+    others = [None if isinstance(one, Tensor) else one for one in leaves]
+
+    def call(*tensors: Tensor) -> Any:
+        given = [other if place is None else tensors[place] for place, other in zip(places, others, strict=True)]
+        args, kwargs = tree_unflatten(given, spec)
+        return forward(*args, **kwargs)
+
+    return call, tuple(once.values()), {}
 
 
 class _Buffers:
