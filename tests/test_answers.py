@@ -187,7 +187,7 @@ def test_what_is_added_up_is_not_there_thrice(monkeypatch: pytest.MonkeyPatch):
         return most[0]
 
     assert peak() == pytest.approx(real, abs=512)
-    monkeypatch.setattr(module, "_is_accumulated", lambda args, kwargs: False)
+    monkeypatch.setattr(module, "_may_be_accumulated", lambda args, kwargs: False)
     assert peak() == pytest.approx(real + 4096, abs=512)
 
 

@@ -183,6 +183,29 @@ def test_what_convolutions_took(
     assert found == pytest.approx(backward * 2**20, rel=0.03, abs=0.4 * 2**20)
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("channels", "groups", "dtype", "forward", "backward"),
+    [
+        (24, 8, FULL, 1.88, 1.87),
+        (40, 5, FULL, 3.14, 6.25),
+        (64, 2, FULL, 5.07, 10.00),
+        (96, 4, FULL, 7.58, 15.00),
+        (128, 32, FULL, 10.02, 10.00),
+        (24, 8, HALF, 0.94, 0.94),
+        (96, 4, HALF, 3.79, 3.75),
+    ],
+)
+def test_groups_of_other_than_whole_blocks_are_not_rounded_up(channels, groups, dtype, forward, backward):
+    """Measured, of 20 images of 32 by 32, 3 by 3."""
+    x, weight = tensor(20, channels, 32, 32, dtype=dtype), tensor(channels, channels // groups, 3, 3, dtype=dtype)
+    options = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+    assert scratch(aten.convolution.default, x, weight, None, *options) == pytest.approx(forward * 2**20, rel=0.03)
+    more = ([channels], *options, [True, True, True])
+    found = scratch(aten.convolution_backward.default, x, x, weight, *more)
+    assert found == pytest.approx(backward * 2**20, rel=0.03)
+
+
 @pytest.mark.parametrize(("num_threads", "expected"), [(1, 2.30), (2, 4.59)])
 def test_kernels_of_more_than_fourteen_have_parts_of_the_weights_gradient_in_each_thread(
     num_threads, expected, monkeypatch

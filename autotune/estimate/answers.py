@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -36,8 +37,6 @@ _DROPOUT = F.dropout
 _ATTENTION = torch.ops.aten._fused_sdp_choice.default
 _ADD = torch.ops.aten.add.Tensor
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
-_UNSHARED = 4, 3, 2
-"""References to a tensor, its Python object and its storage where autograd alone has it, and hands it to a mode."""
 
 
 def _overloads(**names: str) -> frozenset[Any]:
@@ -103,6 +102,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fakes = fakes
         self._is_optimizer = is_optimizer
         self._sees = sees
+        self._unshared = _references_where_unshared()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -128,7 +128,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with unset_fake_temporarily():
                 args, kwargs = tree_map_only(Tensor, _empty_like, (args, kwargs))
                 return func(*args, **kwargs)
-        if func is _ADD and _is_accumulated(args, kwargs):
+        if func is _ADD and _may_be_accumulated(args, kwargs) and _references(args) == self._unshared:
             return args[0]
         if func in _IN_PLACE and _keeps_first(args, kwargs):
             return args[0]
@@ -245,20 +245,46 @@ def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def _is_accumulated(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether this is autograd's sum of two gradients of one tensor, which it makes in place of the first if it alone
-    has that, but not while a mode sees the operations.
+def _may_be_accumulated(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether this may be autograd's sum of two gradients of one tensor: it makes that in place of the first if nobody
+    else has it, but not while a mode sees the operations.
 
     Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
     """
     if kwargs or torch.is_grad_enabled() or torch._C._current_autograd_node() is None:
         return False
-    if not all(isinstance(one, FakeTensor) for one in args) or args[0].shape != args[1].shape:
+    if not all(isinstance(one, Tensor) for one in args) or args[0].shape != args[1].shape:
         return False
-    num_references = args[0]._use_count(), sys.getrefcount(args[0])
+    return args[0].dtype == args[1].dtype and bool(torch.ops.aten.is_non_overlapping_and_dense(args[0]))
+
+
+def _references(args: Any) -> tuple[int, int, int]:
+    """To the first of a mode's arguments, to its Python object and to its storage."""
     storage = args[0].untyped_storage()
-    shared = (*num_references, torch._C._storage_Use_Count(storage._cdata))
-    return shared == _UNSHARED and args[0].dtype == args[1].dtype and _is_dense(args[0])
+    return args[0]._use_count(), sys.getrefcount(args[0]), torch._C._storage_Use_Count(storage._cdata)
+
+
+@cache
+def _references_where_unshared() -> tuple[int, int, int] | None:
+    """As many as there are where autograd alone has a tensor, counted in such a sum; None where this torch does not
+    count them."""
+    found: list[tuple[int, int, int]] = []
+
+    class Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is _ADD:
+                found.append(_references(args))
+            return func(*args, **(kwargs or {}))
+
+    with unset_fake_temporarily(), torch.enable_grad():
+        x = torch.ones(2, requires_grad=True) * 1
+        loss = (x * x.detach()).sum() - (x * x.detach()).sum()
+        try:
+            with Counts():  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]
+        except AttributeError:
+            return None
+    return found[0]
 
 
 def _repeats(shape: torch.Size, to: torch.Size) -> bool:
@@ -276,11 +302,6 @@ def _is_contiguous(args: Any, kwargs: dict[str, Any]) -> bool:
         else one in (None, torch.preserve_format) or isinstance(one, (int, float))
         for one in (*args, *kwargs.values())
     )
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether its elements lie next to each other, in any order."""
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(x))
 
 
 def _drops(args: Any, kwargs: dict[str, Any]) -> bool:

@@ -41,6 +41,8 @@ def onednn_convolution(
     blocked_weight = _blocked_weight_bytes(weight, x.dtype.itemsize)
     if is_last:
         return copy_bytes(x, True) + blocked_weight
+    if _is_apart(weight, transposed, groups):
+        return copy_bytes(x, False) + y.num_bytes
     if transposed and max(stride) > 1:  # computed plain, and copied once more
         computing, result = _blocked_bytes(x) + blocked_weight, 2 * y.num_bytes
     else:
@@ -65,6 +67,10 @@ def onednn_convolution_backward(
     grad_x, grad_weight = (one.num_bytes if wants else 0 for one, wants in zip((x, weight), wanted, strict=False))
     is_depthwise = groups > 1 and weight.size[1] == 1 and not transposed
     is_wide = is_depthwise and weight.size[-1] > _WIDEST
+    if _is_apart(weight, transposed, groups) and not is_last:
+        result = x.num_bytes * (2 if max(stride) > 1 else 1) if wanted[0] else 0
+        is_blocked = wanted[1] and x.dtype not in HALVES and weight.size[1] % (_LANES // 2) == 0
+        return copied + max(result, x.num_bytes + grad.num_bytes if is_blocked else 0)
     most = 0
     if wanted[0] and is_last:
         most = grad_x + blocked_weight
@@ -84,6 +90,11 @@ def onednn_convolution_backward(
             computing += _wide_depthwise_bytes(grad, x, weight, groups)
         most = max(most, grad_x + computing, grad_x + (3 * grad_weight if is_last else blocked_weight + grad_weight))
     return copied + max(0, most - grad_x - grad_weight)
+
+
+def _is_apart(weight: Like, transposed: bool, groups: int) -> bool:
+    """Groups of other than whole blocks of channels, which are neither rounded up nor reordered."""
+    return groups > 1 and weight.size[1] > 1 and weight.size[1] % _LANES > 0 and not transposed
 
 
 def _weight_gradient_bytes(grad: Like, x: Like, weight: Like, stride: list[int], transposed: bool) -> int:
