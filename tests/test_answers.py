@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from autotune.estimate import answers as module
+from autotune.estimate.accumulation import Accumulation
 from autotune.estimate.answers import answers
 from autotune.estimate.law import memory_law
 from autotune.measure.tracer import tensors_of
@@ -147,9 +148,19 @@ class Doubled(torch.autograd.Function):
         (lambda x: (x * x.detach()).sum() + x.sin().sum() + x.cos().sum(), [True, True]),
         (lambda x: x.sin().sum() + x.sum(), [False]),
         (lambda x: (Doubled.apply(x) * x.detach()).sum(), [False]),
+        (lambda x: torch.prod(torch.stack(torch.var_mean(x, -1))).sum(), [False]),
+        (lambda x: (x * x).sum(), [True]),
         (lambda x: checkpoint(lambda y: y + y.sin(), x * x.detach(), use_reentrant=False).sum(), [False]),
     ],
-    ids=["both are its own", "three", "one stands for many", "a backward's own sum", "one was repeated before"],
+    ids=[
+        "both are its own",
+        "three",
+        "one stands for many",
+        "a backward's own sum",
+        "a formula's own",
+        "twice of one",
+        "one was repeated before",
+    ],
 )
 def test_autograd_adds_gradients_up_in_place_of_one_that_it_alone_has(loss: Any, expected: list[bool]):
     assert summed_in_place(loss) == expected
@@ -187,7 +198,7 @@ def test_what_is_added_up_is_not_there_thrice(monkeypatch: pytest.MonkeyPatch):
         return most[0]
 
     assert peak() == pytest.approx(real, abs=512)
-    monkeypatch.setattr(module, "_may_be_accumulated", lambda args, kwargs: False)
+    monkeypatch.setattr(Accumulation, "is_in_place", lambda self, args, kwargs: False)
     assert peak() == pytest.approx(real + 4096, abs=512)
 
 
@@ -207,6 +218,18 @@ def test_what_follows_from_positions_is_known():
     assert before == fake_tensor.CONSTANT_NUMEL_LIMIT
     with FakeTensorMode():
         assert import_utils.is_tracing(torch.arange(64))
+
+
+def test_many_values_are_not_computed(monkeypatch: pytest.MonkeyPatch):
+    """Distances of positions: 1000 by 1000 of 1000."""
+    with FakeTensorMode() as fakes, answers("cpu", fakes):
+        positions = torch.arange(1000)
+        distances = positions[None] - positions[:, None]
+        assert distances.shape == (1000, 1000)
+        assert distances.constant is None
+        assert positions.add_(1)[0].item() == 1
+        assert torch.arange(2**40).constant is None
+        assert torch.nn.functional.one_hot(positions, 2000).constant is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -288,6 +288,29 @@ def test_a_tensor_that_is_given_as_several_is_one_when_it_is_computed_again():
     assert torch.equal(recomputed, gradient())
 
 
+class Noting(nn.Module):
+    """Adds two tensors, and notes what it has seen with the caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, other, *, notes, weigh=1.0):
+        y = self.linear(x) + weigh * other
+        notes.append(y.square().mean())
+        return y
+
+
+def test_a_block_that_is_given_a_tensor_twice_still_writes_to_what_it_is_given():
+    block = Noting()
+    Checkpointing(kind="blocks").on_model(block, [block])
+    notes: list[torch.Tensor] = []
+    x = torch.randn(2, 4)
+    block(x, x, notes=notes, weigh=2.0)
+    assert len(notes) == 1
+    assert notes[0] == (block.linear(x) + 2 * x).square().mean()
+
+
 def test_nothing_is_recomputed_where_no_gradient_is_wanted():
     training = training_of(ZOO["mlp"], checkpointing=Checkpointing(kind="blocks"))
     x = next(iter(training.loader))[0]

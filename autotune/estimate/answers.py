@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
@@ -24,7 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ..measure.tracer import Sees
+from .accumulation import ADD, Accumulation
 from .corrections import correction_of
+from .known_values import dispatch, known_values
 from .recurrent import RECURRENT_LAYER, workspace_bytes
 
 __all__ = ["SteadyScaler", "Target", "answers", "choose_as_on_cuda"]
@@ -35,7 +34,6 @@ _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _DROPOUT = F.dropout
 _ATTENTION = torch.ops.aten._fused_sdp_choice.default
-_ADD = torch.ops.aten.add.Tensor
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 
 
@@ -44,10 +42,6 @@ def _overloads(**names: str) -> frozenset[Any]:
     return frozenset(getattr(getattr(torch.ops.aten, name), kind) for name in names for kind in names[name].split())
 
 
-_POSITIONS = _overloads(arange="default start start_step")
-"""What makes numbers that follow from their arguments: those of positions, by which models choose a mask."""
-_MOST_KNOWN = 2**16
-"""Elements of a tensor whose values are reckoned with, where they follow from such numbers alone."""
 _IN_PLACE = _overloads(
     add_="Tensor Scalar", mul_="Tensor Scalar", div_="Tensor Scalar", lerp_="Scalar", addcmul_="default",
     addcdiv_="default",
@@ -79,13 +73,13 @@ def answers(
         is_optimizer: whether it is the optimizer's.
         sees: is shown each operation.
     """
-    stack = ExitStack()
-    stack.enter_context(_known_values())
-    stack.enter_context(_Answers(target, fakes, is_optimizer, sees))
-    if target == "cuda":
-        stack.enter_context(_Functions())
-        stack.enter_context(_dropout_in_backward())
-    return stack
+    with ExitStack() as stack:
+        stack.enter_context(known_values())
+        stack.enter_context(_Answers(target, fakes, is_optimizer, sees))
+        if target == "cuda":
+            stack.enter_context(_Functions())
+            stack.enter_context(_dropout_in_backward())
+        return stack.pop_all()
 
 
 class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -102,7 +96,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fakes = fakes
         self._is_optimizer = is_optimizer
         self._sees = sees
-        self._unshared = _references_where_unshared()
+        self._accumulation = Accumulation()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -114,6 +108,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].device
         kwargs = kwargs or {}
         results = self._answer(func, types, args, kwargs)
+        self._accumulation.note(results)
         if self._sees is not None:
             self._sees(func, args, kwargs, results)
         return results
@@ -128,7 +123,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with unset_fake_temporarily():
                 args, kwargs = tree_map_only(Tensor, _empty_like, (args, kwargs))
                 return func(*args, **kwargs)
-        if func is _ADD and _may_be_accumulated(args, kwargs) and _references(args) == self._unshared:
+        if func is ADD and self._accumulation.is_in_place(args, kwargs):
             return args[0]
         if func in _IN_PLACE and _keeps_first(args, kwargs):
             return args[0]
@@ -140,15 +135,9 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return made
         if func in _VIEWS and isinstance(args[0], FakeTensor) and args[0].constant is None:
             return self._kernel(func, args[0], *args, **kwargs)
-        if func in _POSITIONS:
-            with unset_fake_temporarily():
-                made = func(*args, **kwargs)
-                if not made.is_floating_point() and made.numel() <= _MOST_KNOWN:
-                    return self._fakes.fake_tensor_converter.from_real_tensor(self._fakes, made, make_constant=True)
         if func is _GROUPED_PRODUCT:
             return self._grouped_product(*args, **kwargs)
-        with unset_fake_temporarily():
-            results: Any = self._fakes.dispatch(func, types, args, kwargs)
+        results = dispatch(self._fakes, func, types, args, kwargs)
         if results is NotImplemented:
             return func(*args, **kwargs)
         correct = correction_of(func, self._target)
@@ -174,28 +163,6 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert isinstance(a, FakeTensor)
         made = self._kernel(_GROUPED_PRODUCT, a, *halves, *args, **kwargs)
         return self._kernel(torch.empty_strided, a, made.size(), made.stride(), dtype=a.dtype, device="meta")
-
-
-@contextmanager
-def _known_values() -> Iterator[None]:
-    """What follows from positions alone is reckoned with, for which torch does single numbers; and transformers, which
-    takes another way where it sees a tensor without values, does not see those that have them."""
-    replaced: list[tuple[Any, str, Any]] = [(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST_KNOWN)]
-    library = sys.modules.get("transformers.utils.import_utils")
-    if hasattr(library, "is_fake_tensor"):
-        replaced.append((library, "is_fake_tensor", _is_unknown))
-    before = [getattr(module, name) for module, name, _ in replaced]
-    for module, name, value in replaced:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for (module, name, _), value in zip(replaced, before, strict=True):
-            setattr(module, name, value)
-
-
-def _is_unknown(x: Any) -> bool:
-    return isinstance(x, FakeTensor) and x.constant is None
 
 
 class _Functions(TorchFunctionMode):
@@ -243,48 +210,6 @@ def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
         elif isinstance(one, complex):
             return False
     return True
-
-
-def _may_be_accumulated(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether this may be autograd's sum of two gradients of one tensor: it makes that in place of the first if nobody
-    else has it, but not while a mode sees the operations.
-
-    Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
-    """
-    if kwargs or torch.is_grad_enabled() or torch._C._current_autograd_node() is None:
-        return False
-    if not all(isinstance(one, Tensor) for one in args) or args[0].shape != args[1].shape:
-        return False
-    return args[0].dtype == args[1].dtype and bool(torch.ops.aten.is_non_overlapping_and_dense(args[0]))
-
-
-def _references(args: Any) -> tuple[int, int, int]:
-    """To the first of a mode's arguments, to its Python object and to its storage."""
-    storage = args[0].untyped_storage()
-    return args[0]._use_count(), sys.getrefcount(args[0]), torch._C._storage_Use_Count(storage._cdata)
-
-
-@cache
-def _references_where_unshared() -> tuple[int, int, int] | None:
-    """As many as there are where autograd alone has a tensor, counted in such a sum; None where this torch does not
-    count them."""
-    found: list[tuple[int, int, int]] = []
-
-    class Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is _ADD:
-                found.append(_references(args))
-            return func(*args, **(kwargs or {}))
-
-    with unset_fake_temporarily(), torch.enable_grad():
-        x = torch.ones(2, requires_grad=True) * 1
-        loss = (x * x.detach()).sum() - (x * x.detach()).sum()
-        try:
-            with Counts():  # type: ignore[no-untyped-call]
-                loss.backward()  # type: ignore[no-untyped-call]
-        except AttributeError:
-            return None
-    return found[0]
 
 
 def _repeats(shape: torch.Size, to: torch.Size) -> bool:

@@ -30,12 +30,20 @@ def correction_of(func: Any, target: str) -> Callable[..., Any] | None:
     return (_ON_CPU.get(func) if target == "cpu" else None) or _ANYWHERE.get(func)
 
 
-def _batch_norm(results: Any, *args: Any, **kwargs: Any) -> Any:
-    """In planes or in channels_last, whatever the order of the input."""
-    x = results[0]
-    if x is None or x.is_contiguous() or (x.dim() in _LAST and x.is_contiguous(memory_format=_LAST[x.dim()])):
+def _batch_norm(results: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """In channels_last where the input lies so, else in planes."""
+    y = results[0]
+    form = _LAST.get(x.dim(), torch.contiguous_format)
+    is_last = form != torch.contiguous_format and x.is_contiguous(memory_format=form) and not x.is_contiguous()
+    form = form if is_last else torch.contiguous_format
+    if y is None or y.is_contiguous(memory_format=form):
         return results
-    return (torch.empty(x.shape, dtype=x.dtype, device=x.device), *results[1:])
+    return (torch.empty(y.shape, dtype=y.dtype, device=y.device, memory_format=form), *results[1:])
+
+
+def _batch_norm_backward(results: Any, grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The same of the input's gradient."""
+    return _batch_norm(results, x)
 
 
 def _norm(results: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +64,7 @@ def _group_norm_backward(results: Any, grad: Tensor, x: Tensor, *args: Any, **kw
 
 
 def _loss(result: Tensor, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A mean or sum that is computed in place of what it is of, and keeps all of that."""
+    """A mean or sum whose result is made as large as what it is of, and keeps all of that."""
     if result.dim():
         return result
     shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
@@ -70,7 +78,7 @@ def _loss_backward(result: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 _ON_CPU: dict[Any, Callable[..., Any]] = {
     _aten.native_batch_norm.default: _batch_norm,
-    _aten.native_batch_norm_backward.default: _batch_norm,
+    _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.native_layer_norm.default: _norm,
     _aten.native_group_norm.default: _norm,
 }

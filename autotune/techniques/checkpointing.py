@@ -5,18 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError, TaskError
 from ._base import Run, Technique
 from .facts import Facts
+from .recomputed import Buffers, recomputed
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 __all__ = ["OPEN", "Checkpointing", "find_blocks"]
 
@@ -103,7 +103,7 @@ class Checkpointing(Technique):
         _keep_everything(model)
         for block in self._recomputed(blocks):
             # On the instance, so that hooks run once, outside; a bound method, so that deepcopy rebinds it.
-            block.forward = functools.partial(_checkpointed, block.forward, _Buffers(block))
+            block.forward = functools.partial(recomputed, block.forward, Buffers(block))
 
     def _recomputed(self, blocks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         if self.kind == "none":
@@ -133,117 +133,10 @@ def _keep_everything(model: nn.Module) -> None:
     """Take off what an earlier plan put on: a notebook applies several to one model."""
     for module in model.modules():
         forward = vars(module).get("forward")
-        if isinstance(forward, functools.partial) and forward.func is _checkpointed:
+        if isinstance(forward, functools.partial) and forward.func is recomputed:
             del module.forward
             if module.forward != forward.args[0]:
                 module.forward = forward.args[0]
-
-
-def _checkpointed(forward: Any, buffers: _Buffers, /, *args: Any, **kwargs: Any) -> Any:
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    forward, args, kwargs = _each_once(forward, args, kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=buffers.contexts, **kwargs)
-
-
-def _each_once(
-    forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The same call where no tensor is given twice. What is given as query, key and value at once is one tensor to an
-    attention, and is to be one when it is computed again, which hooks on saved tensors would make three."""
-    from torch import Tensor
-    from torch.utils._pytree import tree_flatten, tree_unflatten
-
-    leaves, spec = tree_flatten((args, kwargs))
-    once = {id(one): one for one in leaves if isinstance(one, Tensor)}
-    if len(once) == sum(isinstance(one, Tensor) for one in leaves):
-        return forward, args, kwargs
-    places = [list(once).index(id(one)) if isinstance(one, Tensor) else None for one in leaves]
-    others = [None if isinstance(one, Tensor) else one for one in leaves]
-
-    def call(*tensors: Tensor) -> Any:
-        given = [other if place is None else tensors[place] for place, other in zip(places, others, strict=True)]
-        args, kwargs = tree_unflatten(given, spec)
-        return forward(*args, **kwargs)
-
-    return call, tuple(once.values()), {}
-
-
-class _Buffers:
-    """The buffers of a block that its forward changes (running statistics, a spectral norm's vectors).
-
-    Recomputation starts from copies of what the first forward started from, and leaves the block's own alone: that
-    forward has changed them. Copies and not None, so that as many tensors are saved as the first time.
-    """
-
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
-        self._changes: dict[tuple[nn.Module, str], bool] = {}
-        """Whether a forward in training changed it, the first time: masks and the like are not copied again."""
-
-    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """For the first forward and for its recomputation."""
-        before: dict[tuple[nn.Module, str], Tensor] = {}
-        return self._note(before), self._replay(before)
-
-    @contextmanager
-    def _note(self, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
-        versions: dict[tuple[nn.Module, str], tuple[Tensor, int]] = {}
-        for key, buffer in self._variable():
-            before[key] = buffer.clone()
-            versions[key] = buffer, buffer._version
-        yield
-        for key in [key for key in before if key not in self._changes]:
-            module, name = key
-            after = module._buffers.get(name)
-            is_same = _is_untouched(*versions[key], after) if _is_fake(before[key]) else _same(before[key], after)
-            self._changes[key] = _is_normalization(module) or not is_same
-            if not self._changes[key]:
-                del before[key]
-
-    @contextmanager
-    def _replay(self, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
-        kept = {(module, name): module._buffers[name] for module, name in before}
-        for (module, name), buffer in before.items():
-            module._buffers[name] = buffer.clone()
-        try:
-            yield
-        finally:
-            for (module, name), own in kept.items():
-                module._buffers[name] = own
-
-    def _variable(self) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
-        for module in self._block.modules():
-            for name, buffer in module._buffers.items() if module.training else ():
-                if buffer is not None and self._changes.get((module, name), True):
-                    yield (module, name), buffer
-
-
-def _is_normalization(module: nn.Module) -> bool:
-    """Whether its buffers are running statistics, which a batch may leave as they were by chance."""
-    from torch.nn.modules.batchnorm import _NormBase
-
-    return isinstance(module, _NormBase)
-
-
-def _same(before: Tensor, after: Tensor | None) -> bool:
-    """By value: batch_norm changes its statistics without a trace in their version."""
-    return after is not None and after.shape == before.shape and bool((after == before).all())
-
-
-def _is_fake(tensor: Tensor) -> bool:
-    """Whether it has no values that could be compared."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
-
-
-def _is_untouched(before: Tensor, version: int, after: Tensor | None) -> bool:
-    """By version: what is left to tell tensors without values by."""
-    return after is before and after._version == version
 
 
 def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:

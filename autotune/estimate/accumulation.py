@@ -1,0 +1,89 @@
+"""``Accumulation``: which sums autograd makes in place of a gradient, though not while a mode sees the operations."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..measure.tracer import tensors_of
+
+__all__ = ["ADD", "Accumulation"]
+
+ADD = torch.ops.aten.add.Tensor
+
+
+class Accumulation:
+    """Of a backward, whose operations are shown to it in order.
+
+    Autograd adds up the gradients of a tensor that is used several times, in place of the first of them if nobody else
+    has that. A node's formula adds too: what it has made itself is its own, unless two of its gradients are of one
+    tensor.
+
+    Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+    """
+
+    def __init__(self) -> None:
+        self._unshared = _references_where_unshared()
+        self._node: Any = None
+        """At work; held, so that it is known again."""
+        self._made: set[int] = set()
+        """Storages of what it has made."""
+
+    def is_in_place(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a sum is such a one."""
+        node = torch._C._current_autograd_node()
+        if kwargs or node is None or torch.is_grad_enabled() or not all(isinstance(one, Tensor) for one in args):
+            return False
+        if args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
+            return False
+        if _references(args) != self._unshared or not torch.ops.aten.is_non_overlapping_and_dense(args[0]):
+            return False
+        is_its_own = node is self._node and args[0].untyped_storage()._cdata in self._made
+        return not is_its_own or _gives_twice(node)
+
+    def note(self, results: Any) -> None:
+        """An operation has made this."""
+        node = torch._C._current_autograd_node()
+        if node is not self._node:
+            self._node, self._made = node, set()
+        if node is not None:
+            self._made.update(one.untyped_storage()._cdata for one in tensors_of(results))
+
+
+def _gives_twice(node: Any) -> bool:
+    to = [function for function in node.next_functions if function[0] is not None]
+    return len(set(to)) < len(to)
+
+
+def _references(args: Any) -> tuple[int, int, int]:
+    """To the first of a mode's arguments, to its Python object and to its storage."""
+    storage = args[0].untyped_storage()
+    return args[0]._use_count(), sys.getrefcount(args[0]), torch._C._storage_Use_Count(storage._cdata)
+
+
+@cache
+def _references_where_unshared() -> tuple[int, int, int] | None:
+    """As many as there are in a sum of two gradients that nobody else has; None where torch does not count them."""
+    found: list[tuple[int, int, int]] = []
+
+    class Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is ADD:
+                found.append(_references(args))
+            return func(*args, **(kwargs or {}))
+
+    with unset_fake_temporarily(), torch.enable_grad():
+        x = torch.ones(2, requires_grad=True) * 1
+        loss = (x * x.detach()).sum() - (x * x.detach()).sum()
+        try:
+            with Counts():  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]
+        except AttributeError:
+            return None
+    return found[0]

@@ -1,0 +1,121 @@
+"""A block's forward that is run again in backward, with what it was given and the buffers that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Buffers", "recomputed"]
+
+
+def recomputed(forward: Any, buffers: Buffers, /, *args: Any, **kwargs: Any) -> Any:
+    """What a block's forward returns, whose inside is computed again when backward comes to it."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    forward, args, kwargs = _each_once(forward, args, kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=buffers.contexts, **kwargs)
+
+
+def _each_once(
+    forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The same call where no tensor is given twice. What is given as query, key and value at once is one tensor to an
+    attention, and is to be one when it is computed again, which hooks on saved tensors would make three. What is inside
+    of other arguments is left alone: a block may write to those."""
+    from torch import Tensor
+
+    given = dict(enumerate(args)) | kwargs
+    once = list({id(one): one for one in given.values() if isinstance(one, Tensor)}.values())
+    if len(once) == sum(isinstance(one, Tensor) for one in given.values()):
+        return forward, args, kwargs
+    numbers = {id(one): number for number, one in enumerate(once)}
+    places = {name: numbers[id(one)] for name, one in given.items() if isinstance(one, Tensor)}
+    others = {name: None if name in places else one for name, one in given.items()}
+
+    def call(*tensors: Tensor) -> Any:
+        again = others | {name: tensors[number] for name, number in places.items()}
+        args = [one for name, one in again.items() if isinstance(name, int)]
+        return forward(*args, **{name: one for name, one in again.items() if isinstance(name, str)})
+
+    return call, tuple(once), {}
+
+
+class Buffers:
+    """The buffers of a block that its forward changes (running statistics, a spectral norm's vectors).
+
+    Recomputation starts from copies of what the first forward started from, and leaves the block's own alone: that
+    forward has changed them. Copies and not None, so that as many tensors are saved as the first time.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        self._changes: dict[tuple[nn.Module, str], bool] = {}
+        """Whether a forward in training changed it, the first time: masks and the like are not copied again."""
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """For the first forward and for its recomputation."""
+        before: dict[tuple[nn.Module, str], Tensor] = {}
+        return self._note(before), self._replay(before)
+
+    @contextmanager
+    def _note(self, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
+        versions: dict[tuple[nn.Module, str], tuple[Tensor, int]] = {}
+        for key, buffer in self._variable():
+            before[key] = buffer.clone()
+            versions[key] = buffer, buffer._version
+        yield
+        for key in [key for key in before if key not in self._changes]:
+            module, name = key
+            after = module._buffers.get(name)
+            is_same = _is_untouched(*versions[key], after) if _is_fake(before[key]) else _same(before[key], after)
+            self._changes[key] = _is_normalization(module) or not is_same
+            if not self._changes[key]:
+                del before[key]
+
+    @contextmanager
+    def _replay(self, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
+        kept = {(module, name): module._buffers[name] for module, name in before}
+        for (module, name), buffer in before.items():
+            module._buffers[name] = buffer.clone()
+        try:
+            yield
+        finally:
+            for (module, name), own in kept.items():
+                module._buffers[name] = own
+
+    def _variable(self) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
+        for module in self._block.modules():
+            for name, buffer in module._buffers.items() if module.training else ():
+                if buffer is not None and self._changes.get((module, name), True):
+                    yield (module, name), buffer
+
+
+def _is_normalization(module: nn.Module) -> bool:
+    """Whether its buffers are running statistics, which a batch may leave as they were by chance."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    return isinstance(module, _NormBase)
+
+
+def _same(before: Tensor, after: Tensor | None) -> bool:
+    """By value: batch_norm changes its statistics without a trace in their version."""
+    return after is not None and after.shape == before.shape and bool((after == before).all())
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    """Whether it has no values that could be compared."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def _is_untouched(before: Tensor, version: int, after: Tensor | None) -> bool:
+    """By version: what is left to tell tensors without values by."""
+    return after is before and after._version == version
