@@ -166,6 +166,28 @@ def test_autograd_adds_gradients_up_in_place_of_one_that_it_alone_has(loss: Any,
     assert summed_in_place(loss) == expected
 
 
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda x, layer: layer(x), [True]),
+        (lambda x, layer: x @ layer.weight.t() + layer.bias, [False]),
+        (lambda x, layer: layer(x.contiguous()), []),
+    ],
+    ids=["a layer", "the same by hand", "in order"],
+)
+def test_a_linear_layer_adds_its_bias_in_place_where_its_input_does_not_lie_in_order(call: Any, expected: list[bool]):
+    found: list[bool] = []
+
+    def sees(func: Any, args: Any, kwargs: Any, results: Any) -> None:
+        if func is ADD:
+            found.append(results is args[0])
+
+    with FakeTensorMode() as fakes, answers("cpu", fakes, sees=sees):
+        layer = torch.nn.Linear(4, 5)
+        assert call(torch.empty(3, 4, 2).transpose(1, 2), layer).shape == (3, 2, 5)
+    assert found == expected
+
+
 def test_what_is_added_up_is_not_there_thrice(monkeypatch: pytest.MonkeyPatch):
     """Two gradients of 4 KiB are two at once, where torch runs without a mode; were their sum apart, three."""
 

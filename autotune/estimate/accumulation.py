@@ -1,4 +1,4 @@
-"""``Accumulation``: which sums autograd makes in place of a gradient, though not while a mode sees the operations."""
+"""``Accumulation``: which sums torch makes in place of their first part, but not while a mode sees the operations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ADD = torch.ops.aten.add.Tensor
 
 
 class Accumulation:
-    """Of a backward, whose operations are shown to it in order.
+    """Of a step, whose operations are shown to it in order.
 
     Autograd adds up the gradients of a tensor that is used several times, in place of the first of them if nobody else
     has that. A node's formula adds too: what it has made itself is its own, unless two of its gradients are of one
-    tensor.
+    tensor. And a linear layer adds its bias to what it has multiplied, where its input does not lie in order.
 
-    Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+    Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace; aten/src/ATen/native/Linear.cpp, linear.
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,14 @@ class Accumulation:
 
     def is_in_place(self, args: Any, kwargs: dict[str, Any]) -> bool:
         """Whether a sum is such a one."""
-        node = torch._C._current_autograd_node()
-        if kwargs or node is None or torch.is_grad_enabled() or not all(isinstance(one, Tensor) for one in args):
-            return False
-        if args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
+        if kwargs or not all(isinstance(one, Tensor) for one in args) or args[0].dtype != args[1].dtype:
             return False
         if _references(args) != self._unshared or not torch.ops.aten.is_non_overlapping_and_dense(args[0]):
+            return False
+        if args[0].dim() > 2 and args[1].shape == args[0].shape[-1:]:
+            return True
+        node = torch._C._current_autograd_node()
+        if node is None or torch.is_grad_enabled() or args[0].shape != args[1].shape:
             return False
         is_its_own = node is self._node and args[0].untyped_storage()._cdata in self._made
         return not is_its_own or _gives_twice(node)
