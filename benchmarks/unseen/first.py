@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layer_models import Built
+from .tokens import tokens
 
 __all__ = ["IMAGES", "MODELS"]
 
@@ -27,12 +28,8 @@ def _classifier(config: Any, side: int = 96) -> Built:
 def _writer(config: Any) -> Built:
     from transformers import AutoModelForCausalLM
 
-    tokens = _tokens(config.vocab_size, 64)
-    return AutoModelForCausalLM.from_config(config), {"input_ids": tokens, "labels": tokens}
-
-
-def _tokens(vocabulary: int, length: int) -> Tensor:
-    return torch.arange(8 * length).reshape(8, length) % vocabulary
+    words = tokens(config.vocab_size, 64)
+    return AutoModelForCausalLM.from_config(config), {"input_ids": words, "labels": words}
 
 
 def _convnext() -> Built:
@@ -78,7 +75,7 @@ def _whisper() -> Built:
         pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
     )  # fmt: skip
     sounds = torch.zeros(8, config.num_mel_bins, 2 * config.max_source_positions)
-    return WhisperForConditionalGeneration(config), {"input_features": sounds, "labels": _tokens(8000, 48)}
+    return WhisperForConditionalGeneration(config), {"input_features": sounds, "labels": tokens(8000, 48)}
 
 
 class _Recurrent(nn.Module):
@@ -97,8 +94,8 @@ class _Recurrent(nn.Module):
 
 
 def _recurrent(kind: type[nn.RNNBase], bidirectional: bool = False) -> Built:
-    tokens = _tokens(8000, 64)
-    return _Recurrent(kind, bidirectional), {"input_ids": tokens, "labels": tokens}
+    words = tokens(8000, 64)
+    return _Recurrent(kind, bidirectional), {"input_ids": words, "labels": words}
 
 
 MODELS: dict[str, Callable[[], Built]] = {

@@ -11,12 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..layer_models import Built
+from .tokens import tokens
 
 __all__ = ["IMAGES", "MODELS"]
-
-
-def _tokens(vocabulary: int, length: int) -> Tensor:
-    return torch.arange(8 * length).reshape(8, length) % vocabulary
 
 
 def _falcon() -> Built:
@@ -26,8 +23,8 @@ def _falcon() -> Built:
         vocab_size=12_000, hidden_size=320, num_hidden_layers=5, num_attention_heads=5, ffn_hidden_size=1280,
         alibi=True, multi_query=True, parallel_attn=True,
     )  # fmt: skip
-    tokens = _tokens(12_000, 80)
-    return FalconForCausalLM(config), {"input_ids": tokens, "labels": tokens}
+    words = tokens(12_000, 80)
+    return FalconForCausalLM(config), {"input_ids": words, "labels": words}
 
 
 def _electra() -> Built:
@@ -37,7 +34,7 @@ def _electra() -> Built:
         vocab_size=16_000, embedding_size=128, hidden_size=256, num_hidden_layers=6, num_attention_heads=4,
         intermediate_size=1024, num_labels=9,
     )  # fmt: skip
-    return ElectraForTokenClassification(config), {"input_ids": _tokens(16_000, 96), "labels": _tokens(9, 96)}
+    return ElectraForTokenClassification(config), {"input_ids": tokens(16_000, 96), "labels": tokens(9, 96)}
 
 
 def _longformer() -> Built:
@@ -47,7 +44,7 @@ def _longformer() -> Built:
         vocab_size=8000, hidden_size=192, num_hidden_layers=3, num_attention_heads=4, intermediate_size=768,
         attention_window=32, max_position_embeddings=300, num_labels=4,
     )  # fmt: skip
-    texts = {"input_ids": 2 + _tokens(7990, 128), "labels": torch.arange(8) % 4}
+    texts = {"input_ids": 2 + tokens(7990, 128), "labels": torch.arange(8) % 4}
     return LongformerForSequenceClassification(config), texts
 
 
@@ -201,7 +198,7 @@ class _ConformerBlock(nn.Module):
 
 
 def _conformer() -> Built:
-    return _Conformer(), {"mels": torch.zeros(8, 160, 80), "labels": _tokens(128, 40)}
+    return _Conformer(), {"mels": torch.zeros(8, 160, 80), "labels": tokens(128, 40)}
 
 
 class _Field(nn.Module):

@@ -11,12 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..layer_models import Built
+from .tokens import tokens
 
 __all__ = ["IMAGES", "MODELS"]
-
-
-def _tokens(vocabulary: int, length: int) -> Tensor:
-    return torch.arange(8 * length).reshape(8, length) % vocabulary
 
 
 def _qwen() -> Built:
@@ -26,8 +23,8 @@ def _qwen() -> Built:
         vocab_size=16_000, hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
         num_key_value_heads=2, head_dim=64,
     )  # fmt: skip
-    tokens = _tokens(16_000, 64)
-    return Qwen3ForCausalLM(config), {"input_ids": tokens, "labels": tokens}
+    words = tokens(16_000, 64)
+    return Qwen3ForCausalLM(config), {"input_ids": words, "labels": words}
 
 
 def _mixtral() -> Built:
@@ -37,16 +34,16 @@ def _mixtral() -> Built:
         vocab_size=8000, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=4,
     )  # fmt: skip
-    tokens = _tokens(8000, 64)
-    return MixtralForCausalLM(config), {"input_ids": tokens, "labels": tokens}
+    words = tokens(8000, 64)
+    return MixtralForCausalLM(config), {"input_ids": words, "labels": words}
 
 
 def _mamba() -> Built:
     from transformers import MambaConfig, MambaForCausalLM
 
-    tokens = _tokens(8000, 32)
+    words = tokens(8000, 32)
     config = MambaConfig(vocab_size=8000, hidden_size=192, num_hidden_layers=4)
-    return MambaForCausalLM(config), {"input_ids": tokens, "labels": tokens}
+    return MambaForCausalLM(config), {"input_ids": words, "labels": words}
 
 
 def _deberta() -> Built:
@@ -56,7 +53,7 @@ def _deberta() -> Built:
         vocab_size=16_000, hidden_size=256, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=4,
         relative_attention=True, position_buckets=32, pos_att_type=["p2c", "c2p"], num_labels=4,
     )  # fmt: skip
-    return DebertaV2ForSequenceClassification(config), {"input_ids": _tokens(16_000, 96), "labels": torch.arange(8) % 4}
+    return DebertaV2ForSequenceClassification(config), {"input_ids": tokens(16_000, 96), "labels": torch.arange(8) % 4}
 
 
 def _segformer() -> Built:
@@ -86,7 +83,7 @@ class _Clip(nn.Module):
 
 
 def _clip() -> Built:
-    return _Clip(), {"input_ids": _tokens(8000, 32), "pixel_values": torch.zeros(8, 3, 96, 96)}
+    return _Clip(), {"input_ids": tokens(8000, 32), "pixel_values": torch.zeros(8, 3, 96, 96)}
 
 
 def _wav2vec() -> Built:
@@ -216,7 +213,7 @@ class _WaveNet(nn.Module):
 
 
 def _wavenet() -> Built:
-    sounds = _tokens(256, 1024)
+    sounds = tokens(256, 1024)
     return _Supervised(_WaveNet()), {"sounds": sounds, "labels": sounds}
 
 
@@ -239,7 +236,7 @@ class _Clicks(nn.Module):
 
 
 def _clicks() -> Built:
-    words = _tokens(20_000, 8 * 16).reshape(8, 8, 16)
+    words = tokens(20_000, 8 * 16).reshape(8, 8, 16)
     return _Supervised(_Clicks()), {"words": words, "numbers": torch.zeros(8, 16), "labels": torch.arange(8) % 2}
 
 

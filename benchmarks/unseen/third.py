@@ -10,12 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..layer_models import Built
+from .tokens import tokens
 
 __all__ = ["IMAGES", "MODELS"]
-
-
-def _tokens(vocabulary: int, length: int) -> Tensor:
-    return torch.arange(8 * length).reshape(8, length) % vocabulary
 
 
 def _gemma() -> Built:
@@ -25,8 +22,8 @@ def _gemma() -> Built:
         vocab_size=16_000, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, sliding_window=32,
     )  # fmt: skip
-    tokens = _tokens(16_000, 64)
-    return Gemma2ForCausalLM(config), {"input_ids": tokens, "labels": tokens}
+    words = tokens(16_000, 64)
+    return Gemma2ForCausalLM(config), {"input_ids": words, "labels": words}
 
 
 def _albert() -> Built:
@@ -36,8 +33,8 @@ def _albert() -> Built:
         vocab_size=16_000, embedding_size=128, hidden_size=384, num_hidden_layers=6, num_attention_heads=6,
         intermediate_size=1536,
     )  # fmt: skip
-    tokens = _tokens(16_000, 64)
-    return AlbertForMaskedLM(config), {"input_ids": tokens, "labels": tokens}
+    words = tokens(16_000, 64)
+    return AlbertForMaskedLM(config), {"input_ids": words, "labels": words}
 
 
 def _bart() -> Built:
@@ -47,16 +44,16 @@ def _bart() -> Built:
         vocab_size=8000, d_model=256, encoder_layers=3, decoder_layers=3, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=1024, decoder_ffn_dim=1024, max_position_embeddings=128,
     )  # fmt: skip
-    texts = {"input_ids": _tokens(8000, 96), "attention_mask": torch.ones(8, 96, dtype=torch.long)}
-    return BartForConditionalGeneration(config), texts | {"labels": _tokens(8000, 48)}
+    texts = {"input_ids": tokens(8000, 96), "attention_mask": torch.ones(8, 96, dtype=torch.long)}
+    return BartForConditionalGeneration(config), texts | {"labels": tokens(8000, 48)}
 
 
 def _fnet() -> Built:
     from transformers import FNetConfig, FNetForMaskedLM
 
     config = FNetConfig(vocab_size=8000, hidden_size=256, num_hidden_layers=6, intermediate_size=1024)
-    tokens = _tokens(8000, 64)
-    return FNetForMaskedLM(config), {"input_ids": tokens, "labels": tokens}
+    words = tokens(8000, 64)
+    return FNetForMaskedLM(config), {"input_ids": words, "labels": words}
 
 
 def _poolformer() -> Built:
@@ -174,8 +171,8 @@ class _Graphs(nn.Module):
 
 
 def _graphs() -> Built:
-    edges = _tokens(64, 256)
-    graphs = {"nodes": _tokens(32, 64), "sources": edges, "targets": edges.flip(1), "labels": torch.arange(8) % 2}
+    edges = tokens(64, 256)
+    graphs = {"nodes": tokens(32, 64), "sources": edges, "targets": edges.flip(1), "labels": torch.arange(8) % 2}
     return _Graphs(), graphs
 
 
