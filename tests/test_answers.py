@@ -242,7 +242,7 @@ def test_what_follows_from_positions_is_known():
         assert import_utils.is_tracing(torch.arange(64))
 
 
-def test_many_values_are_not_computed(monkeypatch: pytest.MonkeyPatch):
+def test_many_values_are_not_computed():
     """Distances of positions: 1000 by 1000 of 1000."""
     with FakeTensorMode() as fakes, answers("cpu", fakes):
         positions = torch.arange(1000)
@@ -270,6 +270,50 @@ def test_experts_are_multiplied_in_any_precision(dtype: torch.dtype):
     with FakeTensorMode() as fakes, answers("cpu", fakes):
         assert products() == expected
     assert len(expected) == 3
+
+
+def images(dtype: torch.dtype = torch.float32, last: bool = False) -> Tensor:
+    made = torch.ones(4, 8, 6, 6, dtype=dtype)
+    return made.to(memory_format=torch.channels_last) if last else made
+
+
+def normed(x: Tensor, layer: torch.nn.Module, grad: Tensor | None = None) -> list[Tensor]:
+    """The output, and the gradient of the input."""
+    leaf = x.detach().requires_grad_()
+    y = layer(leaf)
+    y.backward(torch.ones_like(y) if grad is None else grad)
+    assert leaf.grad is not None
+    return [y, leaf.grad]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: normed(torch.ones(4, 6, 8).transpose(1, 2), torch.nn.BatchNorm1d(8)),
+        lambda: normed(images(), torch.nn.BatchNorm2d(8)),
+        lambda: normed(images(last=True), torch.nn.BatchNorm2d(8)),
+        lambda: normed(images(last=True), torch.nn.BatchNorm2d(8), images()),
+        lambda: normed(images().transpose(2, 3), torch.nn.BatchNorm2d(8)),
+        lambda: normed(images(torch.bfloat16, last=True), torch.nn.GroupNorm(2, 8)),
+        lambda: normed(images(torch.bfloat16), torch.nn.LayerNorm(6)),
+        lambda: torch.native_layer_norm(images(torch.bfloat16), [6], torch.ones(6), torch.ones(6), 1e-5),
+        lambda: torch.native_layer_norm(images(torch.bfloat16), [6], None, None, 1e-5),
+        lambda: [torch.nn.functional.mse_loss(images(), torch.ones(6, 6))],
+        lambda: [torch.nn.functional.smooth_l1_loss(images(), images(), reduction="sum")],
+        lambda: [torch.nn.functional.mse_loss(images(), images(), reduction="none")],
+        lambda: [torch.ops.aten.mse_loss_backward(torch.ones(()), images(last=True), images(last=True), 1)],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_what_kernels_return_is_told_without_values(call: Any):
+    """Layout, precision and storage, which torch's own answers have otherwise."""
+
+    def said() -> list[Any]:
+        return [(one.shape, one.stride(), one.dtype, one.untyped_storage().nbytes()) for one in call()]
+
+    expected = said()
+    with FakeTensorMode(allow_non_fake_inputs=True) as fakes, answers("cpu", fakes):
+        assert said() == expected
 
 
 def test_a_value_that_torch_remembers_is_still_known_of_a_view_of_it():
