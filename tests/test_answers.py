@@ -286,6 +286,15 @@ def normed(x: Tensor, layer: torch.nn.Module, grad: Tensor | None = None) -> lis
     return [y, leaf.grad]
 
 
+def group_normed(x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """What the kernels of a norm of two groups return, forward and backward."""
+    weight, sizes = torch.ones(8), (4, 8, 36, 2)
+    y, mean, deviation = torch.native_group_norm(x, weight, weight, *sizes, 1e-5)
+    mean, deviation = (one.float() for one in (mean, deviation))
+    backward = torch.ops.aten.native_group_norm_backward(y, x, mean, deviation, weight, *sizes, [True, True, True])
+    return list(torch.native_group_norm(x, weight, weight, *sizes, 1e-5)), list(backward)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -298,6 +307,8 @@ def normed(x: Tensor, layer: torch.nn.Module, grad: Tensor | None = None) -> lis
         lambda: normed(images(torch.bfloat16), torch.nn.LayerNorm(6)),
         lambda: torch.native_layer_norm(images(torch.bfloat16), [6], torch.ones(6), torch.ones(6), 1e-5),
         lambda: torch.native_layer_norm(images(torch.bfloat16), [6], None, None, 1e-5),
+        lambda: group_normed(images(torch.bfloat16, last=True))[0],
+        lambda: group_normed(images(torch.bfloat16, last=True))[1],
         lambda: [torch.nn.functional.mse_loss(images(), torch.ones(6, 6))],
         lambda: [torch.nn.functional.smooth_l1_loss(images(), images(), reduction="sum")],
         lambda: [torch.nn.functional.mse_loss(images(), images(), reduction="none")],
