@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .units import MIB, parse_bytes, parse_duration
+from .units import MIB, parse_bytes, parse_duration, parse_percent
 
 __all__ = [
     "Address",
@@ -54,6 +54,18 @@ def _budget(text: str) -> int:
     return num_bytes
 
 
+def _budget_or_share(text: str) -> float:
+    """Bytes as an int; a share of the reference's peak as a float."""
+    if not text.strip().endswith("%"):
+        return _budget(text)
+    try:
+        return parse_percent(text.strip())
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected a percentage above 0 of what the job takes as it stands, such as 90%, but got {text!r}."
+        ) from None
+
+
 def _duration(text: str | float) -> float:  # typer parses defaults too
     try:
         return parse_duration(str(text))
@@ -71,11 +83,12 @@ TaskPath = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The ta
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
 Budget = Annotated[
-    int | None,
+    float | None,
     typer.Option(
-        parser=_budget,
-        metavar="SIZE",
-        help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9.",
+        parser=_budget_or_share,
+        metavar="SIZE|PERCENT",
+        help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9; or 90% of what the "
+        "job takes as it stands.",
         show_default="no limit: speed alone",
     ),
 ]

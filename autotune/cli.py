@@ -114,7 +114,8 @@ def search(  # the command's options, one line each: typer's form
     options = SearchOptions(
         task=task,
         output=output,
-        budget_bytes=budget,
+        budget_bytes=budget if isinstance(budget, int) else None,
+        budget_share=budget if isinstance(budget, float) else None,
         trials=trials,
         max_time_s=max_time,
         trial_time_s=trial_time,

@@ -20,7 +20,7 @@ from .errors import PlanError
 from .files import dump_yaml, explain, read_yaml, write_text
 from .techniques import Settings
 from .techniques.checkpointing import OPEN
-from .units import Bytes, Ratio
+from .units import Bytes, Percent, Ratio
 
 __all__ = [
     "Budget",
@@ -54,6 +54,8 @@ class Budget(_Section):
 
     limit: Annotated[Bytes, Field(gt=0)] | None = None
     """Bytes; absent when the search had no limit."""
+    of_reference: Percent | None = None
+    """The share of the reference's measured peak that was asked for; ``limit`` is what that came to."""
     device: Literal["cpu", "cuda"] | None = None
     """torch's device type; absent in a plan written by hand for whatever device there is."""
     margin: float = Field(default=0.03, ge=0, lt=1)

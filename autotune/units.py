@@ -11,12 +11,15 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 __all__ = [
     "MIB",
     "Bytes",
+    "Percent",
     "Ratio",
     "ceil_mib",
     "format_bytes",
     "format_duration",
+    "format_percent",
     "parse_bytes",
     "parse_duration",
+    "parse_percent",
 ]
 
 MIB = 2**20
@@ -69,6 +72,24 @@ def ceil_mib(num_bytes: int) -> int:
     return -(-num_bytes // MIB) * MIB
 
 
+def parse_percent(text: str | float) -> float:
+    """A share from ``90%`` (0.9) or a plain number (0.9 itself).
+
+    Raises:
+        ValueError: not a positive number, or not one of percent.
+    """
+    match = _NUMBER.fullmatch(text.removesuffix("%")) if isinstance(text, str) and text.endswith("%") else None
+    share = round(float(match[1]) / 100, 12) if match and not match[2] else text
+    if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < math.inf:
+        raise ValueError(f"not a percentage above 0: {text!r}. Write for example 90%.")
+    return float(share)
+
+
+def format_percent(share: float) -> str:
+    """``90%``: the shortest text that :func:`parse_percent` reads back to the same share."""
+    return f"{share * 100:.10g}%"
+
+
 def parse_duration(text: str) -> float:
     """Seconds from ``90s``, ``20m``, ``1.5h`` or a plain number of seconds.
 
@@ -106,6 +127,14 @@ Bytes = Annotated[
     WithJsonSchema({"type": ["string", "integer"], "description": "bytes: 8 GiB is 2**33, 8 GB is 8 * 10**9"}),
 ]
 """A size in bytes: an int in Python, ``8 GiB`` in YAML."""
+
+Percent = Annotated[
+    float,
+    BeforeValidator(parse_percent),
+    PlainSerializer(format_percent, return_type=str, when_used="json"),
+    WithJsonSchema({"type": ["string", "number"], "pattern": r"^[0-9.]+%$"}),
+]
+"""A share: a float in Python, ``90%`` in YAML."""
 
 Ratio = Annotated[
     float,

@@ -23,6 +23,7 @@ from .dataset import DatasetFacts, inspect_dataset
 from .device import available_host_bytes, inspect_device, num_processors
 from .loading import loader_rates
 from .measurement import InspectOptions
+from .memory import process_bytes
 from .split import Split, measure_split
 
 __all__ = ["inspect_task"]
@@ -44,6 +45,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         NonFiniteLoss: the first loss is NaN or infinite.
         Exception: whatever the user's code raises.
     """
+    charged_bytes = process_bytes(torch.device(device))
     seed_everything(0)
     model = build_model(task if options.runs_model else unfilled(task))
     dataset = task.build_dataset()
@@ -62,6 +64,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         torch_version=torch.__version__,
         num_threads=torch.get_num_threads(),
         host_memory_bytes=available_host_bytes(),
+        process_bytes=charged_bytes,
         **_model_facts(task, model),
         dataset_length=data.length,
         dataset_kind="iterable" if streams else "map",

@@ -17,7 +17,7 @@ from ..plan import Budget, Peak
 from .context import context_bytes, open_context
 from .processes import descendants, own_live_bytes, own_peak_bytes, private_bytes, unmapped_files_bytes
 
-__all__ = ["Charge", "enforce_budget", "lift_budget"]
+__all__ = ["Charge", "enforce_budget", "lift_budget", "process_bytes"]
 
 
 def enforce_budget(limit_bytes: int | None) -> None:
@@ -44,6 +44,13 @@ def lift_budget() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def process_bytes(device: torch.device) -> int:
+    """What this process is charged now; on CUDA, before anything is built, its context."""
+    if device.type == "cuda":
+        open_context()
+    return Charge(device).peak().process
 
 
 class Charge:

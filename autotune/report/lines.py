@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ..search.budget import budget_words
 from ..search.events import (
+    BudgetKnown,
     Event,
     FinalistEnded,
     Inspected,
@@ -31,6 +33,8 @@ def _said(event: Event, progress: Progress) -> str:
     match event:
         case Inspected(facts):
             return f"task: {facts_words(facts)}"
+        case BudgetKnown(budget):
+            return f"budget: {budget_words(budget)}"
         case SearchStarted(study, num_configurations, num_trials, resumed):
             done = f", {len(resumed)} of them done before" if resumed else ""
             return f"study {study}: {count(num_configurations, 'configuration')}, up to {num_trials} trials{done}"

@@ -7,10 +7,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..search.budget import asked, budget_words
 from ..search.options import SearchOptions
 from ..search.preview import Preview
 from ..techniques import Technique
-from ..units import format_bytes, format_duration
+from ..units import format_duration
 from .lines import facts_words
 from .tables import rows_table
 from .words import count, technique_words
@@ -38,7 +39,7 @@ def as_json(found: Preview) -> dict[str, Any]:
 
 def explain(found: Preview, options: SearchOptions) -> RenderableType:
     """The same for people."""
-    within = f" within {format_bytes(options.budget_bytes)}" if options.budget_bytes else ""
+    within = "" if (budget := budget_words(asked(options))) == "none" else f" within {budget}"
     size = count(found.num_configurations, "configuration")
     trials = f"{count(found.num_trials, 'trial')}, then the finalists: at most {format_duration(found.estimate_s)}"
     missing = [(row.technique, f"{technique_words(row.setting)}: {row.reason}") for row in found.unavailable]

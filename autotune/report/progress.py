@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..measure import Measurement
-from ..plan import Budget
+from ..search.budget import asked
 from ..search.events import (
+    BudgetKnown,
     Event,
     FinalistEnded,
     Inspected,
@@ -52,7 +53,7 @@ class Progress:
 
     def __init__(self, options: SearchOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.options = options
-        self.budget = Budget(limit=options.budget_bytes, device=options.device, margin=options.margin)
+        self.budget = asked(options)
         self.facts: Facts | None = None
         self.started: SearchStarted | None = None
         self.reference: Measurement | None = None
@@ -121,6 +122,8 @@ class Progress:
                 self._running.pop((number, finalist_round), None)
                 self.finalist_round = (finalist_round, num_rounds)
                 self.ended.append(Ended(finalist_label(number), settings, event))
+            case BudgetKnown(budget):
+                self.budget = budget
             case Stopped(reason):
                 self.stopped = reason
             case PredictionStarted(num_configurations):

@@ -15,7 +15,8 @@ from rich.text import Text
 from ..errors import PlanError
 from ..files import read_yaml
 from ..plan import Budget, Evidence, Plan, Speed
-from ..units import format_bytes, format_duration
+from ..search.budget import budget_words
+from ..units import format_duration
 from .tables import rows_table
 from .words import count, purpose, rate, settings_words, size, technique_words, times
 
@@ -66,7 +67,7 @@ def _headline(plan: Plan, path: Path) -> str:
         what = f"{rate(plan.measured.samples_per_s.value)} samples/s"
     else:
         what = "settings without evidence"
-    within = f", within {format_bytes(plan.budget.limit)}" if plan.budget.limit else ", no memory limit"
+    within = f", within {budget_words(plan.budget)}" if plan.budget.limit else ", no memory limit"
     on = f", on {plan.budget.device}" if plan.budget.device else ""
     return f"{path}: {what}{within if plan.measured else ''}{on}"
 
@@ -106,7 +107,7 @@ def peak_words(evidence: Evidence, budget: Budget) -> str:
     words = size(peak.process)
     if budget.limit is not None:
         used = peak.process / budget.limit
-        words += f" of {format_bytes(budget.limit)} ({used:.0%}; {budget.margin:.0%} is kept as a margin)"
+        words += f" of {budget_words(budget)} ({used:.0%}; {budget.margin:.0%} is kept as a margin)"
     named = (("reserved", peak.reserved), ("allocated", peak.allocated), ("host", peak.host))
     parts = [f"{name} {size(value)}" for name, value in named if value is not None]
     if peak.allocator_retries:

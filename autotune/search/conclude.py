@@ -141,7 +141,7 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
         yield f"{waited:.0%} of the time is spent waiting for data: a faster dataset or cheaper samples would show"
     if facts.shapes_vary:
         yield f"batch shapes vary: the peak is that of the largest of {LARGEST_OF} batches"
-    if reference is not None and not reference.fits:
+    if reference is not None and not reference.fits and session.budget.of_reference is None:
         yield "the reference is over the budget; it was measured without enforcement"
     if winner.number != 0 and reference is not None and measured.samples_per_s.overlaps(reference.samples_per_s):
         yield "the gain in speed is within the spread of the measurements"

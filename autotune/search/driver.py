@@ -7,21 +7,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from ..errors import Interrupted, PlanError, TaskError
+from ..errors import Interrupted, PlanError, TaskError, UserError
 from ..files import FOLDER, check_output
-from ..plan import Budget, Plan
+from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
 from ..techniques import Facts
+from ..units import format_percent
 from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut, ended
 from .apart import Apart
+from .budget import asked, check_possible
 from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
-from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
+from .events import BudgetKnown, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
 from .finalists import settle
 from .foresight import foresee
-from .inquiry import Inquiry, failure, inspect, reference_settings
+from .inquiry import failure, inspect, reference_settings
 from .options import SearchOptions
 from .pace import LEAST_SHARE_S, Pace
 from .record import StudyRecord
@@ -68,11 +70,11 @@ def search(
     space = load_space(options.space)
     facts = inspect(options, executor, pace)
     observe(Inspected(facts))
+    check_possible(asked(options), facts)
     study = _open_study(options, space, facts)
     try:
         facts = study.record.facts
-        inquiry = Inquiry(options.task, options.seed, study.record.budget, facts)
-        session = Session(options, executor, observe, stop, pace, study, facts, inquiry)
+        session = Session(options, executor, observe, stop, pace, study, facts)
         plan = _search(session, space)
     finally:
         study.close()
@@ -155,6 +157,7 @@ def _check_reference(session: Session) -> None:
 
     Raises:
         TaskError: it fails, or gains memory each step.
+        UserError: the budget is a share of its peak, and that is not known or below what any process takes.
     """
     reference = session.reference
     if reference is None:
@@ -166,8 +169,16 @@ def _check_reference(session: Session) -> None:
                 f"{task}: the job as it stands {reference.verdict.reason}, so that no configuration can be measured. "
                 "A list that keeps each step's loss with its graph is the usual cause: keep loss.item()."
             )
-        if reference.verdict.over_memory:
+        if session.budget.of_reference is not None:
+            _tell_share(session, session.budget.of_reference)
+        elif reference.verdict.over_memory:
             session.warn(f"the reference is {reference.verdict.reason}; it was measured without enforcement.")
+    elif isinstance(outcome, OutOfMemory) and session.budget.of_reference is not None:
+        raise UserError(
+            f"--budget {format_percent(session.budget.of_reference)}: that is a share of what the job takes as it "
+            f"stands, which is not known: it does not fit the device ({reference.verdict.reason}). "
+            "Give a size, such as 8GiB."
+        )
     elif isinstance(outcome, OutOfMemory):
         session.warn(f"the reference does not fit the device ({reference.verdict.reason}): there is no gain to state.")
     elif isinstance(outcome, TimedOut) and session.options.max_time_s is not None:
@@ -177,6 +188,18 @@ def _check_reference(session: Session) -> None:
         )
     else:
         raise TaskError(f"{task}: the job as it stands fails: {failure(outcome)}")
+
+
+def _tell_share(session: Session, share: float) -> None:
+    """What the budget came to, now that the reference's peak is known.
+
+    Raises:
+        UserError: it is below what any process takes.
+    """
+    session.observe(BudgetKnown(session.budget))
+    check_possible(session.budget, session.facts)
+    if share > 1:
+        session.warn(f"--budget {format_percent(share)} is more memory than the job takes as it stands.")
 
 
 def _explore(session: Session, candidates: Candidates) -> str:
@@ -235,7 +258,7 @@ def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Stu
     record = StudyRecord(
         task=options.task,
         fingerprint=facts.fingerprint,
-        budget=Budget(limit=options.budget_bytes, device=options.device, margin=options.margin),
+        budget=asked(options),
         seed=options.seed,
         effective_batch=options.effective_batch,
         allow_split=options.allow_split,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import Outcome
 
 __all__ = [
+    "BudgetKnown",
     "Event",
     "FinalistEnded",
     "Inspected",
@@ -69,6 +71,13 @@ class SearchStarted:
 
 
 @dataclass(frozen=True)
+class BudgetKnown:
+    """The reference was measured; a budget that is a share of its peak is in bytes now."""
+
+    budget: Budget
+
+
+@dataclass(frozen=True)
 class PredictionStarted:
     """Before any trial, laws are asked for the configurations' memory and work."""
 
@@ -105,6 +114,7 @@ class Stopped:
 
 Event = (
     Inspected
+    | BudgetKnown
     | SearchStarted
     | Warned
     | PredictionStarted

@@ -19,7 +19,9 @@ class SearchOptions:
     task: str
     """``model.py`` or ``model.py:name``."""
     budget_bytes: int | None = None
-    """``--budget``; None searches for speed alone."""
+    """``--budget 8GiB``; None with no ``budget_share`` searches for speed alone."""
+    budget_share: float | None = None
+    """``--budget 90%``: the same as a share of the reference's measured peak."""
     output: Path = Path("plan.yaml")
     """``--output``."""
     device: Literal["cpu", "cuda"] = "cpu"

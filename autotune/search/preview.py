@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..search_spaces import Unavailable, load_space
 from ..techniques import Facts, Technique
 from ..workers import Executor
+from .budget import asked, check_possible
 from .candidates import ConfigurationSpace
 from .inquiry import inspect, reference_settings
 from .options import SearchOptions
@@ -38,12 +39,14 @@ def preview(options: SearchOptions, executor: Executor) -> Preview:
     """Inspect the task and say what a search would do; measures nothing and writes nothing.
 
     Raises:
+        UserError: the budget is below what any process takes.
         TaskError: the task cannot be loaded or inspected.
         SpaceError: an unknown technique or value in the space.
     """
     pace = Pace(options.trial_time_s, options.max_time_s)
     space = load_space(options.space)
     facts = inspect(options, executor, pace)
+    check_possible(asked(options), facts)
     choices = space.choices(facts)
     size = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks).num_configurations
     num_trials = min(options.trials, size)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from ..errors import StudyError
 from ..plan import Budget
 from ..techniques import Facts
-from ..units import format_bytes
+from .budget import budget_words
 
 __all__ = ["StudyRecord", "check_same"]
 
@@ -67,9 +67,9 @@ def check_same(name: str, stored: StudyRecord, asked: StudyRecord) -> None:
 
 
 def _compared(record: StudyRecord) -> list[tuple[str, object]]:
-    limit = record.budget.limit
+    asked = record.budget if record.budget.of_reference is None else record.budget.model_copy(update={"limit": None})
     return [
-        ("--budget", "none" if limit is None else format_bytes(limit)),
+        ("--budget", budget_words(asked)),
         ("--margin", record.budget.margin),
         ("--device", record.budget.device),
         ("--seed", record.seed),

@@ -32,7 +32,6 @@ class Session:
     pace: Pace
     study: Study
     facts: Facts
-    inquiry: Inquiry
     _said: set[str] = field(default_factory=set, init=False)
     _earlier_s: float = field(default=0.0, init=False)
 
@@ -44,8 +43,13 @@ class Session:
 
     @property
     def budget(self) -> Budget:
-        """What configurations are held against."""
-        return self.inquiry.budget
+        """What configurations are held against; a share of the reference's peak is in bytes once that is known."""
+        return self.study.record.budget
+
+    @property
+    def inquiry(self) -> Inquiry:
+        """Makes the requests."""
+        return Inquiry(self.options.task, self.options.seed, self.budget, self.facts)
 
     @property
     def reference_settings(self) -> Settings:

@@ -19,6 +19,7 @@ from ..errors import StudyError
 from ..techniques import Settings
 from ..workers import Measured, Outcome, OutOfMemory
 from ..workers.outcome import OUTCOME
+from .budget import in_bytes
 from .expected_gain import ExpectedGainSampler, observe, withdraw
 from .record import StudyRecord, check_same
 from .storage import Lock, newest_first, newest_number, open_storage, storage_errors
@@ -194,6 +195,8 @@ class Study:
         return cls(store, study, record)
 
     def _take(self, number: int, settings: Settings, outcome: Outcome) -> Tried:
+        if number == 0:
+            self.record = self.record.model_copy(update={"budget": in_bytes(self.record.budget, outcome)})
         tried = Tried(number, settings, outcome, self._judge(outcome))
         self.tried.append(tried)
         self.tried.sort(key=lambda row: row.number)

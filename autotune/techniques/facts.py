@@ -41,6 +41,9 @@ class Facts(_Frozen):
     """Threads that torch computes with on the CPU."""
     host_memory_bytes: int
     """Host memory available when the task was inspected."""
+    process_bytes: int | None = None
+    """What the device charged the process before the model was built, which no configuration undercuts; None where
+    unknown."""
 
     num_parameters: int
     num_trainable: int

@@ -1,0 +1,58 @@
+"""What a budget comes to: a share of the reference's peak in bytes, and whether any configuration can hold it."""
+
+from __future__ import annotations
+
+from ..errors import UserError
+from ..plan import Budget
+from ..techniques import Facts
+from ..units import MIB, ceil_mib, format_bytes, format_percent
+from ..workers import Measured, Outcome
+from .options import SearchOptions
+
+__all__ = ["asked", "budget_words", "check_possible", "in_bytes"]
+
+
+def asked(options: SearchOptions) -> Budget:
+    """The budget as the user gave it."""
+    return Budget(
+        limit=options.budget_bytes, of_reference=options.budget_share, device=options.device, margin=options.margin
+    )
+
+
+def in_bytes(budget: Budget, reference: Outcome) -> Budget:
+    """The same with its limit, where it was asked for as a share of the reference's measured peak: whole MiB, rounded
+    down."""
+    if budget.of_reference is None or budget.limit is not None or not isinstance(reference, Measured):
+        return budget
+    limit = int(budget.of_reference * reference.measurement.peak.process) // MIB * MIB
+    return budget.model_copy(update={"limit": max(limit, MIB)})
+
+
+def check_possible(budget: Budget, facts: Facts) -> None:
+    """Find out before any trial that none can hold the budget.
+
+    Raises:
+        UserError: the process takes more than the budget before the model is built.
+    """
+    if budget.limit is None or facts.process_bytes is None or budget.limit >= facts.process_bytes:
+        return
+    taken = format_bytes(ceil_mib(facts.process_bytes))
+    what = f"Python, torch {facts.torch_version} and what the task imports"
+    helps = "Give more than that, or a share of what the job takes as it stands, such as --budget 90%."
+    if facts.device.type == "cuda":
+        what = "the CUDA context"
+    elif not facts.torch_version.endswith("+cpu"):
+        helps += " On a CPU, torch's build without CUDA takes some 380 MiB less."
+    raise UserError(
+        f"--budget {budget_words(budget)}: a process is charged {taken} before the model is built ({what}), so that no "
+        f"configuration can stay within the budget. {helps}"
+    )
+
+
+def budget_words(budget: Budget) -> str:
+    """``8 GiB``, ``549 MiB (90% of the reference's peak)``, ``none``."""
+    limit = "none" if budget.limit is None else format_bytes(budget.limit)
+    if budget.of_reference is None:
+        return limit
+    share = f"{format_percent(budget.of_reference)} of the reference's peak"
+    return share if budget.limit is None else f"{limit} ({share})"
