@@ -6,6 +6,7 @@ __all__ = [
     "AutotuneError",
     "Interrupted",
     "NothingFits",
+    "OutOfTime",
     "PlanError",
     "SpaceError",
     "StudyError",
@@ -44,6 +45,12 @@ class StudyError(UserError):
 
 class NothingFits(AutotuneError):
     """No configuration stayed within the budget: a result, with the nearest miss in the message."""
+
+    exit_code = 3
+
+
+class OutOfTime(AutotuneError):
+    """``--max-time`` ended a search before it had tried anything; what was measured is kept."""
 
     exit_code = 3
 

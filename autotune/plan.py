@@ -84,10 +84,6 @@ class Speed(_Section):
             raise ValueError(f"low <= value <= high was expected, but got {self.low}, {self.value}, {self.high}")
         return self
 
-    def overlaps(self, other: Speed) -> bool:
-        """Whether the two 95 % intervals share a value, so that neither is known to be the faster."""
-        return self.low <= other.high and other.low <= self.high
-
 
 class Peak(_Section):
     """Largest memory over the repeats."""
@@ -122,10 +118,21 @@ class Gain(_Section):
 
     speed: Ratio | None
     """Samples per second over the reference's; null when the reference could not be measured."""
+    low: Ratio | None = None
+    """Lower end of its 95 % interval over the rounds in which the two took turns; absent with fewer than two."""
+    high: Ratio | None = None
+    """Upper end."""
+    rounds: PositiveInt | None = None
+    """How many rounds."""
     memory: Ratio | None
     """Peak over the reference's."""
     reason: str | None = None
     """Why there is no gain to state."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the plan is known to be faster than the reference."""
+        return self.low is not None and self.low > 1
 
 
 class Environment(_Section):
@@ -209,7 +216,8 @@ class Plan(_Section):
             if name == "settings":
                 ordered[key] = self.settings.model_dump(mode="json", exclude_defaults=True)
             elif name == "gain" and self.gain is not None:
-                ordered[key] = self.gain.model_dump(mode="json", exclude={"reason"} if not self.gain.reason else None)
+                unknown = {key for key in ("low", "high", "rounds", "reason") if getattr(self.gain, key) is None}
+                ordered[key] = self.gain.model_dump(mode="json", exclude=unknown)
             elif key in data and data[key] != []:
                 ordered[key] = data[key]
         return dump_yaml(ordered)

@@ -47,22 +47,22 @@ def measurement(value: float, half: float = 0.0, process: int = MIB) -> Measurem
     )
 
 
-def test_finalists_are_compared_once_then_winner_and_reference_take_turns():
+def test_rivals_are_compared_once_then_winner_and_reference_take_turns():
+    """Both settings together do 166 samples/s in their trial, bf16 158, tcmalloc 102: no rival of the others."""
     run = run_search(every())
-    assert run.again == [BOTH, BF16, TCMALLOC] + [BOTH, REFERENCE] * 3
-    assert run.fresh == [BOTH, REFERENCE] * 3
+    assert run.again == [BOTH, BF16] + [BOTH, REFERENCE] * 2
+    assert run.fresh == [BOTH, REFERENCE] * 2
 
 
 def test_the_rounds_are_told_as_they_end():
     ended = run_search(every()).seen(FinalistEnded)
-    assert [event.round for event in ended] == [0, 0, 0, 1, 1, 2, 2, 3, 3]
-    assert {event.num_rounds for event in ended} == {3}
+    assert [event.round for event in ended] == [0, 0, 1, 1, 2, 2]
 
 
-def test_losses_are_compared_again_in_the_winners_first_repeat_alone():
-    fresh = [request for request in run_search(options()).executor.requests if request.fresh]
-    compared = [request.plan.settings for request in fresh if request.measure.parity_batch is not None]
-    assert compared == [BOTH]
+def test_losses_are_compared_in_trials_alone():
+    """A job compares none, and what its process is charged should be what a job is charged."""
+    requests = [request for request in run_search(options()).executor.requests if request.measure is not None]
+    assert [request.measure.parity_batch is None for request in requests] == [is_again(request) for request in requests]
 
 
 @pytest.mark.parametrize("ended_before", [0, 1, 2])
@@ -86,46 +86,46 @@ def test_without_the_time_to_compare_nothing_slower_than_the_job_as_it_stands_is
 def test_a_reference_that_alone_fits_takes_turns_with_nobody():
     rows = [row(settings, peak_bytes=(10**12,)) for settings in (BOTH, BF16, TCMALLOC)]
     run = run_search(options(budget_bytes=64 * 2**30), rows=rows)
-    assert (run.fresh, run.plan.settings) == ([REFERENCE] * 3, REFERENCE)
+    assert (run.fresh, run.plan.settings) == ([REFERENCE] * 2, REFERENCE)
 
 
-@pytest.mark.parametrize(("lucky", "winner"), [(200.0, BOTH), (230.0, BF16)])
+@pytest.mark.parametrize(("lucky", "winner"), [(165.0, BOTH), (169.0, BF16)])
 def test_the_winner_is_picked_by_its_trial_and_the_first_round_together(lucky: float, winner: Settings):
-    """bf16 was lucky in the search, and holds 100 ever after; both settings together hold 150. The geometric means are
-    141 and 150, or 152 and 150."""
+    """bf16 was lucky in the search, and holds 135 when it is measured again; both settings together hold 150. The
+    geometric means are 149 and 150, or 151 and 150."""
     rows = [
-        row(BF16, samples_per_s=(lucky, 100.0, 100.0, 100.0, 100.0), peak_bytes=(MIB,) * 5),
+        row(BF16, samples_per_s=(lucky, 135.0, 135.0, 135.0, 135.0), peak_bytes=(MIB,) * 5),
         row(BOTH, samples_per_s=(150.0,), peak_bytes=(MIB,)),
     ]
     assert run_search(every(), rows=rows).plan.settings == winner
 
 
 def test_the_numbers_that_picked_the_winner_are_not_among_those_reported():
-    """In the search 500, in the first round 400, then 100 three times: the plan says 100."""
-    rows = [row(BOTH, samples_per_s=(500.0, 400.0, 100.0, 100.0, 100.0), peak_bytes=(MIB,) * 5)]
-    assert run_search(options(), rows=rows).plan.measured.samples_per_s.value == 100.0
+    """In the search 160, in the first round 170, then 120: the plan says 120."""
+    rows = [row(BOTH, samples_per_s=(160.0, 170.0, 120.0, 120.0, 120.0), peak_bytes=(MIB,) * 5)]
+    assert run_search(options(), rows=rows).plan.measured.samples_per_s.value == 120.0
 
 
 def test_the_peak_is_the_largest_of_the_repeats_in_whole_mebibytes():
-    peaks = (MIB, MIB, 2 * MIB, 3 * MIB + 1, MIB)
-    rows = [row(BOTH, samples_per_s=(200.0,) * 5, peak_bytes=peaks)]
+    peaks = (MIB, 2 * MIB, 3 * MIB + 1, MIB)
+    rows = [row(BOTH, samples_per_s=(200.0,) * 4, peak_bytes=peaks)]
     assert run_search(options(), rows=rows).plan.measured.peak.process == 4 * MIB
 
 
 def test_a_winner_that_does_not_hold_the_budget_in_a_repeat_gives_way_to_the_next():
     limit = 700 * MIB
-    rows = [row(BOTH, samples_per_s=(200.0,) * 5, peak_bytes=(MIB, MIB, MIB, limit, MIB))]
+    rows = [row(BOTH, samples_per_s=(200.0,) * 4, peak_bytes=(MIB, MIB, limit, MIB))]
     run = run_search(every(budget_bytes=limit), rows=rows)
     assert run.plan.settings == BF16
-    assert run.plan.measured.samples_per_s.repeats == 3
+    assert run.plan.measured.samples_per_s.repeats == 2
     assert any("trial 1 is out: over the budget by 21 MiB" in event.message for event in run.seen(Warned))
     assert any("trial 1 fell when it was measured again" in note for note in run.plan.notes)
 
 
 def test_a_search_that_was_settled_goes_on_where_its_best_does_not_hold():
-    """What is fastest by far ends the search; in its third repeat it needs all of the budget."""
+    """What is fastest by far ends the search; in its second repeat it needs all of the budget."""
     limit = 700 * MIB
-    rows = [row(BOTH, samples_per_s=(200.0,) * 4, peak_bytes=(MIB, MIB, MIB, limit))]
+    rows = [row(BOTH, samples_per_s=(200.0,) * 3, peak_bytes=(MIB, MIB, limit))]
     run = run_search(options(budget_bytes=limit), rows=rows)
     asked = [(request.plan.settings, is_again(request)) for request in run.executor.requests if request.plan]
     assert asked.index((BOTH, True)) < asked.index((BF16, False)) < asked.index((BF16, True))
@@ -139,26 +139,26 @@ def test_a_search_that_was_settled_goes_on_where_its_best_does_not_hold():
 
 
 def test_a_search_whose_trials_are_used_up_does_not():
-    rows = [row(BOTH, samples_per_s=(200.0,) * 4, peak_bytes=(MIB, MIB, MIB, 700 * MIB))]
+    rows = [row(BOTH, samples_per_s=(200.0,) * 3, peak_bytes=(MIB, MIB, 700 * MIB))]
     with pytest.raises(NothingFits, match="none of 2 configurations can be used within 700 MiB"):
         run_search(options(budget_bytes=700 * MIB, trials=2), rows=rows)
 
 
 @pytest.mark.parametrize("is_interrupted", [True, False])
 def test_what_the_first_round_showed_counts_where_there_is_no_time_for_more(is_interrupted: bool):
-    """The fastest falls in its third repeat, and the user interrupts or the time is over. bf16's trial says 300, and it
-    was measured again at 60; tcmalloc's says 180 twice."""
+    """The fastest falls in its second repeat, and the user interrupts or the time is over. bf16's trial says 190, and
+    it was measured again at 60; tcmalloc's says 180 twice."""
     limit, stop, now = 700 * MIB, threading.Event(), [0.0]
 
     class Interrupts(TableExecutor):
         def _answer(self, request):
-            if request.id.endswith("round-3"):
+            if request.id.endswith("round-2"):
                 stop.set() if is_interrupted else now.append(999.0)
             return super()._answer(request)
 
     rows = [
-        row(BOTH, samples_per_s=(500.0,) * 5, peak_bytes=(MIB, MIB, MIB, MIB, limit)),
-        row(BF16, samples_per_s=(300.0, 60.0), peak_bytes=(MIB, MIB)),
+        row(BOTH, samples_per_s=(195.0,) * 4, peak_bytes=(MIB, MIB, MIB, limit)),
+        row(BF16, samples_per_s=(190.0, 60.0), peak_bytes=(MIB, MIB)),
         row(TCMALLOC, samples_per_s=(180.0,), peak_bytes=(MIB,)),
     ]
     executor = Interrupts(facts(), [row(REFERENCE), *rows])
@@ -264,10 +264,10 @@ def test_an_interruption_while_the_only_one_that_fits_falls_is_no_proof_that_not
 
 def test_a_plan_is_never_slower_than_a_reference_that_fits():
     """Both settings together are fast until the reporting rounds, where they drop to 50 against the reference's 97."""
-    rows = [row(BOTH, samples_per_s=(200.0, 200.0, 50.0, 50.0, 50.0), peak_bytes=(MIB,) * 5)]
+    rows = [row(BOTH, samples_per_s=(200.0,) + (50.0,) * 6, peak_bytes=(MIB,) * 7)]
     plan = run_search(every(), rows=rows).plan
     assert plan.settings == REFERENCE
-    assert plan.measured.samples_per_s.repeats == 3
+    assert plan.measured.samples_per_s.repeats == 6  # while no gain was proven, rounds went on
     assert plan.gain.speed == 1.0
 
 
@@ -284,18 +284,22 @@ def test_a_reference_that_ran_out_of_memory_is_not_run_again():
 def test_a_reference_over_the_budget_takes_turns_without_enforcement():
     run = run_search(options(budget_bytes=600 * MIB))
     fresh = [request for request in run.executor.requests if request.fresh]
-    assert [r.measure.enforce for r in fresh if r.plan.settings == REFERENCE] == [False] * 3
+    assert [r.measure.enforce for r in fresh if r.plan.settings == REFERENCE] == [False] * 2
     assert all(r.measure.enforce for r in fresh if r.plan.settings != REFERENCE)
 
 
-def test_a_gain_within_the_spread_is_noted():
-    rows = [row(s, samples_per_s=(100.5,)) for s in (BF16, TCMALLOC, BOTH)] + [row(REFERENCE, samples_per_s=(100.0,))]
-    assert any("within the spread" in note for note in run_search(options(), rows=rows).plan.notes)
+def test_a_gain_that_is_not_proven_is_noted_after_six_rounds():
+    """Of the pairs, some say 1.04 and others 0.99."""
+    rows = [row(s, samples_per_s=(104.0, 99.0), peak_bytes=(MIB, MIB)) for s in (BF16, TCMALLOC, BOTH)]
+    run = run_search(options(), rows=[*rows, row(REFERENCE, samples_per_s=(100.0,))])
+    assert len(run.fresh) == 12
+    assert any(note.startswith("no gain in speed is proven: it is 0.9") for note in run.plan.notes)
+    assert not run.plan.gain.is_proven
 
 
 def test_repeats_that_lie_far_apart_are_noted():
-    """Of the winner, 150, 300 and 150 in the reported rounds: 95 % is more than a quarter to either side."""
-    rows = [row(BOTH, samples_per_s=(200.0, 200.0, 150.0, 300.0, 150.0), peak_bytes=(peak(BOTH),) * 5)]
+    """Of the winner, about 150 and 300 in turn in the reported rounds: 95 % is more than a quarter to either side."""
+    rows = [row(BOTH, samples_per_s=(200.0, 150.0, 300.0, 155.0, 290.0, 151.0, 305.0), peak_bytes=(peak(BOTH),) * 7)]
     notes = run_search(options(), rows=rows).plan.notes
     assert any(note.startswith("speeds vary by ±") for note in notes)
     assert not any(note.startswith("speeds vary by ±") for note in run_search(options()).plan.notes)
@@ -330,8 +334,3 @@ def test_one_repeat_over_the_budget_means_that_it_does_not_fit():
     repeats = [measurement(1.0, process=MIB), measurement(1.0, process=100 * MIB)]
     assert combine(repeats, Budget(limit=103 * MIB)).fits
     assert not combine(repeats, Budget(limit=102 * MIB)).fits
-
-
-def test_intervals_overlap_where_they_share_a_value():
-    assert Speed(value=2, low=1, high=3).overlaps(Speed(value=4, low=3, high=5))
-    assert not Speed(value=2, low=1, high=2.9).overlaps(Speed(value=4, low=3, high=5))

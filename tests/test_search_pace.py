@@ -47,7 +47,7 @@ class Clocked(TableExecutor):
         return outcome.model_copy(update={"measurement": measurement, "seconds": seconds})
 
 
-@pytest.mark.parametrize(("max_time_s", "overhead_s"), [(60.0, 0.5), (90.0, 2.0), (600.0, 5.0), (30.0, 3.0)])
+@pytest.mark.parametrize(("max_time_s", "overhead_s"), [(60.0, 0.5), (90.0, 2.0), (600.0, 5.0), (45.0, 3.0)])
 def test_a_search_ends_within_its_time_with_a_plan(max_time_s: float, overhead_s: float):
     executor = Clocked(facts(), overhead_s)
     run = run_search(options(max_time_s=max_time_s, trials=24), executor=executor, clock=executor.clock)
@@ -60,7 +60,8 @@ def test_with_time_enough_all_trials_and_all_repeats_are_had():
     executor = Clocked(facts(), 0.5)
     run = run_search(options(max_time_s=90.0, trials=12, sampler="tpe"), executor=executor, clock=executor.clock)
     assert len(run.measured) == 12
-    assert run.plan.measured.samples_per_s.repeats == 3
+    assert run.plan.measured.samples_per_s.repeats == 2
+    assert not any("the time was used up" in note for note in run.plan.notes)
 
 
 def test_time_is_given_to_the_trials_evenly_and_used():
@@ -68,14 +69,14 @@ def test_time_is_given_to_the_trials_evenly_and_used():
     run_search(options(max_time_s=120.0, trials=12), executor=executor, clock=executor.clock)
     shares = [r.measure.trial_time_s for r in executor.requests if r.measure and not is_again(r)]
     assert max(shares[1:]) <= 2 * min(shares[1:])
-    assert executor.now > 100.0
+    assert executor.now > 80.0  # its finalists were sure before their part of the time was over
 
 
 def test_when_time_runs_out_it_is_the_reason_and_fewer_repeats_are_noted():
-    executor = Clocked(facts(), 3.0)
-    run = run_search(options(max_time_s=30.0, trials=24), executor=executor, clock=executor.clock)
+    executor = Clocked(facts(), 4.0)
+    run = run_search(options(max_time_s=45.0, trials=24), executor=executor, clock=executor.clock)
     assert run.seen(Stopped) == [Stopped("the time was used up")]
-    assert run.plan.measured.samples_per_s.repeats < 3
+    assert run.plan.measured.samples_per_s.repeats < 2
     assert any("the time was used up" in note for note in run.plan.notes)
 
 
@@ -135,5 +136,6 @@ def test_what_is_spared_for_the_finalists_is_enough_to_compare_them(trial_time_s
 def test_without_time_to_compare_the_fastest_of_the_search_is_repeated_the_reference_too():
     slow = [row(s, samples_per_s=(1.0,)) for s in configurations(facts()) if s != reference_settings(facts())]
     executor = Clocked(facts(), 3.0, rows=slow)
-    run = run_search(options(max_time_s=30.0), executor=executor, clock=executor.clock)
-    assert {settings.canonical() for settings in run.again} == {reference_settings(facts()).canonical()}
+    run = run_search(options(max_time_s=45.0), executor=executor, clock=executor.clock)
+    assert reference_settings(facts()) in run.again
+    assert len(set(run.again)) == 2

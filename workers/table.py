@@ -33,6 +33,8 @@ class Row(BaseModel):
     """Samples per second, repeat by repeat."""
     peak_bytes: tuple[int, ...] = ()
     """Bytes charged, repeat by repeat."""
+    disturbed: tuple[float, ...] = ()
+    """Share of the time that other work took, repeat by repeat; empty is none."""
     losses: tuple[float, ...] = (1.0,)
     """Of the parity run."""
     parity: Parity | None = None
@@ -62,6 +64,7 @@ class Row(BaseModel):
             samples_per_s=Speed(value=speed, low=speed - margin, high=speed + margin),
             peak=Peak(process=self.peak_bytes[at]),
             parity=self.parity or Parity(losses=self.losses),
+            disturbed=self.disturbed[at] if self.disturbed else 0.0,
             num_steps=100,
             num_windows=10,
             loader_wait=self.loader_wait,

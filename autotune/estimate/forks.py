@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from multiprocessing import get_context
 from os import getpid
 from typing import Any, TypeVar
@@ -25,15 +27,19 @@ _asked: Callable[[int], Any]
 """In a fork: what it is there for."""
 
 
-def in_forks(function: Callable[[T], R], arguments: Sequence[T], room: int = sys.maxsize) -> Iterator[R]:
+def in_forks(
+    function: Callable[[T], R], arguments: Sequence[T], room: int = sys.maxsize, ends_s: float = math.inf
+) -> Iterator[R]:
     """The function's value for each argument, in order; they are begun in order too.
 
-    What raises in a fork, or ends it, is called once more here: the error is the one that it would have been.
+    What raises in a fork, or ends it, is called once more here: the error is the one that it would have been. A fork
+    that still runs at ``ends_s`` is left to end with this process.
 
     Args:
         function: runs in a fork of this process; its value is pickled.
         arguments: of each call.
         room: so many forks there is memory for.
+        ends_s: by ``time.monotonic()``, when no more values are waited for.
     """
     num_forks = min(num_processors(), room, len(arguments))
     if num_forks < 2:
@@ -43,14 +49,17 @@ def in_forks(function: Callable[[T], R], arguments: Sequence[T], room: int = sys
 
     begin = (lambda number: function(arguments[number]), getpid(), torch.get_num_threads())
     pool = ProcessPoolExecutor(num_forks, get_context("fork"), _begin, begin)
+    futures: list[Future[R]] = []
     try:
         with warnings.catch_warnings():  # Python 3.12 warns of any thread; see _begin
             warnings.simplefilter("ignore", DeprecationWarning)
-            futures: list[Future[R]] = [pool.submit(_call, number) for number in range(len(arguments))]
+            futures += [pool.submit(_call, number) for number in range(len(arguments))]
+        wait(futures, None if ends_s == math.inf else max(0.0, ends_s - time.monotonic()))
         for argument, future in zip(arguments, futures, strict=True):
-            yield function(argument) if future.exception() else future.result()
+            if future.done():
+                yield function(argument) if future.exception() else future.result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=all(future.done() for future in futures), cancel_futures=True)
 
 
 def _begin(asked: Callable[[int], Any], parent: int, num_threads: int) -> None:

@@ -78,7 +78,7 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
     room = available_host_bytes() // (_COPIES * max(options.model_bytes, 1))
     found: dict[Settings, Prediction] = {}
     probed: str | None = None
-    for predictions, reason in in_forks(answers, list(_by_combination(options.settings).items()), room):
+    for predictions, reason in in_forks(answers, list(_by_combination(options.settings).items()), room, ends_s):
         found |= predictions
         probed = probed or reason
     return Predicted(tuple(found.get(settings) for settings in options.settings), probed)

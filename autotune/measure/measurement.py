@@ -76,6 +76,8 @@ class Measurement(_Frozen):
     """Share of the timed windows spent waiting for data."""
     optimizer_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the timed windows spent in the optimizer's own steps."""
+    disturbed: float = Field(default=0.0, ge=0, le=1)
+    """Share of the timed windows that other work on the machine, or a pause of it, took."""
     epoch_start_s: float = Field(ge=0)
     """Seconds from asking for an epoch to its first batch."""
     leak_bytes_per_step: float | None = None

@@ -11,12 +11,13 @@ from ..loader import tensors_in
 from ..task import Task
 from ..training import Training
 from ..units import ceil_mib, format_bytes
+from .disturbance import OtherWork, missing_share
 from .leak import LeakWatch
 from .measurement import Measurement, MeasureOptions, Parity
 from .memory import Charge
 from .optimizer_time import OptimizerTime
 from .parity import NUM_STEPS, run_parity
-from .speed import Window, speed_of, time_windows
+from .speed import Window, settled, speed_of, time_windows
 from .steps import Steps
 
 __all__ = ["measure"]
@@ -64,13 +65,15 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
             _run_largest(steps, options.largest_of)
         warnings = _warm_up(steps, charge, leaks, options.trial_time_s * _WARMUP_SHARE)
     with _timed(phases_s, "timed"):
-        optimizer_time = OptimizerTime(training.device)
+        optimizer_time, other_work = OptimizerTime(training.device), OtherWork()
         with optimizer_time.watching(training.optimizer):
-            windows = _time(steps, charge, leaks, options)
+            timed = _time(steps, charge, leaks, options)
+        others_s = other_work.seconds()
     peak = charge.peak()
     leak, found = _look_for_leak(steps, leaks, options.trial_time_s * _WARMUP_SHARE)
     if training.loader.options["persistent_workers"] and not steps.feed.has_restarted:
         steps.feed.restart()  # the first start forked them, which no other will
+    windows = settled(timed)
     speed, seconds = speed_of(windows, steps.feed), sum(window.seconds for window in windows)
     return Measurement(
         samples_per_s=speed,
@@ -79,7 +82,8 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         num_steps=sum(window.num_steps for window in windows),
         num_windows=len(windows),
         loader_wait=min(1.0, sum(window.wait_s for window in windows) / seconds),
-        optimizer_share=min(1.0, optimizer_time.seconds() / seconds),
+        optimizer_share=min(1.0, optimizer_time.seconds() / sum(window.seconds for window in timed)),
+        disturbed=min(1.0, max(missing_share(timed), others_s / sum(window.elapsed_s for window in timed))),
         epoch_start_s=steps.feed.epoch_start_s,
         leak_bytes_per_step=leak,
         phases_s=phases_s,

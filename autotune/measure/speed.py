@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 
 from ..plan import Speed
 from .feed import Feed
@@ -13,7 +14,7 @@ from .interval import confidence_interval
 from .measurement import MeasureOptions
 from .steps import Steps
 
-__all__ = ["FEWEST_WINDOWS", "Window", "speed_of", "time_windows"]
+__all__ = ["FEWEST_WINDOWS", "Window", "settled", "speed_of", "time_windows"]
 
 _SHORTEST_S = 0.05
 FEWEST_WINDOWS = 3
@@ -33,6 +34,10 @@ class Window:
     """Optimizer steps."""
     wait_s: float
     """Seconds of it spent waiting for data."""
+    elapsed_s: float = 0.0
+    """Wall time, epoch starts included."""
+    cpu_s: float = 0.0
+    """Processor time of this process meanwhile, all of its threads."""
 
 
 def time_windows(steps: Steps, options: MeasureOptions, at_edge: Callable[[], bool]) -> list[Window]:
@@ -63,9 +68,21 @@ def time_windows(steps: Steps, options: MeasureOptions, at_edge: Callable[[], bo
             return windows
         if len(windows) == next_look:
             next_look = math.ceil(next_look * _NEXT_LOOK)
-            num_narrow = num_narrow + 1 if _is_narrow(windows, options.precision) else 0
+            num_narrow = num_narrow + 1 if _is_narrow(settled(windows), options.precision) else 0
             if num_narrow == 2:
                 return windows
+
+
+def settled(windows: Sequence[Window]) -> Sequence[Window]:
+    """Without those at the beginning that are not yet like the others (caches and allocators fill, clocks rise): as
+    many are left out, of the first half, as make the mean of the rest the surest.
+
+    Source: MSER, White 1997, https://doi.org/10.1177/003754979706900601
+    """
+    rates = [window.num_samples / window.seconds for window in windows]
+    most = min(len(rates) // 2, len(rates) - FEWEST_WINDOWS)
+    errors = [statistics.pvariance(rates[start:]) / (len(rates) - start) for start in range(max(most, 0) + 1)]
+    return windows[errors.index(min(errors)) :]
 
 
 def speed_of(windows: Sequence[Window], feed: Feed) -> Speed:
@@ -82,13 +99,14 @@ def _time_window(steps: Steps) -> Window:
     steps.settle()
     wait_s, between_s = feed.wait_s, feed.between_s
     num_samples = num_steps = 0
-    began_s = perf_counter()
+    began_s, cpu_s = perf_counter(), process_time()
     while perf_counter() - began_s - (feed.between_s - between_s) < _SHORTEST_S:
         num_samples += steps.step().num_samples
         num_steps += 1
     steps.settle()
-    seconds = perf_counter() - began_s - (feed.between_s - between_s)
-    return Window(seconds, num_samples, num_steps, min(feed.wait_s - wait_s, seconds))
+    elapsed_s, cpu_s = perf_counter() - began_s, process_time() - cpu_s
+    seconds = elapsed_s - (feed.between_s - between_s)
+    return Window(seconds, num_samples, num_steps, min(feed.wait_s - wait_s, seconds), elapsed_s, cpu_s)
 
 
 def _interval(windows: Sequence[Window]) -> tuple[float, float]:

@@ -60,7 +60,7 @@ class Progress:
         self.best: tuple[Settings, Measurement] | None = None
         self.ended: list[Ended] = []
         self.num_trials_ended = 0
-        self.finalist_round: tuple[int, int] | None = None
+        self.finalist_round: tuple[int, int | None] | None = None
         self.stopped: str | None = None
         self.predicting: int | None = None
         """Configurations whose memory is being predicted; None before and after."""
@@ -118,9 +118,9 @@ class Progress:
                     self.stopped = self.finalist_round = None  # a finalist fell, and the search goes on
             case TrialEnded():
                 self._trial_ended(event)
-            case FinalistEnded(number, settings, finalist_round, num_rounds):
+            case FinalistEnded(number, settings, finalist_round):
                 self._running.pop((number, finalist_round), None)
-                self.finalist_round = (finalist_round, num_rounds)
+                self.finalist_round = (finalist_round, event.num_rounds)
                 self.ended.append(Ended(finalist_label(number), settings, event))
             case BudgetKnown(budget):
                 self.budget = budget

@@ -61,8 +61,8 @@ def summary(plan: Plan, path: Path) -> RenderableType:
 def _headline(plan: Plan, path: Path) -> str:
     if plan.gain is not None and plan.gain.speed is not None and plan.measured and plan.reference:
         what = f"{times(plan.gain.speed)} the reference's speed"
-        if plan.measured != plan.reference and plan.measured.samples_per_s.overlaps(plan.reference.samples_per_s):
-            what += " (within the spread: no gain in speed is proven)"
+        if plan.gain.low is not None and not plan.gain.is_proven:
+            what += " (no gain in speed is proven)"
     elif plan.measured is not None:
         what = f"{rate(plan.measured.samples_per_s.value)} samples/s"
     else:
@@ -121,7 +121,10 @@ def _gain(plan: Plan) -> str:
     gain = plan.gain
     if gain is None or gain.speed is None:
         return f"unknown: {gain.reason if gain and gain.reason else 'the reference could not be measured'}"
-    return f"{times(gain.speed)} the speed" + (f", {times(gain.memory)} the memory" if gain.memory else "")
+    words = f"{times(gain.speed)} the speed"
+    if gain.low is not None and gain.high is not None and gain.rounds is not None:
+        words += f" (95 %: {times(gain.low)} to {times(gain.high)}; {count(gain.rounds, 'round')} in turn)"
+    return words + (f", {times(gain.memory)} the memory" if gain.memory else "")
 
 
 def _found(plan: Plan) -> Rows:

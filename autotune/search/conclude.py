@@ -13,10 +13,10 @@ from ..techniques import Settings
 from ..techniques.batch import refused_split
 from ..units import ceil_mib, format_bytes
 from ..workers import Measured, OutOfMemory
-from .evidence import combine, gain
+from .evidence import DISTURBED, are_sure, combine, gain
 from .finalists import Final
 from .inquiry import LARGEST_OF
-from .pace import NUM_REPEATS
+from .pace import MOST_ROUNDS
 from .session import Session
 from .study import Tried
 
@@ -38,7 +38,8 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
     if winner is None:
         raise nothing_fits(session)
     assert isinstance(winner.outcome, Measured)
-    measured = combine(final.repeats or [winner.outcome.measurement], session.budget)
+    disturbed = [pair.winner for pair in final.rounds if pair not in final.pairs]
+    measured = combine(final.repeats or [winner.outcome.measurement], session.budget, disturbed)
     reference, reason = _reference(session, final)
     facts, options = session.facts, session.options
     return Plan(
@@ -48,7 +49,7 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
         notes=tuple(_notes(session, final, measured, reference)),
         measured=measured,
         reference=measured if winner.number == 0 else reference,
-        gain=gain(measured, measured if winner.number == 0 else reference, reason),
+        gain=gain(measured, measured if winner.number == 0 else reference, final.pairs, reason),
         environment=Environment(
             torch=facts.torch_version,
             device=facts.device.name,
@@ -143,22 +144,35 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
         yield f"batch shapes vary: the peak is that of the largest of {LARGEST_OF} batches"
     if reference is not None and not reference.fits and session.budget.of_reference is None:
         yield "the reference is over the budget; it was measured without enforcement"
-    if winner.number != 0 and reference is not None and measured.samples_per_s.overlaps(reference.samples_per_s):
-        yield "the gain in speed is within the spread of the measurements"
+    found = gain(measured, reference, final.pairs, None)
+    if found.low is not None and found.high is not None and not found.is_proven:
+        yield f"no gain in speed is proven: it is {found.low:.2f}x to {found.high:.2f}x, at 95 %"
     spread = (measured.samples_per_s.high - measured.samples_per_s.low) / measured.samples_per_s.value / 2
     if spread > _WIDE:
         yield f"speeds vary by ±{spread:.0%}: is the machine shared? Search on a quiet one, or with more --trial-time"
     if not final.repeats:
         yield "measured once, during the search: nothing was repeated in a fresh interpreter. `autotune verify` does"
-    elif len(final.repeats) < NUM_REPEATS:
-        why = "interrupted" if session.stop.is_set() else "the time was used up"
-        if session.options.max_time_s is None and not session.stop.is_set():
-            why = "the others did not end"
-        yield f"measured in {len(final.repeats)} of {NUM_REPEATS} fresh interpreters: {why}"
+    elif (unsure := _why_unsure(session, final)) is not None:
+        yield unsure
     if reference is not None and winner.number != 0 and not final.reference and final.repeats:
         yield "the reference was measured once, during the search"
     for row in session.study.fallen:
         yield f"trial {row.number} fell when it was measured again: {row.verdict.reason}"
+
+
+def _why_unsure(session: Session, final: Final) -> str | None:
+    """Why the plan's figures are less sure than they should be; None where they are sure."""
+    calm = [pair for pair in final.rounds if pair.disturbed <= DISTURBED]
+    if are_sure(calm, session.budget):
+        return None
+    num_rounds, num_disturbed = len(final.rounds), len(final.rounds) - len(calm)
+    told = f"the figures are not sure after {num_rounds} fresh interpreter{'s' if num_rounds > 1 else ''}"
+    if num_disturbed:
+        most = max(pair.disturbed for pair in final.rounds)
+        return f"{told}: in {num_disturbed} of them other work took up to {most:.0%} of the time"
+    if session.stop.is_set():
+        return f"{told}: interrupted"
+    return f"{told}: " + ("speeds or peaks differ too much" if num_rounds == MOST_ROUNDS else "the time was used up")
 
 
 def _batch_notes(session: Session, settings: Settings) -> Iterator[str]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from ..errors import Interrupted, PlanError, TaskError, UserError
+from ..errors import Interrupted, OutOfTime, PlanError, TaskError, UserError
 from ..files import FOLDER, check_output
 from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
 from ..techniques import Facts
 from ..units import format_percent
-from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut, ended
+from ..workers import STOPPED, Executor, Measured, Outcome, OutOfMemory, TimedOut, ended
 from .apart import Apart
 from .budget import asked, check_possible
 from .candidates import Candidates, ConfigurationSpace, Proposal
@@ -32,6 +33,10 @@ from .storage import default_storage, sqlite_path
 from .study import Study, Tried
 
 __all__ = ["INTERRUPTED", "search"]
+
+_TIME_IS_UP = "the time was used up"
+_SPOILED = 0.2
+"""A trial of which other work took this share of the time, or more, runs once more."""
 
 INTERRUPTED = "interrupted"
 """``Plan.search.stopped`` after the user's Ctrl-C."""
@@ -63,6 +68,7 @@ def search(
         PlanError: the output cannot be written; said before anything runs.
         StudyError: the study is locked, corrupt, or belongs to another task.
         NothingFits: no configuration stays within the budget.
+        OutOfTime: ``max_time_s`` left no time to try any.
         Interrupted: ``stop`` was set before anything usable had been measured.
     """
     pace = pace or Pace(options.trial_time_s, options.max_time_s)
@@ -102,6 +108,7 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     stopped = _explore(session, candidates)
     session.observe(Stopped(stopped))
     _check_usable(session)
+    _check_tried(session, stopped)
 
     def go_on(row: Tried) -> None:
         """Now that this one fell, something else may be worth a trial."""
@@ -130,6 +137,24 @@ def _check_usable(session: Session) -> None:
         )
 
 
+def _check_tried(session: Session, stopped: str) -> None:
+    """A plan is of something that was tried.
+
+    Raises:
+        OutOfTime: there was no time for anything but the reference.
+    """
+    if stopped != _TIME_IS_UP or any(row.number != 0 for row in session.study.tried):
+        return
+    pace = session.pace
+    wanted_s = math.ceil(pace.least_s() / 10) * 10
+    raise OutOfTime(
+        f"--max-time {pace.max_time_s:.0f}s left no time to try any configuration beside the job as it stands: reading "
+        f"the task and measuring that took {pace.elapsed_s():.0f} s, and a part is kept to measure the best again. No "
+        f"plan was written. One trial needs about --max-time {wanted_s}s, several need more. --resume keeps what was "
+        "measured."
+    )
+
+
 def _choose_sampler(session: Session, candidates: Candidates, space: ConfigurationSpace) -> None:
     name = session.options.sampler
     apart = Apart(session.study, space, session.facts)
@@ -148,8 +173,10 @@ def _measure(session: Session, candidates: Candidates, propose: Callable[[], Pro
     """Run one trial to its end: the reference."""
     share_s = session.pace.trial_share_s(session.options.trials) or LEAST_SHARE_S
     proposal = propose()
-    future = _start(session, proposal, share_s)
-    _end(session, candidates, proposal, future.result())
+    outcome = _start(session, proposal, share_s).result()
+    if _is_spoiled(outcome) and session.pace.left_s() > 2 * outcome.seconds:
+        outcome = _calmer(outcome, _start(session, proposal, share_s).result())
+    _end(session, candidates, proposal, outcome)
 
 
 def _check_reference(session: Session) -> None:
@@ -205,13 +232,33 @@ def _tell_share(session: Session, share: float) -> None:
 def _explore(session: Session, candidates: Candidates) -> str:
     """Keep every slot busy until there is a reason to stop; returns it, in words."""
     running: dict[Future[Outcome], Proposal] = {}
+    spoiled: dict[int, Outcome] = {}
     reason = None
     while running or reason is None:
         if reason is None:
             reason = _fill(session, candidates, running)
         for future in ended(running) if running else ():
-            _end(session, candidates, running.pop(future), future.result())
+            proposal, outcome = running.pop(future), future.result()
+            if proposal.number in spoiled:
+                outcome = _calmer(spoiled[proposal.number], outcome)
+            elif _is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.pace.trial_share_s(1)):
+                spoiled[proposal.number] = outcome
+                running[_start(session, proposal, share_s)] = proposal
+                continue
+            _end(session, candidates, proposal, outcome)
     return reason
+
+
+def _is_spoiled(outcome: Outcome) -> bool:
+    """Whether other work, or a pause of the machine, took so much of a trial's time that its speed says little."""
+    return isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED
+
+
+def _calmer(one: Outcome, other: Outcome) -> Outcome:
+    """Of two runs of a trial the less disturbed; the second, where it shows that the configuration cannot be used."""
+    if isinstance(one, Measured) and isinstance(other, Measured):
+        return min((one, other), key=lambda outcome: outcome.measurement.disturbed)
+    return one if other == STOPPED else other
 
 
 def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome], Proposal]) -> str | None:
@@ -225,7 +272,7 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
             return f"all {num_trials} trials were measured"
         share_s = session.pace.trial_share_s(-(-trials_left // session.executor.num_slots))
         if share_s is None:
-            return "the time was used up"
+            return _TIME_IS_UP
         settled = candidates.settled()
         if settled is not None:
             return None if running else settled

@@ -101,8 +101,9 @@ class FinalistEnded:
     """The trial that first measured this configuration; 0 is the reference."""
     settings: Settings
     round: int
-    num_rounds: int
     outcome: Outcome
+    num_rounds: int | None = None
+    """None where there are as many as it takes."""
 
 
 @dataclass(frozen=True)

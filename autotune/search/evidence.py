@@ -1,46 +1,144 @@
-"""From repeated measurements to what a plan states."""
+"""From repeated measurements to what a plan states: values, intervals, and whether they are sure."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy.special import stdtrit
 
 from ..measure import Measurement
 from ..plan import Budget, Evidence, Gain, Peak, Speed
 from ..units import ceil_mib
 
-__all__ = ["combine", "gain"]
+__all__ = ["DISTURBED", "Interval", "Pair", "are_sure", "combine", "gain", "interval", "undisturbed"]
 
-_T_975 = {2: 12.706, 3: 4.303}
-"""Student's t at 97.5 % by number of repeats."""
+DISTURBED = 0.05
+"""From this share of a run's time on that other work took, the run is measured again."""
 
+_OFF = 0.05
+"""Relative distance from the median from which on one value of several may be off."""
+_OFF_DEVIATIONS = 3.0
+"""The same in robust standard deviations: both must be exceeded."""
+_NORMAL_MAD = 1.4826
+"""Standard deviation of a normal variable over its median absolute deviation."""
+_AGREE = 0.03
+"""Two runs that differ by no more agree."""
+_NARROW = 0.05
+"""Half an interval over several runs, relative: no wider is sure."""
+_ROOM = 2.0
+"""A peak is sure to hold the budget where so many times the range of the peaks would still fit."""
+
+_LARGEST = 20.0
+"""Logarithm of the largest ratio that is stated: an interval over two torn rounds has no end."""
 _DIGITS = 5
 
 
-def combine(repeats: Sequence[Measurement], budget: Budget) -> Evidence:
-    """One configuration's repeats as evidence.
+@dataclass(frozen=True)
+class Interval:
+    """A value with its 95 % interval."""
 
-    Speed is the mean of the repeats; its 95 % interval is the wider, at either end, of Student's t over the repeats and
-    of the mean of the intervals within them (which see a drift that three repeats may miss). Peak is the largest, in
-    whole MiB, rounded up.
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One round: the winner and, right after it, the reference, in fresh interpreters."""
+
+    winner: Measurement
+    reference: Measurement | None = None
+    """None where the reference is the winner, or did not run to its end."""
+
+    @property
+    def log_ratio(self) -> float | None:
+        """Natural logarithm of the winner's speed over the reference's."""
+        if self.reference is None:
+            return None
+        return math.log(self.winner.samples_per_s.value / self.reference.samples_per_s.value)
+
+    @property
+    def disturbed(self) -> float:
+        """Share of its time that other work took, of the more disturbed run."""
+        return max(self.winner.disturbed, self.reference.disturbed if self.reference else 0.0)
+
+
+def interval(values: Sequence[float], scale: float = 1.0) -> Interval:
+    """The mean with Student's 95 % interval. Where one of at least three values is off, the median, with the width that
+    the others have.
 
     Args:
-        repeats: one measurement for each fresh process, one to three.
+        values: independent, at least one; a single value has no width.
+        scale: what a relative distance is taken of.
+
+    Source: off by the median absolute deviation, Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers.
+    """
+    median = statistics.median(values)
+    robust = _NORMAL_MAD * statistics.median(abs(value - median) for value in values)
+    *others, farthest = sorted(values, key=lambda value: abs(value - median))
+    is_off = len(others) >= 2 and abs(farthest - median) > max(_OFF * scale, _OFF_DEVIATIONS * robust)
+    center, kept = (median, others) if is_off else (statistics.fmean(values), values)
+    half = 0.0
+    if len(kept) > 1:
+        half = float(stdtrit(len(kept) - 1, 0.975)) * statistics.stdev(kept) / math.sqrt(len(kept))
+    return Interval(center, center - half, center + half)
+
+
+def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
+    """The rounds that other work left alone; all, where those are fewer than two."""
+    calm = [pair for pair in pairs if pair.disturbed <= DISTURBED]
+    return calm if len(calm) >= 2 else list(pairs)
+
+
+def are_sure(pairs: Sequence[Pair], budget: Budget) -> bool:
+    """Whether more rounds would tell nothing new: the winner's speed is known well, it is known to be faster than the
+    reference, and its peaks leave room.
+
+    Args:
+        pairs: rounds that other work left alone.
+        budget: what the winner's peaks are held against.
+    """
+    if len(pairs) < 2:
+        return False
+    speeds = [pair.winner.samples_per_s.value for pair in pairs]
+    known = interval(speeds, statistics.median(speeds))
+    if len(pairs) == 2:
+        is_known = max(speeds) <= min(speeds) * (1 + _AGREE)
+    else:
+        is_known = known.high - known.low <= 2 * _NARROW * known.value
+    ratios = [ratio for pair in pairs if (ratio := pair.log_ratio) is not None]
+    is_faster = not ratios or (len(ratios) >= 2 and interval(ratios).low > 0)
+    return is_known and is_faster and _has_room([pair.winner.peak.process for pair in pairs], budget)
+
+
+def _has_room(peaks: Sequence[int], budget: Budget) -> bool:
+    return budget.holds(round(max(peaks) + _ROOM * (max(peaks) - min(peaks))))
+
+
+def combine(repeats: Sequence[Measurement], budget: Budget, disturbed: Sequence[Measurement] = ()) -> Evidence:
+    """One configuration's repeats as evidence.
+
+    Speed is the mean of the repeats, or their median where one is off; its 95 % interval is the wider, at either end,
+    of Student's over the repeats and of the mean of the intervals within them (which see a drift that a few repeats may
+    miss). Peak is the largest, in whole MiB, rounded up.
+
+    Args:
+        repeats: one measurement for each fresh process, at least one.
         budget: what the largest peak is held against.
+        disturbed: other runs, whose speeds do not count; their peaks do.
     """
     speeds = [repeat.samples_per_s for repeat in repeats]
-    value = statistics.fmean(speed.value for speed in speeds)
-    half = 0.0
-    if len(speeds) > 1:
-        t = _T_975[len(speeds)]
-        half = t * statistics.stdev(speed.value for speed in speeds) / math.sqrt(len(speeds))
-    low = min(value - half, statistics.fmean(speed.low for speed in speeds))
-    high = max(value + half, statistics.fmean(speed.high for speed in speeds))
-    peaks = [repeat.peak for repeat in repeats]
+    values = [speed.value for speed in speeds]
+    over = interval(values, statistics.median(values))
+    low = min(over.low, over.value * statistics.fmean(speed.low / speed.value for speed in speeds))
+    high = max(over.high, over.value * statistics.fmean(speed.high / speed.value for speed in speeds))
+    peaks = [repeat.peak for repeat in (*repeats, *disturbed)]
     return Evidence(
         samples_per_s=Speed(
-            value=_rounded(value), low=_rounded(max(low, 0.0)), high=_rounded(high), repeats=len(repeats)
+            value=_rounded(over.value), low=_rounded(max(low, 0.0)), high=_rounded(high), repeats=len(repeats)
         ),
         peak=Peak(
             process=ceil_mib(max(peak.process for peak in peaks)),
@@ -54,14 +152,26 @@ def combine(repeats: Sequence[Measurement], budget: Budget) -> Evidence:
     )
 
 
-def gain(measured: Evidence, reference: Evidence | None, reason: str | None) -> Gain:
-    """The plan against the reference; null with a reason where the reference was not measured."""
+def gain(measured: Evidence, reference: Evidence | None, pairs: Sequence[Pair], reason: str | None) -> Gain:
+    """The plan against the reference: by the ratios of its rounds, where there are any.
+
+    Args:
+        measured: the plan's evidence.
+        reference: the reference's; None gives no gain.
+        pairs: the rounds; empty where the plan is the reference, or nothing was repeated.
+        reason: why there is no reference.
+    """
     if reference is None:
         return Gain(speed=None, memory=None, reason=reason)
-    return Gain(
-        speed=round(measured.samples_per_s.value / reference.samples_per_s.value, 3),
-        memory=round(measured.peak.process / reference.peak.process, 3),
-    )
+    memory = round(measured.peak.process / reference.peak.process, 3)
+    ratios = [ratio for pair in pairs if (ratio := pair.log_ratio) is not None]
+    if not ratios:
+        return Gain(speed=round(measured.samples_per_s.value / reference.samples_per_s.value, 3), memory=memory)
+    found = interval(ratios)
+    speed, low, high = (round(math.exp(min(value, _LARGEST)), 3) for value in (found.value, found.low, found.high))
+    if len(ratios) == 1:
+        return Gain(speed=speed, memory=memory)
+    return Gain(speed=speed, low=low, high=high, rounds=len(ratios), memory=memory)
 
 
 def _largest(sizes: Sequence[int | None]) -> int | None:

@@ -1,8 +1,8 @@
-"""After the search: the best few are measured once more, and the winner in fresh interpreters, which are reported.
+"""After the search: rivals for the first place are measured once more, then the winner in fresh interpreters.
 
 A first round picks the winner, together with its trial, so that it is not picked on the numbers that are reported: the
 best of many noisy numbers flatters itself. Then winner and reference take turns, so that a drift of the machine meets
-both.
+both, until what the plan states is sure. A round that other work disturbed is measured again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 from ..measure import Measurement
 from ..workers import Measured, Outcome, TimedOut
 from .events import FinalistEnded, TrialStarted
-from .pace import LEAST_SHARE_S, NUM_FINALISTS, NUM_REPEATS
+from .evidence import DISTURBED, Pair, are_sure, interval, undisturbed
+from .pace import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 from .session import Session
 from .study import Tried
 
 __all__ = ["Final", "settle"]
+
+_FROM_RUN_TO_RUN = 0.05
+"""Relative distance that two processes of one configuration may lie apart, beside the intervals within them."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,23 @@ class Final:
 
     winner: Tried | None
     """None when nothing fits."""
-    repeats: tuple[Measurement, ...]
-    """The winner's fresh measurements; empty when there was no time for any."""
-    reference: tuple[Measurement, ...]
-    """The reference's."""
+    rounds: tuple[Pair, ...] = ()
+    """The winner's fresh measurements, each with the reference's; empty when there was no time for any."""
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Those that count: other work left them alone, or there are no others."""
+        return undisturbed(self.rounds)
+
+    @property
+    def repeats(self) -> list[Measurement]:
+        """The winner's measurements that count."""
+        return [pair.winner for pair in self.pairs]
+
+    @property
+    def reference(self) -> list[Measurement]:
+        """The reference's."""
+        return [pair.reference for pair in self.pairs if pair.reference is not None]
 
 
 def settle(session: Session, fell: Callable[[Tried], None]) -> Final:
@@ -76,15 +93,17 @@ class _Finals:
         """Once more from the start, but what was measured is not measured again unless others were tried since."""
         if self._num_tried != len(self.session.study.tried):
             self._num_tried, self.reference_runs = len(self.session.study.tried), {}
-        feasible = self.session.feasible
-        finalists = self._finalists(feasible)
-        compared, num_repeats = self.session.pace.finalist_runs(len(finalists), int(self._repeats_reference()))
-        winner = self._fastest(finalists, compared if num_repeats and compared > 1 else 0, num_repeats)
-        repeats = self._repeat(winner, num_repeats) if winner else []
-        reference = [run for run in self.reference_runs.values() if run is not None]
-        if winner and winner.number != 0 and self._reference_is_better(repeats or [_measurement(winner)], reference):
-            winner, repeats = self.session.reference, reference
-        return Final(winner, tuple(repeats), tuple(repeats if winner is self.session.reference else reference))
+        finalists = self._finalists(self.session.feasible)
+        rivals = self._rivals(finalists)
+        compared, num_rounds = self.session.pace.finalist_runs(len(rivals), int(self._repeats_reference()))
+        winner = self._fastest(finalists, rivals if num_rounds and compared > 1 else (), num_rounds)
+        if winner is None:
+            return Final(None)
+        rounds = self._repeat(winner, num_rounds)
+        if winner.number != 0 and self._reference_is_better(winner, rounds):
+            own = [Pair(pair.reference) for pair in rounds if pair.reference is not None]
+            return Final(self.session.reference, tuple(own))
+        return Final(winner, tuple(rounds))
 
     def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
         """The fastest few, fastest first. The reference takes turns with the winner anyway."""
@@ -94,54 +113,70 @@ class _Finals:
         reference = self.session.reference
         return reference is not None and isinstance(reference.outcome, Measured)
 
-    def _reference_is_better(self, repeats: Sequence[Measurement], runs: Sequence[Measurement]) -> bool:
+    def _reference_is_better(self, winner: Tried, rounds: Sequence[Pair]) -> bool:
         """Whether the reference fits and turned out the faster after all: then nothing is worth a change. Where it was
         not asked for again, its trial speaks for it."""
         reference = self.session.reference
+        runs = [pair.reference for pair in rounds if pair.reference is not None]
         if reference not in self.session.feasible or (self.reference_runs and not runs):
             return False
         assert reference is not None
-        runs = runs or [_measurement(reference)]
         if not all(self.session.budget.holds(run.peak.process) for run in runs):
             return False
-        return _mean_speed(runs) > _mean_speed(repeats)
+        ratios = [ratio for pair in undisturbed(rounds) if (ratio := pair.log_ratio) is not None]
+        if ratios:
+            return interval(ratios).value < 0
+        repeated = [pair.winner.samples_per_s.value for pair in rounds]
+        return _speed(reference) > (statistics.fmean(repeated) if repeated else _speed(winner))
 
-    def _fastest(self, finalists: Sequence[Tried], num_compared: int, num_repeats: int) -> Tried | None:
-        """Round 0: the first so many are measured once more, where there is time. By the geometric mean of the speeds
-        that are known of each."""
+    def _rivals(self, finalists: Sequence[Tried]) -> list[Tried]:
+        """Those that may be the fastest, by what their trials are sure of; fastest first."""
+        least = max((_ends(row)[0] for row in finalists), default=0.0)
+        return [row for row in finalists if _ends(row)[1] >= least]
+
+    def _fastest(self, finalists: Sequence[Tried], rivals: Sequence[Tried], num_rounds: int) -> Tried | None:
+        """Round 0: rivals are measured once more, or what is known from before is taken. By the geometric mean of the
+        speeds that are known of each."""
         log_speeds = {row.number: [row.verdict.log_speed or 0.0] for row in finalists}
-        known = [row for row in finalists if self._key(row, 0) in self._outcomes]
-        compared = finalists[:num_compared] or known
+        compared = rivals or [row for row in finalists if self._key(row, 0) in self._outcomes]
         try:
             for position, row in enumerate(compared):
-                num_fresh = num_repeats * (1 + self._repeats_reference())
+                num_fresh = num_rounds * (1 + self._repeats_reference())
                 again = self._hold(row, 0, self._run(row, 0, num_fresh, len(compared) - position))
                 log_speeds[row.number].append(math.log(again.samples_per_s.value))
         except _OutOfTime:
             pass
         return max(finalists, key=lambda row: statistics.fmean(log_speeds[row.number]), default=None)
 
-    def _repeat(self, candidate: Tried, num_repeats: int) -> list[Measurement]:
-        """Reporting rounds, the candidate and the reference in turn, as many as there is time for."""
-        repeats: list[Measurement] = []
-        pairs = 1 + (candidate.number != 0 and self._repeats_reference())
+    def _repeat(self, candidate: Tried, num_planned: int) -> list[Pair]:
+        """Reporting rounds, the candidate and the reference in turn, until what they say is sure; as many as there is
+        time for."""
+        rounds: list[Pair] = []
+        takes_turns = candidate.number != 0 and self._repeats_reference()
         try:
-            for number in range(1, num_repeats + 1):
-                runs_left = (num_repeats - number + 1) * pairs
-                repeats.append(self._hold(candidate, number, self._run(candidate, number, runs_left)))
-                if pairs == 2 and number not in self.reference_runs:
-                    self._run_reference(number, runs_left - 1)
+            while num_planned and len(rounds) < MOST_ROUNDS:
+                if are_sure([pair for pair in rounds if pair.disturbed <= DISTURBED], self.session.budget):
+                    break
+                number = len(rounds) + 1
+                runs_left = max(num_planned - number + 1, 1) * (1 + takes_turns)
+                found = self._hold(candidate, number, self._run(candidate, number, runs_left))
+                rounds.append(Pair(found))
+                if takes_turns:
+                    rounds[-1] = Pair(found, self._run_reference(number, runs_left - 1))
         except _OutOfTime:
             pass
-        return repeats
+        return rounds
 
-    def _run_reference(self, number: int, runs_left: int) -> None:
-        reference = self.session.reference
-        assert reference is not None
-        outcome = self._run(reference, number, runs_left)
-        self.reference_runs[number] = outcome.measurement if isinstance(outcome, Measured) else None
-        if not isinstance(outcome, Measured):
-            self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
+    def _run_reference(self, number: int, runs_left: int) -> Measurement | None:
+        """The reference's measurement in a round; None where it did not run to its end, which is said."""
+        if number not in self.reference_runs:
+            reference = self.session.reference
+            assert reference is not None
+            outcome = self._run(reference, number, runs_left)
+            self.reference_runs[number] = outcome.measurement if isinstance(outcome, Measured) else None
+            if not isinstance(outcome, Measured):
+                self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
+        return self.reference_runs[number]
 
     def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0) -> Outcome:
         """One run, or what is known of it: from before something else fell, or stored by an earlier driver."""
@@ -163,7 +198,7 @@ class _Finals:
             session.study.keep_evidence(key, outcome)
             session.learn(name, outcome, fresh=number > 0)
         self._outcomes[key] = outcome
-        session.observe(FinalistEnded(row.number, row.settings, number, NUM_REPEATS, outcome))
+        session.observe(FinalistEnded(row.number, row.settings, number, outcome))
         return outcome
 
     def _key(self, row: Tried, number: int) -> str:
@@ -187,10 +222,12 @@ class _Finals:
         return self.session.judge(outcome).reason or outcome.kind
 
 
-def _measurement(tried: Tried) -> Measurement:
+def _speed(tried: Tried) -> float:
+    return math.exp(tried.verdict.log_speed or 0.0)
+
+
+def _ends(tried: Tried) -> tuple[float, float]:
+    """What its trial is sure of, in samples per second."""
     assert isinstance(tried.outcome, Measured), "it is feasible"
-    return tried.outcome.measurement
-
-
-def _mean_speed(runs: Sequence[Measurement]) -> float:
-    return statistics.fmean(run.samples_per_s.value for run in runs)
+    speed = tried.outcome.measurement.samples_per_s
+    return speed.low * (1 - _FROM_RUN_TO_RUN), speed.high * (1 + _FROM_RUN_TO_RUN)

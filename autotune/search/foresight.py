@@ -88,7 +88,7 @@ class _Foresight:
     def ask(self, every: Sequence[Settings]) -> None:
         """Ask for predictions, or take those that the study has."""
         session = self._session
-        if not every or session.stop.is_set():
+        if not every or session.stop.is_set() or session.pace.elapsed_s() > self._ends_s:
             return
         session.observe(PredictionStarted(len(every)))
         before = len(self.known)

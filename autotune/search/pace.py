@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 from ..workers import Measured, Outcome
 
-__all__ = ["LEAST_SHARE_S", "NUM_FINALISTS", "NUM_REPEATS", "Pace"]
+__all__ = ["LEAST_SHARE_S", "MOST_ROUNDS", "NUM_FINALISTS", "NUM_REPEATS", "Pace"]
 
 NUM_FINALISTS = 3
 """Configurations that are measured again, besides the reference."""
 NUM_REPEATS = 3
-"""Fresh interpreters that a plan's figures come from."""
+"""Fresh interpreters that are planned for a plan's figures."""
+MOST_ROUNDS = 6
+"""Fresh interpreters that they come from at most, where fewer are not sure."""
 
 LEAST_SHARE_S = 1.0
 """Timed windows shorter than this say little."""
@@ -73,6 +75,11 @@ class Pace:
         if left < self._overhead_s() + LEAST_SHARE_S:
             return None
         return self._share(left / trials_left - self._overhead_s())
+
+    def least_s(self) -> float:
+        """The least ``--max-time`` that would leave room for one more trial now, by what is known so far."""
+        spent_s = self.elapsed_s() + self._overhead_s() + LEAST_SHARE_S
+        return min(spent_s / (1 - _FINALISTS_PART), spent_s + self._finalists_s())
 
     def most_trials(self) -> int:
         """How many more trials there is time for, one after the other."""

@@ -77,12 +77,11 @@ class Session:
             name: of the request.
             settings: what is measured.
             share_s: seconds of timed windows.
-            finalist_round: None for a trial. From 1 on it runs in an interpreter of its own; in 1 its losses are
-                compared once more.
+            finalist_round: None for a trial, which compares losses. From 1 on it runs in an interpreter of its own.
         """
         is_reference = settings == self.reference_settings
         measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
-        if finalist_round is not None and (finalist_round != 1 or is_reference):
+        if finalist_round is not None:  # its trial compared them, and a job does not
             measure = measure.model_copy(update={"parity_batch": None})
         deadline_s = self.pace.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
         request = self.inquiry.request(name, settings, measure, deadline_s)

@@ -73,7 +73,7 @@ def verify(
         deadline_s = pace.deadline_s(trial_time_s, spare_finalists=False)
         request = inquiry.request(f"verify-{number}", plan.settings, measure, deadline_s)
         outcome = executor.ask(request.model_copy(update={"fresh": True}))
-        observe(FinalistEnded(0, plan.settings, number, NUM_REPEATS, outcome))
+        observe(FinalistEnded(0, plan.settings, number, outcome, NUM_REPEATS))
         if isinstance(outcome, OutOfMemory):
             at = format_bytes(ceil_mib(outcome.peak_bytes))
             return Verification(None, f"out of memory at {at}: {outcome.message}", None, warnings)

@@ -1,0 +1,83 @@
+"""What other work takes of a training's time is seen by its windows, and by what its threads waited for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune.measure.disturbance import OtherWork, missing_share
+from autotune.measure.speed import Window, settled
+
+BUSY = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+
+
+def window(seconds: float = 0.1, cpu_s: float = 0.19, wait_s: float = 0.0, num_samples: int = 32) -> Window:
+    return Window(seconds, num_samples, 1, wait_s, seconds, cpu_s)
+
+
+def test_windows_alike_miss_nothing():
+    assert missing_share([window()] * 10) == 0.0
+    assert missing_share([window(cpu_s=0.19), window(cpu_s=0.18)] * 5) == 0.0
+
+
+def test_a_pause_is_time_without_processor_time():
+    """Nine windows of 0.1 s, and one that a pause of 30 s is in: of 31 s, 30 are missing."""
+    assert missing_share([window()] * 9 + [window(seconds=30.1)]) == pytest.approx(30 / 31)
+
+
+def test_processors_that_are_taken_are_missing():
+    """Half of the windows had half of their processor time: half of that half is missing."""
+    assert missing_share([window(), window(cpu_s=0.095)] * 5) == pytest.approx(0.25)
+
+
+def test_waiting_for_data_is_the_trainings_own():
+    starved = window(seconds=0.2, wait_s=0.1)
+    assert missing_share([window(), starved] * 5) == 0.0
+
+
+def test_a_process_that_takes_turns_with_another_on_one_processor_is_disturbed():
+    """Both want the processor all of the time: each waits about half of it."""
+    processor = min(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {processor})
+    try:
+        other = subprocess.Popen([sys.executable, "-c", BUSY])  # inherits the one processor
+        try:
+            time.sleep(0.2)  # it has started
+            watch, ends_s = OtherWork(), time.monotonic() + 1.0
+            while time.monotonic() < ends_s:
+                pass
+            assert watch.seconds() > 0.1
+        finally:
+            other.kill()
+            other.wait()
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_what_its_own_children_take_is_not_other_work():
+    processor = min(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    watch = OtherWork()
+    os.sched_setaffinity(0, {processor})
+    try:
+        child = subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
+        assert child.returncode == 0
+        assert watch.seconds() >= 0.0
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_windows_that_begin_slowly_are_left_out():
+    slow, usual = [window(num_samples=n) for n in (8, 16, 24)], [window(num_samples=n) for n in (32, 33) * 10]
+    assert settled([*slow, *usual]) == usual
+
+
+def test_windows_alike_are_all_kept_and_never_fewer_than_half():
+    assert settled([window()] * 8) == [window()] * 8
+    drifting = [window(num_samples=n) for n in range(10, 30)]
+    assert len(settled(drifting)) >= 10
