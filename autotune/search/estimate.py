@@ -181,6 +181,7 @@ def _options(what: WhatToEstimate, facts: Facts, limit_bytes: int) -> EstimateOp
         target=what.device,
         limit_bytes=limit_bytes,
         reference_batch=facts.effective_batch,
+        reference_micro=facts.micro_batch,
         is_held=facts.effective_batch_held,
         most=max(facts.effective_batch, min(facts.dataset_length or _MOST_MICRO, _MOST_MICRO)),
         largest_of=LARGEST_OF if facts.shapes_vary else None,
