@@ -174,8 +174,8 @@ def test_numbers_for_people():
 
 
 def test_the_job_that_a_task_states_is_repeated():
-    assert "batch 256 (64 × 4), in bf16; on Some CPU" in facts_words(
-        FACTS.model_copy(update={"micro_batch": 64, "precision": "bf16"})
+    assert "batch 256 (64 × 4), in bf16, clipped at 1; on Some CPU" in facts_words(
+        FACTS.model_copy(update={"micro_batch": 64, "precision": "bf16", "max_grad_norm": 1.0})
     )
     assert "batch 256 (100 × 2, then 56)" in facts_words(FACTS.model_copy(update={"micro_batch": 100}))
 

@@ -81,6 +81,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         effective_batch_assumed=(options.effective_batch or task.batch_size) is None,
         micro_batch=batch.micro if batch.accumulate > 1 else None,
         precision=task.precision,
+        max_grad_norm=task.max_grad_norm,
         own_autocast=split.own_autocast,
         split_error=split.error,
         split_rounded=split.rounded,

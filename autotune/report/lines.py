@@ -82,6 +82,8 @@ def facts_words(facts: Facts) -> str:
     parts.append(f"batch {facts.effective_batch}{held}" + (f" ({_cut(own)})" if own.accumulate > 1 else ""))
     if facts.precision is not None:
         parts.append(f"in {facts.precision}")
+    if facts.max_grad_norm is not None:
+        parts.append(f"clipped at {facts.max_grad_norm:g}")
     return f"{', '.join(parts)}; on {facts.device.name} ({facts.device.type})"
 
 

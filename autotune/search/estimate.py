@@ -290,6 +290,7 @@ def _study(what: WhatToEstimate, facts: Facts) -> Finished:
 def _compared(study: Facts, facts: Facts) -> Iterator[tuple[str, object, object]]:
     yield "another kind of device", study.device.type, facts.device.type
     yield "another torch", study.torch_version, facts.torch_version
+    yield "another precision", study.precision, facts.precision
     yield "another dataset", (study.dataset_length, study.dataset_bytes), (facts.dataset_length, facts.dataset_bytes)
     if facts.device.type == "cpu":
         yield "another processor", study.device.name, facts.device.name

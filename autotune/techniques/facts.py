@@ -79,6 +79,8 @@ class Facts(_Frozen):
     """Samples in one forward pass of the reference; None is all of an optimizer step."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
     """What the task says that the job runs in."""
+    max_grad_norm: float | None = None
+    """The norm that the task says it clips gradients at."""
     own_autocast: bool = False
     """Whether the model or its loss turns autocast on by itself."""
     split_error: float | None
