@@ -54,7 +54,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     elif pieces:
         raise TaskError(f"apply takes a task, or pieces of one, but got both: {', '.join(pieces)}. Pass one of them.")
     device = _device(plan)
-    settings = plan.settings
+    settings = plan.settings.in_force(task.precision)
     seed = seed if seed is not None else plan.search.seed if plan.search else 0
     seed_everything(seed)
     model = build_model(task)
@@ -77,7 +77,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     _warn_of_batch(task, dataset, batch)
     spec = loader_spec(task, dataset, device)
     loader = build_loader(task, settings.data_loading.on_loader(spec), batch, seed)
-    return Training(model, optimizer, loader, task.compute_loss, settings)
+    return Training(model, optimizer, loader, task, settings)
 
 
 def _run_on_two_samples(task: Task, dataset: Any) -> Run | None:
@@ -151,10 +151,22 @@ def _with_one_worker(spec: LoaderSpec) -> LoaderSpec:
 
 
 def reference_batch(task: Task, dataset: Any, effective: int | None = None) -> Batch:
-    """The user's batch as it stands: ``effective`` or ``batch_size``, else 32; never more than the dataset holds."""
+    """The user's batch as it stands: ``effective`` or ``batch_size``, else 32; never more than the dataset holds; in
+    micro-batches of ``micro_batch_size``.
+
+    Raises:
+        TaskError: a stream cannot be cut so.
+    """
     size = effective or task.batch_size or _ASSUMED_BATCH
-    length = None if isinstance(dataset, IterableDataset) else len(dataset)
-    return Batch(micro=max(1, min(size, length)) if length is not None else size)
+    micro = task.micro_batch_size or size
+    if not isinstance(dataset, IterableDataset):
+        size = max(1, min(size, len(dataset)))
+    elif size % min(micro, size):
+        raise TaskError(
+            f"{task.source or 'task'}: an iterable dataset is read in equal micro-batches, but {size} samples a step "
+            f"are no multiple of micro_batch_size = {micro}. Use one that divides them."
+        )
+    return Batch.of(size, micro)
 
 
 def _task_of(pieces: dict[str, Any]) -> Task:

@@ -56,6 +56,15 @@ batch_size = 128
 
 # Everything below is optional.
 
+# micro_batch_size = 32  # The samples of a forward pass today, where you accumulate: gains are against that job.
+
+
+# precision = "bf16"  # What you train in today, by autocast: "bf16" or "fp16"; or "tf32". As it stands otherwise.
+
+
+# max_grad_norm = 1.0  # Gradients are clipped to this global norm before each optimizer step.
+
+
 # def build_optimizer(parameters):  # AdamW otherwise. Name the argument `model` to get the model instead.
 #     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 

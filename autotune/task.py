@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from .errors import TaskError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["SIGNATURES", "Task", "load_task", "split_source", "task_file"]
+__all__ = ["PRECISIONS", "SIGNATURES", "Task", "load_task", "split_source", "task_file"]
 
 SIGNATURES = {
     "build_model": "def build_model() -> torch.nn.Module",
@@ -29,6 +30,9 @@ SIGNATURES = {
     "evaluate": "def evaluate(model) -> float  # higher is better",
 }
 """The functions a task file may define, with the signature each must have. The first three are required."""
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+"""What a job may say that it computes in."""
 
 _REQUIRED = ("build_model", "build_dataset", "compute_loss")
 _LOADER_OPTIONS = frozenset(
@@ -42,8 +46,8 @@ class Task:
     """A training job: how to build the model, the data, the loss, and what is optional.
 
     Raises:
-        TaskError: a piece is not callable, ``batch_size`` is not a positive int, or ``loader_options`` names what
-            this package decides itself.
+        TaskError: a piece is not callable with the arguments that it is called with, a number is none or does not go
+            with the others, or ``loader_options`` names what this package decides itself.
     """
 
     build_model: Callable[[], nn.Module]
@@ -64,6 +68,13 @@ class Task:
     """Quality, higher is better. A search does not use it yet."""
     batch_size: int | None = None
     """The effective batch that the user trains with, held fixed; None leaves it free."""
+    micro_batch_size: int | None = None
+    """Samples in one forward pass today, of which ``batch_size`` is accumulated. None is all of it at once."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
+    """What the job runs in today: bf16 and fp16 by autocast around forward and loss, fp16 with a loss scaler. None is
+    the model as it stands."""
+    max_grad_norm: float | None = None
+    """The gradients' global norm, beyond which they are scaled down to it before each optimizer step; None never."""
     blocks: Sequence[str] = ()
     """Module paths of the blocks that checkpointing chooses from (or of their containers); empty finds them."""
     shards_by_worker: bool = False
@@ -77,9 +88,8 @@ class Task:
             for name, signature in SIGNATURES.items()
             if (value := getattr(self, name)) is not None and not callable(value)
         ]
-        size = self.batch_size
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            problems.append(f"batch_size must be a whole number of samples, at least 1, but got {size!r}")
+        problems += self._wrong_arguments()
+        problems += self._wrong_job()
         if not isinstance(self.loader_options, Mapping):
             problems.append(f"loader_options must be a dict, but got {type(self.loader_options).__name__}")
         elif unknown := sorted(map(str, set(self.loader_options) - _LOADER_OPTIONS)):
@@ -95,6 +105,43 @@ class Task:
         if problems:
             raise TaskError("\n".join(f"{self.source or 'task'}: {problem}." for problem in problems))
 
+    def _wrong_arguments(self) -> Iterator[str]:
+        """Functions that cannot be called as they will be; ``evaluate`` is called by nobody yet."""
+        for name, signature in SIGNATURES.items():
+            value = getattr(self, name)
+            if name == "evaluate" or not callable(value):
+                continue
+            try:
+                takes = inspect.signature(value)
+            except (TypeError, ValueError):  # some builtins do not say
+                continue
+            called = signature.partition("(")[2].partition(")")[0]
+            try:
+                takes.bind(*filter(None, called.split(",")))
+            except TypeError:
+                yield f"{name} takes {takes}, but is called with ({called}). Wanted: {signature}"
+
+    def _wrong_job(self) -> Iterator[str]:
+        """Numbers that say how the job trains today, and do not say it."""
+        size, micro, norm = self.batch_size, self.micro_batch_size, self.max_grad_norm
+        if size is not None and not _is_count(size):
+            yield f"batch_size must be a whole number of samples, at least 1, but got {size!r}"
+        if micro is not None and not _is_count(micro):
+            yield f"micro_batch_size must be a whole number of samples, at least 1, but got {micro!r}"
+        elif micro is not None and size is None:
+            yield (
+                f"micro_batch_size is {micro}, but there is no batch_size. Set it to the samples of an optimizer step, "
+                "which are accumulated"
+            )
+        elif micro is not None and _is_count(size) and micro > size:
+            yield (
+                f"micro_batch_size must be at most batch_size, the {size} samples of an optimizer step, but got {micro}"
+            )
+        if self.precision not in (None, *PRECISIONS):
+            yield f"precision must be one of {', '.join(PRECISIONS)}, but got {self.precision!r}"
+        if norm is not None and not (_is_number(norm) and 0 < norm < math.inf):
+            yield f"max_grad_norm must be a number above 0, but got {norm!r}"
+
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The user's optimizer over the model, or AdamW with torch's defaults."""
         import torch
@@ -102,10 +149,6 @@ class Task:
         if self.build_optimizer is None:
             return torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
         first = next(iter(inspect.signature(self.build_optimizer).parameters), None)
-        if first is None:
-            raise TaskError(
-                f"{self.source or 'task'}: build_optimizer takes no argument. Wanted: {SIGNATURES['build_optimizer']}."
-            )
         optimizer = self.build_optimizer(model if first == "model" else list(model.parameters()))
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TaskError(
@@ -118,6 +161,14 @@ class Task:
                 "not supported. Use an optimizer whose step() takes none."
             )
         return optimizer
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def load_task(source: str) -> Task:

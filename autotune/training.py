@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 
 from .errors import TaskError
 from .loader import Loader, Position
+from .task import Task
 from .techniques import Settings
 from .techniques.batch import Batch
 
@@ -50,7 +50,7 @@ class Training:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loader: Loader,
-        compute_loss: Callable[[nn.Module, Any], Any],
+        task: Task,
         settings: Settings,
     ) -> None:
         self.model = model
@@ -59,7 +59,7 @@ class Training:
         self.settings = settings
         self.device = loader.device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision.scales_loss)
-        self._compute_loss = compute_loss
+        self._task, self._compute_loss = task, task.compute_loss
         self._weight: float | torch.Tensor = 0.0
         self._expected: float | torch.Tensor = 0.0
         self._micro_batches = 0
@@ -67,7 +67,7 @@ class Training:
 
     def with_loader(self, loader: Loader) -> Training:
         """The same model, optimizer and scaler over other micro-batches."""
-        other = Training(self.model, self.optimizer, loader, self._compute_loss, self.settings)
+        other = Training(self.model, self.optimizer, loader, self._task, self.settings)
         other.scaler = self.scaler
         return other
 
@@ -105,7 +105,8 @@ class Training:
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any]) -> None:
         """Add a micro-batch's share to the gradients of the current optimizer step.
 
-        After the last micro-batch they are the step's true gradients, unscaled: clip them before ``optimizer_step``.
+        After the last micro-batch they are the step's true gradients, unscaled. ``optimizer_step`` clips them where the
+        task states a ``max_grad_norm``.
 
         Args:
             loss: the micro-batch's mean loss, or (loss_sum, count).
@@ -142,13 +143,15 @@ class Training:
         return weight
 
     def optimizer_step(self) -> bool:
-        """Step the optimizer if the current micro-batch ends its optimizer step.
+        """Clip and step the optimizer if the current micro-batch ends its optimizer step.
 
         Returns:
             Whether the optimizer stepped.
         """
         if self._position is None or not self._position.ends_step:
             return False
+        if self._task.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._clipped(), self._task.max_grad_norm)
         before = self.scaler.get_scale() if self.scaler.is_enabled() else 0.0
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -156,6 +159,11 @@ class Training:
         self._weight = self._expected = 0.0
         self._micro_batches, self._position = 0, None
         return not self.scaler.is_enabled() or self.scaler.get_scale() >= before
+
+    def _clipped(self) -> list[nn.Parameter]:
+        """The optimizer's parameters, in the model's order: a norm's bits depend on it."""
+        known = dict.fromkeys(p for group in self.optimizer.param_groups for p in group["params"])
+        return list(dict.fromkeys(p for p in self.model.parameters() if p in known) | known)
 
     def _assumed_position(self) -> Position:
         """For batches that are not our loader's: full micro-batches, ``accumulate`` of them to a step."""

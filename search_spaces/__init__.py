@@ -99,7 +99,7 @@ class SearchSpace(_Rows):  # a row for each technique, whatever techniques there
     def _wanted(self, facts: Facts) -> dict[str, tuple[Technique, ...]]:
         rows = {name: getattr(self, name) for name in TECHNIQUES}
         return {
-            name: TECHNIQUES[name].choices(facts) if row == "auto" else row
+            name: TECHNIQUES[name].choices(facts) if row == "auto" else tuple(one.or_default(facts) for one in row)
             for name, row in rows.items()
             if row is not None
         }

@@ -19,7 +19,7 @@ import numpy as np
 
 MIB = 2**20
 CHOICES: dict[str, list[dict[str, Any]]] = {
-    "precision": [{"kind": "fp32"}, {"kind": "bf16"}],
+    "precision": [{"kind": "default"}, {"kind": "bf16"}],
     "memory_format": [{"kind": "contiguous"}, {"kind": "channels_last"}],
     "checkpointing": [{"kind": "none"}, {"kind": "blocks", "every": 1}, {"kind": "blocks", "every": 2}],
     "optimizer": [{"kind": "for_loop"}, {"kind": "foreach"}, {"kind": "fused"}],

@@ -67,6 +67,103 @@ def test_pieces_are_as_good_as_a_task():
         assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
 
 
+def stock_steps(precision, max_grad_norm, build_optimizer):
+    """The zoo's text model, 3 + 3 + 2 samples a step, as people write it; its parameters after two steps."""
+    task = without_dropout(ZOO["gpt"])
+    torch.manual_seed(0)
+    model, data = task.build_model(), task.build_dataset()
+    optimizer = build_optimizer(model)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
+    for step in range(2):
+        for start, size in ((0, 3), (3, 3), (6, 2)):
+            first = 8 * step + start
+            batch = torch.utils.data.default_collate([data[index] for index in range(first, first + size)])
+            half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+            with torch.autocast("cpu", half, enabled=half is not None):
+                loss = task.compute_loss(model, batch) * (size / 8)
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def two_groups(model):
+    """Those that decay first, which is not the model's order."""
+    parameters = list(model.parameters())
+    matrices, others = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() < 2]
+    return torch.optim.AdamW([{"params": matrices}, {"params": others, "weight_decay": 0.0}], lr=0.01)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize("precision", [None, "bf16", "fp16"])
+def test_a_job_that_is_stated_trains_as_its_own_loop_bit_for_bit(precision, in_pieces):
+    """Accumulation, autocast, the loss scaler and clipping, all in the task: two clipped steps, by ``step`` or in
+    pieces; without clipping the weights are others."""
+    task = dataclasses.replace(
+        without_dropout(ZOO["gpt"]), build_optimizer=two_groups, build_sampler=SequentialSampler, batch_size=8
+    )
+    stated = dataclasses.replace(task, micro_batch_size=3, precision=precision, max_grad_norm=0.1)
+    training = autotune.apply(STOCK, stated)
+    assert (training.batch.micro, training.batch.accumulate) == (3, 3)
+    num_steps = 0
+    for batch in training.loader:
+        if in_pieces:
+            with training.forward_context():
+                loss = stated.compute_loss(training.model, batch)
+            training.backward(loss)
+            num_steps += training.optimizer_step()
+        else:
+            num_steps += training.step(batch).stepped
+        if num_steps == 2:
+            break
+    applied = training.model.state_dict()
+    clipped, free = (stock_steps(precision, norm, two_groups) for norm in (0.1, None))
+    assert all(torch.equal(value, clipped[name]) for name, value in applied.items())
+    assert not all(torch.equal(value, free[name]) for name, value in applied.items())
+
+
+def test_gradients_are_clipped_once_a_step():
+    """Samples 0 and 4 in two micro-batches: their gradient of 2 is clipped to 1; each clipped by itself gives 0.5."""
+    training = training_of(
+        line([torch.tensor(0.0), torch.tensor(4.0)], max_grad_norm=1.0), batch=Batch(micro=1, accumulate=2)
+    )
+    assert step_gradients(training) == [pytest.approx(1.0, abs=1e-5)]
+
+
+def test_what_the_optimizer_has_beside_the_model_is_clipped_too():
+    """A trained input: its gradient of 4 is clipped to 1."""
+    extra = torch.nn.Parameter(torch.ones(()))
+    task = line(
+        [torch.tensor(4.0)],
+        compute_loss=lambda model, x: (x * extra).mean(),
+        build_optimizer=lambda parameters: torch.optim.SGD([extra], lr=1.0),
+        max_grad_norm=1.0,
+    )
+    training = training_of(task)
+    training.step(next(iter(training.loader)))
+    assert extra.item() == pytest.approx(0.0, abs=1e-5)
+
+
+def test_pieces_state_the_job_too():
+    training = autotune.apply(
+        STOCK,
+        model=Line(),
+        dataset=floats(8),
+        loss=mean_loss,
+        batch_size=4,
+        micro_batch_size=2,
+        precision="bf16",
+        max_grad_norm=1.0,
+    )
+    assert (training.batch, training.settings.precision.kind) == (Batch(micro=2, accumulate=2), "bf16")
+    with pytest.raises(TaskError, match="micro_batch_size must be at most batch_size"):
+        autotune.apply(STOCK, model=Line(), dataset=floats(8), loss=mean_loss, batch_size=4, micro_batch_size=8)
+
+
 def test_missing_pieces_are_named_together():
     with pytest.raises(TaskError, match="missing: dataset, loss"):
         autotune.apply(STOCK, model=Line())
@@ -215,6 +312,14 @@ def test_without_a_batch_size_it_is_32_and_never_more_than_the_dataset():
     assert reference_batch(held, floats(20)).micro == 8
     assert reference_batch(held, floats(20), effective=10).micro == 10
     assert reference_batch(held, floats(5)).micro == 5
+
+
+def test_the_jobs_own_batch_is_cut_as_it_cuts_it():
+    """10 a step as 4 + 4 + 2, also of another effective batch; never more than the dataset."""
+    job = line(floats(20), batch_size=10, micro_batch_size=4)
+    assert reference_batch(job, floats(20)) == Batch(micro=4, accumulate=3, effective=10)
+    assert reference_batch(job, floats(20), effective=8) == Batch(micro=4, accumulate=2)
+    assert reference_batch(job, floats(3)) == Batch(micro=3)
 
 
 def test_a_stream_gets_one_worker_whoever_asks_for_more():

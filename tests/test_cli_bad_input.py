@@ -170,7 +170,7 @@ def test_an_unknown_space(folder):
     ("settings", "words"),
     [
         ("warp_drive: {kind: on}", "settings.warp_drive: unknown key. Use one of: batch, precision, layers"),
-        ("precision: {kind: fp7}", "settings.precision.kind: Input should be 'fp32', 'tf32', 'bf16' or 'fp16'"),
+        ("precision: {kind: fp7}", "precision.kind: Input should be 'default', 'fp32', 'tf32', 'bf16' or 'fp16'"),
         ("batch: {micro: 0}", "settings.batch.micro: Input should be greater than 0, but got 0"),
     ],
 )

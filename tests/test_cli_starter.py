@@ -46,6 +46,7 @@ def test_it_shows_every_optional_piece(tmp_path):
     assert task.loader_options
     assert task.shards_by_worker
     assert task.blocks
+    assert (task.micro_batch_size, task.precision, task.max_grad_norm) == (32, "bf16", 1.0)
 
 
 def test_its_quality_is_a_share(tmp_path):

@@ -186,13 +186,13 @@ def test_one_precision_of_two_bytes_is_looked_at(has_bf16, half):
     card = CARD.model_copy(update={"type": "cuda", "bf16": has_bf16})
     executor = Says(micro_of, BLOCKS.model_copy(update={"device": card}))
     estimate(WHAT, executor, lambda event: None)
-    assert {request.plan.settings.precision.kind for request in executor.asked} == {"fp32", half}
+    assert {request.plan.settings.precision.kind for request in executor.asked} == {"default", half}
 
 
 def test_what_helps_is_told_by_single_techniques_the_most_first():
     found = estimate(WHAT, Says(micro_of), lambda event: None)
     kinds = [(one.settings.checkpointing.kind, one.settings.precision.kind, one.micro) for one in found.helps()]
-    assert kinds == [("blocks", "fp32", 120), ("none", "bf16", 50)]
+    assert kinds == [("blocks", "default", 120), ("none", "bf16", 50)]
     assert all(one.settings.layers == Layers() for one in found.helps())
 
 

@@ -14,6 +14,8 @@ from autotune.measure.dataset import inspect_dataset
 from autotune.measure.errors import NonFiniteLoss
 from autotune.measure.inspect import inspect_task
 from autotune.task import Task
+from autotune.techniques.batch import Batch
+from autotune.techniques.precision import Precision
 from autotune.testing.zoo import ZOO
 
 
@@ -64,6 +66,47 @@ def test_a_batch_size_given_nowhere_is_assumed_and_capped_by_the_dataset():
     facts = _inspect(_with("mlp", batch_size=None))
     assert (facts.effective_batch, facts.effective_batch_held, facts.effective_batch_assumed) == (22, False, True)
     assert facts.warnings == ()
+
+
+def test_the_job_as_it_stands_is_what_the_task_says():
+    facts = _inspect(_with("mlp", micro_batch_size=2, precision="bf16"))
+    assert (facts.effective_batch, facts.micro_batch, facts.precision) == (8, 2, "bf16")
+    assert facts.split_error < 1e-5  # in fp32: what the job rounds is not what a split changes
+    silent = _inspect(ZOO["mlp"])
+    assert (silent.micro_batch, silent.precision, silent.own_autocast) == (None, None, False)
+
+
+def test_a_model_with_an_autocast_of_its_own_keeps_the_batch_axis_and_its_precision():
+    """Said once, in words; every half of the batch is offered, and no precision on top."""
+
+    def compute_loss(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return ZOO["gpt"].compute_loss(model, batch)
+
+    facts = _inspect(_with("gpt", compute_loss=compute_loss))
+    assert facts.own_autocast
+    assert [batch.micro for batch in Batch.choices(facts)] == [1, 2, 4, 8]
+    assert Precision.choices(facts) == (Precision(),)
+    assert "autocast of its own" in Precision(kind="bf16").unavailable(facts)
+    assert [warning for warning in facts.warnings if "autocast" in warning] == list(facts.warnings)
+
+
+def test_a_model_in_half_precision_keeps_the_batch_axis():
+    def compute_loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0].bfloat16()).float(), batch[1])
+
+    task = _with("mlp", build_model=lambda: ZOO["mlp"].build_model().bfloat16(), compute_loss=compute_loss)
+    assert [batch.micro for batch in Batch.choices(_inspect(task))] == [1, 2, 4, 8]
+
+
+def test_a_precision_that_the_device_cannot_have_is_the_tasks_error():
+    with pytest.raises(TaskError, match=r'precision is "tf32", which needs a CUDA device of compute capability 8\.0'):
+        _inspect(_with("mlp", precision="tf32"))
+
+
+def test_a_stream_is_not_cut_unevenly_by_the_job_either():
+    with pytest.raises(TaskError, match=r"8 samples a step are no multiple of micro_batch_size = 3"):
+        _inspect(_with("stream", micro_batch_size=3))
 
 
 def test_a_dataset_smaller_than_the_batch_is_said():

@@ -1,6 +1,7 @@
 """A whole measurement, on every kind of task."""
 
 import dataclasses
+import re
 import time
 
 import pytest
@@ -150,6 +151,37 @@ def test_the_users_error_is_the_users():
 
     with pytest.raises(ZeroDivisionError, match="in the user's loss"):
         _measure(dataclasses.replace(ZOO["mlp"], compute_loss=compute_loss))
+
+
+def test_a_warm_up_that_ends_early_is_not_worth_a_word():
+    """No time for it at all: no worker had batches ready, no scaler skipped, and the peak is read at the end."""
+    assert [said for said in _measure(ZOO["gpt"], trial_time_s=1e-3).warnings if "settle" in said] == []
+
+
+def test_a_head_start_that_was_timed_is_said_with_the_time_that_would_do():
+    """8 batches lie ready with two workers, and the warm-up had one or two."""
+    settings = Settings(data_loading={"num_workers": 2, "prefetch_factor": 2})
+    found = _measure(ZOO["gpt"], settings, trial_time_s=1e-3)
+    (said,) = [said for said in found.warnings if "settle" in said]
+    assert re.fullmatch(
+        r"batches were timed that loader workers had ready: speeds may be too high; "
+        r"--trial-time \d+s would let the training settle first",
+        said,
+    )
+
+
+def test_a_loss_scaler_that_still_skips_is_said_with_the_time_that_would_do():
+    """The loss is so large that its gradients overflow at every scale down to one."""
+
+    def compute_loss(model, batch):
+        loss, count = ZOO["token_loss"].compute_loss(model, batch)
+        return loss * 1e35, count
+
+    task = dataclasses.replace(ZOO["token_loss"], compute_loss=compute_loss)
+    found = _measure(task, Settings(precision={"kind": "fp16"}), trial_time_s=1e-3, parity_batch=None)
+    assert [said.partition(";")[0] for said in found.warnings] == [
+        "the loss scaler still skipped steps while it was timed"
+    ]
 
 
 @pytest.mark.gpu

@@ -49,7 +49,7 @@ def test_a_gain_that_is_not_known_is_null_with_its_reason():
 
 
 def test_a_technique_at_the_users_own_setting_has_no_row():
-    plan = Plan(settings=Settings(batch=Batch(micro=3), precision=Precision(kind="fp32")))
+    plan = Plan(settings=Settings(batch=Batch(micro=3), precision=Precision(kind="default")))
     assert yaml.safe_load(plan.to_yaml())["settings"] == {"batch": {"micro": 3}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,6 +52,24 @@ def test_accumulation_multiplies_no_work():
     """A sample is computed once, however an optimizer step is split."""
     whole, split = predicted(settings(8), settings(4, 2))
     assert whole.flops_per_sample == split.flops_per_sample == 128
+
+
+def test_what_the_task_states_is_predicted_where_the_settings_say_nothing():
+    """The job's own bf16 is a plan's bf16, to the byte of its tensors; its fp32 is the model as it stands."""
+
+    def tensors(stated: Any, row: str) -> int:
+        plan = Plan(settings=Settings.model_validate({"precision": {"kind": row}}))
+        found = estimate(plan, replace(task(), precision=stated), EstimateOptions(reference_batch=8, reference_micro=8))
+        return found.reference.tensors.value
+
+    assert tensors("bf16", "default") == tensors(None, "bf16") != tensors(None, "default")
+    assert tensors("bf16", "fp32") == tensors(None, "default")
+
+
+def test_the_jobs_own_micro_batch_is_the_one_that_is_estimated():
+    options = EstimateOptions(reference_batch=32, reference_micro=8, is_held=True)
+    fit = estimate(Plan(settings=Settings()), task(), options).reference
+    assert (fit.micro, fit.accumulate) == (8, 4)
 
 
 def test_loader_workers_come_on_top():

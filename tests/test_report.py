@@ -10,7 +10,7 @@ from rich.console import Console
 
 from autotune.measure import Measurement, Parity
 from autotune.plan import Budget, Evidence, Gain, Peak, Plan, Speed
-from autotune.report.lines import line
+from autotune.report.lines import facts_words, line
 from autotune.report.live import draw, watching
 from autotune.report.progress import Progress
 from autotune.report.show import summary
@@ -171,6 +171,13 @@ def test_outcomes_in_words_on_one_line(outcome, words):
 def test_numbers_for_people():
     assert [rate(x) for x in (12345.6, 812.4, 81.24, 8.124, 0.8124)] == ["12,346", "812", "81.2", "8.12", "0.812"]
     assert [size(x * MIB) for x in (3, 605, 4096, 7793)] == ["3.0 MiB", "605 MiB", "4 GiB", "7.61 GiB"]
+
+
+def test_the_job_that_a_task_states_is_repeated():
+    assert "batch 256 (64 × 4), in bf16, clipped at 1; on Some CPU" in facts_words(
+        FACTS.model_copy(update={"micro_batch": 64, "precision": "bf16", "max_grad_norm": 1.0})
+    )
+    assert "batch 256 (100 × 2, then 56)" in facts_words(FACTS.model_copy(update={"micro_batch": 100}))
 
 
 def test_each_event_is_one_plain_line():

@@ -71,6 +71,61 @@ def test_the_first_trial_is_the_reference_without_enforcement():
     assert request.measure.reference_losses is None
 
 
+JOB = {"micro_batch": 8, "precision": "bf16"}
+"""A job that trains as 8 x 8 in bf16."""
+
+
+def run_job(**changes):
+    """A search of that job: what is at the user's own is in bf16."""
+    known = facts(**JOB)
+    rows = [
+        row(settings, samples_per_s=(speed(own),), peak_bytes=(peak(own),), losses=(3.0,))
+        for settings in configurations(known)
+        for own in [settings.in_force("bf16")]
+    ]
+    return run_search(options(**changes), known=known, rows=rows)
+
+
+def test_the_reference_is_the_job_that_the_task_states():
+    """Trial 0 is 8 x 8 at the job's own precision; gain, budget and losses are against it; the plan says it all."""
+    run = run_job(budget_bytes=400 * MIB, trials=30, sampler="random")
+    job = Settings(batch=Batch(micro=8, accumulate=8))
+    assert run.measured[0] == job
+    stated = job.in_force("bf16")
+    assert run.plan.reference.samples_per_s.value == pytest.approx(speed(stated), rel=1e-4)
+    assert run.plan.reference.fits
+    assert run.plan.gain.speed == pytest.approx(speed(run.plan.settings) / speed(stated), abs=1e-3)
+    assert {settings.batch.num_samples for settings in run.measured} == {64}
+    assert {settings.precision.kind for settings in run.measured} == {"default", "fp32"}
+    assert run.plan.settings.precision.kind == "bf16"
+    assert load_plan("plan.yaml").settings.precision.kind == "bf16"
+
+
+def test_losses_are_compared_as_rounded_where_the_job_rounds():
+    """Whatever is changed: its own sums come in another order."""
+    requests = [request for request in run_job(trials=6).executor.requests if request.plan]
+    assert {request.measure.parity_limit for request in requests} == {PARITY_LIMITS["rounding"]}
+    assert {request.measure.parity_batch for request in requests if request.measure.parity_batch} == {64}
+
+
+def test_without_predictions_the_first_guess_does_not_leave_the_jobs_bf16():
+    """fp32 is believed to be slower than what the job runs in."""
+    assert run_job(trials=2).measured[1].precision == Precision()
+
+
+def test_a_job_whose_split_changes_the_gradient_keeps_its_micro_batch():
+    known = facts(**JOB, split_error=0.09)
+    run = run_search(options(trials=40, sampler="random"), known=known)
+    assert {settings.batch for settings in run.measured} == {Batch(micro=8, accumulate=8)}
+
+
+def test_a_model_with_an_autocast_of_its_own_is_offered_no_other():
+    run = run_search(options(trials=40, sampler="random"), known=facts(own_autocast=True))
+    assert {settings.precision for settings in run.measured} == {Precision()}
+    assert len({settings.batch for settings in run.measured}) == 7
+    assert "precision" not in load_plan("plan.yaml").settings.model_dump(exclude_defaults=True)
+
+
 def test_without_predictions_the_second_trial_is_every_most_promising_choice_that_costs_no_time():
     assert run_search(options()).measured[1] == FASTEST
 

@@ -232,6 +232,20 @@ def test_another_device_is_not_mixed_in():
         run_search(options(resume=True), known=other)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"micro_batch": 8}, "micro_batch_size was None, but is 8"),
+        ({"precision": "bf16"}, "precision was None, but is bf16"),
+        ({"max_grad_norm": 1.0}, "max_grad_norm was None, but is 1.0"),
+    ],
+)
+def test_a_job_that_is_stated_otherwise_is_another_job(changes: dict[str, object], words: str):
+    run_search(options(trials=2))
+    with pytest.raises(StudyError, match=words):
+        run_search(options(trials=3, resume=True), known=facts(**changes))
+
+
 def test_choices_follow_the_facts_that_the_study_began_with():
     run_search(every(trials=1))
     resumed = run_search(every(resume=True), known=facts(allocators=()))

@@ -136,6 +136,58 @@ def test_wrong_pieces_are_named_at_once(write):
     assert "but got batch_size, shuffle. Batching, order and collation have their own entries" in lines[2]
 
 
+def test_what_the_job_does_today_is_read(write):
+    task = load_task(
+        write(REQUIRED + "batch_size = 32\nmicro_batch_size = 8\nprecision = 'bf16'\nmax_grad_norm = 1.0\n")
+    )
+    assert (task.micro_batch_size, task.precision, task.max_grad_norm) == (8, "bf16", 1.0)
+    silent = load_task(write(REQUIRED))
+    assert (silent.micro_batch_size, silent.precision, silent.max_grad_norm) == (None, None, None)
+
+
+def test_an_uneven_micro_batch_is_todays_job_too(write):
+    assert load_task(write(REQUIRED + "batch_size = 32\nmicro_batch_size = 12\n")).micro_batch_size == 12
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ("micro_batch_size = 8", "micro_batch_size is 8, but there is no batch_size. Set it to the samples"),
+        ("batch_size = 4\nmicro_batch_size = 8", "at most batch_size, the 4 samples of an optimizer step, but got 8"),
+        ("batch_size = 4\nmicro_batch_size = 0", "micro_batch_size must be a whole number of samples, at least 1"),
+        ("batch_size = 4\nmicro_batch_size = True", "micro_batch_size must be a whole number of samples, at least 1"),
+        ("precision = 'half'", "precision must be one of fp32, tf32, bf16, fp16, but got 'half'"),
+        ("precision = 16", "precision must be one of fp32, tf32, bf16, fp16, but got 16"),
+        ("max_grad_norm = 0", "max_grad_norm must be a number above 0, but got 0"),
+        ("max_grad_norm = '1.0'", "max_grad_norm must be a number above 0, but got '1.0'"),
+        ("max_grad_norm = float('inf')", "max_grad_norm must be a number above 0, but got inf"),
+    ],
+)
+def test_what_cannot_be_todays_job_is_refused_in_words(write, entries, words):
+    with pytest.raises(TaskError) as error:
+        load_task(write(REQUIRED + entries + "\n"))
+    (line,) = str(error.value).splitlines()
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("piece", "words"),
+    [
+        ({"compute_loss": lambda batch: None}, r"compute_loss takes \(batch\), but is called with \(model, batch\)"),
+        ({"build_optimizer": lambda: None}, r"build_optimizer takes \(\), but is called with \(parameters\)"),
+        (
+            {"collate": lambda samples, pad: None},
+            r"collate takes \(samples, pad\), but is called with \(samples: list\)",
+        ),
+        ({"build_model": lambda width: None}, r"build_model takes \(width\), but is called with \(\)"),
+    ],
+)
+def test_a_function_that_cannot_be_called_as_it_will_be_is_found_before_anything_runs(piece, words):
+    pieces = {"build_model": torch.nn.Module, "build_dataset": list, "compute_loss": lambda model, batch: None}
+    with pytest.raises(TaskError, match=words):
+        autotune.Task(**{**pieces, **piece})
+
+
 @pytest.mark.parametrize("value", ["True", "2.5", "'8'", "-1"])
 def test_a_batch_size_is_a_positive_whole_number(write, value):
     with pytest.raises(TaskError, match="batch_size must be a whole number"):

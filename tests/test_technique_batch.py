@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from autotune.errors import PlanError
 from autotune.techniques import Settings, Technique
-from autotune.techniques.batch import Batch
+from autotune.techniques.batch import Batch, refused_split
 from autotune.testing.runs import relative_difference, run_applied
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import BATCH_SIZE, ZOO
@@ -140,6 +140,29 @@ def test_a_held_effective_batch_is_halved():
     choices = Batch.choices(facts)
     assert [choice.micro for choice in choices] == [1, 2, 3, 5, 10]
     assert {choice.num_samples for choice in choices} == {10}
+
+
+JOB = BARE.model_copy(update={"effective_batch": 30, "micro_batch": 12, "dataset_kind": "map", "allow_split": True})
+
+
+def test_the_jobs_own_micro_batch_is_among_the_choices():
+    """30 a step as 12 + 12 + 6, beside the halves."""
+    choices = Batch.choices(JOB)
+    assert [choice.micro for choice in choices] == [1, 2, 4, 8, 12, 15, 30]
+    assert Batch.reference(JOB) == Batch(micro=12, accumulate=3, effective=30)
+    assert Batch.reference(JOB) in choices
+
+
+def test_where_a_split_changes_the_gradient_only_the_jobs_own_is_the_jobs():
+    """BatchNorm sees 12 samples today: any other number is another gradient, larger ones too."""
+    held = JOB.model_copy(update={"allow_split": False})
+    assert Batch.choices(held) == (Batch.reference(held),)
+    assert Batch.reference(held).exactness(held) == "exact"
+    for other in (Batch.of(30, 6), Batch.of(30, 30)):
+        assert "--allow-split" in other.unavailable(held)
+        assert other.exactness(held) == "lossy"
+        assert other.unavailable(JOB) is None
+    assert refused_split(held).startswith("micro-batches other than the job's 12 are not tried: splitting a batch")
 
 
 def test_a_free_batch_grows_to_the_dataset():

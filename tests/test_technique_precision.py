@@ -100,6 +100,52 @@ def test_an_infinite_gradient_is_skipped_and_the_scale_halved():
     assert training.model.weight.item() == -1.0
 
 
+IN_BF16 = BARE.model_copy(
+    update={
+        "precision": "bf16",
+        "device": BARE.device.model_copy(update={"type": "cuda", "capability": (8, 0), "bf16": True}),
+    }
+)
+
+
+def test_what_the_job_runs_in_is_the_default_and_fp32_is_offered_beside_it():
+    kinds = [choice.kind for choice in Precision.choices(IN_BF16)]
+    assert kinds == ["default", "tf32", "fp16", "fp32"]
+    assert Precision(kind="bf16").or_default(IN_BF16) == Precision()
+    assert Precision(kind="fp32").or_default(BARE) == Precision()
+    assert Precision(kind="fp32").or_default(IN_BF16) == Precision(kind="fp32")
+
+
+def test_the_jobs_own_precision_is_exact_and_any_other_rounds():
+    exact = {kind for kind in ("default", "fp32", "bf16", "tf32") if Precision(kind=kind).exactness(IN_BF16) == "exact"}
+    assert exact == {"default", "bf16"}
+
+
+def test_a_device_without_bf16_still_has_what_the_job_runs_in():
+    lacks = BARE.model_copy(update={"precision": "bf16"})
+    assert Precision(kind="bf16").unavailable(lacks) is None
+    assert [choice.kind for choice in Precision.choices(lacks)] == ["default", "fp32"]
+
+
+def test_the_default_is_in_force_as_the_task_says():
+    """A plan's own row comes first; without one, the task's; without that, the model as it stands."""
+    batch = [torch.tensor(1.0)] * 2
+    in_force = {
+        (stated, kind): training_of(
+            line(batch, precision=stated), precision=Precision(kind=kind)
+        ).settings.precision.kind
+        for stated, kind in ((None, "default"), ("bf16", "default"), ("bf16", "fp32"), ("fp16", "bf16"))
+    }
+    assert list(in_force.values()) == ["default", "bf16", "fp32", "bf16"]
+
+
+def test_a_job_in_fp16_has_its_loss_scaler():
+    training = training_of(line(floats(4), precision="fp16"), batch=Batch(micro=4))
+    assert training.scaler.is_enabled()
+    training.step(next(iter(training.loader)))
+    assert training.model.weight.item() == 1.0 - 1.5
+
+
 def test_tf32_is_for_ampere_and_later():
     """Refused on a CPU and on compute capability 7.5, offered on 8.0."""
     reasons = {}

@@ -41,7 +41,7 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
     """
     began_s = time.perf_counter()
     prediction = Predictor(plan, task, options)
-    reference = prediction.fit(min(options.reference_batch, options.most))
+    reference = prediction.fit(options.own_micro)
     best = surely = smallest = None
     if options.limit_bytes is not None:
         limit, most = options.limit_bytes, options.most
@@ -70,7 +70,7 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
 
 def _blocks(prediction: Predictor, plan: Plan, task: Task, options: EstimateOptions) -> tuple[int, ...] | None:
     """The blocks to recompute for the job's own batch."""
-    micro = min(options.reference_batch, options.most)
+    micro = options.own_micro
     if not options.choose_blocks or options.limit_bytes is None:
         return None
     if prediction.fit(micro).process.value <= options.limit_bytes:

@@ -65,8 +65,10 @@ class EstimateOptions(_Frozen):
     """What the device may charge the process; None is asked at the reference's batch alone."""
     reference_batch: PositiveInt = 1
     """Samples in an optimizer step of the job as it stands."""
+    reference_micro: PositiveInt | None = None
+    """Samples in one forward pass of it; None is all of them."""
     is_held: bool = False
-    """Whether that is so whatever the micro-batch: smaller ones are accumulated."""
+    """Whether the optimizer step is so whatever the micro-batch: smaller ones are accumulated."""
     most: PositiveInt = 2**16
     """The largest micro-batch to think of."""
     choose_blocks: bool = False
@@ -75,6 +77,11 @@ class EstimateOptions(_Frozen):
     """Batch shapes vary: every batch is one of the largest of so many samples."""
     calibration: Calibration | None = None
     """Of what the process is charged."""
+
+    @property
+    def own_micro(self) -> int:
+        """The micro-batch of the job as it stands, as far as it is thought of."""
+        return min(self.reference_micro or self.reference_batch, self.most)
 
 
 class PredictOptions(_Frozen):
@@ -151,7 +158,7 @@ class Estimate(_Frozen):
     surely: int | None
     """The largest that fits at the upper end of its interval."""
     reference: Fit
-    """The job's own batch, in one piece."""
+    """The job's own micro-batch."""
     blocks: tuple[int, ...] | None = None
     """Numbers of the blocks to recompute, at the least cost, for that batch to be likely to fit. None where it does
     without, or where not even all are enough, or where it was not asked."""

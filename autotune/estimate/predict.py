@@ -64,7 +64,7 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
     if options.target == "cpu":  # a dataset that lies in memory is the process's too
         dataset = task.build_dataset()
         task = replace(task, build_dataset=lambda: dataset)
-    bases = _Bases(options)
+    bases = _Bases(options, task)
     places = Places.of(task) if any(one.checkpointing.is_open for one in options.settings) else None
 
     laws = Laws(task, options.largest_of, options.target)
@@ -106,20 +106,20 @@ class _Bases:
     What a technique brings along stays once it is there, so each is asked for what it adds to those before it.
     """
 
-    def __init__(self, options: PredictOptions) -> None:
+    def __init__(self, options: PredictOptions, task: Task) -> None:
         self._added: dict[str, int] = {}
         if options.target == "cuda":
             self._stock = base_bytes()
             return
         settings = Settings()
-        self._stock = known = resident_bytes(settings)
+        self._stock = known = resident_bytes(settings.in_force(task.precision))
         for name in _BRINGS_CODE:
             changed = next(
                 (one for each in options.settings if (one := getattr(each, name)) != getattr(settings, name)), None
             )
             if changed is not None:
                 settings = settings.model_copy(update={name: changed})
-                now = resident_bytes(settings)
+                now = resident_bytes(settings.in_force(task.precision))
                 self._added[name], known = now - known, now
 
     def of(self, settings: Settings) -> int:

@@ -82,7 +82,7 @@ class Predictor:
         else:  # a dataset that lies in memory is the process's too
             dataset = task.build_dataset()
             self._task = replace(task, build_dataset=lambda: dataset)
-            self.base_bytes = resident_bytes(plan.settings)
+            self.base_bytes = resident_bytes(plan.settings.in_force(task.precision))
         self.laws = laws or Laws(self._task, options.largest_of, options.target)
         """The task's."""
 

@@ -149,7 +149,7 @@ class Rehearsal:
 
     def _training(self, batch: Batch) -> Training:
         loader = build_loader(self._task, self._spec, batch)
-        training = Training(self._model, self._optimizer, loader, self._task.compute_loss, self._settings)
+        training = Training(self._model, self._optimizer, loader, self._task, self._settings)
         if training.scaler.is_enabled():
             training.scaler = SteadyScaler(training.device.type)
         return training

@@ -10,6 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
 from ..apply_plan import build_model, loader_spec, reference_batch
+from ..errors import TaskError
 from ..fingerprint import fingerprint
 from ..randomness import seed_everything
 from ..task import Task
@@ -41,11 +42,12 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         device: torch's device type.
 
     Raises:
-        TaskError: the dataset is empty, or a piece returns what it must not.
+        TaskError: the dataset is empty, a piece returns what it must not, or the device cannot do what the task states.
         NonFiniteLoss: the first loss is NaN or infinite.
         Exception: whatever the user's code raises.
     """
     charged_bytes = process_bytes(torch.device(device))
+    _check_precision(task, device)
     seed_everything(0)
     model = build_model(task if options.runs_model else unfilled(task))
     dataset = task.build_dataset()
@@ -80,7 +82,12 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         effective_batch=batch.num_samples,
         effective_batch_held=(options.effective_batch or task.batch_size) is not None,
         effective_batch_assumed=(options.effective_batch or task.batch_size) is None,
+        micro_batch=batch.micro if batch.accumulate > 1 else None,
+        precision=task.precision,
+        max_grad_norm=task.max_grad_norm,
+        own_autocast=split.own_autocast,
         split_error=split.error,
+        split_rounded=split.rounded,
         allow_split=options.allow_split,
         optimizer=type(optimizer).__name__,
         optimizer_implementations=supported_implementations(optimizer),
@@ -90,6 +97,16 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     )
     refused = refused_split(facts)
     return facts.model_copy(update={"warnings": (*facts.warnings, *filter(None, [refused]))})
+
+
+def _check_precision(task: Task, device: Literal["cpu", "cuda"]) -> None:
+    """TF32 is the one that a device may not have at all."""
+    capability = inspect_device(device).capability
+    if task.precision == "tf32" and (capability or (0, 0)) < (8, 0):
+        raise TaskError(
+            f'{task.source or "task"}: precision is "tf32", which needs a CUDA device of compute capability 8.0, but '
+            f'this is {inspect_device(device).name}. State "fp32" here.'
+        )
 
 
 def _model_facts(task: Task, model: nn.Module) -> dict[str, Any]:
@@ -126,6 +143,11 @@ def _warnings(task: Task, options: InspectOptions, model: nn.Module, data: Datas
         found.append("the whole model is in eval mode: dropout is off, BatchNorm is frozen; build_model decides")
     if not any(p.requires_grad for p in model.parameters()):
         found.append("no parameter of the model trains")
+    if split.own_autocast:
+        found.append(
+            "the model turns autocast on by itself: precision is left to it, and its rounding is not taken for a "
+            "changed gradient"
+        )
     if split.error is None:
         found.append(f"whether splitting a batch changes the gradient could not be measured: {split.reason}")
     workers = task.loader_options.get("num_workers", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -106,7 +107,8 @@ def _run_largest(steps: Steps, num_batches: int) -> None:
 
 
 def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> list[str]:
-    """Until the loader's head start is used up, the loss scaler has stopped skipping, and the peak is stable."""
+    """Until the loader's head start is used up, the loss scaler has stopped skipping, and the peak is stable; or the
+    time is. A peak that still grows then is not worth a word: it is read once all has run."""
     options = steps.training.loader.options
     head_start = 2 * options["num_workers"] * (options["prefetch_factor"] or 0)
     peak_bytes, num_calm, began_s = charge.high_water_bytes(), 0, perf_counter()
@@ -118,8 +120,19 @@ def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> 
         num_calm = num_calm + 1 if not skipped and peak_bytes <= before * _STABLE else 0
         if num_calm >= _CALM_STEPS and steps.feed.num_batches >= head_start:
             return []
-        if perf_counter() - began_s > limit_s:
-            return [f"timing began after {limit_s:.1f} s of warm-up, before the training had settled"]
+        elapsed_s = perf_counter() - began_s
+        if elapsed_s <= limit_s:
+            continue
+        if steps.feed.num_batches < head_start:
+            needed_s = elapsed_s * head_start / steps.feed.num_batches
+            return [_too_short("batches were timed that loader workers had ready: speeds may be too high", needed_s)]
+        return [_too_short("the loss scaler still skipped steps while it was timed", 2 * elapsed_s)] if skipped else []
+
+
+def _too_short(what: str, warm_up_s: float) -> str:
+    """What a short warm-up did, and a trial time that would do: a power of two, so that trials say the same."""
+    trial_time_s = 2 ** math.ceil(math.log2(max(1.0, warm_up_s / _WARMUP_SHARE)))
+    return f"{what}; --trial-time {trial_time_s}s would let the training settle first"
 
 
 def _time(steps: Steps, charge: Charge, leaks: LeakWatch, options: MeasureOptions) -> list[Window]:

@@ -17,6 +17,7 @@ from ..search.events import (
     Warned,
 )
 from ..techniques import Facts
+from ..techniques.batch import Batch
 from ..units import format_duration
 from .progress import Progress, finalist_label, trial_label
 from .words import count, outcome_words, over_reference, settings_words
@@ -81,8 +82,19 @@ def facts_words(facts: Facts) -> str:
     if facts.dataset_length is not None:
         parts.append(count(facts.dataset_length, "sample"))
     held = "" if facts.effective_batch_held else ", assumed" if facts.effective_batch_assumed else ", free"
-    parts.append(f"batch {facts.effective_batch}{held}")
+    own = Batch.reference(facts)
+    parts.append(f"batch {facts.effective_batch}{held}" + (f" ({_cut(own)})" if own.accumulate > 1 else ""))
+    if facts.precision is not None:
+        parts.append(f"in {facts.precision}")
+    if facts.max_grad_norm is not None:
+        parts.append(f"clipped at {facts.max_grad_norm:g}")
     return f"{', '.join(parts)}; on {facts.device.name} ({facts.device.type})"
+
+
+def _cut(batch: Batch) -> str:
+    """``8 × 4``; ``8 × 3, then 6`` where the last is smaller."""
+    rest = batch.num_samples % batch.micro
+    return f"{batch.micro} × {batch.accumulate - 1}, then {rest}" if rest else f"{batch.micro} × {batch.accumulate}"
 
 
 def _millions(number: int) -> str:

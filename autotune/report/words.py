@@ -189,6 +189,7 @@ def _data_loading(loading: DataLoading) -> str:
 
 _PURPOSES = {
     ("batch", ""): "Samples in one forward pass, and how many such passes make one optimizer step.",
+    ("precision", "fp32"): "Everything computes in the types that it has: no autocast.",
     ("precision", "bf16"): "Matrix products and convolutions compute in bfloat16; parameters stay fp32.",
     ("precision", "fp16"): "Matrix products and convolutions compute in float16, with a loss scaler.",
     ("precision", "tf32"): "Matrix products and convolutions round their inputs to TF32.",

@@ -138,7 +138,8 @@ class ConfigurationSpace:
             if not self.is_needless(words, record.usable_bytes) and not self._is_repeated(words):
                 micro_batch = words.batch.micro if words.batch else None
                 known = self._predict(words)
-                rows.append(Configuration(self.params(words) or {}, micro_batch, known, words.prior_gains()))
+                gains = words.in_force(record.facts.precision).prior_gains()
+                rows.append(Configuration(self.params(words) or {}, micro_batch, known, gains))
         configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
         margin = record.budget.margin
         return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)
@@ -275,7 +276,7 @@ class Candidates:
         again with what buys memory for time, where the reference's own batch did not fit without."""
         for with_trades in (False, True):
             promising = {
-                name: row[min(1, len(row) - 1)]
+                name: self._most_promising(name)
                 for name, row in self._searched.choices.items()
                 if name != "batch" and (with_trades or not row[0].trades_time)
             }
@@ -285,6 +286,16 @@ class Candidates:
             if first is None or not first.verdict.over_memory:
                 return
             yield from self._bisect(combination)
+
+    def _most_promising(self, name: str) -> Technique:
+        """The choice after the first, unless it is believed to be slower than that and buys nothing with it."""
+        first, *others = self._searched.choices[name]
+        if not others or others[0].trades_time:
+            return others[0] if others else first
+        stated = self._study.record.facts.precision
+        settings = (self._reference.model_copy(update={name: one}).in_force(stated) for one in (first, others[0]))
+        gains = [one.prior_gains().get(name, (0.0, 0.0)) for one in settings]
+        return first if gains[1] < gains[0] else others[0]
 
     def _bisect(self, combination: Settings) -> Iterator[Settings]:
         """The next batch between the largest that is known to fit and the smallest that is known not to."""

@@ -45,7 +45,7 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
     return Plan(
         task=TaskRef(source=options.task, fingerprint=facts.fingerprint),
         budget=session.budget,
-        settings=winner.settings,
+        settings=winner.settings.in_force(facts.precision),  # a plan says by itself what was measured
         notes=tuple(_notes(session, final, measured, reference)),
         measured=measured,
         reference=measured if winner.number == 0 else reference,

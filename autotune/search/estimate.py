@@ -181,6 +181,7 @@ def _options(what: WhatToEstimate, facts: Facts, limit_bytes: int) -> EstimateOp
         target=what.device,
         limit_bytes=limit_bytes,
         reference_batch=facts.effective_batch,
+        reference_micro=facts.micro_batch,
         is_held=facts.effective_batch_held,
         most=max(facts.effective_batch, min(facts.dataset_length or _MOST_MICRO, _MOST_MICRO)),
         largest_of=LARGEST_OF if facts.shapes_vary else None,
@@ -289,6 +290,7 @@ def _study(what: WhatToEstimate, facts: Facts) -> Finished:
 def _compared(study: Facts, facts: Facts) -> Iterator[tuple[str, object, object]]:
     yield "another kind of device", study.device.type, facts.device.type
     yield "another torch", study.torch_version, facts.torch_version
+    yield "another precision", study.precision, facts.precision
     yield "another dataset", (study.dataset_length, study.dataset_bytes), (facts.dataset_length, facts.dataset_bytes)
     if facts.device.type == "cpu":
         yield "another processor", study.device.name, facts.device.name

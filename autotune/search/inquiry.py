@@ -90,6 +90,7 @@ class Inquiry:
         self, settings: Settings, share_s: float, losses: tuple[float, ...] | None, enforce: bool = True
     ) -> MeasureOptions:
         """How long and against what a configuration is measured."""
+        exact = exactness(settings, self.facts)
         return MeasureOptions(
             trial_time_s=share_s,
             enforce=enforce,
@@ -97,14 +98,14 @@ class Inquiry:
             parity_batch=self.facts.effective_batch,
             parity_last=settings.batch is not None and settings.batch.num_samples < self.facts.effective_batch,
             reference_losses=losses,
-            parity_limit=PARITY_LIMITS[exactness(settings, self.facts)],
+            parity_limit=PARITY_LIMITS["rounding" if exact == "exact" and self.facts.rounds else exact],
             largest_of=LARGEST_OF if self.facts.shapes_vary else None,
         )
 
 
 def reference_settings(facts: Facts) -> Settings:
-    """The user's job as it stands: the effective batch in one piece, everything else untouched."""
-    return Settings(batch=Batch.of(facts.effective_batch, facts.effective_batch))
+    """The user's job as it stands: the effective batch cut as the job cuts it, everything else untouched."""
+    return Settings(batch=Batch.reference(facts))
 
 
 def exactness(settings: Settings, facts: Facts) -> Exactness:

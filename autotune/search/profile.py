@@ -169,5 +169,5 @@ def _techniques(settings: Settings, facts: Facts) -> Iterator[Technique]:
     """Each choice for this model and device that may change the tensors of a step, other than what is in force."""
     for name, technique in TECHNIQUES.items():
         for choice in technique.choices(facts) if technique.is_in_step() else ():
-            if choice != getattr(settings, name) and choice.unavailable(facts) is None:
+            if choice != getattr(settings, name).or_default(facts) and choice.unavailable(facts) is None:
                 yield choice

@@ -76,6 +76,10 @@ def _compared(record: StudyRecord) -> list[tuple[str, object]]:
         ("--effective-batch", record.effective_batch),
         ("--allow-split", record.allow_split),
         ("--space", record.space),
+        ("batch_size", record.facts.effective_batch),
+        ("micro_batch_size", record.facts.micro_batch),
+        ("precision", record.facts.precision),
+        ("max_grad_norm", record.facts.max_grad_norm),
         ("torch", record.facts.torch_version),
         ("the device", record.facts.device.name),
     ]

@@ -17,7 +17,7 @@ from .facts import Device, Facts
 from .layers import Layers
 from .memory_format import MemoryFormat
 from .optimizer import Optimizer
-from .precision import Precision
+from .precision import Kind, Precision
 
 __all__ = ["TECHNIQUES", "Device", "Exactness", "Facts", "LoaderSpec", "Settings", "Technique"]
 
@@ -39,6 +39,10 @@ class Settings(BaseModel):
     def techniques(self) -> Iterator[Technique]:
         """Every technique with its chosen setting, in field order; the batch only where it is set."""
         return (value for name in type(self).model_fields if (value := getattr(self, name)) is not None)
+
+    def in_force(self, precision: Kind | None) -> Settings:
+        """What these come to in a task that states a precision of its own."""
+        return self.model_copy(update={"precision": self.precision.in_force(precision)})
 
     def environment(self) -> dict[str, str]:
         """All environment variables that these settings need before the process starts."""

@@ -99,6 +99,10 @@ class Technique(BaseModel):
         """Why this setting cannot be had for this model and device, in words; None when it can."""
         return None
 
+    def or_default(self, facts: Facts) -> Self:
+        """This setting, or the default where that is the same for this task."""
+        return self
+
     def environment(self) -> dict[str, str]:
         """Environment variables that must be set before the process starts."""
         return {}

@@ -15,6 +15,9 @@ __all__ = ["Batch", "refused_split"]
 SPLIT_TOLERANCE = 1e-3
 """Relative L2 difference of the gradient above which a split changes the optimization: fp32 reordering stays
 below 1e-5, BatchNorm and token-averaged losses are at 1e-2 and more."""
+_ROUNDED_TOLERANCE = 1e-2
+"""The same where it could only be computed in bf16, whose rounding alone comes to 0.002 to 0.004 (fp16's to 0.0003 to
+0.0008); BatchNorm's to 0.1 and more."""
 
 _FREE_GROWTH = (1, 2, 4, 8, 16)
 """Times the assumed batch that a free one may be."""
@@ -57,20 +60,28 @@ class Batch(Technique):
         return cls(micro=micro, accumulate=accumulate, effective=effective if effective % micro else None)
 
     @classmethod
+    def reference(cls, facts: Facts) -> Batch:
+        """The job's own."""
+        return cls.of(facts.effective_batch, facts.micro_batch or facts.effective_batch)
+
+    @classmethod
     def choices(cls, facts: Facts) -> tuple[Batch, ...]:
-        """Small to large: halves of a held effective batch; powers of two times the assumed one otherwise."""
+        """Small to large: halves of a held effective batch, and what the job has; powers of two times the assumed one
+        otherwise."""
         effective, length = facts.effective_batch, facts.dataset_length
         if facts.effective_batch_held:
-            sizes = [effective, *_halves(effective)] if _may_split(facts) else [effective]
-            found = [cls.of(effective, micro) for micro in sorted(sizes)]
+            own = cls.reference(facts).micro
+            held = {effective, own, *_halves(effective)} if _may_split(facts) else {own}
+            found = [cls.of(effective, micro) for micro in sorted(held)]
         else:
             sizes = [*_halves(effective), *(effective * times for times in _FREE_GROWTH)]
             found = [cls(micro=micro) for micro in sorted(sizes) if length is None or micro <= max(length, effective)]
         return tuple(batch for batch in found if batch.unavailable(facts) is None)
 
     def exactness(self, facts: Facts) -> Exactness:
-        """Measured: a split is lossy where the gradient of a split batch differs from the whole batch's."""
-        return "exact" if self.accumulate == 1 or _split_is_exact(facts) else "lossy"
+        """Measured: another split than the job's own is lossy where the gradient of a split batch differs from the
+        whole batch's."""
+        return "exact" if self._splits_as(facts) or _split_is_exact(facts) else "lossy"
 
     def unavailable(self, facts: Facts) -> str | None:
         """A held batch stays; splits that change the gradient need ``--allow-split``; streams, equal micro-batches."""
@@ -79,7 +90,9 @@ class Batch(Technique):
                 f"an optimizer step would see {self.num_samples} samples, but the task's batch of "
                 f"{facts.effective_batch} is held; --effective-batch holds another"
             )
-        if self.accumulate > 1 and not _may_split(facts):
+        if self == self.reference(facts):
+            return None
+        if not self._splits_as(facts) and not _may_split(facts):
             return (
                 f"splitting a batch changes this model's gradient by {facts.split_error:.1%} "
                 "(BatchNorm in training, or a loss averaged over varying counts); --allow-split permits it"
@@ -90,14 +103,21 @@ class Batch(Technique):
             return f"an iterable dataset cannot be cut into {self.accumulate} uneven micro-batches"
         return None
 
+    def _splits_as(self, facts: Facts) -> bool:
+        """Whether a forward pass sees what the job's own sees, whatever that is where the batch is free."""
+        own = self.reference(facts)
+        return self.micro == own.micro if facts.effective_batch_held else self.accumulate == own.accumulate == 1
+
 
 def refused_split(facts: Facts) -> str | None:
-    """Why smaller micro-batches are not tried, where the batch is held; None where they are."""
-    effective = facts.effective_batch
-    if not facts.effective_batch_held or effective == 1:
+    """Why other micro-batches are not tried, where the batch is held; None where they are."""
+    own = Batch.reference(facts)
+    if not facts.effective_batch_held or own.num_samples == 1:
         return None
-    reason = Batch.of(effective, -(-effective // 2)).unavailable(facts)
-    return reason and f"smaller micro-batches are not tried: {reason}"
+    other = -(-own.micro // 2) if own.micro > 1 else own.num_samples
+    reason = Batch.of(own.num_samples, other).unavailable(facts)
+    which = "smaller micro-batches" if own.accumulate == 1 else f"micro-batches other than the job's {own.micro}"
+    return reason and f"{which} are not tried: {reason}"
 
 
 def _halves(effective: int) -> Iterator[int]:
@@ -109,7 +129,8 @@ def _halves(effective: int) -> Iterator[int]:
 
 
 def _split_is_exact(facts: Facts) -> bool:
-    return facts.split_error is not None and facts.split_error <= SPLIT_TOLERANCE
+    tolerance = _ROUNDED_TOLERANCE if facts.split_rounded else SPLIT_TOLERANCE
+    return facts.split_error is not None and facts.split_error <= tolerance
 
 
 def _may_split(facts: Facts) -> bool:

@@ -78,8 +78,18 @@ class Facts(_Frozen):
     """Whether the effective batch is the user's and stays fixed."""
     effective_batch_assumed: bool
     """Whether it was given nowhere."""
+    micro_batch: int | None = None
+    """Samples in one forward pass of the reference; None is all of an optimizer step."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
+    """What the task says that the job runs in."""
+    max_grad_norm: float | None = None
+    """The norm that the task says it clips gradients at."""
+    own_autocast: bool = False
+    """Whether the model or its loss turns autocast on by itself."""
     split_error: float | None
     """Relative L2 difference of the gradient when a batch is split in two; None where it could not be measured."""
+    split_rounded: bool = False
+    """Whether that was computed in half precision, so that rounding is part of it."""
     allow_split: bool
     """Whether the user allows splits that change the gradient."""
 
@@ -93,3 +103,8 @@ class Facts(_Frozen):
     """Of ``tcmalloc``, ``jemalloc``: what is installed where trials run."""
     warnings: tuple[str, ...] = ()
     """What the user should hear before the search starts."""
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the job as it stands computes in less than fp32: sums in another order show in its losses."""
+        return self.own_autocast or self.split_rounded or self.precision not in (None, "fp32")

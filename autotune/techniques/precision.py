@@ -13,7 +13,9 @@ from .facts import Facts
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Precision"]
+__all__ = ["Kind", "Precision"]
+
+Kind = Literal["fp32", "tf32", "bf16", "fp16"]
 
 _flags_before: list[tuple[str, bool]] = []
 """torch's process-wide flags as the user had them, while a plan with TF32 is in force."""
@@ -24,8 +26,9 @@ class Precision(Technique):
 
     name: ClassVar[str] = "precision"
 
-    kind: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """``fp32`` is the model as it stands; ``bf16`` and ``fp16`` are autocast, fp16 with a loss scaler."""
+    kind: Literal["default", "fp32", "tf32", "bf16", "fp16"] = "default"
+    """``default`` is what the task states, or without that the model as it stands, fp32; ``bf16`` and ``fp16`` are
+    autocast, fp16 with a loss scaler."""
 
     @property
     def scales_loss(self) -> bool:
@@ -34,20 +37,34 @@ class Precision(Technique):
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Precision, ...]:
-        """What the device computes natively, bf16 before fp16 (it needs no scaler)."""
-        offered = (cls(kind="bf16"), cls(kind="tf32"), cls(kind="fp16"))
-        return (cls(), *(choice for choice in offered if choice.unavailable(facts) is None))
+        """What the device computes natively, bf16 before fp16 (it needs no scaler), fp32 where the job has another."""
+        others = (cls(kind="bf16"), cls(kind="tf32"), cls(kind="fp16"), cls(kind="fp32"))
+        offered = [choice.or_default(facts) for choice in others if choice.unavailable(facts) is None]
+        return tuple(dict.fromkeys([cls(), *offered]))
+
+    def or_default(self, facts: Facts) -> Precision:
+        """What the task states is the default, and fp32 where it states nothing."""
+        return type(self)() if self.kind == (facts.precision or "fp32") else self
+
+    def in_force(self, stated: Kind | None) -> Precision:
+        """What this comes to in a task that states a precision; ``default`` where it states none."""
+        return Precision(kind=stated) if self.kind == "default" and stated is not None else self
 
     def exactness(self, facts: Facts) -> Exactness:
-        """All but fp32 round."""
-        return "exact" if self.kind == "fp32" else "rounding"
+        """All but the job's own round it differently."""
+        return "exact" if self.or_default(facts).kind == "default" else "rounding"
 
     def prior_gain(self) -> tuple[float, float]:
-        """bf16 was 0.94 to 1.58 times as fast at the medians of five trainings on a CPU (benchmarks/replay/tables)."""
-        return (0.0, 0.0) if self.kind == "fp32" else (0.2, 0.2)
+        """bf16 was 0.94 to 1.58 times as fast as fp32 at the medians of five trainings on a CPU
+        (benchmarks/replay/tables)."""
+        return (0.0, 0.0) if self.kind in ("default", "fp32") else (0.2, 0.2)
 
     def unavailable(self, facts: Facts) -> str | None:
-        """By compute capability on CUDA, by instruction set on a CPU."""
+        """By compute capability on CUDA, by instruction set on a CPU. What the job has already, it can have."""
+        if self.or_default(facts).kind == "default":
+            return None
+        if facts.own_autocast:
+            return "the model has an autocast of its own, to which precision is left"
         device = facts.device
         if self.kind == "bf16" and not device.bf16:
             return f"{device.name} has no bfloat16 arithmetic"
@@ -81,7 +98,7 @@ class Precision(Technique):
 
         Source: https://docs.pytorch.org/docs/stable/amp.html
         """
-        if self.kind in ("fp32", "tf32"):
+        if self.kind in ("default", "fp32", "tf32"):
             return nullcontext()
         import torch
 

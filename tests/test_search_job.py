@@ -1,0 +1,56 @@
+"""A real search of a job that trains as 8 x 4 in bf16 with clipping: that job is the reference."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import autotune
+from autotune.plan import load_plan
+from autotune.search.driver import search
+from autotune.search.events import Event, TrialEnded
+from autotune.search.options import SearchOptions
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.workers.local import LocalExecutor
+
+TASK = "states_its_job.py"
+SPACE = "schema: autotune/space@1\nbatch: [{micro: 8, accumulate: 4}, {micro: 32}]\nprecision: auto\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copy(Path(__file__).parent / "tasks" / TASK, tmp_path)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_reference_is_the_job_and_the_gain_is_against_it(folder: Path, local_executor: LocalExecutor):
+    """Its processes run four bf16 passes of 8 samples to a step, whose gradient is clipped; so does the plan's job."""
+    events: list[Event] = []
+    options = SearchOptions(TASK, space="space.yaml", trials=4, trial_time_s=0.3, sampler="random", device="cpu")
+    plan = search(options, local_executor, events.append, threading.Event())
+    ended = [event for event in events if isinstance(event, TrialEnded)]
+    job = Settings(batch=Batch(micro=8, accumulate=4))
+    assert (ended[0].number, ended[0].settings, ended[0].outcome.kind) == (0, job, "measured")
+    assert all(event.feasible for event in ended), [event.outcome for event in ended]
+    assert plan.gain is not None
+    assert plan.measured is not None
+    assert plan.reference is not None
+    wanted = plan.measured.samples_per_s.value / plan.reference.samples_per_s.value
+    assert plan.gain.speed == pytest.approx(wanted, abs=1e-3)
+
+    seen = [json.loads(path.read_text()) for path in (folder / "seen").iterdir()]
+    as_job = [rows for rows in seen if [row.get("samples") for row in rows[:10]] == ([8] * 4 + [None]) * 2]
+    rows = [row for each in as_job for row in each[:10]]
+    assert "torch.bfloat16" in [row.get("type") for row in rows]  # beside what was tried in fp32
+    assert max(row["norm"] for row in rows if "norm" in row) == pytest.approx(0.5, rel=1e-3)
+
+    applied = autotune.apply(load_plan("plan.yaml"), autotune.load_task(TASK))
+    assert applied.settings == plan.settings
+    assert applied.settings.precision.kind in ("bf16", "fp32")
