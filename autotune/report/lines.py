@@ -19,12 +19,47 @@ from ..units import format_duration
 from .progress import Progress, finalist_label, trial_label
 from .words import count, outcome_words, over_reference, settings_words
 
-__all__ = ["facts_words", "line", "round_words"]
+__all__ = ["facts_words", "line", "opening", "phase_words", "round_words", "still"]
+
+_LONG_TRIAL_S = 30.0
+"""A trial that has run for so long is said to run still."""
+_LONG_READING_S = 30.0
+"""A task that takes so long to be read may be a script that trains where it is imported."""
 
 
 def line(event: Event, progress: Progress) -> str:
     """What an event says, after ``progress`` has taken it in."""
     return f"[{format_duration(progress.elapsed_s)}] {_said(event, progress)}"
+
+
+def opening(progress: Progress) -> str:
+    """What is said before anything has happened."""
+    return f"[{format_duration(progress.elapsed_s)}] reading the task: {progress.options.task}"
+
+
+def phase_words(progress: Progress) -> str | None:
+    """What is done beside trials, and for how long; None where nothing is."""
+    seconds = progress.silent_s
+    if seconds is None:
+        return None
+    if progress.predicting is not None:
+        configurations = count(progress.predicting, "configuration")
+        return f"predicting the memory and work of {configurations}, {format_duration(seconds)}"
+    words = f"reading the task, {format_duration(seconds)}"
+    if seconds > _LONG_READING_S:
+        words += ": does the file train when it is imported? Only building the model and the data is wanted"
+    return words
+
+
+def still(progress: Progress) -> str | None:
+    """What is still done, where nothing was said for a while; None where it has only begun."""
+    words = phase_words(progress)
+    if words is not None:
+        words = f"still {words}"
+    else:
+        long = [each for each in progress.running if progress.running_s(each) >= _LONG_TRIAL_S]
+        words = ", ".join(f"{each.label} still runs, {format_duration(progress.running_s(each))}" for each in long)
+    return f"[{format_duration(progress.elapsed_s)}] {words}" if words else None
 
 
 def _said(event: Event, progress: Progress) -> str:
@@ -37,12 +72,16 @@ def _said(event: Event, progress: Progress) -> str:
         case Warned(message):
             return f"note: {message}"
         case PredictionStarted(num_configurations):
-            return f"memory and work of {count(num_configurations, 'configuration')} are predicted"
+            return (
+                f"predicting the memory and work of {count(num_configurations, 'configuration')}, without running them"
+            )
         case PredictionEnded(num_predicted, num_configurations):
             return f"predicted: {num_predicted} of {num_configurations}"
         case TrialStarted(number, settings, finalist_round):
-            again = "" if finalist_round is None else f", {round_words(finalist_round)}"
+            again = "" if finalist_round is None else f", {round_words(finalist_round)},"
             label = trial_label(number) if finalist_round is None else finalist_label(number)
+            if number == 0 and finalist_round is None:
+                again = " (the job as it stands)"
             return f"{label}{again} starts: {settings_words(settings, progress.facts)}"
         case TrialEnded():
             return f"{trial_label(event.number)}: {_trial(event, progress)}"
@@ -63,7 +102,7 @@ def _trial(event: TrialEnded, progress: Progress) -> str:
 def round_words(number: int, whole: int | None = None) -> str:
     """Round 0 chooses among the finalists; those after it are reported."""
     if number == 0:
-        return "to choose"
+        return "to choose the best"
     return f"round {number}" + (f" of {whole}" if whole is not None else "")
 
 

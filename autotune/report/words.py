@@ -12,6 +12,7 @@ from ..techniques.layers import Layers
 from ..techniques.optimizer import Optimizer
 from ..units import MIB
 from ..workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
+from ..workers.traces import first_line
 
 __all__ = [
     "count",
@@ -78,7 +79,7 @@ def outcome_words(outcome: Outcome, budget: Budget) -> str:
         return f"{figures}, {size(measured.peak.process)}" + (f": {said}" if said else "")
     if isinstance(outcome, OutOfMemory):
         said = f"{said} at {size(outcome.peak_bytes)}"
-    message = getattr(outcome, "message", "").strip().partition("\n")[0]
+    message = first_line(getattr(outcome, "message", ""))
     return f"{said}: {message}" if message else f"{said}"
 
 
