@@ -115,7 +115,10 @@ def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> 
         if num_calm >= _CALM_STEPS and steps.feed.num_batches >= head_start:
             return []
         if perf_counter() - began_s > limit_s:
-            return [f"timing began after {limit_s:.1f} s of warm-up, before the training had settled"]
+            return [
+                f"timing began after {limit_s:.1f} s of warm-up (a quarter of --trial-time), before the training had "
+                "settled: speeds may read a little low. A longer --trial-time gives it more"
+            ]
 
 
 def _time(steps: Steps, charge: Charge, leaks: LeakWatch, options: MeasureOptions) -> list[Window]:

@@ -21,7 +21,7 @@ from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialS
 from .expected_gain import EXHAUSTED
 from .finalists import settle
 from .foresight import foresee
-from .inquiry import Inquiry, failure, inspect, reference_settings
+from .inquiry import Inquiry, failure, inspected, reference_settings
 from .options import SearchOptions
 from .pace import LEAST_SHARE_S, Pace
 from .record import StudyRecord
@@ -66,13 +66,14 @@ def search(
     pace = pace or Pace(options.trial_time_s, options.max_time_s)
     _check_output(options)
     space = load_space(options.space)
-    facts = inspect(options, executor, pace)
-    observe(Inspected(facts))
-    study = _open_study(options, space, facts)
+    found = inspected(options, executor, pace)
+    observe(Inspected(found.facts))
+    study = _open_study(options, space, found.facts)
     try:
         facts = study.record.facts
         inquiry = Inquiry(options.task, options.seed, study.record.budget, facts)
         session = Session(options, executor, observe, stop, pace, study, facts, inquiry)
+        session.keep_output("inspect", found)
         plan = _search(session, space)
     finally:
         study.close()
@@ -167,7 +168,10 @@ def _check_reference(session: Session) -> None:
                 "A list that keeps each step's loss with its graph is the usual cause: keep loss.item()."
             )
         if reference.verdict.over_memory:
-            session.warn(f"the reference is {reference.verdict.reason}; it was measured without enforcement.")
+            session.warn(
+                f"the reference, the job as it stands, is {reference.verdict.reason}. It was measured all the same, "
+                "so that gains can be stated against it."
+            )
     elif isinstance(outcome, OutOfMemory):
         session.warn(f"the reference does not fit the device ({reference.verdict.reason}): there is no gain to state.")
     elif isinstance(outcome, TimedOut) and session.options.max_time_s is not None:
