@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from search_tables import facts, options
+from search_tables import facts
 
 from autotune.search.duration import Costs, Runs, expected, likely_s, likely_trials
+from autotune.search.options import SearchOptions
 
 COSTS = Costs(trial_s=10.0, again_s=6.0, fresh_s=8.0)
 
@@ -42,24 +43,24 @@ KNOWN = facts(step_samples_per_s=83.2)
 def test_a_search_that_has_not_begun_is_between_quick_trials_and_slow_ones():
     """Of 11 trials, 3 compared and 6 fresh runs. A run takes 1 s to be set up, and at the reference's speed 5 steps to
     warm up and 40 windows of one, 10 more steps where its losses are compared; twice as fast, and 10 windows."""
-    found = expected(KNOWN, 5.0, options(trials=24, trial_time_s=60.0), 24)
+    found = expected(KNOWN, 5.0, SearchOptions("model.py", trial_time_s=60.0), 24)
     slow, quick = 1 + 5 + 40, 1 + 2.5 + 5
     assert found.high_s == pytest.approx(5 + 10 + 11 * (slow + 10) + 3 * slow + 6 * (slow + 3))
     assert found.low_s == pytest.approx(5 + 10 + 11 * (quick + 5) + 3 * quick + 6 * (quick + 3))
 
 
 def test_at_most_it_is_all_trials_each_for_all_of_its_time_at_half_the_speed():
-    found = expected(KNOWN, 5.0, options(trials=24, trial_time_s=60.0), 24)
+    found = expected(KNOWN, 5.0, SearchOptions("model.py", trial_time_s=60.0), 24)
     slowest = 1 + 10 + 60
     assert found.most_s == pytest.approx(5 + 10 + 24 * (slowest + 20) + 3 * slowest + 6 * (slowest + 3))
 
 
 def test_no_estimate_is_longer_than_the_time_that_was_given():
-    found = expected(KNOWN, 5.0, options(trials=24, max_time_s=50.0), 24)
+    found = expected(KNOWN, 5.0, SearchOptions("model.py", max_time_s=50.0), 24)
     assert (found.low_s, found.high_s, found.most_s) == (50.0, 50.0, 50.0)
 
 
 def test_a_space_of_one_measures_it_and_repeats_it():
     """Nothing is compared, and the reference is the winner: three fresh runs."""
-    found = expected(KNOWN, 5.0, options(trials=24, trial_time_s=2.0, sampler="random"), 1)
+    found = expected(KNOWN, 5.0, SearchOptions("model.py", trial_time_s=2.0, sampler="random"), 1)
     assert found.high_s == pytest.approx(5 + (1 + 5 + 2 + 10) + 3 * (1 + 5 + 2 + 3))
