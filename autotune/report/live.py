@@ -150,7 +150,7 @@ def draw(progress: Progress, max_rows: int, interrupted: str | None = None) -> R
     if interrupted is not None:
         grid.add_row("", Text(interrupted, style="bold"))
     title = f"autotune · {progress.options.task} · {format_duration(progress.elapsed_s)}"
-    parts: list[RenderableType] = [Rule(Text(title), align="left", characters="─"), grid]
+    parts: list[RenderableType] = [Rule(Text(title), align="left", characters="─", style="bright_black"), grid]
     if progress.ended:
         parts += [Text(), _history(progress, max_rows)]
     return Group(*parts, Text())  # the cursor rests on the last row, where a terminal echoes ^C
@@ -193,7 +193,12 @@ def _best(progress: Progress) -> RenderableType:
 def _bar(done: float, whole: float, words: Text, style: str = "cyan") -> RenderableType:
     row = Table.grid(padding=(0, 2))
     bar = ProgressBar(
-        total=whole, completed=min(done, whole), width=_BAR_WIDTH, complete_style=style, finished_style=style
+        total=whole,
+        completed=min(done, whole),
+        width=_BAR_WIDTH,
+        style="bright_black",  # rich's own is as dark as text on a light background
+        complete_style=style,
+        finished_style=style,
     )
     row.add_row(bar, words)
     return row
