@@ -12,11 +12,14 @@ from autotune.measure import Measurement, Parity
 from autotune.plan import Budget, Evidence, Gain, Peak, Plan, Speed
 from autotune.report.lines import line, still
 from autotune.report.live import draw, watching
+from autotune.report.preview import explain
 from autotune.report.progress import Progress
 from autotune.report.show import summary
-from autotune.report.words import outcome_words, purpose, rate, remark, settings_words, size
+from autotune.report.words import outcome_words, purpose, rate, remark, roughly, settings_words, size
 from autotune.search import events
+from autotune.search.duration import Expected
 from autotune.search.options import SearchOptions
+from autotune.search.preview import Preview
 from autotune.techniques import TECHNIQUES, Device, Facts, Settings
 from autotune.units import MIB
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
@@ -169,6 +172,8 @@ def test_outcomes_in_words_on_one_line(outcome, words):
 
 
 def test_numbers_for_people():
+    said = [roughly(x) for x in (2, 47, 57, 100, 130, 647, 3000, 9000)]
+    assert said == ["5 s", "45 s", "1 min", "1.5 min", "2 min", "11 min", "50 min", "2.5 h"]
     assert [rate(x) for x in (12345.6, 812.4, 81.24, 8.124, 0.8124)] == ["12,346", "812", "81.2", "8.12", "0.812"]
     assert [size(x * MIB) for x in (3, 605, 4096, 7793)] == ["3.0 MiB", "605 MiB", "4 GiB", "7.61 GiB"]
 
@@ -183,9 +188,38 @@ def test_each_event_is_one_plain_line():
         said.append(line(event, progress))
     assert all("\n" not in text for text in said)
     assert said[0] == ("[1 s] task: 1.23 M parameters, 12 blocks of Block, 5,000 samples, batch 256; on Some CPU (cpu)")
+    assert said[1] == "[2 s] study model-1: up to 24 of 96 configurations are tried"
+    assert said[2] == "[3 s] reference (the job as it stands) starts: batch 256"
     assert said[3] == "[4 s] reference: 352 samples/s ± 1.0 %, 802 MiB: over the budget"
     assert said[6] == "[7 s] trial 1: out of memory at 640 MiB: the watchdog ended it"
     assert said[8] == "[9 s] trial 2: 812 samples/s ± 1.0 %, 471 MiB · 2.31x the reference (best so far)"
+
+
+def test_lines_say_what_comes_after_the_trials():
+    progress = watched(SCRIPT, Clock())
+    said = [
+        line(event, progress).removeprefix("[0 s] ")
+        for event in (
+            events.Stopped("all 8 trials were measured"),
+            events.Stopped(events.INTERRUPTED),
+            events.TrialStarted(2, REFERENCE, 0),
+            events.TrialStarted(2, REFERENCE, 1),
+        )
+    ]
+    assert said == [
+        "no more trials: all 8 trials were measured; the best are measured again",
+        "no more trials: interrupted",
+        "trial 2 again, to choose the best, starts: batch 256",
+        "trial 2 again, round 1, starts in a fresh process: batch 256",
+    ]
+
+
+def test_a_dry_run_says_what_is_likely_and_the_most():
+    found = Preview(FACTS, {}, (), 96, 24, 11, Expected(low_s=100.0, high_s=200.0, most_s=2000.0))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(explain(found, SearchOptions(task="model.py")))
+    words = "likely 1.5 min to 3.5 min: about 11 of at most 24 trials, then the best again in fresh processes"
+    assert f"{words}; at most 33 min" in console.file.getvalue()
 
 
 def test_the_panel_shows_the_best_the_budget_what_runs_and_what_was():
@@ -317,7 +351,7 @@ def test_a_task_that_is_read_for_long_is_said_to_be_with_its_seconds():
     assert "reading the task, 12 s" in panel(progress)
     assert still(progress) == "[12 s] still reading the task, 12 s"
     clock.now = 31.0
-    assert "does the file train when it is imported?" in still(progress)
+    assert "does it train where it is imported?" in still(progress)
 
 
 def test_predictions_are_counted_from_where_they_began():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..search.events import (
+    INTERRUPTED,
     Event,
     FinalistEnded,
     Inspected,
@@ -47,7 +48,7 @@ def phase_words(progress: Progress) -> str | None:
         return f"predicting the memory and work of {configurations}, {format_duration(seconds)}"
     words = f"reading the task, {format_duration(seconds)}"
     if seconds > _LONG_READING_S:
-        words += ": does the file train when it is imported? Only building the model and the data is wanted"
+        words += ": does it train where it is imported? Move that under `if __name__ == '__main__':`"
     return words
 
 
@@ -68,7 +69,7 @@ def _said(event: Event, progress: Progress) -> str:
             return f"task: {facts_words(facts)}"
         case SearchStarted(study, num_configurations, num_trials, resumed):
             done = f", {len(resumed)} of them done before" if resumed else ""
-            return f"study {study}: {count(num_configurations, 'configuration')}, up to {num_trials} trials{done}"
+            return f"study {study}: up to {num_trials} of {count(num_configurations, 'configuration')} are tried{done}"
         case Warned(message):
             return f"note: {message}"
         case PredictionStarted(num_configurations):
@@ -78,18 +79,21 @@ def _said(event: Event, progress: Progress) -> str:
         case PredictionEnded(num_predicted, num_configurations):
             return f"predicted: {num_predicted} of {num_configurations}"
         case TrialStarted(number, settings, finalist_round):
-            again = "" if finalist_round is None else f", {round_words(finalist_round)},"
-            label = trial_label(number) if finalist_round is None else finalist_label(number)
-            if number == 0 and finalist_round is None:
-                again = " (the job as it stands)"
-            return f"{label}{again} starts: {settings_words(settings, progress.facts)}"
+            return f"{_starts(number, finalist_round)}: {settings_words(settings, progress.facts)}"
         case TrialEnded():
             return f"{trial_label(event.number)}: {_trial(event, progress)}"
         case FinalistEnded():
             said = outcome_words(event.outcome, progress.budget)
             return f"{finalist_label(event.number)}, {round_words(event.round, event.num_rounds)}: {said}"
         case Stopped(reason):
-            return f"no more trials: {reason}"
+            return f"no more trials: {reason}" + ("" if reason == INTERRUPTED else "; the best are measured again")
+
+
+def _starts(number: int, finalist_round: int | None) -> str:
+    if finalist_round is None:
+        return f"{trial_label(number)}{'' if number else ' (the job as it stands)'} starts"
+    fresh = " in a fresh process" if finalist_round else ""
+    return f"{finalist_label(number)}, {round_words(finalist_round)}, starts{fresh}"
 
 
 def _trial(event: TrialEnded, progress: Progress) -> str:

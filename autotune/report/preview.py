@@ -10,10 +10,10 @@ from rich.text import Text
 from ..search.options import SearchOptions
 from ..search.preview import Preview
 from ..techniques import Technique
-from ..units import format_bytes, format_duration
+from ..units import format_bytes
 from .lines import facts_words
 from .tables import rows_table
-from .words import count, technique_words
+from .words import count, roughly, technique_words
 
 __all__ = ["as_json", "explain"]
 
@@ -58,8 +58,8 @@ def explain(found: Preview, options: SearchOptions) -> RenderableType:
 
 
 def _time(found: Preview) -> str:
-    """``likely 1 min 10 s to 3 min: about 11 of at most 24 trials, then the finalists; hardly more than 20 min``."""
-    low, high, most = map(format_duration, (found.expected.low_s, found.expected.high_s, found.expected.most_s))
+    """``likely 1.5 min to 3 min: about 11 of at most 24 trials, then the best again …; at most 20 min``."""
+    low, high, most = map(roughly, (found.expected.low_s, found.expected.high_s, found.expected.most_s))
     trials = count(found.num_trials, "trial")
     if found.num_likely < found.num_trials:
         trials = f"about {found.num_likely} of at most {trials}"

@@ -22,6 +22,7 @@ __all__ = [
     "purpose",
     "rate",
     "remark",
+    "roughly",
     "settings_words",
     "size",
     "spread",
@@ -120,6 +121,16 @@ def rate(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def roughly(seconds: float) -> str:
+    """A time that is expected: ``45 s``, ``1.5 min``, ``11 min``, ``2.5 h``."""
+    if seconds < 55:
+        return f"{max(5 * round(seconds / 5), 5)} s"
+    minutes = seconds / 60
+    if minutes < 10:
+        return f"{round(2 * minutes) / 2:g} min"
+    return f"{round(minutes)} min" if minutes < 60 else f"{minutes / 60:.1f} h"
 
 
 def spread(speed: Speed) -> str:

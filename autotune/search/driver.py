@@ -17,7 +17,7 @@ from ..workers import Executor, Measured, Outcome, OutOfMemory, TimedOut, ended
 from .apart import Apart
 from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
-from .events import Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
+from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
 from .finalists import settle
 from .foresight import foresee
@@ -29,10 +29,7 @@ from .session import Session
 from .storage import default_storage, sqlite_path
 from .study import Study, Tried
 
-__all__ = ["INTERRUPTED", "search"]
-
-INTERRUPTED = "interrupted"
-"""``Plan.search.stopped`` after the user's Ctrl-C."""
+__all__ = ["search"]
 
 
 def search(
@@ -49,7 +46,7 @@ def search(
         executor: runs the trials; stays the caller's to close.
         observe: is told what happens, in the thread that called.
         stop: once set, running trials are finished and the best so far is written, with ``search.stopped``
-            :data:`INTERRUPTED`.
+            :data:`.events.INTERRUPTED`.
         pace: the time that is left, where it runs already; None begins now.
 
     Returns:

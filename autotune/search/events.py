@@ -8,6 +8,7 @@ from ..techniques import Facts, Settings
 from ..workers import Outcome
 
 __all__ = [
+    "INTERRUPTED",
     "Event",
     "FinalistEnded",
     "Inspected",
@@ -19,6 +20,9 @@ __all__ = [
     "TrialStarted",
     "Warned",
 ]
+
+INTERRUPTED = "interrupted"
+"""``Stopped.reason``, and ``Plan.search.stopped``, after the user's Ctrl-C."""
 
 
 @dataclass(frozen=True)
