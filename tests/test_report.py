@@ -334,6 +334,15 @@ def test_the_best_so_far_is_green_and_says_so():
     assert styles[settings_words(SPLIT, FACTS)] == ""
 
 
+def test_what_fell_when_it_was_measured_again_is_the_best_no_more():
+    """The next best is, and what fell says why, in its own row."""
+    fell = events.FinalistEnded(2, SPLIT, 1, 3, measured(812.4, 600))
+    progress = watched([*TABLE, events.Stopped("enough"), fell], Clock())
+    assert styles_of(progress, "trial 1")["best so far:"] == "bold green"
+    assert "best so far:" not in styles_of(progress, "trial 2")
+    assert styles_of(progress, "trial 2 again")["over the budget:"] == "red"
+
+
 @pytest.mark.parametrize(("row", "words"), [("reference", "over the budget:"), ("trial 4", "crashed:")])
 def test_what_failed_or_is_over_the_budget_is_red_in_its_reason_alone(row, words):
     styles = styles_of(watched(TABLE, Clock()), row)

@@ -40,7 +40,7 @@ def opening(progress: Progress) -> str:
 
 def phase_words(progress: Progress) -> str | None:
     """What is done beside trials, and for how long; None where nothing is."""
-    seconds = progress.silent_s
+    seconds = progress.phase_s
     if seconds is None:
         return None
     if progress.predicting is not None:

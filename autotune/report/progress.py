@@ -26,6 +26,7 @@ from ..search.options import SearchOptions
 from ..search.pace import NUM_FINALISTS, NUM_REPEATS
 from ..techniques import Facts, Settings
 from ..workers import Measured, Outcome
+from .words import remark
 
 __all__ = ["Ended", "Progress", "Running"]
 
@@ -71,6 +72,7 @@ class Progress:
         self._trials: list[TrialEnded] = []
         self._again: list[FinalistEnded] = []
         """Of the finalists that are in force: since one fell, others may have been tried."""
+        self._fallen: set[int] = set()
         self._running: dict[tuple[int, int | None], Running] = {}
 
     @property
@@ -99,14 +101,14 @@ class Progress:
         if costs is None:
             return None
         left = likely_s(self._runs_left(), costs, max(len(self._running), 1))
-        most = max(costs.trial_s, costs.fresh_s)
-        left -= sum(min(self.running_s(each), most) for each in self.running) / max(len(self._running), 1)
+        longest_s = max(costs.trial_s, costs.fresh_s)
+        left -= sum(min(self.running_s(each), longest_s) for each in self.running) / max(len(self._running), 1)
         if self.options.max_time_s is not None:
             left = min(left, self.options.max_time_s - self.elapsed_s)
         return max(left, 0.0)
 
     @property
-    def silent_s(self) -> float | None:
+    def phase_s(self) -> float | None:
         """Seconds that the task has been read, or memory predicted; None where neither is done now."""
         if self.facts is not None and self.predicting is None:
             return None
@@ -142,6 +144,8 @@ class Progress:
                 self.finalist_round = (finalist_round, num_rounds)
                 self._again.append(event)
                 self.ended.append(Ended(finalist_label(number), settings, event))
+                if number and remark(event.outcome, self.budget) is not None:
+                    self._fell(number)
             case Stopped(reason):
                 self.stopped = reason
             case PredictionStarted(num_configurations):
@@ -164,10 +168,9 @@ class Progress:
     def _runs_left(self) -> Runs:
         trials = 0
         if self.stopped is None and self.finalist_round is None:
-            trials = max(
-                likely_trials(self.num_trials, self.options.sampler, self.num_trials_ended), len(self._running)
-            )
-        candidates = sum(each.feasible and each.number > 0 for each in self._trials) + max(trials - 1, 0)
+            likely = likely_trials(self.num_trials, self.options.sampler, self.num_trials_ended)
+            trials = max(likely, len(self._running))
+        candidates = sum(each.number > 0 for each in self._usable()) + max(trials - 1, 0)
         firsts = [each for each in self._again if each.round == 0]
         fresh = [each for each in self._again if each.round > 0]
         compared = min(NUM_FINALISTS, candidates) if candidates > 1 and not fresh else 0
@@ -175,6 +178,17 @@ class Progress:
         num_rounds = fresh[0].num_rounds if fresh else NUM_REPEATS
         by_round = 1 if is_reference or not candidates else 2
         return Runs(trials, max(compared - len(firsts), 0), max(by_round * num_rounds - len(fresh), 0))
+
+    def _usable(self) -> list[TrialEnded]:
+        return [each for each in self._trials if each.feasible and each.number not in self._fallen]
+
+    def _fell(self, number: int) -> None:
+        """What did not hold when it was measured again is the best no more."""
+        self._fallen.add(number)
+        usable = [
+            (each.settings, each.outcome.measurement) for each in self._usable() if isinstance(each.outcome, Measured)
+        ]
+        self.best = max(usable, key=lambda each: each[1].samples_per_s.value, default=None)
 
     def _trial_ended(self, event: TrialEnded) -> None:
         self._running.pop((event.number, None), None)
