@@ -134,7 +134,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
 
 def preview(options: SearchOptions, where: Where, json: bool) -> int:
     """Print what a search would try, and return 0."""
-    _tell(f"reading the task: {options.task}. Nothing is measured")
+    _tell(f"reading the task: {options.task}; no trial is run")
     from .report.preview import as_json, explain
     from .search.preview import preview as run_preview
 
@@ -214,6 +214,7 @@ def profile(what: WhatToProfile, plan: Path | None, form: ProfileForm, verbose: 
     for option, path, other in (("--html", form.html, what.trace), ("--trace", what.trace, None)):
         if path is not None:
             check_output(path, {**taken, "the other output": other}, UserError, option)
+    _tell(f"reading the task: {what.task}")
     told: list[Facts] = []
 
     def observe(event: Facts | Settings | Change) -> None:
@@ -259,6 +260,7 @@ def estimate(what: WhatToEstimate, json: bool, verbose: bool) -> None:
         raise UserError("--device-memory is of a CUDA device, but --device is cpu. Leave one of them out.")
     if what.device == "cuda" and what.limit_bytes is None:
         raise UserError("--device cuda: how much may be taken? Give --budget or --device-memory, such as 24GiB.")
+    _tell(f"reading the task: {what.task}")
     told: list[Facts] = []
 
     def observe(event: Facts | Combination) -> None:
