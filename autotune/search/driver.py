@@ -166,8 +166,8 @@ def _check_reference(session: Session) -> None:
             )
         if reference.verdict.over_memory:
             session.warn(
-                f"the reference, the job as it stands, is {reference.verdict.reason}. It was measured all the same, "
-                "so that gains can be stated against it."
+                f"the reference is {reference.verdict.reason}: the job as it stands does not fit. It was measured all "
+                "the same, so that gains can be stated against it."
             )
     elif isinstance(outcome, OutOfMemory):
         session.warn(f"the reference does not fit the device ({reference.verdict.reason}): there is no gain to state.")
