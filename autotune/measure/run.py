@@ -27,6 +27,11 @@ _CONFIRM_S = 10.0
 """Confirming a leak may take this long even in a short trial: a handful of steps would acquit every leak."""
 _WORTH_SAYING_BYTES = 2**20
 """Growth a step that is said although the steps are not to blame; below, an allocator that settles looks alike."""
+_UNSETTLED = (
+    f"timing began before the training had settled: warm-up gets {_WARMUP_SHARE:.0%} of --trial-time. Speeds may read a "
+    "little low; a longer --trial-time gives it more"
+)
+"""Without a figure, so that a search says it once."""
 _STABLE = 1.005
 """A peak that grew by less than this is stable."""
 _CALM_STEPS = 2
@@ -115,10 +120,7 @@ def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> 
         if num_calm >= _CALM_STEPS and steps.feed.num_batches >= head_start:
             return []
         if perf_counter() - began_s > limit_s:
-            return [
-                f"timing began after {limit_s:.1f} s of warm-up (a quarter of --trial-time), before the training had "
-                "settled: speeds may read a little low. A longer --trial-time gives it more"
-            ]
+            return [_UNSETTLED]
 
 
 def _time(steps: Steps, charge: Charge, leaks: LeakWatch, options: MeasureOptions) -> list[Window]:
