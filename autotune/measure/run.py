@@ -28,8 +28,8 @@ _CONFIRM_S = 10.0
 _WORTH_SAYING_BYTES = 2**20
 """Growth a step that is said although the steps are not to blame; below, an allocator that settles looks alike."""
 _UNSETTLED = (
-    f"timing began before the training had settled: warm-up gets {_WARMUP_SHARE:.0%} of --trial-time. Speeds may read a "
-    "little low; a longer --trial-time gives it more"
+    f"timing began before the training had settled: warm-up gets {_WARMUP_SHARE:.0%} of --trial-time. Speeds may read "
+    "a little low; a longer --trial-time gives it more"
 )
 """Without a figure, so that a search says it once."""
 _STABLE = 1.005
