@@ -18,8 +18,9 @@ _AT_LEAST_MORE = 2
 """Trials that are still expected of it where it has gone on for longer."""
 FRESH_EXTRA_S = 3.0
 """What a fresh interpreter adds to a run (importing torch), before one was seen."""
-_PREDICTION_S = 10.0
-"""What the laws of a space take before the first trial, where nothing else is known: 8 to 15 s for two examples."""
+_QUICK_PREDICTION, _SLOW_PREDICTION = 1.0, 3.0
+"""What predictions take before the first trial, over the inspection: both trace the model. 5 to 13 s after 4 s in two
+examples."""
 _FEW_WINDOWS, _MANY_WINDOWS = 10, 40
 """Timed windows until a speed is known to 2 %, on a quiet machine and on a busy one."""
 _SHORTEST_WINDOW_S = 0.05
@@ -89,19 +90,19 @@ def expected(facts: Facts, inspect_s: float, options: SearchOptions, num_trials:
     step_s = _STEP_OVER_TWO_PASSES * facts.effective_batch / rate if rate else _UNKNOWN_STEP_S
     setup_s = max(0.0, inspect_s - 3 * step_s) / 2  # loaders are timed there, too
 
-    def whole_s(num: int, num_windows: float, speedup: float) -> float:
+    def whole_s(num: int, num_windows: float, speedup: float, prediction: float) -> float:
         timed_s = min(options.trial_time_s, num_windows * max(_SHORTEST_WINDOW_S, step_s / speedup))
         again_s = setup_s + _WARM_UP_STEPS * step_s / speedup + timed_s
         costs = Costs(again_s + _COMPARED_STEPS * step_s / speedup, again_s, again_s + FRESH_EXTRA_S)
-        predicted_s = _PREDICTION_S if options.sampler == "law" else 0.0
+        predicted_s = prediction * inspect_s if options.sampler == "law" else 0.0
         found = inspect_s + predicted_s + likely_s(_whole_search(num), costs)
         return found if options.max_time_s is None else min(found, options.max_time_s)
 
     likely = likely_trials(num_trials, options.sampler)
     return Expected(
-        low_s=whole_s(likely, _FEW_WINDOWS, _GAINED),
-        high_s=whole_s(likely, _MANY_WINDOWS, 1.0),
-        most_s=whole_s(num_trials, math.inf, 1 / _GAINED),
+        low_s=whole_s(likely, _FEW_WINDOWS, _GAINED, _QUICK_PREDICTION),
+        high_s=whole_s(likely, _MANY_WINDOWS, 1.0, _SLOW_PREDICTION),
+        most_s=whole_s(num_trials, math.inf, 1 / _GAINED, _SLOW_PREDICTION),
     )
 
 
