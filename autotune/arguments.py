@@ -39,6 +39,7 @@ __all__ = [
     "Trace",
     "TrialTime",
     "Trials",
+    "Verbose",
 ]
 
 
@@ -167,7 +168,9 @@ DeviceMemory = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show on stderr what the task prints, as each of its processes ends.")
+]
 
 Depth = Annotated[
     int | None,

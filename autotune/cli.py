@@ -46,6 +46,7 @@ from .arguments import (
     Trace,
     Trials,
     TrialTime,
+    Verbose,
 )
 from .errors import AutotuneError
 from .search.options import SearchOptions
@@ -103,6 +104,7 @@ def search(  # the command's options, one line each: typer's form
     resume: Resume = SearchOptions.resume,
     dry_run: DryRun = False,
     device: Device = None,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Find the fastest configuration of MODEL.PY that stays within the budget, and write it as a plan.
@@ -131,7 +133,7 @@ def search(  # the command's options, one line each: typer's form
     )
     command = commands.preview if dry_run else commands.search
     with _one_document(json):
-        raise typer.Exit(command(options, commands.Where(executor, address), json))
+        raise typer.Exit(command(options, commands.Where(executor, address, verbose), json))
 
 
 @app.command(short_help="Explain a plan in words.")
@@ -156,13 +158,14 @@ def verify(
     trial_time: TrialTime = SearchOptions.trial_time_s,
     executor: ExecutorName = "ray",
     address: Address = None,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Measure a plan again. Exits with 0 when it holds, 3 when it is over its budget, 2 for another model."""
     from . import commands
 
     with _one_document(json):
-        found = commands.verify(plan, task, commands.Where(executor, address), trial_time, json)
+        found = commands.verify(plan, task, commands.Where(executor, address, verbose), trial_time, json)
     if not found.holds or (strict and found.slower):
         raise typer.Exit(3)
 
@@ -178,6 +181,7 @@ def profile(
     trace: Trace = None,
     seed: Seed = SearchOptions.seed,
     device: Device = None,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Show, module by module, what one optimizer step keeps, what fills its peak, and what would change that.
@@ -190,7 +194,7 @@ def profile(
 
     what = WhatToProfile(task, device or commands.default_device(), batch=batch, alone=alone, trace=trace, seed=seed)
     with _one_document(json):
-        raise typer.Exit(commands.profile(what, plan, depth, html, json))
+        raise typer.Exit(commands.profile(what, plan, commands.ProfileForm(depth, html, json), verbose))
 
 
 @app.command(short_help="Tell without a device which micro-batch fits, and what fills the memory.")
@@ -202,6 +206,7 @@ def estimate(
     effective_batch: EffectiveBatch = SearchOptions.effective_batch,
     device: Device = None,
     storage: Storage = None,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Tell, for combinations of techniques, the largest micro-batch of MODEL.PY that fits, without running it.
@@ -216,7 +221,7 @@ def estimate(
     target = device or ("cuda" if device_memory is not None else commands.default_device())
     what = WhatToEstimate(task, budget, target, device_memory, space, effective_batch, storage)
     with _one_document(json):
-        commands.estimate(what, json)
+        commands.estimate(what, json, verbose)
 
 
 @app.command(

@@ -29,18 +29,32 @@ if TYPE_CHECKING:
     from .techniques import Facts, Settings
     from .workers import Executor
 
-__all__ = ["Where", "default_device", "doctor", "estimate", "preview", "profile", "run", "search", "show", "verify"]
+__all__ = [
+    "ProfileForm",
+    "Where",
+    "default_device",
+    "doctor",
+    "estimate",
+    "preview",
+    "profile",
+    "run",
+    "search",
+    "show",
+    "verify",
+]
 
 _INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
 class Where:
-    """Where trials run."""
+    """Where trials run, and whether they are heard."""
 
     executor: Literal["local", "ray"]
     address: str | None = None
     """A Ray cluster's; None is this machine."""
+    verbose: bool = False
+    """Show on stderr what the task prints."""
 
     def open(self, task: str, device: Literal["cpu", "cuda"]) -> Executor:
         """An executor; the caller closes it.
@@ -64,6 +78,18 @@ class Where:
         return RayExecutor(device=device, address=self.address, working_dir=path.parent)
 
 
+@dataclass(frozen=True)
+class ProfileForm:
+    """How a profile is shown."""
+
+    depth: int | None = None
+    """Levels of modules of the table; None is as many as fit a screen."""
+    html: Path | None = None
+    """Where the page goes; None writes none."""
+    json: bool = False
+    """Print one JSON document."""
+
+
 def default_device() -> Literal["cpu", "cuda"]:
     """``cuda`` where this machine shows a GPU and torch is built for it, found without importing torch."""
     from .workers.devices import visible_gpus
@@ -79,17 +105,18 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     """
     from .report.live import watching
     from .report.show import as_json, summary
-    from .search.driver import search as run_search
     from .search.pace import Pace
 
     stop = threading.Event()
     pace = Pace(options.trial_time_s, options.max_time_s)  # the executor's start is in the time that was given
     try:
         with (
-            _trials(where, options.task, options.device) as executor,
             watching(options, console(sys.stderr)) as display,
+            _trials(where, options.task, options.device) as executor,
             interrupts(stop, executor.close, display.interrupted),
         ):
+            from .search.driver import search as run_search  # it takes a moment, and something is shown by now
+
             plan = run_search(options, executor, display.observe, stop, pace)
     except KeyboardInterrupt:
         print("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.", file=sys.stderr)
@@ -107,6 +134,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
 
 def preview(options: SearchOptions, where: Where, json: bool) -> int:
     """Print what a search would try, and return 0."""
+    _tell(f"reading the task: {options.task}; no trial is run")
     from .report.preview import as_json, explain
     from .search.preview import preview as run_preview
 
@@ -162,15 +190,14 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
     return found
 
 
-def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Path | None, json: bool) -> int:
+def profile(what: WhatToProfile, plan: Path | None, form: ProfileForm, verbose: bool) -> int:
     """Profile a task, print what was found, and write the files that were asked for.
 
     Args:
         what: the task and what to do with it; its ``trace`` is where the Chrome trace is to be in the end.
         plan: the plan to put in force; None is the job as it stands.
-        depth: levels of modules of the table; None is as many as fit a screen.
-        html: where the page goes; None writes none.
-        json: print one JSON document.
+        form: what is printed and written.
+        verbose: show what the task prints.
 
     Returns:
         The exit code: 0, or 130 after a Ctrl-C.
@@ -184,9 +211,10 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
     from .techniques import Facts
 
     taken = {"the task": task_file(what.task), "the plan": plan}
-    for option, path, other in (("--html", html, what.trace), ("--trace", what.trace, None)):
+    for option, path, other in (("--html", form.html, what.trace), ("--trace", what.trace, None)):
         if path is not None:
             check_output(path, {**taken, "the other output": other}, UserError, option)
+    _tell(f"reading the task: {what.task}")
     told: list[Facts] = []
 
     def observe(event: Facts | Settings | Change) -> None:
@@ -196,28 +224,29 @@ def profile(what: WhatToProfile, plan: Path | None, depth: int | None, html: Pat
     in_force = load_plan(plan) if plan else None
     stop = threading.Event()
     with (
-        _trials(Where("local"), what.task, what.device) as executor,
+        _trials(Where("local", verbose=verbose), what.task, what.device) as executor,
         interrupts(stop, executor.close),
         replacing(what.trace, UserError, "--trace") if what.trace else nullcontext() as trace,
     ):
         found = run_profile(replace(what, plan=in_force, trace=trace), executor, observe)
     code = _INTERRUPTED if stop.is_set() else 0
-    if html is not None:
-        write_text(html, page(found, depth), UserError, "--html")
-    if json:
-        files = {"html": html and str(html), "trace": what.trace and str(what.trace)}
+    if form.html is not None:
+        write_text(form.html, page(found, form.depth), UserError, "--html")
+    if form.json:
+        files = {"html": form.html and str(form.html), "trace": what.trace and str(what.trace)}
         print_json({"exit_code": code, **files, **as_json(found)})
     else:
-        print_words(sys.stdout, explain(found, depth), WIDTH)
+        print_words(sys.stdout, explain(found, form.depth), WIDTH)
     return code
 
 
-def estimate(what: WhatToEstimate, json: bool) -> None:
+def estimate(what: WhatToEstimate, json: bool, verbose: bool) -> None:
     """Estimate a task's memory, and print the largest micro-batches.
 
     Args:
         what: the task, and the device that is planned for.
         json: print one JSON document.
+        verbose: show what the task prints.
 
     Raises:
         UserError: ``--device-memory`` with ``--device cpu``, or a CUDA device is planned for and its memory not said;
@@ -231,13 +260,14 @@ def estimate(what: WhatToEstimate, json: bool) -> None:
         raise UserError("--device-memory is of a CUDA device, but --device is cpu. Leave one of them out.")
     if what.device == "cuda" and what.limit_bytes is None:
         raise UserError("--device cuda: how much may be taken? Give --budget or --device-memory, such as 24GiB.")
+    _tell(f"reading the task: {what.task}")
     told: list[Facts] = []
 
     def observe(event: Facts | Combination) -> None:
         _tell(line(event, *told))
         told.extend([event] if isinstance(event, Facts) else [])
 
-    with _trials(Where("local"), what.task, "cpu") as executor:
+    with _trials(Where("local", verbose=verbose), what.task, "cpu") as executor:
         found = run_estimate(what, executor, observe)
     if json:
         print_json(as_json(found))
@@ -296,16 +326,26 @@ def _beside(path: Path, plan: Plan) -> str:
 @contextmanager
 def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[Executor]:
     """An executor; meanwhile, what libraries print goes to stderr: Ray reports a lost worker on stdout."""
+    from .workers.overheard import Overheard
+
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with where.open(task, device) as executor:
-            yield executor
+            yield Overheard(executor, _hear) if where.verbose else executor
     finally:
         sys.stdout.flush()
         os.dup2(stdout, 1)
         os.close(stdout)
+
+
+def _hear(name: str, output: str) -> None:
+    """Print what a process of the task's has printed, under its name, which its log has, too."""
+    from .report.words import printable
+
+    for text in output.splitlines():
+        _tell(f"{name} | {printable(text)}")
 
 
 def _tell(progress: str) -> None:

@@ -13,7 +13,7 @@ __all__ = ["interrupts"]
 
 @contextmanager
 def interrupts(
-    stop: threading.Event, close: Callable[[], None], interrupted: Callable[[], None] | None = None
+    stop: threading.Event, close: Callable[[], None], interrupted: Callable[[], bool] | None = None
 ) -> Iterator[None]:
     """The first Ctrl-C sets ``stop``; the second also ends the running trials; a third gives up waiting for either.
 
@@ -22,16 +22,16 @@ def interrupts(
     Args:
         stop: is set by the first.
         close: ends the running trials.
-        interrupted: is called by the first; None has it end the running trials, too.
+        interrupted: is called by the first, and says whether that ends what runs, too; None always does.
     """
     closer = threading.Thread(target=close, name="close")  # not in the handler: what it interrupts may hold a lock
 
     def handle(signum: int, frame: FrameType | None) -> None:
         is_first = not stop.is_set()
         stop.set()
-        if is_first and interrupted is not None:
-            interrupted()
-        elif closer.ident is None:
+        if is_first and interrupted is not None and not interrupted():
+            return
+        if closer.ident is None:
             closer.start()
         else:
             raise KeyboardInterrupt

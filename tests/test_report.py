@@ -10,13 +10,16 @@ from rich.console import Console
 
 from autotune.measure import Measurement, Parity
 from autotune.plan import Budget, Evidence, Gain, Peak, Plan, Speed
-from autotune.report.lines import facts_words, line
+from autotune.report.lines import facts_words, line, still
 from autotune.report.live import draw, watching
+from autotune.report.preview import explain
 from autotune.report.progress import Progress
 from autotune.report.show import summary
-from autotune.report.words import outcome_words, purpose, rate, remark, settings_words, size
+from autotune.report.words import outcome_words, purpose, rate, remark, roughly, settings_words, size
 from autotune.search import events
+from autotune.search.duration import Expected
 from autotune.search.options import SearchOptions
+from autotune.search.preview import Preview
 from autotune.techniques import TECHNIQUES, Device, Facts, Settings
 from autotune.units import MIB
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
@@ -169,6 +172,8 @@ def test_outcomes_in_words_on_one_line(outcome, words):
 
 
 def test_numbers_for_people():
+    said = [roughly(x) for x in (2, 47, 57, 100, 130, 647, 3000, 9000)]
+    assert said == ["5 s", "45 s", "1 min", "1.5 min", "2 min", "11 min", "50 min", "2.5 h"]
     assert [rate(x) for x in (12345.6, 812.4, 81.24, 8.124, 0.8124)] == ["12,346", "812", "81.2", "8.12", "0.812"]
     assert [size(x * MIB) for x in (3, 605, 4096, 7793)] == ["3.0 MiB", "605 MiB", "4 GiB", "7.61 GiB"]
 
@@ -190,9 +195,38 @@ def test_each_event_is_one_plain_line():
         said.append(line(event, progress))
     assert all("\n" not in text for text in said)
     assert said[0] == ("[1 s] task: 1.23 M parameters, 12 blocks of Block, 5,000 samples, batch 256; on Some CPU (cpu)")
+    assert said[1] == "[2 s] study model-1: up to 24 of 96 configurations are tried"
+    assert said[2] == "[3 s] reference (the job as it stands) starts: batch 256"
     assert said[3] == "[4 s] reference: 352 samples/s ± 1.0 %, 802 MiB: over the budget"
     assert said[6] == "[7 s] trial 1: out of memory at 640 MiB: the watchdog ended it"
     assert said[8] == "[9 s] trial 2: 812 samples/s ± 1.0 %, 471 MiB · 2.31x the reference (best so far)"
+
+
+def test_lines_say_what_comes_after_the_trials():
+    progress = watched(SCRIPT, Clock())
+    said = [
+        line(event, progress).removeprefix("[0 s] ")
+        for event in (
+            events.Stopped("all 8 trials were measured"),
+            events.Stopped(events.INTERRUPTED),
+            events.TrialStarted(2, REFERENCE, 0),
+            events.TrialStarted(2, REFERENCE, 1),
+        )
+    ]
+    assert said == [
+        "no more trials: all 8 trials were measured; the best are measured again",
+        "no more trials: interrupted",
+        "trial 2 again, to choose the best, starts: batch 256",
+        "trial 2 again, round 1, starts in a fresh process: batch 256",
+    ]
+
+
+def test_a_dry_run_says_what_is_likely_and_the_most():
+    found = Preview(FACTS, {}, (), 96, 24, 11, Expected(low_s=100.0, high_s=200.0, most_s=2000.0))
+    console = Console(file=io.StringIO(), width=200)
+    console.print(explain(found, SearchOptions(task="model.py")))
+    words = "likely 1.5 min to 3.5 min: about 11 of at most 24 trials, then the best again in fresh processes"
+    assert f"{words}; at most 33 min" in console.file.getvalue()
 
 
 def test_the_panel_shows_the_best_the_budget_what_runs_and_what_was():
@@ -223,17 +257,160 @@ def test_the_panel_keeps_its_rows():
     assert shown.count("500   1.42x") == 5
 
 
-def test_time_left_is_the_median_trial_times_those_left():
-    script = [*SCRIPT[:2], *(ended(n, SPLIT, measured(500.0, 471)) for n in range(4))]
-    assert watched(script, Clock()).trials_left_s == 20 * 10.0
+MANY = [*SCRIPT[:2], *(ended(n, SPLIT, measured(500.0, 471)) for n in range(4))]
+
+
+def test_time_left_is_that_of_the_trials_that_are_likely_and_of_the_finalists():
+    """Of 24 trials 11 are likely, and 4 are done. Three of the best are compared, and the best and the reference run
+    three times each, 3 s longer in a fresh interpreter."""
+    assert watched(MANY, Clock()).left_s == 7 * 10 + 3 * 10 + 6 * 13
+
+
+def test_time_left_counts_down_while_a_trial_runs():
+    clock = Clock()
+    progress = watched([*MANY, events.TrialStarted(4, SPLIT)], clock)
+    before = progress.left_s
+    clock.now += 4
+    assert progress.left_s == before - 4
+
+
+def again(number: int, round_: int, seconds: float = 20.0) -> events.FinalistEnded:
+    outcome = measured(500.0, 471).model_copy(update={"seconds": seconds})
+    return events.FinalistEnded(number, SPLIT, round_, 3, outcome)
+
+
+@pytest.mark.parametrize(
+    ("done", "left_s"),
+    [
+        ([], 3 * 10 + 6 * 13),
+        ([again(1, 0)], 2 * 10 + 6 * 13),
+        ([again(1, 0), again(2, 0), again(3, 0)], 6 * 13),
+        ([again(1, 0), again(2, 0), again(3, 0), again(1, 1)], 5 * 20),  # as long as the first one took
+        ([again(1, 1), again(0, 1), again(1, 2), again(0, 2), again(1, 3)], 20),
+        ([again(0, 1)], 2 * 20),  # the reference is the best: it alone is repeated
+    ],
+)
+def test_finalists_have_a_countdown_of_their_own(done, left_s):
+    assert watched([*MANY, events.Stopped("enough"), *done], Clock()).left_s == left_s
+
+
+def test_the_panel_says_that_the_time_left_has_the_finalists_in_it():
+    assert "4 of 24 · about 2 min 58 s left, finalists included" in panel(watched(MANY, Clock()), width=120)
+    words = panel(watched([*MANY, events.Stopped("enough"), again(1, 1)], Clock()), width=120)
+    assert "finalists, round 1 of 3 · about 1 min 40 s left" in words
 
 
 def test_time_left_never_passes_the_time_asked_for():
     clock = Clock()
-    script = [*SCRIPT[:2], *(ended(n, SPLIT, measured(500.0, 471)) for n in range(4))]
-    progress = watched(script, clock, max_time_s=100.0)
+    progress = watched(MANY, clock, max_time_s=100.0)
     clock.now = 70.0
-    assert progress.trials_left_s == 30.0
+    assert progress.left_s == 30.0
+
+
+def styles_of(progress: Progress, row: str) -> dict[str, str]:
+    """Each piece of a row of the panel with its style, as a terminal with colours gets it."""
+    console = Console(file=io.StringIO(), width=250, force_terminal=True, color_system="standard")
+    for line_ in console.render_lines(draw(progress, 20)):
+        pieces = [(segment.text.strip(), str(segment.style or "")) for segment in line_]
+        if pieces[0][0] == row:
+            return {text: style for text, style in pieces if text}
+    raise AssertionError(f"no row {row}")
+
+
+BF16 = REFERENCE.model_copy(update={"precision": SPLIT.precision})
+TABLE: list[events.Event] = [
+    *SCRIPT[:2],
+    ended(0, REFERENCE, measured(352.0, 802)),
+    ended(1, BF16, measured(700.0, 471), is_best=True),
+    ended(2, SPLIT, measured(812.4, 471), is_best=True),
+    ended(3, SPLIT.model_copy(update={"allocator": REFERENCE.allocator}), measured(500.0, 460)),
+    ended(4, SPLIT.model_copy(update={"precision": REFERENCE.precision}), Crashed(message="Segmentation fault")),
+]
+
+
+def test_a_row_that_is_fine_is_plain():
+    """Neither red, as if it had failed, nor dim: also one that was the best until another was better."""
+    for row in ("trial 1", "trial 3"):
+        styles = styles_of(watched(TABLE, Clock()), row)
+        assert {style for text, style in styles.items() if text != row} == {""}, styles
+
+
+def test_the_best_so_far_is_green_and_says_so():
+    styles = styles_of(watched(TABLE, Clock()), "trial 2")
+    assert styles["812"] == styles["best so far:"] == "bold green"
+    assert styles[settings_words(SPLIT, FACTS)] == ""
+
+
+def test_what_fell_when_it_was_measured_again_is_the_best_no_more():
+    """The next best is, and what fell says why, in its own row."""
+    fell = events.FinalistEnded(2, SPLIT, 1, 3, measured(812.4, 600))
+    progress = watched([*TABLE, events.Stopped("enough"), fell], Clock())
+    assert styles_of(progress, "trial 1")["best so far:"] == "bold green"
+    assert "best so far:" not in styles_of(progress, "trial 2")
+    assert styles_of(progress, "trial 2 again")["over the budget:"] == "red"
+
+
+@pytest.mark.parametrize(("row", "words"), [("reference", "over the budget:"), ("trial 4", "crashed:")])
+def test_what_failed_or_is_over_the_budget_is_red_in_its_reason_alone(row, words):
+    styles = styles_of(watched(TABLE, Clock()), row)
+    assert [text for text, style in styles.items() if "red" in style] == [words]
+
+
+def test_a_bar_that_is_red_says_why():
+    assert "802 MiB of 512 MiB, reference: over the budget" in panel(watched(TABLE[:3], Clock()), width=120)
+
+
+def test_a_task_that_is_read_for_long_is_said_to_be_with_its_seconds():
+    clock = Clock()
+    progress = watched([], clock)
+    clock.now = 12.0
+    assert "reading the task, 12 s" in panel(progress)
+    assert still(progress) == "[12 s] still reading the task, 12 s"
+    clock.now = 31.0
+    assert "does it train where it is imported?" in still(progress)
+
+
+def test_predictions_are_counted_from_where_they_began():
+    clock = Clock()
+    progress = watched(SCRIPT[:4], clock)
+    clock.now = 10.0
+    progress.observe(events.PredictionStarted(36))
+    clock.now = 18.0
+    assert "predicting the memory and work of 36 configurations, 8 s" in panel(progress)
+    assert still(progress) == "[18 s] still predicting the memory and work of 36 configurations, 8 s"
+    progress.observe(events.PredictionEnded(36, 36))
+    assert "predicting" not in panel(progress)
+
+
+def test_a_trial_is_said_to_run_still_once_it_has_run_for_long():
+    clock = Clock()
+    progress = watched(SCRIPT, clock)
+    clock.now = 29.0
+    assert still(progress) is None
+    clock.now = 30.0
+    assert still(progress) == "[30 s] trial 3 still runs, 30 s"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_ended", "words"),
+    [
+        ([], True, "Stopping: the task was still being read"),
+        ([*SCRIPT[:4], events.PredictionStarted(36)], True, "Stopping the prediction"),
+        (SCRIPT, False, "Finishing the running trials"),
+    ],
+)
+def test_ctrl_c_ends_what_is_not_worth_waiting_for_and_says_so(script, is_ended, words, capfd):
+    with watching(SearchOptions(task="model.py"), Console(file=io.StringIO())) as display:
+        for event in script:
+            display.observe(event)
+        assert display.interrupted() is is_ended
+    assert capfd.readouterr().err.startswith(words)
+
+
+def test_an_outcome_on_one_line_has_the_innermost_frame():
+    message = 'ended while training, at (innermost first):\n  File "model.py", line 3 in compute_loss\n  File "b.py"'
+    words = 'timed out after 30 s: ended while training, at File "model.py", line 3 in compute_loss'
+    assert outcome_words(TimedOut(deadline_s=30, message=message), BUDGET) == words
 
 
 def test_rows_say_what_tells_them_apart():
@@ -273,5 +450,6 @@ def test_without_a_terminal_or_colour_there_are_plain_lines(environment, monkeyp
         for event in SCRIPT:
             display.observe(event)
     said = console.file.getvalue()
-    assert len(said.splitlines()) == len(SCRIPT)
+    assert said.startswith("[0 s] reading the task: model.py\n")
+    assert len(said.splitlines()) == 1 + len(SCRIPT)
     assert "\x1b" not in said

@@ -438,6 +438,24 @@ def test_an_interruption_before_anything_usable_keeps_the_trials_and_writes_no_p
     assert not Path("plan.yaml").exists()
 
 
+def test_an_interruption_while_memory_is_predicted_writes_what_is_known_by_then():
+    """The prediction is cut off, as what ends it does: it is not worth waiting for, and is no failure."""
+    stop = threading.Event()
+
+    class StopsPredicting(TableExecutor):
+        def _answer(self, request: TrialRequest) -> Outcome:
+            if request.kind == "predict":
+                stop.set()
+                self.close()
+            return super()._answer(request)
+
+    executor = StopsPredicting(facts(), [row(settings) for settings in configurations(facts())])
+    run = run_search(options(), executor=executor, stop=stop)
+    assert run.plan.search.stopped == "interrupted"
+    assert len(run.measured) == 1
+    assert run.seen(Warned) == []
+
+
 def test_several_slots_are_kept_busy_without_measuring_anything_twice():
     executor = TableExecutor(facts(), [row(s) for s in configurations(facts())], num_slots=4)
     measured = run_search(options(trials=20, sampler="tpe"), executor=executor).measured
@@ -452,9 +470,9 @@ def test_optunas_samplers_run_with_infeasible_and_failed_trials(sampler: str):
     assert len(run.measured) == 14
 
 
-def test_each_trials_output_is_kept_in_a_log_of_its_own():
+def test_each_trials_output_is_kept_in_a_log_of_its_own_with_why_it_failed():
     run_search(options(), rows=[row(FASTEST, outcome=Failed(message="no", output="x" * 10_000))])
-    assert Path(".autotune/model-1/trial-001.log").read_text() == "x" * 10_000
+    assert Path(".autotune/model-1/trial-001.log").read_text() == "x" * 10_000 + "\nno\n"
     stored = [t.user_attrs["outcome"] for t in study().trials if t.user_attrs.get("number") == 1]
     assert len(json.dumps(stored[0])) < 5000
 

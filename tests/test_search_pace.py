@@ -116,12 +116,6 @@ def test_a_slow_reference_makes_later_deadlines_longer():
     assert [r.deadline_s for r in executor.requests if r.measure][1] == 505.0
 
 
-def test_the_estimate_is_every_trial_and_every_finalist_at_full_length():
-    """24 trials and 3 that are compared, of 10 + 2 s, and 6 fresh runs of 10 + 5 s; at most what --max-time allows."""
-    assert Pace(10.0, None).estimate_s(24) == (24 + 3) * 12 + 6 * 15
-    assert Pace(10.0, 100.0).estimate_s(24) == 100.0
-
-
 @pytest.mark.parametrize("trial_time_s", [1.5, 2.0, 10.0])
 def test_what_is_spared_for_the_finalists_is_enough_to_compare_them(trial_time_s):
     """A trial may end a second late."""

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import autotune
 
-__all__ = ["plain", "text_of", "traceback_of", "without_our_frames"]
+__all__ = ["INNERMOST", "first_line", "plain", "text_of", "traceback_of", "without_our_frames"]
+
+INNERMOST = " (innermost first):"
+"""Ends a line that frames follow."""
 
 _KEPT = 16384
 """Characters of a text at either end."""
@@ -56,3 +59,11 @@ def without_our_frames(text: str) -> str:
         if not dropping:
             kept.append(line)
     return "".join(kept)
+
+
+def first_line(text: str) -> str:
+    """A message's first line, for where there is room for one; with the innermost frame where it announces frames."""
+    line, _, rest = text.strip().partition("\n")
+    if not line.endswith(INNERMOST):
+        return line
+    return f"{line.removesuffix(INNERMOST)} {rest.strip().partition(chr(10))[0]}".rstrip()

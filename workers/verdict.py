@@ -10,7 +10,7 @@ from ._base import TrialRequest
 from .folder import TrialFolder
 from .outcome import Crashed, Failed, Outcome, OutOfMemory, TimedOut
 from .supervise import Ending
-from .traces import without_our_frames
+from .traces import INNERMOST, without_our_frames
 
 __all__ = ["verdict"]
 
@@ -40,7 +40,7 @@ def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Ou
         )
         return OutOfMemory(peak_bytes=ending.peak_bytes, message=message)
     if ending.ended_for == "deadline":
-        where = f", at (innermost first):{stack}" if stack else "; its Python stack could not be had"
+        where = f", at{INNERMOST}{stack}" if stack else "; its Python stack could not be had"
         return TimedOut(deadline_s=request.deadline_s, message=f"ended {doing}{where}")
     code = os.waitstatus_to_exitcode(ending.status)
     if code >= 0:

@@ -79,6 +79,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         loader_samples_per_s=(
             loader_rates(task, spec, batch, most_workers, split.samples_per_s) if options.runs_model else {}
         ),
+        step_samples_per_s=split.samples_per_s if options.runs_model else None,
         effective_batch=batch.num_samples,
         effective_batch_held=(options.effective_batch or task.batch_size) is not None,
         effective_batch_assumed=(options.effective_batch or task.batch_size) is None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..search.budget import budget_words
 from ..search.events import (
+    INTERRUPTED,
     BudgetKnown,
     Event,
     FinalistEnded,
@@ -22,12 +23,47 @@ from ..units import format_duration
 from .progress import Progress, finalist_label, trial_label
 from .words import count, outcome_words, over_reference, settings_words
 
-__all__ = ["facts_words", "line", "round_words"]
+__all__ = ["facts_words", "line", "opening", "phase_words", "round_words", "still"]
+
+_LONG_TRIAL_S = 30.0
+"""A trial that has run for so long is said to run still."""
+_LONG_READING_S = 30.0
+"""A task that takes so long to be read may be a script that trains where it is imported."""
 
 
 def line(event: Event, progress: Progress) -> str:
     """What an event says, after ``progress`` has taken it in."""
     return f"[{format_duration(progress.elapsed_s)}] {_said(event, progress)}"
+
+
+def opening(progress: Progress) -> str:
+    """What is said before anything has happened."""
+    return f"[{format_duration(progress.elapsed_s)}] reading the task: {progress.options.task}"
+
+
+def phase_words(progress: Progress) -> str | None:
+    """What is done beside trials, and for how long; None where nothing is."""
+    seconds = progress.phase_s
+    if seconds is None:
+        return None
+    if progress.predicting is not None:
+        configurations = count(progress.predicting, "configuration")
+        return f"predicting the memory and work of {configurations}, {format_duration(seconds)}"
+    words = f"reading the task, {format_duration(seconds)}"
+    if seconds > _LONG_READING_S:
+        words += ": does it train where it is imported? Move that under `if __name__ == '__main__':`"
+    return words
+
+
+def still(progress: Progress) -> str | None:
+    """What is still done, where nothing was said for a while; None where it has only begun."""
+    words = phase_words(progress)
+    if words is not None:
+        words = f"still {words}"
+    else:
+        long = [each for each in progress.running if progress.running_s(each) >= _LONG_TRIAL_S]
+        words = ", ".join(f"{each.label} still runs, {format_duration(progress.running_s(each))}" for each in long)
+    return f"[{format_duration(progress.elapsed_s)}] {words}" if words else None
 
 
 def _said(event: Event, progress: Progress) -> str:
@@ -38,24 +74,31 @@ def _said(event: Event, progress: Progress) -> str:
             return f"budget: {budget_words(budget)}"
         case SearchStarted(study, num_configurations, num_trials, resumed):
             done = f", {len(resumed)} of them done before" if resumed else ""
-            return f"study {study}: {count(num_configurations, 'configuration')}, up to {num_trials} trials{done}"
+            return f"study {study}: up to {num_trials} of {count(num_configurations, 'configuration')} are tried{done}"
         case Warned(message):
             return f"note: {message}"
         case PredictionStarted(num_configurations):
-            return f"memory and work of {count(num_configurations, 'configuration')} are predicted"
+            return (
+                f"predicting the memory and work of {count(num_configurations, 'configuration')}, without running them"
+            )
         case PredictionEnded(num_predicted, num_configurations):
             return f"predicted: {num_predicted} of {num_configurations}"
         case TrialStarted(number, settings, finalist_round):
-            again = "" if finalist_round is None else f", {round_words(finalist_round)}"
-            label = trial_label(number) if finalist_round is None else finalist_label(number)
-            return f"{label}{again} starts: {settings_words(settings, progress.facts)}"
+            return f"{_starts(number, finalist_round)}: {settings_words(settings, progress.facts)}"
         case TrialEnded():
             return f"{trial_label(event.number)}: {_trial(event, progress)}"
         case FinalistEnded():
             said = outcome_words(event.outcome, progress.budget)
             return f"{finalist_label(event.number)}, {round_words(event.round, event.num_rounds)}: {said}"
         case Stopped(reason):
-            return f"no more trials: {reason}"
+            return f"no more trials: {reason}" + ("" if reason == INTERRUPTED else "; the best are measured again")
+
+
+def _starts(number: int, finalist_round: int | None) -> str:
+    if finalist_round is None:
+        return f"{trial_label(number)}{'' if number else ' (the job as it stands)'} starts"
+    fresh = " in a fresh process" if finalist_round else ""
+    return f"{finalist_label(number)}, {round_words(finalist_round)}, starts{fresh}"
 
 
 def _trial(event: TrialEnded, progress: Progress) -> str:
@@ -68,7 +111,7 @@ def _trial(event: TrialEnded, progress: Progress) -> str:
 def round_words(number: int, whole: int | None = None) -> str:
     """Round 0 chooses among the finalists; those after it are reported."""
     if number == 0:
-        return "to choose"
+        return "to choose the best"
     return f"round {number}" + (f" of {whole}" if whole is not None else "")
 
 

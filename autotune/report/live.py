@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -18,16 +19,19 @@ from ..search.events import Event, TrialEnded, Warned
 from ..search.options import SearchOptions
 from ..units import format_bytes, format_duration
 from ..workers import Measured, Outcome, OutOfMemory
-from .lines import line, round_words
+from .lines import line, opening, phase_words, round_words, still
 from .progress import Ended, Progress, finalist_label
-from .words import count, over_reference, rate, remark, settings_words, size, times
+from .words import over_reference, rate, remark, settings_words, size, times
 
 __all__ = ["Display", "watching"]
 
 _FIXED_ROWS = 14
 """Rows that the panel needs beside the trials' own."""
 _BAR_WIDTH = 22
-_INTERRUPTED = "Finishing the running trials, then writing the best so far. Ctrl-C again stops at once."
+_BEST, _WRONG = "bold green", "red"
+"""Styles of rows; those of all others are plain, and only labels and headings are dim."""
+_PATIENCE_S = 5.0
+"""So long nothing is said before a plain line says what is still done; then twice as long, and so on."""
 
 
 class Display(Protocol):
@@ -36,8 +40,8 @@ class Display(Protocol):
     def observe(self, event: Event) -> None:
         """Take in what the search says."""
 
-    def interrupted(self) -> None:
-        """The first Ctrl-C came."""
+    def interrupted(self) -> bool:
+        """The first Ctrl-C came: says what it does. True where nothing runs whose end is worth waiting for."""
 
 
 @contextmanager
@@ -45,7 +49,8 @@ def watching(options: SearchOptions, console: Console) -> Iterator[Display]:
     """A display that lives as long as the search; ``console`` writes to stderr."""
     progress = Progress(options)
     if not console.is_interactive or os.environ.get("NO_COLOR"):
-        yield _Lines(progress, console)
+        with _Lines(progress, console) as lines:
+            yield lines
         return
     panel = _Panel(progress, console)
     with Live(get_renderable=panel.draw, console=console, refresh_per_second=4) as live:
@@ -56,39 +61,80 @@ def watching(options: SearchOptions, console: Console) -> Iterator[Display]:
 class _Lines:
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress, self._console = progress, console
+        self._is_over = False
+        self._heard = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="still", daemon=True)
+
+    def __enter__(self) -> _Lines:
+        self._say(opening(self._progress))
+        self._beats.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_over = True
+        self._heard.set()
+        self._beats.join()
 
     def observe(self, event: Event) -> None:
         self._progress.observe(event)
-        with suppress(OSError):  # a reader that has gone, a full disk: the search goes on
-            self._console.print(line(event, self._progress), soft_wrap=True, highlight=False, markup=False)
+        self._say(line(event, self._progress))
+        self._heard.set()
 
-    def interrupted(self) -> None:
-        os.write(2, f"{_INTERRUPTED}\n".encode())
+    def interrupted(self) -> bool:
+        with suppress(OSError):
+            os.write(2, f"{_interrupted(self._progress)}\n".encode())
+        return self._progress.is_idle()
+
+    def _say(self, words: str) -> None:
+        with suppress(OSError):  # a reader that has gone, a full disk: the search goes on
+            self._console.print(words, soft_wrap=True, highlight=False, markup=False)
+
+    def _beat(self) -> None:
+        """A sign of life where nothing else is said for long."""
+        patience_s = _PATIENCE_S
+        while not self._is_over:
+            if self._heard.wait(patience_s):
+                self._heard.clear()
+                patience_s = _PATIENCE_S
+            else:
+                patience_s *= 2
+                if (words := still(self._progress)) is not None:
+                    self._say(words)
 
 
 class _Panel:
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress, self._console = progress, console
-        self._interrupted = False
+        self._interrupted: str | None = None
         self.live: Live | None = None
 
     def observe(self, event: Event) -> None:
         self._progress.observe(event)
         if isinstance(event, Warned):
-            self._console.print(Text(f"Note: {event.message}", style="yellow"))
+            self._console.print(Text.assemble(("Note: ", "yellow"), event.message))
         with suppress(OSError):  # a terminal that has gone: the search goes on
             if self.live is not None:
                 self.live.refresh()
 
-    def interrupted(self) -> None:
-        self._interrupted = True
+    def interrupted(self) -> bool:
+        self._interrupted = _interrupted(self._progress)
+        return self._progress.is_idle()
 
     def draw(self) -> RenderableType:
         return draw(self._progress, max(self._console.height - _FIXED_ROWS, 3), self._interrupted)
 
 
-def draw(progress: Progress, max_rows: int, interrupted: bool = False) -> RenderableType:
-    """The whole panel, for a console of any width; at most ``max_rows`` trials."""
+def _interrupted(progress: Progress) -> str:
+    """What the first Ctrl-C does."""
+    if progress.facts is None:
+        return "Stopping: the task was still being read, and nothing had been measured."
+    if progress.is_idle():
+        return "Stopping the prediction, then writing the best so far. Ctrl-C again stops at once."
+    return "Finishing the running trials, then writing the best so far. Ctrl-C again stops at once."
+
+
+def draw(progress: Progress, max_rows: int, interrupted: str | None = None) -> RenderableType:
+    """The whole panel, for a console of any width; at most ``max_rows`` trials, and what a Ctrl-C does once it came."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column(ratio=1)
@@ -96,15 +142,15 @@ def draw(progress: Progress, max_rows: int, interrupted: bool = False) -> Render
     if progress.budget.limit is not None:
         grid.add_row("memory", _memory(progress))
     grid.add_row("best", _best(progress))
-    if progress.predicting is not None:
-        grid.add_row("now", Text(f"predicting memory and work of {count(progress.predicting, 'configuration')}"))
+    if (doing := phase_words(progress)) is not None:
+        grid.add_row("now", Text(doing))
     for running in progress.running:
         words = Text(f"{running.label}, {format_duration(progress.running_s(running))}: ")
         grid.add_row("running", words.append(settings_words(running.settings, progress.facts)))
-    if interrupted:
-        grid.add_row("", Text(_INTERRUPTED, style="yellow"))
+    if interrupted is not None:
+        grid.add_row("", Text(interrupted, style="bold"))
     title = f"autotune · {progress.options.task} · {format_duration(progress.elapsed_s)}"
-    parts: list[RenderableType] = [Rule(Text(title), align="left", characters="─"), grid]
+    parts: list[RenderableType] = [Rule(Text(title), align="left", characters="─", style="bright_black"), grid]
     if progress.ended:
         parts += [Text(), _history(progress, max_rows)]
     return Group(*parts, Text())  # the cursor rests on the last row, where a terminal echoes ^C
@@ -116,10 +162,8 @@ def _trials(progress: Progress) -> RenderableType:
         words += f" · finalists, {round_words(*progress.finalist_round)}"
     elif progress.stopped is not None:
         words += f" · {progress.stopped}"
-    elif (left := progress.trials_left_s) is not None:
-        words += f" · about {format_duration(left)} left, then finalists"
-    elif progress.facts is None:
-        words += " · reading the task"
+    if (left := progress.left_s) is not None:
+        words += f" · about {format_duration(left)} left" + ("" if progress.finalist_round else ", finalists included")
     return _bar(progress.num_trials_ended, progress.num_trials, Text(words))
 
 
@@ -131,7 +175,8 @@ def _memory(progress: Progress) -> RenderableType:
     peak = measured.peak.process
     whose = "best so far" if progress.best else "reference"
     fits = progress.budget.holds(peak)
-    words = Text(f"{size(peak)} of {format_bytes(limit)}, {whose}", style="" if fits else "red")
+    over = "" if fits else ": over the budget"
+    words = Text(f"{size(peak)} of {format_bytes(limit)}, {whose}{over}", style="" if fits else "red")
     return _bar(peak, limit, words, "green" if fits else "red")
 
 
@@ -148,7 +193,12 @@ def _best(progress: Progress) -> RenderableType:
 def _bar(done: float, whole: float, words: Text, style: str = "cyan") -> RenderableType:
     row = Table.grid(padding=(0, 2))
     bar = ProgressBar(
-        total=whole, completed=min(done, whole), width=_BAR_WIDTH, complete_style=style, finished_style=style
+        total=whole,
+        completed=min(done, whole),
+        width=_BAR_WIDTH,
+        style="bright_black",  # rich's own is as dark as text on a light background
+        complete_style=style,
+        finished_style=style,
     )
     row.add_row(bar, words)
     return row
@@ -165,13 +215,22 @@ def _history(progress: Progress, max_rows: int) -> RenderableType:
     common = _common_words(shown, progress)
     for ended in shown:
         speed, ratio, peak = _figures(ended.event.outcome, progress)
-        said = remark(ended.event.outcome, progress.budget)
         parts = settings_words(ended.settings, progress.facts).split(", ")
         rest = ", ".join(part for part in parts if part not in common)
-        words = Text((f"{said}: " if rest else said) if said else "", style="red").append(rest, style="dim")
-        style = "bold green" if isinstance(ended.event, TrialEnded) and ended.event.is_best else ""
-        table.add_row(ended.label, *(Text(figure, style=style) for figure in (speed, ratio, peak)), words)
+        said, style = _verdict(ended, progress)
+        words = Text.assemble((f"{said}: " if rest else said, style), rest) if said else Text(rest)
+        figures = style if style == _BEST else ""
+        table.add_row(ended.label, *(Text(figure, style=figures) for figure in (speed, ratio, peak)), words)
     return table
+
+
+def _verdict(ended: Ended, progress: Progress) -> tuple[str, str]:
+    """What a row is marked with, and its style: the words say it, too, where there are no colours. Most are not."""
+    wrong = remark(ended.event.outcome, progress.budget)
+    if wrong is not None:
+        return wrong, _WRONG
+    is_best = progress.best is not None and progress.best[0] == ended.settings
+    return ("best so far", _BEST) if is_best and isinstance(ended.event, TrialEnded) else ("", "")
 
 
 def _common_words(shown: Sequence[Ended], progress: Progress) -> set[str]:

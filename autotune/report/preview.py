@@ -11,10 +11,9 @@ from ..search.budget import asked, budget_words
 from ..search.options import SearchOptions
 from ..search.preview import Preview
 from ..techniques import Technique
-from ..units import format_duration
 from .lines import facts_words
 from .tables import rows_table
-from .words import count, technique_words
+from .words import count, roughly, technique_words
 
 __all__ = ["as_json", "explain"]
 
@@ -24,7 +23,8 @@ def as_json(found: Preview) -> dict[str, Any]:
     return {
         "configurations": found.num_configurations,
         "trials": found.num_trials,
-        "estimate_s": found.estimate_s,
+        "likely_trials": found.num_likely,
+        "estimate_s": {"low": found.expected.low_s, "high": found.expected.high_s, "most": found.expected.most_s},
         "choices": {
             name: [choice.model_dump(mode="json", exclude_defaults=True) for choice in choices]
             for name, choices in found.choices.items()
@@ -41,7 +41,6 @@ def explain(found: Preview, options: SearchOptions) -> RenderableType:
     """The same for people."""
     within = "" if (budget := budget_words(asked(options))) == "none" else f" within {budget}"
     size = count(found.num_configurations, "configuration")
-    trials = f"{count(found.num_trials, 'trial')}, then the finalists: at most {format_duration(found.estimate_s)}"
     missing = [(row.technique, f"{technique_words(row.setting)}: {row.reason}") for row in found.unavailable]
     parts: list[RenderableType] = [
         Text(f"{options.task}{within}: {size}", style="bold"),
@@ -54,8 +53,18 @@ def explain(found: Preview, options: SearchOptions) -> RenderableType:
         parts += [Text("\nNot to be had here", style="bold"), rows_table(missing)]
     if found.facts.warnings:
         parts += [Text("\nNotes", style="bold"), rows_table([("-", message) for message in found.facts.warnings])]
-    parts += [Text("\nSearch", style="bold"), rows_table([("", trials)])]
+    parts += [Text("\nSearch", style="bold"), rows_table([("", _time(found))])]
     return Group(*parts)
+
+
+def _time(found: Preview) -> str:
+    """``likely 1.5 min to 3 min: about 11 of at most 24 trials, then the best again …; at most 20 min``."""
+    low, high, most = map(roughly, (found.expected.low_s, found.expected.high_s, found.expected.most_s))
+    trials = count(found.num_trials, "trial")
+    if found.num_likely < found.num_trials:
+        trials = f"about {found.num_likely} of at most {trials}"
+    likely = f"likely {low}" if low == high else f"likely {low} to {high}"
+    return f"{likely}: {trials}, then the best again in fresh processes" + ("" if most == high else f"; at most {most}")
 
 
 def _choices(choices: tuple[Technique, ...], found: Preview) -> str:

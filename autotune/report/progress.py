@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..measure import Measurement
 from ..search.budget import asked
+from ..search.duration import FRESH_EXTRA_S, Costs, Runs, likely_s, likely_trials
 from ..search.events import (
     BudgetKnown,
     Event,
@@ -22,8 +24,10 @@ from ..search.events import (
     Warned,
 )
 from ..search.options import SearchOptions
+from ..search.pace import NUM_FINALISTS, NUM_REPEATS
 from ..techniques import Facts, Settings
-from ..workers import Measured
+from ..workers import Measured, Outcome
+from .words import remark
 
 __all__ = ["Ended", "Progress", "Running"]
 
@@ -65,8 +69,11 @@ class Progress:
         self.predicting: int | None = None
         """Configurations whose memory is being predicted; None before and after."""
         self._clock = clock
-        self._began = clock()
-        self._trial_seconds: list[float] = []
+        self._began = self._phase_began = clock()
+        self._trials: list[TrialEnded] = []
+        self._again: list[FinalistEnded] = []
+        """Of the finalists that are in force: since one fell, others may have been tried."""
+        self._fallen: set[int] = set()
         self._running: dict[tuple[int, int | None], Running] = {}
 
     @property
@@ -85,18 +92,32 @@ class Progress:
         return self.started.num_trials if self.started else self.options.trials
 
     @property
-    def trials_left_s(self) -> float | None:
-        """About how long until no more configurations are tried; None before one has ended.
+    def left_s(self) -> float | None:
+        """About how long the search goes on, its finalists included; None before a trial has ended.
 
-        The median trial so far, times those left, over those that run at once; never past ``--max-time``.
+        The trials that are likely left, and the finalists, each with what its like have taken; less what those that
+        run have had of it. Never past ``--max-time``.
         """
-        if self.stopped is not None or not self._trial_seconds:
+        costs = self._costs()
+        if costs is None:
             return None
-        median = sorted(self._trial_seconds)[len(self._trial_seconds) // 2]
-        left = max(self.num_trials - self.num_trials_ended, 0) * median / max(len(self._running), 1)
+        left = likely_s(self._runs_left(), costs, max(len(self._running), 1))
+        longest_s = max(costs.trial_s, costs.fresh_s)
+        left -= sum(min(self.running_s(each), longest_s) for each in self.running) / max(len(self._running), 1)
         if self.options.max_time_s is not None:
-            left = min(left, max(self.options.max_time_s - self.elapsed_s, 0.0))
-        return left
+            left = min(left, self.options.max_time_s - self.elapsed_s)
+        return max(left, 0.0)
+
+    @property
+    def phase_s(self) -> float | None:
+        """Seconds that the task has been read, or memory predicted; None where neither is done now."""
+        if self.facts is not None and self.predicting is None:
+            return None
+        return self._clock() - self._phase_began
+
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight whose end would be worth waiting for."""
+        return not self._running and (self.facts is None or self.predicting is not None)
 
     def running_s(self, running: Running) -> float:
         """Seconds that a trial has been running."""
@@ -116,33 +137,76 @@ class Progress:
                 self._running[number, finalist_round] = Running(label, settings, self._clock())
                 if finalist_round is None:
                     self.stopped = self.finalist_round = None  # a finalist fell, and the search goes on
+                    self._again.clear()
             case TrialEnded():
                 self._trial_ended(event)
             case FinalistEnded(number, settings, finalist_round):
                 self._running.pop((number, finalist_round), None)
                 self.finalist_round = (finalist_round, event.num_rounds)
+                self._again.append(event)
                 self.ended.append(Ended(finalist_label(number), settings, event))
+                if number and remark(event.outcome, self.budget) is not None:
+                    self._fell(number)
             case BudgetKnown(budget):
                 self.budget = budget
             case Stopped(reason):
                 self.stopped = reason
             case PredictionStarted(num_configurations):
                 self.predicting = num_configurations
+                self._phase_began = self._clock()
             case PredictionEnded():
                 self.predicting = None
             case Warned():
                 pass
 
+    def _costs(self) -> Costs | None:
+        """What runs have taken so far; None before one has ended."""
+        if not self._trials:
+            return None
+        trial_s = statistics.median(each.outcome.seconds for each in self._trials)
+        again_s = statistics.median(each.outcome.seconds - _compared_s(each.outcome) for each in self._trials)
+        fresh = [each.outcome.seconds for each in self._again if each.round > 0]
+        return Costs(trial_s, again_s, statistics.median(fresh) if fresh else again_s + FRESH_EXTRA_S)
+
+    def _runs_left(self) -> Runs:
+        trials = 0
+        if self.stopped is None and self.finalist_round is None:
+            likely = likely_trials(self.num_trials, self.options.sampler, self.num_trials_ended)
+            trials = max(likely, len(self._running))
+        candidates = sum(each.number > 0 for each in self._usable()) + max(trials - 1, 0)
+        firsts = [each for each in self._again if each.round == 0]
+        fresh = [each for each in self._again if each.round > 0]
+        compared = min(NUM_FINALISTS, candidates) if candidates > 1 and not fresh else 0
+        is_reference = bool(fresh) and fresh[0].number == 0
+        by_round = 1 if is_reference or not candidates else 2
+        return Runs(trials, max(compared - len(firsts), 0), max(by_round * NUM_REPEATS - len(fresh), 0))
+
+    def _usable(self) -> list[TrialEnded]:
+        return [each for each in self._trials if each.feasible and each.number not in self._fallen]
+
+    def _fell(self, number: int) -> None:
+        """What did not hold when it was measured again is the best no more."""
+        self._fallen.add(number)
+        usable = [
+            (each.settings, each.outcome.measurement) for each in self._usable() if isinstance(each.outcome, Measured)
+        ]
+        self.best = max(usable, key=lambda each: each[1].samples_per_s.value, default=None)
+
     def _trial_ended(self, event: TrialEnded) -> None:
         self._running.pop((event.number, None), None)
         self.num_trials_ended += 1
-        self._trial_seconds.append(event.outcome.seconds)
+        self._trials.append(event)
         self.ended.append(Ended(trial_label(event.number), event.settings, event))
         if isinstance(event.outcome, Measured):
             if event.number == 0:
                 self.reference = event.outcome.measurement
             if event.is_best:
                 self.best = (event.settings, event.outcome.measurement)
+
+
+def _compared_s(outcome: Outcome) -> float:
+    """Seconds of a trial in which its losses were compared with the reference's."""
+    return outcome.measurement.phases_s.get("parity", 0.0) if isinstance(outcome, Measured) else 0.0
 
 
 def trial_label(number: int) -> str:

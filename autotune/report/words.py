@@ -12,6 +12,7 @@ from ..techniques.layers import Layers
 from ..techniques.optimizer import Optimizer
 from ..units import MIB
 from ..workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
+from ..workers.traces import first_line
 
 __all__ = [
     "count",
@@ -21,6 +22,7 @@ __all__ = [
     "purpose",
     "rate",
     "remark",
+    "roughly",
     "settings_words",
     "size",
     "spread",
@@ -78,7 +80,7 @@ def outcome_words(outcome: Outcome, budget: Budget) -> str:
         return f"{figures}, {size(measured.peak.process)}" + (f": {said}" if said else "")
     if isinstance(outcome, OutOfMemory):
         said = f"{said} at {size(outcome.peak_bytes)}"
-    message = getattr(outcome, "message", "").strip().partition("\n")[0]
+    message = first_line(getattr(outcome, "message", ""))
     return f"{said}: {message}" if message else f"{said}"
 
 
@@ -119,6 +121,16 @@ def rate(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def roughly(seconds: float) -> str:
+    """A time that is expected: ``45 s``, ``1.5 min``, ``11 min``, ``2.5 h``."""
+    if seconds < 55:
+        return f"{max(5 * round(seconds / 5), 5)} s"
+    minutes = seconds / 60
+    if minutes < 10:
+        return f"{round(2 * minutes) / 2:g} min"
+    return f"{round(minutes)} min" if minutes < 60 else f"{minutes / 60:.1f} h"
 
 
 def spread(speed: Speed) -> str:

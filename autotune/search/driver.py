@@ -20,11 +20,11 @@ from .apart import Apart
 from .budget import asked, check_possible
 from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
-from .events import BudgetKnown, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
+from .events import INTERRUPTED, BudgetKnown, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
 from .finalists import settle
 from .foresight import foresee
-from .inquiry import failure, inspect, reference_settings
+from .inquiry import failure, inspected, reference_settings
 from .options import SearchOptions
 from .pace import LEAST_SHARE_S, Pace
 from .record import StudyRecord
@@ -32,14 +32,11 @@ from .session import Session
 from .storage import default_storage, sqlite_path
 from .study import Study, Tried
 
-__all__ = ["INTERRUPTED", "search"]
+__all__ = ["search"]
 
 _TIME_IS_UP = "the time was used up"
 _SPOILED = 0.2
 """A trial of which other work took this share of the time, or more, runs once more."""
-
-INTERRUPTED = "interrupted"
-"""``Plan.search.stopped`` after the user's Ctrl-C."""
 
 
 def search(
@@ -56,7 +53,7 @@ def search(
         executor: runs the trials; stays the caller's to close.
         observe: is told what happens, in the thread that called.
         stop: once set, running trials are finished and the best so far is written, with ``search.stopped``
-            :data:`INTERRUPTED`.
+            :data:`.events.INTERRUPTED`.
         pace: the time that is left, where it runs already; None begins now.
 
     Returns:
@@ -74,13 +71,14 @@ def search(
     pace = pace or Pace(options.trial_time_s, options.max_time_s)
     _check_output(options)
     space = load_space(options.space)
-    facts = inspect(options, executor, pace)
-    observe(Inspected(facts))
-    check_possible(asked(options), facts)
-    study = _open_study(options, space, facts)
+    found = inspected(options, executor, pace)
+    observe(Inspected(found.facts))
+    check_possible(asked(options), found.facts)
+    study = _open_study(options, space, found.facts)
     try:
         facts = study.record.facts
         session = Session(options, executor, observe, stop, pace, study, facts)
+        session.keep_output("inspect", found)
         plan = _search(session, space)
     finally:
         study.close()
@@ -199,7 +197,10 @@ def _check_reference(session: Session) -> None:
         if session.budget.of_reference is not None:
             _tell_share(session, session.budget.of_reference)
         elif reference.verdict.over_memory:
-            session.warn(f"the reference is {reference.verdict.reason}; it was measured without enforcement.")
+            session.warn(
+                f"the reference is {reference.verdict.reason}: the job as it stands does not fit. It was measured all "
+                "the same, so that gains can be stated against it."
+            )
     elif isinstance(outcome, OutOfMemory) and session.budget.of_reference is not None:
         raise UserError(
             f"--budget {format_percent(session.budget.of_reference)}: that is a share of what the job takes as it "

@@ -18,6 +18,7 @@ from ..techniques.checkpointing import Checkpointing
 from ..units import ceil_mib, format_bytes
 from ..workers import Estimated, Executor, Failed, Outcome, Predicted, TrialRequest
 from ..workers.environment import own_thread_variables
+from ..workers.traces import first_line
 from .calibration import learn_calibration
 from .finished import Finished, finished
 from .foresight import as_laws_see
@@ -253,7 +254,7 @@ def _calibration(what: WhatToEstimate, facts: Facts, executor: Executor, pace: P
     )
     outcome = executor.ask(_request("calibrate", what, pace).model_copy(update={"kind": "predict", "predict": asked}))
     if not isinstance(outcome, Predicted):
-        reason = failure(outcome).splitlines()[0]
+        reason = first_line(failure(outcome))
         raise _Uncalibrated(f"the trials of study {study.name} could not be predicted: {reason}")
     rows = [
         (Interval(low=one.peak_bytes, value=one.peak_bytes, high=one.high_bytes), measured)

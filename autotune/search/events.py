@@ -9,6 +9,7 @@ from ..techniques import Facts, Settings
 from ..workers import Outcome
 
 __all__ = [
+    "INTERRUPTED",
     "BudgetKnown",
     "Event",
     "FinalistEnded",
@@ -21,6 +22,9 @@ __all__ = [
     "TrialStarted",
     "Warned",
 ]
+
+INTERRUPTED = "interrupted"
+"""``Stopped.reason``, and ``Plan.search.stopped``, after the user's Ctrl-C."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from ..estimate import Prediction
 from ..techniques import Facts, Settings
 from ..techniques.data_loading import DataLoading
 from ..workers import Predicted, TrialRequest
+from ..workers.traces import first_line
 from .candidates import ConfigurationSpace, Predict
 from .events import PredictionEnded, PredictionStarted
 from .inquiry import failure
@@ -38,16 +39,14 @@ def foresee(session: Session, space: ConfigurationSpace) -> Predict:
         plain = space.foretold(foresight.predict)
         trading = [settings for settings in every if buys_memory(settings) and not plain.is_needless(settings, usable)]
     else:  # Optuna's samplers ask for nothing but which blocks to recompute
-        trading = [settings for settings in every if settings.checkpointing.is_open]
+        trading = list(filter(_is_open, every))
     foresight.ask(trading)
-    left_open = [foresight.predict(settings) for settings in trading if settings.checkpointing.is_open]
-    missing = sum(found is None or found.blocks is None for found in left_open)
-    if missing and not session.stop.is_set():
-        session.warn(
-            "--space: checkpointing: kind chosen: which blocks to recompute could not be chosen for "
-            f"{missing} of {len(left_open)} configurations: there, all are."
-        )
+    foresight.tell_of_choices(list(filter(_is_open, trading)))
     return foresight.predict
+
+
+def _is_open(settings: Settings) -> bool:
+    return settings.checkpointing.is_open
 
 
 def as_laws_see(settings: Settings, facts: Facts) -> Settings:
@@ -69,6 +68,7 @@ class _Foresight:
         self.known: dict[str, Prediction] = {}
         """By ``settings.canonical()`` of what was asked for."""
         self._session = session
+        self._num_asked = 0
         most_s = _MOST_S if session.options.max_time_s is None else _PART * session.options.max_time_s
         self._ends_s = session.pace.elapsed_s() + most_s
 
@@ -96,20 +96,41 @@ class _Foresight:
         key = f"{_EVIDENCE}:{asked[:12]}"
         outcome = session.study.evidence(key)
         if outcome is None:
-            outcome = session.executor.ask(self._request(every))
+            request = self._request(every)
+            outcome = session.executor.ask(request)
+            session.keep_output(request.id, outcome)
             if isinstance(outcome, Predicted):
                 session.study.keep_evidence(key, outcome)
         if isinstance(outcome, Predicted):
             self._take(every, outcome)
         elif not session.was_cut_off(outcome):
-            session.warn(f"memory cannot be predicted, trials have to teach it: {failure(outcome).splitlines()[0]}")
+            why = first_line(failure(outcome))
+            session.warn(f"memory cannot be predicted, so that trials are spent on learning it: {why}")
         session.observe(PredictionEnded(len(self.known) - before, len(every)))
+
+    def tell_of_choices(self, every: Sequence[Settings]) -> None:
+        """Say where all blocks will be recomputed although only those that it takes were to be."""
+        known = [self.predict(settings) for settings in every]
+        missing = sum(found is None or found.blocks is None for found in known)
+        if not missing or self._session.stop.is_set():
+            return
+        why = "what each block keeps could not be traced."
+        if self._session.pace.elapsed_s() >= self._ends_s:
+            why = "the time for predictions ran out."
+            if self._session.options.max_time_s is not None:
+                why += f" They get {_PART:.0%} of --max-time: allow more."
+        self._session.warn(
+            "checkpointing was to recompute only as many blocks as it takes, which is faster than all of them. For "
+            f"{missing} of {len(known)} configurations it will be all: {why}"
+        )
 
     def _request(self, every: Sequence[Settings]) -> TrialRequest:
         pace = self._session.pace
         most_s = max(self._ends_s - pace.elapsed_s(), _LEAST_S)
         deadline_s = pace.deadline_s(most_s, spare_finalists=True)
-        return self._session.inquiry.predict_request(every, most_s, deadline_s)
+        self._num_asked += 1
+        request = self._session.inquiry.predict_request(every, most_s, deadline_s)
+        return request.model_copy(update={"id": f"predict-{self._num_asked}"})
 
     def _take(self, every: Sequence[Settings], outcome: Predicted) -> None:
         if outcome.probed is not None:

@@ -29,7 +29,7 @@ from ..workers.environment import own_thread_variables
 from .options import SearchOptions
 from .pace import Pace
 
-__all__ = ["Inquiry", "check_plan", "exactness", "failure", "inspect", "reference_settings"]
+__all__ = ["Inquiry", "check_plan", "exactness", "failure", "inspect", "inspected", "reference_settings"]
 
 PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.02, "lossy": 0.1}
 """How far the first loss may stray from the reference's, as a share of their mean; the n-th loss may n times that."""
@@ -115,6 +115,11 @@ def exactness(settings: Settings, facts: Facts) -> Exactness:
 
 
 def inspect(options: SearchOptions, executor: Executor, pace: Pace, runs_model: bool = True) -> Facts:
+    """Ask a child process for the task's facts: of :func:`inspected`, which see."""
+    return inspected(options, executor, pace, runs_model).facts
+
+
+def inspected(options: SearchOptions, executor: Executor, pace: Pace, runs_model: bool = True) -> Inspected:
     """Ask a child process for the task's facts.
 
     Args:
@@ -122,6 +127,9 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace, runs_model: 
         executor: runs the child; stays the caller's to close.
         pace: its deadline.
         runs_model: False leaves unknown what only a run tells.
+
+    Returns:
+        Them, with what the task printed and how long it took.
 
     Raises:
         TaskError: the task cannot be loaded or inspected; carries the user's traceback.
@@ -142,7 +150,7 @@ def inspect(options: SearchOptions, executor: Executor, pace: Pace, runs_model: 
     )
     outcome = executor.ask(request)
     if isinstance(outcome, Inspected):
-        return outcome.facts
+        return outcome
     if outcome == STOPPED:
         raise Interrupted("Interrupted while the task was being inspected; nothing had been measured.")
     if isinstance(outcome, Failed) and not outcome.traceback:
@@ -182,7 +190,7 @@ def failure(outcome: Outcome) -> str:
     tail = "\n".join(outcome.output.strip().splitlines()[-_OUTPUT_LINES:])
     match outcome:
         case Failed():
-            return "\n\n".join(filter(None, (outcome.message, outcome.traceback.rstrip())))
+            said = "\n\n".join(filter(None, (outcome.message, outcome.traceback.rstrip())))
         case OutOfMemory():
             return f"out of memory at {format_bytes(outcome.peak_bytes)}: {outcome.message}"
         case TimedOut():

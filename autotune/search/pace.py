@@ -118,11 +118,6 @@ class Pace:
             return None
         return self._share((self.left_s() - self._runs_s(num_compared, num_fresh, 0.0)) / (num_compared + num_fresh))
 
-    def estimate_s(self, num_trials: int) -> float:
-        """At most how long a search of ``num_trials`` takes, by what is known so far."""
-        whole = num_trials * (self._overhead_s() + self.trial_time_s) + self._finalists_s()
-        return whole if self.max_time_s is None else min(whole, self.max_time_s)
-
     def _reserve_s(self) -> float:
         if self.max_time_s is None:
             return 0.0

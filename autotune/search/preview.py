@@ -10,7 +10,8 @@ from ..techniques import Facts, Technique
 from ..workers import Executor
 from .budget import asked, check_possible
 from .candidates import ConfigurationSpace
-from .inquiry import inspect, reference_settings
+from .duration import Expected, expected, likely_trials
+from .inquiry import inspected, reference_settings
 from .options import SearchOptions
 from .pace import Pace
 
@@ -31,8 +32,10 @@ class Preview:
     """Size of the space, the reference included."""
     num_trials: int
     """Configurations that would be measured."""
-    estimate_s: float
-    """At most so many seconds, finalists included; trials end earlier where their speed settles earlier."""
+    num_likely: int
+    """Of those, how many the sampler likely takes before it stops by itself."""
+    expected: Expected
+    """How long it would take, finalists included."""
 
 
 def preview(options: SearchOptions, executor: Executor) -> Preview:
@@ -45,9 +48,18 @@ def preview(options: SearchOptions, executor: Executor) -> Preview:
     """
     pace = Pace(options.trial_time_s, options.max_time_s)
     space = load_space(options.space)
-    facts = inspect(options, executor, pace)
+    found = inspected(options, executor, pace)
+    facts = found.facts
     check_possible(asked(options), facts)
     choices = space.choices(facts)
     size = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks).num_configurations
     num_trials = min(options.trials, size)
-    return Preview(facts, choices, space.unavailable(facts), size, num_trials, pace.estimate_s(num_trials))
+    return Preview(
+        facts=facts,
+        choices=choices,
+        unavailable=space.unavailable(facts),
+        num_configurations=size,
+        num_trials=num_trials,
+        num_likely=likely_trials(num_trials, options.sampler),
+        expected=expected(facts, found.seconds, options, num_trials),
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..files import FOLDER
 from ..plan import Budget
@@ -90,8 +89,7 @@ class Session:
     def learn(self, name: str, outcome: Outcome, fresh: bool = False) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
         self.pace.learn(outcome, fresh)
-        if outcome.output:
-            self._keep_output(FOLDER / self.study.name / f"{name}.log", outcome.output)
+        self.keep_output(name, outcome)
         for message in outcome.measurement.warnings if isinstance(outcome, Measured) else ():
             self.warn(message)
 
@@ -109,12 +107,23 @@ class Session:
         """Whether a trial ended because the executor was closed on the user's second Ctrl-C: no result of its own."""
         return outcome == STOPPED
 
-    def _keep_output(self, path: Path, text: str) -> None:
+    def keep_output(self, name: str, outcome: Outcome) -> None:
+        """Write what a process of the task's printed, and why it failed, into ``<name>.log`` in the study's folder."""
+        why = getattr(outcome, "traceback", "") or getattr(outcome, "message", "")
+        text = "".join(f"{part.rstrip()}\n" for part in (outcome.output, why) if part.strip())
+        if not text or self.was_cut_off(outcome):
+            return
+        folder = FOLDER / self.study.name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.log").write_text(text, encoding="utf-8")
         except OSError as reason:
-            self.warn(f"{path.parent}: the trials' output cannot be kept: {reason.strerror}.")
+            self.warn(f"{folder}: the trials' output cannot be kept: {reason.strerror}.")
+            return
+        self.warn(
+            f"what the task prints, and why a trial failed, is kept in {folder}/*.log; "
+            "--verbose shows prints as each trial ends."
+        )
 
     def _losses(self) -> tuple[float, ...] | None:
         """The reference's losses; where it was never measured, those of the first exact configuration that was."""

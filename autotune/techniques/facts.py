@@ -72,6 +72,9 @@ class Facts(_Frozen):
     loader_samples_per_s: dict[int, float]
     """Samples per second of the loader alone, by number of workers."""
 
+    step_samples_per_s: float | None = None
+    """Samples per second of the reference batch's forward and backward, run once; None where the model was not run."""
+
     effective_batch: int
     """Samples in one optimizer step of the reference."""
     effective_batch_held: bool

@@ -1,0 +1,44 @@
+"""What trials print, passed on as each ends: ``--verbose``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from ._base import Executor, TrialRequest
+from .outcome import Outcome
+
+__all__ = ["Overheard"]
+
+
+class Overheard(Executor):
+    """An executor whose trials' output is heard before anyone has their outcomes."""
+
+    def __init__(self, executor: Executor, hear: Callable[[str, str], None]) -> None:
+        """
+        Args:
+            executor: runs the trials, and is closed with this.
+            hear: is given a request's name and what it printed, in a thread of the executor's. It never raises.
+        """
+        self.num_slots = executor.num_slots
+        self._executor, self._hear = executor, hear
+
+    def submit(self, request: TrialRequest) -> Future[Outcome]:
+        """Queue a request."""
+        heard: Future[Outcome] = Future()
+
+        def pass_on(ended: Future[Outcome]) -> None:
+            if (error := ended.exception()) is not None:  # the executor's own, such as a cluster that died
+                heard.set_exception(error)
+                return
+            outcome = ended.result()
+            if outcome.output:
+                self._hear(request.id, outcome.output)
+            heard.set_result(outcome)
+
+        self._executor.submit(request).add_done_callback(pass_on)
+        return heard
+
+    def close(self) -> None:
+        """End what the executor started."""
+        self._executor.close()
