@@ -16,6 +16,7 @@ from .fingerprint import fingerprint
 from .loader import Loader, to_device
 from .plan import Plan
 from .randomness import seed_everything, undisturbed
+from .ranks import world_size
 from .task import SIGNATURES, Task
 from .techniques import LoaderSpec
 from .techniques._base import Run
@@ -44,7 +45,8 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
         The training: ``model``, ``optimizer``, ``loader`` and ``step``.
 
     Raises:
-        PlanError: the plan is for another model, or asks for what this model or device cannot do.
+        PlanError: the plan is for another model, or asks for what this model or device cannot do, or this is one of
+            several ranks.
         TaskError: the task's pieces do not fit together.
     """
     if not isinstance(plan, Plan):
@@ -53,6 +55,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
         task = _task_of(pieces)
     elif pieces:
         raise TaskError(f"apply takes a task, or pieces of one, but got both: {', '.join(pieces)}. Pass one of them.")
+    _refuse_ranks()
     device = _device(plan)
     settings = plan.settings
     seed = seed if seed is not None else plan.search.seed if plan.search else 0
@@ -181,6 +184,16 @@ def _device(plan: Plan) -> torch.device:
     if plan.budget.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _refuse_ranks() -> None:
+    if (size := world_size()) > 1:
+        raise PlanError(
+            f"apply: this is one of {size} ranks (torchrun, torch.distributed), but a plan is applied in one process so "
+            "far: every rank would train on the same samples, with the same dropout. Start the job without torchrun, "
+            "or with WORLD_SIZE=1. For several ranks, take over what `autotune show` lists into a loop of your own, "
+            "with a DistributedSampler; autotune.layers.convert works under DistributedDataParallel."
+        )
 
 
 def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:

@@ -16,6 +16,7 @@ from .errors import TaskError, UserError
 from .files import check_output, replacing, write_text
 from .interrupts import interrupts
 from .plan import load_plan
+from .ranks import world_size
 from .report.printing import console, print_json, print_words
 from .search.options import SearchOptions
 from .task import split_source, task_file
@@ -295,7 +296,16 @@ def _beside(path: Path, plan: Plan) -> str:
 
 @contextmanager
 def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[Executor]:
-    """An executor; meanwhile, what libraries print goes to stderr: Ray reports a lost worker on stdout."""
+    """An executor; meanwhile, what libraries print goes to stderr: Ray reports a lost worker on stdout.
+
+    Raises:
+        UserError: the command was started once a rank; or as :meth:`Where.open`.
+    """
+    if (size := world_size()) > 1:
+        raise UserError(
+            f"autotune was started as one of {size} ranks (WORLD_SIZE), but it measures in processes of its own and "
+            "runs once, not once a rank. Start it without torchrun, or with WORLD_SIZE=1."
+        )
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
