@@ -189,10 +189,10 @@ def _device(plan: Plan) -> torch.device:
 def _refuse_ranks() -> None:
     if (size := world_size()) > 1:
         raise PlanError(
-            f"apply: this is one of {size} ranks (torchrun, torch.distributed), but a plan is applied in one process so "
-            "far: every rank would train on the same samples, with the same dropout. Start the job without torchrun, "
-            "or with WORLD_SIZE=1. For several ranks, take over what `autotune show` lists into a loop of your own, "
-            "with a DistributedSampler; autotune.layers.convert works under DistributedDataParallel."
+            f"apply: this is one of {size} ranks (torchrun, torch.distributed), but a plan is applied in one process "
+            "so far: every rank would train on the same samples, with the same dropout. Start the job without "
+            "torchrun, or with WORLD_SIZE=1. For several ranks, take over what `autotune show` lists into a loop of "
+            "your own, with a DistributedSampler; autotune.layers.convert works under DistributedDataParallel."
         )
 
 

@@ -19,7 +19,7 @@ from .plan import load_plan
 from .ranks import world_size
 from .report.printing import console, print_json, print_words
 from .search.options import SearchOptions
-from .task import split_source, task_file
+from .task import refuse_script, split_source, task_file
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -47,9 +47,11 @@ class Where:
         """An executor; the caller closes it.
 
         Raises:
-            UserError: no such task file, Ray is asked for and is not installed, or ``address`` is given without it.
+            UserError: no such task file, or nothing of a task in it; Ray is asked for and is not installed, or
+                ``address`` is given without it.
         """
         path, _ = split_source(task)  # first, since an executor takes seconds to start
+        refuse_script(task)
         if self.executor == "local":
             if self.address is not None:
                 raise UserError("--address names a Ray cluster, but --executor is local. Leave one of them out.")

@@ -90,9 +90,8 @@ class Guard:
             TaskError: the optimizer has stepped, or there are no gradients any more.
         """
         self._check_steps()
-        if self._seen and not any(
-            p.grad is not None for group in self._optimizer.param_groups for p in group["params"]
-        ):
+        groups = self._optimizer.param_groups
+        if self._seen and all(p.grad is None for group in groups for p in group["params"]):
             raise TaskError(
                 "the gradients were cleared between training.backward and training.optimizer_step(), which would step "
                 "on nothing. Leave optimizer.zero_grad() out: training.optimizer_step() does it."
@@ -127,7 +126,7 @@ class Guard:
     def _check_steps(self) -> None:
         if self._steps.num != self._num_steps:
             raise TaskError(
-                "optimizer.step() was called on what training.backward had added. Call training.optimizer_step() in its "
-                "place, after each training.backward(loss): it steps once all micro-batches are there, and clears the "
-                "gradients."
+                "optimizer.step() was called on what training.backward had added. Call training.optimizer_step() in "
+                "its place, after each training.backward(loss): it steps once all micro-batches are there, and clears "
+                "the gradients."
             )
