@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
 
 from .errors import PlanError, TaskError
-from .fingerprint import fingerprint
+from .fingerprint import fingerprint, identify
 from .loader import Loader, to_device
 from .plan import Plan
 from .randomness import seed_everything, undisturbed
@@ -22,6 +22,7 @@ from .techniques import LoaderSpec
 from .techniques._base import Run
 from .techniques.batch import Batch
 from .techniques.checkpointing import Checkpointing, find_blocks
+from .techniques.facts import difference
 from .training import Training
 
 __all__ = ["apply", "build_loader", "build_model", "loader_spec", "reference_batch"]
@@ -51,6 +52,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"apply takes a Plan, but got {type(plan).__name__}. Use autotune.load_plan(path).")
+    in_pieces = task is None
     if task is None:
         task = _task_of(pieces)
     elif pieces:
@@ -77,7 +79,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     settings.optimizer.on_optimizer(optimizer)
 
     batch = settings.batch or reference_batch(task, dataset)
-    _warn_of_batch(task, dataset, batch)
+    _warn_of_batch(task, dataset, batch, stated=settings.batch is not None and not in_pieces)
     spec = loader_spec(task, dataset, device)
     loader = build_loader(task, settings.data_loading.on_loader(spec), batch, seed)
     return Training(model, optimizer, loader, task.compute_loss, settings)
@@ -199,16 +201,23 @@ def _refuse_ranks() -> None:
 def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:
     if plan.task is None:
         return
-    found = fingerprint(model, dataset, task.collate)
-    if found != plan.task.fingerprint:
+    if fingerprint(model, dataset, task.collate) != plan.task.fingerprint:
+        found, identity = identify(model, dataset, task.collate, task.blocks)
         raise PlanError(
             f"task.fingerprint: the plan was found for {plan.task.source} ({plan.task.fingerprint[:19]}…), but this "
-            f"model is another ({found[:19]}…): its parameters, their shapes, dtypes or trainable flags, or the batch "
-            "shapes differ. Search again for this model."
+            f"model is another ({found[:19]}…): {difference(plan.task.identity, identity)}. Search again for this "
+            "model, or give the one that the plan was found for."
         )
 
 
-def _warn_of_batch(task: Task, dataset: Any, batch: Batch) -> None:
+def _warn_of_batch(task: Task, dataset: Any, batch: Batch, stated: bool) -> None:
+    """Where an optimizer step sees other samples than the job's, or nobody said how many those are."""
+    if task.batch_size is None and not stated:
+        warnings.warn(
+            f"the optimizer steps on batches of {batch.num_samples}, and nothing says what the job trains with. Give "
+            "batch_size, to apply or in the task file, and it is held against the plan's.",
+            stacklevel=3,
+        )
     if task.batch_size is not None and batch.num_samples != (wanted := reference_batch(task, dataset).num_samples):
         warnings.warn(
             f"an optimizer step of the plan sees {batch.num_samples} samples, and the task's batch size is {wanted}. "

@@ -163,13 +163,15 @@ ELSEWHERE = {
     "vars": "import neighbour_of_model\nvars().update(vars(neighbour_of_model))\n",
     "setattr": (
         "import sys, neighbour_of_model as n\n"
-        "for name in ('build_model', 'build_dataset', 'compute_loss'):\n    setattr(sys.modules[__name__], name, getattr(n, name))\n"
+        "for name in ('build_model', 'build_dataset', 'compute_loss'):\n"
+        "    setattr(sys.modules[__name__], name, getattr(n, name))\n"
     ),
     "sys.modules": "import sys, neighbour_of_model\nsys.modules[__name__].__dict__.update(vars(neighbour_of_model))\n",
     "__getattr__": "import neighbour_of_model\ndef __getattr__(name):\n    return getattr(neighbour_of_model, name)\n",
     "a branch": "if True:\n    import neighbour_of_model as n\n    build_model = n.build_model\n",
     "global": (
-        "import neighbour_of_model as n\ndef define():\n    global build_model\n    build_model = n.build_model\ndefine()\n"
+        "import neighbour_of_model as n\n"
+        "def define():\n    global build_model\n    build_model = n.build_model\ndefine()\n"
     ),
 }
 
