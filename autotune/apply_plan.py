@@ -12,15 +12,17 @@ from torch import nn
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
 
 from .errors import PlanError, TaskError
-from .fingerprint import fingerprint
+from .fingerprint import fingerprint, identify
 from .loader import Loader, to_device
 from .plan import Plan
 from .randomness import seed_everything, undisturbed
+from .ranks import world_size
 from .task import SIGNATURES, Task
 from .techniques import LoaderSpec
 from .techniques._base import Run
 from .techniques.batch import Batch
 from .techniques.checkpointing import Checkpointing, find_blocks
+from .techniques.facts import difference
 from .training import Training
 
 __all__ = ["apply", "build_loader", "build_model", "loader_spec", "reference_batch"]
@@ -44,15 +46,18 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
         The training: ``model``, ``optimizer``, ``loader`` and ``step``.
 
     Raises:
-        PlanError: the plan is for another model, or asks for what this model or device cannot do.
+        PlanError: the plan is for another model, or asks for what this model or device cannot do, or this is one of
+            several ranks.
         TaskError: the task's pieces do not fit together.
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"apply takes a Plan, but got {type(plan).__name__}. Use autotune.load_plan(path).")
+    in_pieces = task is None
     if task is None:
         task = _task_of(pieces)
     elif pieces:
         raise TaskError(f"apply takes a task, or pieces of one, but got both: {', '.join(pieces)}. Pass one of them.")
+    _refuse_ranks()
     device = _device(plan)
     settings = plan.settings.in_force(task.precision)
     seed = seed if seed is not None else plan.search.seed if plan.search else 0
@@ -74,7 +79,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     settings.optimizer.on_optimizer(optimizer)
 
     batch = settings.batch or reference_batch(task, dataset)
-    _warn_of_batch(task, dataset, batch)
+    _warn_of_batch(task, dataset, batch, stated=settings.batch is not None and not in_pieces)
     spec = loader_spec(task, dataset, device)
     loader = build_loader(task, settings.data_loading.on_loader(spec), batch, seed)
     return Training(model, optimizer, loader, task, settings)
@@ -195,19 +200,36 @@ def _device(plan: Plan) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:
-    if plan.task is None:
-        return
-    found = fingerprint(model, dataset, task.collate)
-    if found != plan.task.fingerprint:
+def _refuse_ranks() -> None:
+    if (size := world_size()) > 1:
         raise PlanError(
-            f"task.fingerprint: the plan was found for {plan.task.source} ({plan.task.fingerprint[:19]}…), but this "
-            f"model is another ({found[:19]}…): its parameters, their shapes, dtypes or trainable flags, or the batch "
-            "shapes differ. Search again for this model."
+            f"apply: this is one of {size} ranks (torchrun, torch.distributed), but a plan is applied in one process "
+            "so far: every rank would train on the same samples, with the same dropout. Start the job without "
+            "torchrun, or with WORLD_SIZE=1. For several ranks, take over what `autotune show` lists into a loop of "
+            "your own, with a DistributedSampler; autotune.layers.convert works under DistributedDataParallel."
         )
 
 
-def _warn_of_batch(task: Task, dataset: Any, batch: Batch) -> None:
+def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:
+    if plan.task is None:
+        return
+    if fingerprint(model, dataset, task.collate) != plan.task.fingerprint:
+        found, identity = identify(model, dataset, task.collate, task.blocks)
+        raise PlanError(
+            f"task.fingerprint: the plan was found for {plan.task.source} ({plan.task.fingerprint[:19]}…), but this "
+            f"model is another ({found[:19]}…): {difference(plan.task.identity, identity)}. Search again for this "
+            "model, or give the one that the plan was found for."
+        )
+
+
+def _warn_of_batch(task: Task, dataset: Any, batch: Batch, stated: bool) -> None:
+    """Where an optimizer step sees other samples than the job's, or nobody said how many those are."""
+    if task.batch_size is None and not stated:
+        warnings.warn(
+            f"the optimizer steps on batches of {batch.num_samples}, and nothing says what the job trains with. Give "
+            "batch_size, to apply or in the task file, and it is held against the plan's.",
+            stacklevel=3,
+        )
     if task.batch_size is not None and batch.num_samples != (wanted := reference_batch(task, dataset).num_samples):
         warnings.warn(
             f"an optimizer step of the plan sees {batch.num_samples} samples, and the task's batch size is {wanted}. "

@@ -16,9 +16,10 @@ from .errors import TaskError, UserError
 from .files import check_output, replacing, write_text
 from .interrupts import interrupts
 from .plan import load_plan
+from .ranks import world_size
 from .report.printing import console, print_json, print_words
 from .search.options import SearchOptions
-from .task import split_source, task_file
+from .task import refuse_script, split_source, task_file
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -60,9 +61,11 @@ class Where:
         """An executor; the caller closes it.
 
         Raises:
-            UserError: no such task file, Ray is asked for and is not installed, or ``address`` is given without it.
+            UserError: no such task file, or nothing of a task in it; Ray is asked for and is not installed, or
+                ``address`` is given without it.
         """
         path, _ = split_source(task)  # first, since an executor takes seconds to start
+        refuse_script(task)
         if self.executor == "local":
             if self.address is not None:
                 raise UserError("--address names a Ray cluster, but --executor is local. Leave one of them out.")
@@ -325,9 +328,18 @@ def _beside(path: Path, plan: Plan) -> str:
 
 @contextmanager
 def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[Executor]:
-    """An executor; meanwhile, what libraries print goes to stderr: Ray reports a lost worker on stdout."""
+    """An executor; meanwhile, what libraries print goes to stderr: Ray reports a lost worker on stdout.
+
+    Raises:
+        UserError: the command was started once a rank; or as :meth:`Where.open`.
+    """
     from .workers.overheard import Overheard
 
+    if (size := world_size()) > 1:
+        raise UserError(
+            f"autotune was started as one of {size} ranks (WORLD_SIZE), but it measures in processes of its own and "
+            "runs once, not once a rank. Start it without torchrun, or with WORLD_SIZE=1."
+        )
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)

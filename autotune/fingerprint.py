@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
 from .loader import tensors_in
+from .techniques.checkpointing import find_blocks
+from .techniques.facts import Identity
 
-__all__ = ["fingerprint", "sample_shapes"]
+__all__ = ["fingerprint", "identify", "sample_shapes"]
+
+_MOST_TENSORS = 8
+"""Of a batch that are told."""
 
 
 def fingerprint(model: nn.Module, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> str:
@@ -27,9 +32,53 @@ def fingerprint(model: nn.Module, dataset: Any, collate: Callable[[list[Any]], A
     Returns:
         ``sha256:`` and 64 hexadecimal digits.
     """
+    return _hash(model, sample_shapes(dataset, collate))
+
+
+def identify(
+    model: nn.Module, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, blocks: Sequence[str] = ()
+) -> tuple[str, Identity]:
+    """The fingerprint, and in words what it is of.
+
+    Args:
+        model: before any technique.
+        dataset: as :func:`fingerprint` reads it.
+        collate: the user's, or None.
+        blocks: module paths that the user gave for blocks.
+    """
+    shapes = sample_shapes(dataset, collate)
+    found = find_blocks(model, blocks)
+    parameters = dict(model.named_parameters())
+    frozen = sum(p.numel() for p in parameters.values() if not p.requires_grad)
+    kinds = dict.fromkeys(type(block).__name__ for block in found)
+    dtypes = sorted({_name(p.dtype) for p in parameters.values()})
+    words = (
+        f"{len(found)} blocks of {' or '.join(kinds) or 'none'}",
+        f"{sum(p.numel() for p in parameters.values()):,} parameters",
+        f"{frozen:,} of them frozen" if frozen else "none of them frozen",
+        f"{len(parameters)} tensors of {' and '.join(dtypes) or 'none'}",
+    )
+    names = hashlib.sha256("\n".join(parameters).encode()).hexdigest()[:8]
+    return _hash(model, shapes), Identity(model=", ".join(words), names=names, batch=_batch_words(shapes))
+
+
+def _hash(model: nn.Module, shapes: list[list[Any]]) -> str:
     parameters = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in model.named_parameters()]
-    text = json.dumps([parameters, sample_shapes(dataset, collate)])
+    text = json.dumps([parameters, shapes])
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _batch_words(shapes: list[list[Any]]) -> str:
+    told = [
+        f"{_name(dtype)} [{', '.join('*' if size is None else str(size) for size in shape)}]"
+        for dtype, shape in shapes[:_MOST_TENSORS]
+    ]
+    more = len(shapes) - len(told)
+    return "; ".join([*told, f"{more} more tensors"] if more else told)
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def sample_shapes(dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> list[list[Any]]:

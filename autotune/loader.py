@@ -7,29 +7,19 @@ import dataclasses
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sized
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
 from .errors import PlanError, TaskError
+from .positions import Position, Positions
 from .techniques import LoaderSpec
 from .techniques.batch import Batch
 
-__all__ = ["Loader", "Position", "tensors_in", "to_device"]
+__all__ = ["Loader", "tensors_in", "to_device"]
 
 _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
-
-
-class Position(NamedTuple):
-    """Where a micro-batch stands in its optimizer step."""
-
-    num_samples: int
-    """Samples in this micro-batch."""
-    ends_step: bool
-    """Whether it is the last of its optimizer step."""
-    begins_step: bool = False
-    """Whether it is the first."""
 
 
 class Loader:
@@ -53,10 +43,12 @@ class Loader:
         self.spec = spec
         self.device = spec.device
         self.position: Position | None = None
-        """Of the micro-batch yielded last; taken away by the step that consumes it."""
+        """Of the micro-batch yielded last."""
+        self.positions = Positions()
+        """Of those that were yielded and not yet trained on."""
         self.epoch = 0
-        self._positions: deque[Position] = deque()
         self._sampler = sampler
+        self._cut: _Cut | None = None
         options = _worker_options(spec.options)
         if isinstance(spec.dataset, IterableDataset):
             if batch.effective is not None:
@@ -71,8 +63,8 @@ class Loader:
         else:
             if len(spec.dataset) == 0:
                 raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
-            cut = _Cut(sampler, batch, self._positions, options.pop("drop_last", False))
-            self._data = DataLoader(spec.dataset, batch_sampler=cut, collate_fn=spec.collate, **options)
+            self._cut = _Cut(sampler, batch, options.pop("drop_last", False))
+            self._data = DataLoader(spec.dataset, batch_sampler=self._cut, collate_fn=spec.collate, **options)
         self._non_blocking = bool(options.get("pin_memory"))
 
     def __len__(self) -> int:
@@ -92,27 +84,33 @@ class Loader:
         return len(counted) if isinstance(counted, Sized) else None
 
     def __iter__(self) -> Iterator[Any]:
-        self._positions.clear()
-        self.position = None
+        return _Epoch(self)
+
+    def begin(self) -> tuple[int, Iterator[tuple[Any, Position]]]:
+        """Start an epoch: its number, and its batches before they are moved."""
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(self.epoch)
         self.epoch += 1
-        # No bound method kept on self: in a cycle, the garbage collector closes the queues of persistent workers before
-        # their iterator tells them to stop, and each is waited for 5 s.
-        iterate = self._iterate_map if self._sampler is not None else self._iterate_stream
-        for batch, position in iterate():
-            moved = to_device(batch, self.device, self._non_blocking)
-            self.position = position
-            yield moved
+        self.positions.begin(self.epoch)
+        return self.epoch, self._iterate_stream() if self._cut is None else self._iterate_map(self._cut)
 
-    def take_position(self) -> Position | None:
-        """The position of the micro-batch yielded last, once."""
-        position, self.position = self.position, None
-        return position
+    def move(self, batch: Any) -> Any:
+        """A batch on the device."""
+        return to_device(batch, self.device, self._non_blocking)
 
-    def _iterate_map(self) -> Iterator[tuple[Any, Position]]:
-        for batch in self._data:
-            yield batch, self._positions.popleft()
+    def _iterate_map(self, cut: _Cut) -> Iterator[tuple[Any, Position]]:
+        data = iter(self._data)
+        places = cut.places  # this iteration's own
+
+        def with_place(batch: Any) -> tuple[Any, Position]:
+            if places is not cut.places and self._data.persistent_workers:
+                raise TaskError(
+                    "training.loader was iterated anew, and its persistent workers serve one iteration at a time. "
+                    "End one before the next begins, or set persistent_workers to false."
+                )
+            return batch, places.popleft()
+
+        return map(with_place, data)
 
     def _iterate_stream(self) -> Iterator[tuple[Any, Position]]:
         """One batch behind the stream, so that the last one is known to end its step."""
@@ -120,17 +118,34 @@ class Loader:
         for num_samples, batch in self._data:
             if held is not None:
                 place += 1
-                yield held[1], self._place(held[0], place)
+                yield held[1], Position(held[0], place % self.batch.accumulate == 0)
             held = num_samples, batch
         if held is None:
             raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
-        last = self._place(held[0], place + 1)
-        yield held[1], last._replace(ends_step=True)
+        yield held[1], Position(held[0], ends_step=True)
 
-    def _place(self, num_samples: int, number: int) -> Position:
-        """Of a stream's micro-batch, counted from 1."""
-        accumulate = self.batch.accumulate
-        return Position(num_samples, number % accumulate == 0, (number - 1) % accumulate == 0)
+
+class _Epoch(Iterator[Any]):
+    """One iteration over a loader; like a DataLoader's own it keeps no batch that it has yielded."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._number = 0
+        self._batches: Iterator[tuple[Any, Position]] | None = None
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if self._batches is None:
+            self._number, self._batches = loader.begin()
+        try:
+            batch, position = next(self._batches)
+        except StopIteration:
+            loader.positions.end(self._number)
+            raise
+        moved = loader.move(batch)
+        loader.position = position._replace(epoch=self._number)
+        loader.positions.put(moved, loader.position)
+        return moved
 
 
 class _Counted:
@@ -146,24 +161,30 @@ class _Counted:
 class _Cut(Sampler[list[int]]):
     """Cuts each effective batch of a sampler into micro-batches, and says where each stands as it is handed out."""
 
-    def __init__(self, sampler: Any, batch: Batch, positions: deque[Position], drop_last: bool) -> None:
-        self._sampler, self._batch, self._positions, self._drop_last = sampler, batch, positions, drop_last
+    def __init__(self, sampler: Any, batch: Batch, drop_last: bool) -> None:
+        self._sampler, self._batch, self._drop_last = sampler, batch, drop_last
+        self.places: deque[Position] = deque()
+        """Of what was handed out in the iteration that began last: workers ask ahead."""
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.places = deque()
+        return self._iterate(self.places)
+
+    def _iterate(self, places: deque[Position]) -> Iterator[list[int]]:
         step: list[int] = []
         for index in self._sampler:
             step.append(index)
             if len(step) == self._batch.num_samples:
-                yield from self._pieces(step)
+                yield from self._pieces(step, places)
                 step = []
         if step and not self._drop_last:
-            yield from self._pieces(step)
+            yield from self._pieces(step, places)
 
-    def _pieces(self, step: list[int]) -> Iterator[list[int]]:
+    def _pieces(self, step: list[int], places: deque[Position]) -> Iterator[list[int]]:
         micro = self._batch.micro
         for start in range(0, len(step), micro):
             piece = step[start : start + micro]
-            self._positions.append(Position(len(piece), start + micro >= len(step), start == 0))
+            places.append(Position(len(piece), start + micro >= len(step)))
             yield piece
 
     def __len__(self) -> int:

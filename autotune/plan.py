@@ -20,6 +20,7 @@ from .errors import PlanError
 from .files import dump_yaml, explain, read_yaml, write_text
 from .techniques import Settings
 from .techniques.checkpointing import OPEN
+from .techniques.facts import Identity
 from .units import Bytes, Percent, Ratio
 
 __all__ = [
@@ -47,6 +48,8 @@ class TaskRef(_Section):
     """The task's file as it was given, ``model.py`` or ``model.py:name``."""
     fingerprint: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
     """Hash of parameter names, shapes, dtypes, trainable flags, and batch shapes, before any technique."""
+    identity: Identity | None = None
+    """The same in words, which tell another task in what it differs; absent in a plan of an earlier version."""
 
 
 class Budget(_Section):

@@ -6,19 +6,20 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from .errors import TaskError
+from .names import bound_names
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["PRECISIONS", "SIGNATURES", "Task", "load_task", "split_source", "task_file"]
+__all__ = ["PRECISIONS", "SIGNATURES", "Task", "load_task", "refuse_script", "split_source", "task_file"]
 
 SIGNATURES = {
     "build_model": "def build_model() -> torch.nn.Module",
@@ -186,6 +187,7 @@ def load_task(source: str) -> Task:
         Exception: whatever the file itself raises when it is run.
     """
     path, name = split_source(source)
+    refuse_script(source)
     module = _import(path)
     if name is None and not isinstance(getattr(module, "task", None), Task):
         return _from_functions(module, source)
@@ -197,6 +199,31 @@ def load_task(source: str) -> Task:
             f"Define `{name} = autotune.Task(...)`."
         )
     return replace(task, source=source)
+
+
+def refuse_script(source: str) -> None:
+    """Look at a file, without running it, for anything that a task file defines.
+
+    A training script given by mistake would train for hours before it could be said that it is none. Where names may
+    come about in another way (a star import, ``exec``), or the file cannot be read, only running it tells.
+
+    Raises:
+        TaskError: no such file, or it defines nothing of a task.
+    """
+    path, name = split_source(source)
+    if path.suffix != ".py":
+        return
+    try:
+        bound = bound_names(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    if bound is None or not bound.isdisjoint({*_REQUIRED, name or "task"}):
+        return
+    raise TaskError(
+        f"{source}: defines none of {', '.join(_REQUIRED)}, and no `{name or 'task'}`. If it is a training script, "
+        f"give the task in a file of its own, which defines:\n{_signatures(_REQUIRED)}\n"
+        "`autotune init` writes a commented example. The file was not run."
+    )
 
 
 def task_file(source: str) -> Path:
@@ -247,12 +274,15 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
+def _signatures(names: Iterable[str]) -> str:
+    return "\n".join(f"    {SIGNATURES[name]}" for name in names)
+
+
 def _from_functions(module: ModuleType, source: str) -> Task:
     missing = [name for name in _REQUIRED if not hasattr(module, name)]
     if missing:
-        lines = "\n".join(f"    {SIGNATURES[name]}" for name in missing)
         raise TaskError(
-            f"{source}: missing {', '.join(missing)}. A task file defines:\n{lines}\n"
+            f"{source}: missing {', '.join(missing)}. A task file defines:\n{_signatures(missing)}\n"
             "or `task = autotune.Task(...)`. `autotune init` writes a commented example."
         )
     names = {f.name for f in fields(Task)} - {"source"}

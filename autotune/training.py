@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from .errors import TaskError
-from .loader import Loader, Position
+from .guard import Guard
+from .loader import Loader
+from .positions import Position
 from .task import Task
 from .techniques import Settings
 from .techniques.batch import Batch
@@ -41,8 +43,9 @@ class Training:
 
     Built by :func:`autotune.apply`. Gradients of the micro-batches of one optimizer step add up to the gradient of the
     whole effective batch: each mean loss is weighted by its share of the samples, each ``(loss_sum, count)`` by the
-    step's total count. A loop that leaves an optimizer step half done and iterates the loader anew begins another: what
-    had been added is dropped.
+    step's total count. A batch of ``loader`` is known again, however far ahead a loop fetches. A loop that leaves an
+    optimizer step half done and iterates the loader anew begins another: what had been added is dropped. What would
+    train otherwise than it reads (``zero_grad`` or ``optimizer.step`` within a step, a step never taken) is an error.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Training:
         self._expected: float | torch.Tensor = 0.0
         self._micro_batches = 0
         self._position: Position | None = None
+        self._guard = Guard(optimizer)
 
     def with_loader(self, loader: Loader) -> Training:
         """The same model, optimizer and scaler over other micro-batches."""
@@ -86,46 +90,59 @@ class Training:
             The detached mean loss, and whether the optimizer stepped.
 
         Raises:
-            TaskError: ``compute_loss`` returned neither a scalar tensor nor (loss_sum, count).
+            TaskError: ``compute_loss`` returned neither a scalar tensor nor (loss_sum, count), or the loop does
+                something between micro-batches that would train otherwise than it reads.
         """
+        position = self.loader.positions.take(batch)  # before the loss, which may take a batch apart
         with self.forward_context():
             loss = self._compute_loss(self.model, batch)
-        count = self._add(loss)
+        count = self._add(loss, position)
         stepped = self.optimizer_step()
         mean = loss[0] / _divisor(count) if isinstance(loss, tuple) else loss
         return StepResult(mean.detach(), stepped, count)
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """What the forward pass and the loss run in (autocast)."""
+        self.loader.positions.pass_over()
         stack = ExitStack()
         for technique in self.settings.techniques():
             stack.enter_context(technique.forward_context(self.device.type))
         return stack
 
-    def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any]) -> None:
+    def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any], batch: Any = None) -> bool:
         """Add a micro-batch's share to the gradients of the current optimizer step.
-
-        After the last micro-batch they are the step's true gradients, unscaled. ``optimizer_step`` clips them where the
-        task states a ``max_grad_norm``.
 
         Args:
             loss: the micro-batch's mean loss, or (loss_sum, count).
+            batch: the micro-batch that it is of, as ``loader`` yielded it, for loops that leave batches out or take
+                them in another order; without it, it is the one that has waited longest.
+
+        Returns:
+            Whether that was the last micro-batch: the gradients are now the step's true ones, unscaled. A task that
+            states no ``max_grad_norm`` clips them now; ``optimizer_step`` does it otherwise.
 
         Raises:
-            TaskError: neither of the two.
+            TaskError: the loss is neither of the two, or the last step was not taken by ``optimizer_step``, or what
+                it had added is gone (``zero_grad``).
         """
-        self._add(loss)
+        self._add(loss, self.loader.positions.take(batch))
+        return self._is_whole
 
-    def _add(self, loss: Any) -> float | torch.Tensor:
+    def _add(self, loss: Any, position: Position | None) -> float | torch.Tensor:
         """Backward of the micro-batch's share of its optimizer step; returns what its mean is over."""
         value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise TaskError(f"compute_loss must return a scalar tensor, or (loss_sum, count), but got {got}.")
-        position = self.loader.take_position() or self._assumed_position()
-        if position.begins_step and self._micro_batches:  # the loop left its last step half done
-            self.optimizer.zero_grad(set_to_none=True)
-            self._weight, self._micro_batches = 0.0, 0
+        if self._is_whole:
+            raise TaskError(self._guard.not_taken())
+        position = position or self._assumed_position()
+        if self._position is not None and position.epoch != self._position.epoch:
+            self._drop(self._position, position)
+        if self._micro_batches:
+            self._guard.check_between()
+        else:
+            self._guard.begin()
         weight: float | torch.Tensor = float(position.num_samples) if count is None else _scalar(count)
         if self._micro_batches == 0:
             # A step of one micro-batch, a short tail too, is divided by its own total, as a stock loop does.
@@ -135,30 +152,59 @@ class Training:
         self._micro_batches += 1
         self._weight = self._weight + weight
         share = value * (weight / self._expected) if count is None else value / self._expected
-        self.scaler.scale(share.reshape(())).backward()  # type: ignore[no-untyped-call]
-        if position.ends_step:
+        try:
+            self.scaler.scale(share.reshape(())).backward()  # type: ignore[no-untyped-call]
+        except BaseException:  # out of memory, and the loop may go on: half a backward pass is no gradient
+            self._begin_step()
+            raise
+        if self._is_whole:
             if self._micro_batches > 1:
                 self._settle_gradients()
             self.scaler.unscale_(self.optimizer)
+        self._guard.look()
         return weight
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the current optimizer step has its last micro-batch: counted, since a loop may leave some out."""
+        ends = self._position is not None and self._position.ends_step
+        return ends or self._micro_batches >= self.batch.accumulate
 
     def optimizer_step(self) -> bool:
         """Clip and step the optimizer if the current micro-batch ends its optimizer step.
 
         Returns:
             Whether the optimizer stepped.
+
+        Raises:
+            TaskError: the optimizer was stepped already, or the gradients are gone.
         """
-        if self._position is None or not self._position.ends_step:
+        if not self._is_whole:
             return False
+        self._guard.check_before_step()
         if self._task.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self._clipped(), self._task.max_grad_norm)
         before = self.scaler.get_scale() if self.scaler.is_enabled() else 0.0
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self._begin_step()
+        self._guard.stepped()
+        return not self.scaler.is_enabled() or self.scaler.get_scale() >= before
+
+    def _begin_step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         self._weight = self._expected = 0.0
         self._micro_batches, self._position = 0, None
-        return not self.scaler.is_enabled() or self.scaler.get_scale() >= before
+
+    def _drop(self, left: Position, begun: Position) -> None:
+        """The loop has left its last step half done, and iterates the loader anew."""
+        if begun.epoch < left.epoch:
+            raise TaskError(
+                f"training.loader is iterated twice at once, and optimizer steps of {self.batch.accumulate} "
+                "micro-batches are made of both. Take a step's micro-batches from one iteration."
+            )
+        self._guard.dropped(self._micro_batches, self.batch.accumulate)
+        self._begin_step()
 
     def _clipped(self) -> list[nn.Parameter]:
         """The optimizer's parameters, in the model's order: a norm's bits depend on it."""
@@ -173,7 +219,8 @@ class Training:
                 f"{self.batch.accumulate} of them for one optimizer step.",
                 stacklevel=4,
             )
-        return Position(self.batch.micro, self._micro_batches + 1 >= self.batch.accumulate)
+        epoch = self._position.epoch if self._position else 0
+        return Position(self.batch.micro, self._micro_batches + 1 >= self.batch.accumulate, epoch)
 
     def _settle_gradients(self) -> None:
         """A short tail, or counts that varied: what was divided by the expected total is divided by the actual one."""

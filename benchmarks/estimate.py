@@ -25,7 +25,7 @@ from autotune import Plan, Task, apply, load_task
 from autotune.estimate.law import MemoryLaw, memory_law
 from autotune.estimate.probe import PROBES, ProbedLaw, probed_law
 from autotune.estimate.rehearsal import Untraceable
-from autotune.loader import Position
+from autotune.positions import Position
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
@@ -197,7 +197,7 @@ def _measure(training: Training, num_samples: int) -> int:
 
 
 def _step(training: Training, batch: Any, num_samples: int) -> None:
-    training.loader.position = Position(num_samples, ends_step=True, begins_step=True)
+    training.loader.positions.put(batch, Position(num_samples, ends_step=True))
     training.step(batch)
 
 

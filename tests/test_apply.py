@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from line_task import Line, Stream, floats, line, mean_loss, step_gradients, training_of
+from torch import nn
 from torch.utils.data import BatchSampler, SequentialSampler
 
 import autotune
 from autotune.apply_plan import reference_batch
 from autotune.errors import PlanError, TaskError
-from autotune.fingerprint import fingerprint
+from autotune.fingerprint import fingerprint, identify
 from autotune.plan import Budget, Environment, Plan, SearchRecord, TaskRef
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.data_loading import DataLoading
+from autotune.techniques.facts import difference
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
@@ -215,6 +221,74 @@ def test_a_plan_for_another_model_is_refused():
         autotune.apply(plan, wider)
 
 
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.second(self.first(x).relu())
+
+
+def stack(depth: int = 4, width: int = 8, size: int = 8, freeze: bool = False, **pieces) -> autotune.Task:
+    """Blocks over vectors; 144 parameters a block of width 8."""
+
+    def build_model() -> nn.Module:
+        return nn.Sequential(*(Block(width) for _ in range(depth))).requires_grad_(not freeze)
+
+    vectors = [torch.zeros(size), torch.zeros(size)]
+    return autotune.Task(
+        **{"build_model": build_model, "build_dataset": lambda: vectors, "compute_loss": None, **pieces}
+    )
+
+
+def renamed() -> nn.Module:
+    model = stack().build_model()
+    for block in model:
+        block.middle = block.first
+        del block.first
+    return model
+
+
+OTHERS = {
+    "4 blocks of Block → 5 blocks of Block, 576 parameters → 720 parameters, 16 tensors of float32 → 20": {"depth": 5},
+    "the model: 576 parameters → 160 parameters. Search again": {"width": 4},
+    "the model: none of them frozen → 576 of them frozen. Search again": {"freeze": True},
+    "the model: 16 tensors of float32 → 16 tensors of bfloat16. Search": {
+        "build_model": lambda: stack().build_model().bfloat16()
+    },
+    "the model: parameters of the same number and size have other names, or stand in another order": {
+        "build_model": renamed
+    },
+    "batch shapes: float32 [*, 8] → float32 [*, 9]. Search": {"size": 9},
+    "batch shapes: float32 [*, 8] → not read": {"build_dataset": lambda: Stream([torch.zeros(8)])},
+}
+
+
+@pytest.mark.parametrize("words", OTHERS)
+def test_a_plan_for_another_model_says_what_differs(words):
+    """Then and now, and what is the same is left out; an older plan has no more than the hash."""
+    found, identity = identify(*stack_pieces(stack()))
+    plan = Plan(settings=Settings(), task=TaskRef(source="model.py", fingerprint=found, identity=identity))
+    with pytest.raises(PlanError, match=re.escape(words)):
+        autotune.apply(Plan.from_yaml(plan.to_yaml()), stack(**OTHERS[words]))
+    older = plan.model_copy(update={"task": TaskRef(source="model.py", fingerprint=found)})
+    with pytest.raises(PlanError, match="its parameters, their shapes, dtypes or trainable flags, or the batch shapes"):
+        autotune.apply(older, stack(**OTHERS[words]))
+
+
+def stack_pieces(task: autotune.Task) -> tuple[nn.Module, list[torch.Tensor]]:
+    return task.build_model(), task.build_dataset()
+
+
+def test_a_shape_that_changes_no_figure_is_said_to_be_one():
+    """2 x 6 for 3 x 4, by the same name."""
+    one, other = (nn.ParameterDict({"a": torch.zeros(shape)}) for shape in ((2, 6), (3, 4)))
+    then, now = (identify(model, [0.0]) for model in (one, other))
+    assert then[0] != now[0]
+    assert difference(then[1], now[1]) == "a parameter's shape, dtype or trainable flag differs"
+
+
 def test_dimensions_that_vary_do_not_count():
     """Sentences of other lengths are the same task; of another dtype they are another."""
 
@@ -236,6 +310,60 @@ def test_a_plan_of_another_torch_is_applied_with_a_warning():
 def test_a_batch_size_that_is_not_the_plans_is_said():
     with pytest.warns(UserWarning, match="the plan sees 2 samples, and the task's batch size is 4"):
         training_of(line(floats(4), batch_size=4), batch=Batch(micro=2))
+
+
+def test_a_batch_that_nobody_states_is_said():
+    """With pieces, or without a plan's: the job trained with 256, and saw 32 or the plan's 2 without a word."""
+    pieces = {"model": Line(), "dataset": floats(40), "loss": mean_loss}
+    small = Plan(settings=Settings(batch=Batch(micro=2)))
+    for plan, seen in ((STOCK, 32), (small, 2)):
+        with pytest.warns(UserWarning, match=f"the optimizer steps on batches of {seen}, and nothing says"):
+            autotune.apply(plan, **pieces)
+    with pytest.warns(UserWarning, match="batches of 32, and nothing says"):
+        autotune.apply(STOCK, line(floats(40)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        autotune.apply(STOCK, **pieces, batch_size=8)
+        autotune.apply(small, line(floats(40)))
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Sets what torchrun tells a process of the number of ranks."""
+    return lambda size: monkeypatch.setenv("WORLD_SIZE", size)
+
+
+def test_one_of_several_ranks_is_refused(world):
+    """Every rank would train on the same samples."""
+    world("2")
+    with pytest.raises(PlanError, match=r"one of 2 ranks .* every rank would train on the same samples.*WORLD_SIZE=1"):
+        autotune.apply(STOCK, line(floats(2)))
+
+
+@pytest.mark.parametrize("size", ["1", "", "many", "-2", "0"])
+def test_a_world_of_one_trains(size, world):
+    world(size)
+    assert step_gradients(autotune.apply(STOCK, line(floats(2)))) == [0.5]
+
+
+def apply_in_a_group(rank: int, folder: str, ranks: int) -> None:
+    """Writes what ``apply`` said, or nothing."""
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks)
+    said = ""
+    try:
+        autotune.apply(STOCK, line(floats(2)))
+    except PlanError as error:
+        said = str(error)
+    Path(folder, f"rank-{rank}").write_text(said)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_process_group_of_several_ranks_is_refused_whoever_made_it(ranks, tmp_path):
+    """Without torchrun's variables; a group of one is a job alone."""
+    mp.spawn(apply_in_a_group, (str(tmp_path), ranks), ranks)
+    said = [(tmp_path / f"rank-{rank}").read_text() for rank in range(ranks)]
+    assert said == [""] if ranks == 1 else all("one of 2 ranks" in one for one in said)
 
 
 def test_a_path_is_no_plan():

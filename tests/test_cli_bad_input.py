@@ -74,6 +74,33 @@ def test_a_file_without_build_model(folder):
     assert_refused(ended, "bare.py: missing build_model, compute_loss.", "def build_model() -> torch.nn.Module")
 
 
+def test_a_training_script_is_not_run(folder):
+    """It would train as "reading the task"; it is told apart before anything starts."""
+    (folder / "train.py").write_text("from pathlib import Path\nPath('ran').touch()\nwhile True: pass\n")
+    for command in (("search", *QUICK), ("profile", "--device", "cpu"), ("estimate", "--budget", "1GiB")):
+        ended = autotune(command[0], "train.py", *command[1:], cwd=folder)
+        assert_refused(ended, "train.py: defines none of build_model, build_dataset, compute_loss, and no `task`.")
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("search", "healthy.py", *QUICK),
+        ("search", "healthy.py", *QUICK, "--dry-run"),
+        ("profile", "healthy.py", "--device", "cpu"),
+        ("estimate", "healthy.py", "--budget", "1GiB"),
+        ("verify", "plan.yaml", "healthy.py", "--executor", "local"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_runs_once_and_not_once_a_rank(command, folder):
+    (folder / "plan.yaml").write_text(plan_text("sha256:" + 64 * "0"))
+    ended = autotune(*command, cwd=folder, WORLD_SIZE="2", RANK="1", MASTER_ADDR="localhost", MASTER_PORT="29500")
+    assert_refused(ended, "started as one of 2 ranks (WORLD_SIZE)", "runs once, not once a rank", "without torchrun")
+    assert not (folder / ".autotune").exists()
+
+
 @pytest.mark.parametrize(
     ("task", "words"),
     [

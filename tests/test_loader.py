@@ -21,7 +21,7 @@ META = torch.device("meta")
 
 
 def positions(loader: Loader) -> list[tuple[list[float], int, bool]]:
-    return [(batch.tolist(), *loader.take_position()[:2]) for batch in loader]
+    return [(batch.tolist(), *loader.positions.take(batch)[:2]) for batch in loader]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -282,7 +282,7 @@ def test_a_plan_that_cannot_be_had_here_is_said_before_anything_runs():
 def test_another_models_plan_is_refused():
     task = TaskRef(source="other.py", fingerprint="sha256:" + 64 * "1")
     with pytest.raises(
-        PlanError, match=r"it was found for other.py .*, but healthy.py has other parameters or batches"
+        PlanError, match=r"it was found for other.py .*, but healthy.py is another task .*or the batch shapes differ"
     ):
         ask(Answers(BARE), plan=Plan(settings=Settings(), task=task))
 

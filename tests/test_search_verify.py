@@ -76,7 +76,7 @@ def test_a_little_slower_within_the_intervals_is_not_slower(plan: Plan):
 
 
 def test_a_plan_for_another_model_is_refused(plan: Plan):
-    with pytest.raises(PlanError, match=r"found for model.py \(sha256:aaa.*other parameters"):
+    with pytest.raises(PlanError, match=r"found for model.py \(sha256:aaa.*is another task .*its parameters"):
         check(plan, known=facts(fingerprint="sha256:" + "b" * 64))
 
 

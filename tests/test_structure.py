@@ -31,7 +31,7 @@ FLOORS = (
     ("plan", "search_spaces", "task"),
     ("techniques",),
     ("layers",),
-    ("files", "interrupts", "randomness"),
+    ("files", "guard", "interrupts", "names", "positions", "randomness", "ranks"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""

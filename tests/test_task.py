@@ -123,6 +123,69 @@ def test_missing_pieces_are_named_at_once_with_their_signatures(write):
     assert "autotune init" in message
 
 
+SCRIPTS = {
+    "a loop at the top": "import sys\nmodel = 1\nsys.exit('it trains')\n",
+    "a loop in main": "def main():\n    sys.exit('it trains')\nmain()\n",
+    "a trainer's own methods": (
+        "class Trainer:\n    def build_model(self): ...\n    def compute_loss(self, model, batch): ...\n"
+        "Trainer().train()\n"
+    ),
+    "one that is configured by exec": (
+        "from torch import *\nexec(open('configurator.py').read())\nconfig = {k: globals()[k] for k in ()}\n"
+        "while True:\n    loss = model(x)\n    loss.backward()\n"
+    ),
+    "eval mode and arguments": "args = vars(parse())\nmodel.eval()\nmodel.modules()\n",
+}
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("name", ["", ":large"])
+def test_a_training_script_is_not_run(kind, name, write):
+    """It would train for hours as "reading the task"."""
+    source = write(SCRIPTS[kind], "train.py") + name
+    with pytest.raises(TaskError) as error:
+        load_task(source)
+    message = str(error.value)
+    assert (
+        f"{source}: defines none of build_model, build_dataset, compute_loss, and no `{name[1:] or 'task'}`" in message
+    )
+    assert "If it is a training script" in message
+    assert message.endswith("The file was not run.")
+    assert all(SIGNATURES[name] in message for name in list(SIGNATURES)[:3])
+
+
+ELSEWHERE = {
+    "star import": "from neighbour_of_model import *\n",
+    "import": "from neighbour_of_model import build_model, build_dataset, compute_loss\n",
+    "import by another name": "import neighbour_of_model as n\nbuild_model = n.build_model\n",
+    "exec": "exec(open(__file__.replace('model.py', 'neighbour_of_model.py')).read())\n",
+    "globals": "import neighbour_of_model\nglobals().update(vars(neighbour_of_model))\n",
+    "vars": "import neighbour_of_model\nvars().update(vars(neighbour_of_model))\n",
+    "setattr": (
+        "import sys, neighbour_of_model as n\n"
+        "for name in ('build_model', 'build_dataset', 'compute_loss'):\n"
+        "    setattr(sys.modules[__name__], name, getattr(n, name))\n"
+    ),
+    "sys.modules": "import sys, neighbour_of_model\nsys.modules[__name__].__dict__.update(vars(neighbour_of_model))\n",
+    "__getattr__": "import neighbour_of_model\ndef __getattr__(name):\n    return getattr(neighbour_of_model, name)\n",
+    "a branch": "if True:\n    import neighbour_of_model as n\n    build_model = n.build_model\n",
+    "global": (
+        "import neighbour_of_model as n\n"
+        "def define():\n    global build_model\n    build_model = n.build_model\ndefine()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_pieces_may_come_from_anywhere(kind, write):
+    """Whatever the way: a file is refused unread only if nothing in it can define a piece."""
+    write(REQUIRED, "neighbour_of_model.py")
+    rest = "build_dataset, compute_loss = n.build_dataset, n.compute_loss\n"
+    text = ELSEWHERE[kind]
+    source = write(text + (("import neighbour_of_model as n\n" + rest) if "n.build_model" in text else ""))
+    assert load_task(source).build_dataset() == [1.0, 2.0]
+
+
 def test_wrong_pieces_are_named_at_once(write):
     """A function that is none, a batch size that is none, and options that are decided elsewhere: three lines."""
     wrong = "compute_loss = 3\nbatch_size = 0\nloader_options = {'shuffle': True, 'batch_size': 4, 'num_workers': 1}\n"
@@ -213,7 +276,7 @@ def test_a_file_of_another_kind_is_an_error(write):
 
 def test_what_the_file_raises_comes_through_and_leaves_no_half_module(write):
     """The user's own error, for their own traceback; a second try does not find the broken module."""
-    source = write("x = 1\nimport no_such_module_anywhere\n", "broken_model.py")
+    source = write(REQUIRED + "import no_such_module_anywhere\n", "broken_model.py")
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="no_such_module_anywhere"):
             load_task(source)

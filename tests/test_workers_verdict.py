@@ -114,3 +114,9 @@ def test_the_requests_variables_come_last_and_rays_not_at_all():
     request = REQUEST.model_copy(update={"environment": {"OMP_NUM_THREADS": "4"}})
     base = {"OMP_NUM_THREADS": "1", "RAY_JOB_ID": "01", "HOME": "/home/user"}
     assert trial_environment(request, base) == {"OMP_NUM_THREADS": "4", "HOME": "/home/user"}
+
+
+def test_a_trial_is_no_rank():
+    """Of a shell, or of torchrun with one process: a task that looks for them would wait for peers."""
+    base = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    assert trial_environment(REQUEST, {**base, "TORCHELASTIC_RUN_ID": "none", "HOME": "/root"}) == {"HOME": "/root"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from ..ranks import RANK_VARIABLES
 from ._base import TrialRequest
 
 __all__ = ["THREAD_VARIABLES", "own_thread_variables", "trial_environment"]
@@ -12,18 +13,23 @@ __all__ = ["THREAD_VARIABLES", "own_thread_variables", "trial_environment"]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """How many threads a process computes with."""
 
+_NOT_A_TRIALS = ("RAY_", "TORCHELASTIC_")
+
 
 def trial_environment(request: TrialRequest, base: Mapping[str, str]) -> dict[str, str]:
     """Variables of a trial's process.
 
     Args:
         request: its own variables and its plan's come last.
-        base: what the process that starts trials has; Ray's own variables are left out.
+        base: what the process that starts trials has; Ray's own variables are left out, and a rank's: a trial has no
+            others to wait for.
 
     Raises:
         PlanError: the plan needs an allocator that is not installed here.
     """
-    kept = {name: value for name, value in base.items() if not name.startswith("RAY_")}
+    kept = {
+        name: value for name, value in base.items() if not name.startswith(_NOT_A_TRIALS) and name not in RANK_VARIABLES
+    }
     settings = request.plan.settings.environment() if request.plan else {}
     return {**kept, **request.environment, **settings}
 

@@ -19,10 +19,11 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.data import IterableDataset, default_collate
 
 from ..apply_plan import apply, build_loader
-from ..loader import Position, tensors_in
+from ..loader import tensors_in
 from ..measure.allocations import Phase, Trace
 from ..measure.tracer import Sees, Shows, Tracer
 from ..plan import Plan
+from ..positions import Position
 from ..task import Task
 from ..techniques.batch import Batch
 from ..training import Training
@@ -170,7 +171,7 @@ class Rehearsal:
             for number in range(num_micro):
                 arrived = self._copied(batch)
                 watch.batch(arrived)
-                training.loader.position = Position(training.batch.micro, number == num_micro - 1, number == 0)
+                training.loader.positions.put(arrived, Position(training.batch.micro, number == num_micro - 1))
                 with watch.phase("forward"), training.forward_context():
                     loss = self._task.compute_loss(training.model, arrived)
                 if number == 0 and num_forward not in (None, watch.num_forward):

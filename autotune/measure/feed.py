@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..errors import TaskError
-from ..loader import Loader, Position
+from ..loader import Loader
+from ..positions import Position
 
 __all__ = ["Feed"]
 

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from ..apply_plan import build_model, loader_spec, reference_batch
 from ..errors import TaskError
-from ..fingerprint import fingerprint
+from ..fingerprint import identify
 from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts
@@ -52,7 +52,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     model = build_model(task if options.runs_model else unfilled(task))
     dataset = task.build_dataset()
     data = inspect_dataset(task, dataset)
-    found_fingerprint = fingerprint(model, dataset, task.collate)
+    found_fingerprint, identity = identify(model, dataset, task.collate, task.blocks)
     model = model.to(device)
     batch = reference_batch(task, dataset, options.effective_batch)
     split = _split(task, model, data, device) if options.runs_model else Split(None, _NOT_RUN, 0.0)
@@ -62,6 +62,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     optimizer = task.make_optimizer(model)
     facts = Facts(
         fingerprint=found_fingerprint,
+        identity=identity,
         device=inspect_device(device),
         torch_version=torch.__version__,
         num_threads=torch.get_num_threads(),

@@ -50,7 +50,7 @@ class Steps:
 
     def repeat(self, batch: Any) -> None:
         """One optimizer step in which every micro-batch is this one."""
-        self.training.loader.take_position()
+        self.training.loader.positions.clear()
         for _ in range(self.training.batch.accumulate):
             self._keep(self.training.step(batch))
         self.num_steps += 1

@@ -101,7 +101,7 @@ class WatchedSteps:
         batch = self.training.batch
         if self._largest is not None:
             for number in range(batch.accumulate):
-                self.training.loader.take_position()
+                self.training.loader.positions.clear()
                 yield self._largest, batch.micro, number == batch.accumulate - 1
             return
         while True:

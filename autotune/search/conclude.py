@@ -43,7 +43,7 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
     reference, reason = _reference(session, final)
     facts, options = session.facts, session.options
     return Plan(
-        task=TaskRef(source=options.task, fingerprint=facts.fingerprint),
+        task=TaskRef(source=options.task, fingerprint=facts.fingerprint, identity=facts.identity),
         budget=session.budget,
         settings=winner.settings.in_force(facts.precision),  # a plan says by itself what was measured
         notes=tuple(_notes(session, final, measured, reference)),

@@ -12,6 +12,7 @@ from ..measure import InspectOptions, MeasureOptions
 from ..plan import Budget, Plan
 from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
+from ..techniques.facts import difference
 from ..units import format_bytes
 from ..workers import (
     STOPPED,
@@ -174,8 +175,9 @@ def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:
     """
     if plan.task is not None and plan.task.fingerprint != facts.fingerprint:
         raise PlanError(
-            f"plan: it was found for {plan.task.source} ({plan.task.fingerprint[:15]}…), but {task} has other "
-            f"parameters or batches ({facts.fingerprint[:15]}…). Search again: `autotune search {task}`."
+            f"plan: it was found for {plan.task.source} ({plan.task.fingerprint[:15]}…), but {task} is another task "
+            f"({facts.fingerprint[:15]}…): {difference(plan.task.identity, facts.identity)}. "
+            f"Search again: `autotune search {task}`."
         )
     batch = plan.settings.batch
     facts = facts.model_copy(update={"effective_batch": batch.num_samples}) if batch is not None else facts

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Device", "Facts"]
+__all__ = ["Device", "Facts", "Identity", "difference"]
 
 
 class _Frozen(BaseModel):
@@ -30,11 +31,24 @@ class Device(_Frozen):
     """The driver's version."""
 
 
+class Identity(_Frozen):
+    """What a task is, in words that tell it from another; the fingerprint tells that it is another, and not in what."""
+
+    model: str
+    """Blocks, parameters, how many of them are frozen, tensors and dtypes."""
+    names: str
+    """Hash of the parameters' names in their order."""
+    batch: str
+    """Dtype and shape of each tensor of a batch, ``*`` where sizes vary; empty for a stream, which is not read."""
+
+
 class Facts(_Frozen):
     """A task's properties, measured without any technique applied."""
 
     fingerprint: str
     """``sha256:…`` of parameter names, shapes, dtypes, trainable flags, and batch shapes."""
+    identity: Identity | None = None
+    """The same in words; absent in a study of an earlier version."""
     device: Device
     torch_version: str
     num_threads: int
@@ -111,3 +125,21 @@ class Facts(_Frozen):
     def rounds(self) -> bool:
         """Whether the job as it stands computes in less than fp32: sums in another order show in its losses."""
         return self.own_autocast or self.split_rounded or self.precision not in (None, "fp32")
+
+
+def difference(then: Identity | None, now: Identity | None) -> str:
+    """What tells two tasks of other fingerprints apart, in words; all that it could be where that is not known."""
+    if then is None or now is None:
+        return "its parameters, their shapes, dtypes or trainable flags, or the batch shapes differ"
+    return "; ".join(_differences(then, now)) or "a parameter's shape, dtype or trainable flag differs"
+
+
+def _differences(then: Identity, now: Identity) -> Iterator[str]:
+    before, after = then.model.split(", "), now.model.split(", ")
+    changed = [f"{a} → {b}" for a, b in zip(before, after, strict=False) if a != b]
+    if changed:
+        yield f"the model: {', '.join(changed)}"
+    elif then.names != now.names:
+        yield "the model: parameters of the same number and size have other names, or stand in another order"
+    if then.batch != now.batch:
+        yield f"batch shapes: {then.batch or 'not read'} → {now.batch or 'not read'}"

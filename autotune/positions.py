@@ -1,0 +1,151 @@
+"""``Positions``: where each micro-batch that a loader has yielded stands in its optimizer step, until it is used."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = ["Position", "Positions"]
+
+_MOST_PARTS = 64
+"""Parts of a nested batch that are looked at to know it again."""
+_TIDIED_EVERY = 1024
+"""Entries after which those of batches that are gone are let go of: an epoch may be read without training on it."""
+
+
+class Position(NamedTuple):
+    """Where a micro-batch stands in its optimizer step."""
+
+    num_samples: int
+    """Samples in this micro-batch."""
+    ends_step: bool
+    """Whether it is the last of its optimizer step."""
+    epoch: int = 0
+    """The iteration over the loader that it comes from."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Entry:
+    position: Position
+    marks: tuple[weakref.ref[Any], ...]
+    """By which its batch is known again."""
+
+    @property
+    def is_there(self) -> bool:
+        return any(mark() is not None for mark in self.marks)
+
+    def num_marks_among(self, ids: set[int]) -> int:
+        return sum(id(part) in ids for mark in self.marks if (part := mark()) is not None)
+
+
+class Positions:
+    """Positions of the micro-batches that were yielded and not yet trained on.
+
+    A batch is known again by its tensors, whatever holds them, and nothing here keeps them alive. What cannot be known
+    again (a changed batch, or a loss that comes without its batch) is the one that has waited longest. Batches may be
+    yielded in one thread and trained on in another.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Entry] = deque()
+        self._running: int | None = None
+        self._left: set[int] = set()
+        self._lock = threading.Lock()
+
+    def begin(self, epoch: int) -> None:
+        """A new iteration starts. Of the last one, if it was left before its end, no batch is expected any more."""
+        with self._lock:
+            self._tidy()
+            if self._running is not None:
+                self._left.add(self._running)
+            self._left &= {entry.position.epoch for entry in self._waiting}
+            self._running = epoch
+
+    def end(self, epoch: int) -> None:
+        """An iteration has yielded its last batch."""
+        with self._lock:
+            if self._running == epoch:
+                self._running = None
+
+    def put(self, batch: Any, position: Position) -> None:
+        """A micro-batch is about to be yielded."""
+        entry = _Entry(position, tuple(weakref.ref(part) for part in _parts(batch)))
+        with self._lock:
+            self._left.discard(position.epoch)  # it is being iterated beside a newer one
+            self._waiting.append(entry)
+            if len(self._waiting) % _TIDIED_EVERY == 0:
+                self._tidy()
+
+    def take(self, batch: Any = None) -> Position | None:
+        """The position of this batch, once; without a batch, or for one that is not known, of the longest waiting."""
+        with self._lock:
+            entry = self._find(_parts(batch)) or self._longest_waiting()
+            if entry is None:
+                return None
+            self._waiting.remove(entry)
+            return entry.position
+
+    def pass_over(self) -> None:
+        """A forward pass begins: what has waited longest was left out if it is gone and a later batch is not."""
+        if len(self._waiting) < 2:
+            return
+        with self._lock:
+            if any(entry.is_there for entry in self._waiting):
+                while not self._waiting[0].is_there:
+                    self._waiting.popleft()
+
+    def clear(self) -> None:
+        """Expect none of the batches that were yielded."""
+        with self._lock:
+            self._waiting.clear()
+
+    def _find(self, parts: list[Any]) -> _Entry | None:
+        """With the most of these tensors: one that all batches share (a mask) tells none of them."""
+        best, most = None, 0
+        ids = {id(part) for part in parts}
+        for entry in self._waiting if ids else ():
+            found = entry.num_marks_among(ids)
+            if found and found == len(entry.marks):
+                return entry
+            if found > most:
+                best, most = entry, found
+        return best
+
+    def _longest_waiting(self) -> _Entry | None:
+        return next((entry for entry in self._waiting if entry.position.epoch not in self._left), None)
+
+    def _tidy(self) -> None:
+        self._waiting = deque(entry for entry in self._waiting if entry.is_there)
+
+
+def _parts(batch: Any) -> list[Any]:
+    """The tensors of a nested batch; where none is found, the batch itself if it is an object of a class."""
+    found = [part for part in _nodes(batch) if isinstance(part, torch.Tensor)]
+    if found or batch is None:
+        return found
+    try:
+        weakref.ref(batch)
+    except TypeError:  # plain lists, numbers and texts
+        return []
+    return [batch]
+
+
+def _nodes(batch: Any) -> Iterator[Any]:
+    waiting = deque([batch])
+    for _ in range(_MOST_PARTS):
+        if not waiting:
+            return
+        node = waiting.popleft()
+        yield node
+        if isinstance(node, Mapping):
+            waiting.extend(list(node.values())[:_MOST_PARTS])
+        elif isinstance(node, (tuple, list)):
+            waiting.extend(node[:_MOST_PARTS])
+        elif dataclasses.is_dataclass(node) and not isinstance(node, type):
+            waiting.extend(getattr(node, f.name) for f in dataclasses.fields(node))
