@@ -355,6 +355,7 @@ def apply_in_a_group(rank: int, folder: str, ranks: int) -> None:
     except PlanError as error:
         said = str(error)
     Path(folder, f"rank-{rank}").write_text(said)
+    dist.barrier()  # neither leaves before the other has come
     dist.destroy_process_group()
 
 

@@ -276,7 +276,7 @@ def test_time_left_counts_down_while_a_trial_runs():
 
 def again(number: int, round_: int, seconds: float = 20.0) -> events.FinalistEnded:
     outcome = measured(500.0, 471).model_copy(update={"seconds": seconds})
-    return events.FinalistEnded(number, SPLIT, round_, 3, outcome)
+    return events.FinalistEnded(number, SPLIT, round_, outcome)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_the_best_so_far_is_green_and_says_so():
 
 def test_what_fell_when_it_was_measured_again_is_the_best_no_more():
     """The next best is, and what fell says why, in its own row."""
-    fell = events.FinalistEnded(2, SPLIT, 1, 3, measured(812.4, 600))
+    fell = events.FinalistEnded(2, SPLIT, 1, measured(812.4, 600))
     progress = watched([*TABLE, events.Stopped("enough"), fell], Clock())
     assert styles_of(progress, "trial 1")["best so far:"] == "bold green"
     assert "best so far:" not in styles_of(progress, "trial 2")
@@ -422,15 +422,21 @@ def test_rows_say_what_tells_them_apart():
     assert "batch" not in row
 
 
-def test_a_gain_within_the_spread_is_no_gain_in_the_headline():
+def test_a_gain_that_is_not_proven_is_none_in_the_headline():
     evidence = [
         Evidence(samples_per_s=Speed(value=v, low=0.5 * v, high=1.5 * v), peak={"process": MIB}) for v in (2.0, 1.0)
     ]
-    plan = Plan(settings=Settings(), measured=evidence[0], reference=evidence[1], gain=Gain(speed=2.0, memory=1.0))
+    plan = Plan(
+        settings=Settings(),
+        measured=evidence[0],
+        reference=evidence[1],
+        gain=Gain(speed=2.0, low=0.9, high=4.4, rounds=6, memory=1.0),
+    )
     console = Console(file=io.StringIO(), width=100)
     console.print(summary(plan, Path("plan.yaml")))
     said = console.file.getvalue()
-    assert "2.00x the reference's speed (within the spread: no gain in speed is proven)" in said
+    assert "2.00x the reference's speed (no gain in speed is proven)" in said
+    assert "2.00x the speed (95 %: 0.90x to 4.40x; 6 rounds in turn), 1.00x the memory" in said
 
 
 def test_a_resumed_study_counts_what_was_done_before():
