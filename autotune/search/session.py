@@ -78,6 +78,7 @@ class Session:
         """
         is_reference = settings == self.reference_settings
         measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
+        measure = measure.model_copy(update={"plain_loop": is_reference})
         if finalist_round is not None and (finalist_round != 1 or is_reference):
             measure = measure.model_copy(update={"parity_batch": None})
         deadline_s = self.pace.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
