@@ -106,6 +106,7 @@ class Training:
         """Add a micro-batch's share to the gradients of the current optimizer step.
 
         After the last micro-batch they are the step's true gradients, unscaled: clip them before ``optimizer_step``.
+        The loss is detached, so that a loop that keeps it takes the memory that ``step`` does.
 
         Args:
             loss: the micro-batch's mean loss, or (loss_sum, count).
@@ -114,6 +115,9 @@ class Training:
             TaskError: neither of the two.
         """
         self._add(loss)
+        value = loss[0] if isinstance(loss, tuple) else loss
+        if not (value.is_leaf or value._is_view()):  # torch does not detach a view in place
+            value.detach_()
 
     def _add(self, loss: Any) -> float | torch.Tensor:
         """Backward of the micro-batch's share of its optimizer step; returns what its mean is over."""

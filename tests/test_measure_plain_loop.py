@@ -39,6 +39,31 @@ def test_a_kept_loss_goes_when_the_next_one_is_there():
     assert len(losses) == 16
 
 
+@pytest.mark.parametrize("form", [lambda loss: loss, lambda loss: (loss, 2.0)], ids=["mean", "sum and count"])
+def test_a_loop_in_pieces_keeps_no_graph(form):
+    """A loss that is still there after backward has its value alone."""
+    training, loss = in_pieces(lambda model, batch: model(batch[0]).sum())
+    training.backward(form(loss))
+    assert (loss.grad_fn, loss.requires_grad) == (None, False)
+    assert all(parameter.grad is not None for parameter in training.model.parameters())
+    assert training.optimizer_step()
+
+
+def test_a_loss_that_is_a_view_stays_as_it_is():
+    """Torch detaches no view in place; what comes of it steps all the same."""
+    training, loss = in_pieces(lambda model, batch: model(batch[0]).sum(0, keepdim=True)[0, 0])
+    training.backward(loss)
+    assert loss.grad_fn is not None
+    assert training.optimizer_step()
+
+
+def in_pieces(compute_loss):
+    """A training, and the loss of its first batch."""
+    task = load_task(TASK)
+    training = apply(Plan(settings=Settings()), type(task)(task.build_model, task.build_dataset, compute_loss))
+    return training, compute_loss(training.model, next(iter(training.loader)))
+
+
 @pytest.mark.parametrize(("plain_loop", "said"), [(True, {"kept"}), (False, {"gone"})])
 def test_a_trial_keeps_losses_where_it_is_asked_to(plain_loop, said):
     measure = MeasureOptions(trial_time_s=0.1, parity_batch=None, enforce=False, plain_loop=plain_loop)
