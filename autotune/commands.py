@@ -286,7 +286,8 @@ def run(path: Path, command: Sequence[str]) -> NoReturn:
     """
     if not command or not command[0]:
         raise UserError("no command was given. Write it after --: `autotune run plan.yaml -- python train.py`.")
-    environment = {**os.environ, **load_plan(path).settings.environment(), "AUTOTUNE_PLAN": str(path.resolve())}
+    settings = load_plan(path).settings
+    environment = {**os.environ, **settings.environment(os.environ), "AUTOTUNE_PLAN": str(path.resolve())}
     try:
         os.execvpe(command[0], list(command), environment)
     except (OSError, ValueError) as error:

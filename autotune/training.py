@@ -112,6 +112,8 @@ class Training:
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any], batch: Any = None) -> bool:
         """Add a micro-batch's share to the gradients of the current optimizer step.
 
+        The loss is detached, so that a loop that keeps it takes the memory that ``step`` does.
+
         Args:
             loss: the micro-batch's mean loss, or (loss_sum, count).
             batch: the micro-batch that it is of, as ``loader`` yielded it, for loops that leave batches out or take
@@ -126,6 +128,9 @@ class Training:
                 it had added is gone (``zero_grad``).
         """
         self._add(loss, self.loader.positions.take(batch))
+        value = loss[0] if isinstance(loss, tuple) else loss
+        if not (value.is_leaf or value._is_view()):  # torch does not detach a view in place
+            value.detach_()
         return self._is_whole
 
     def _add(self, loss: Any, position: Position | None) -> float | torch.Tensor:

@@ -68,6 +68,7 @@ def test_the_first_trial_is_the_reference_without_enforcement():
     request = run_search(options(budget_bytes=400 * MIB)).executor.requests[1]
     assert request.plan.settings == REFERENCE
     assert request.measure.enforce is False
+    assert request.measure.plain_loop is True
     assert request.measure.reference_losses is None
 
 
@@ -135,6 +136,7 @@ def test_later_trials_are_enforced_and_compared_with_the_references_losses():
     run = run_search(options(budget_bytes=900 * MIB), rows=rows)
     later = [request for request in run.executor.requests if request.plan][1]
     assert later.measure.enforce is True
+    assert later.measure.plain_loop is False
     assert later.measure.reference_losses == (3.0, 2.0)
     assert later.measure.parity_batch == 64
     assert later.measure.parity_limit == PARITY_LIMITS["rounding"]

@@ -286,6 +286,7 @@ def test_a_reference_over_the_budget_takes_turns_without_enforcement():
     fresh = [request for request in run.executor.requests if request.fresh]
     assert [r.measure.enforce for r in fresh if r.plan.settings == REFERENCE] == [False] * 2
     assert all(r.measure.enforce for r in fresh if r.plan.settings != REFERENCE)
+    assert all(r.measure.plain_loop == (r.plan.settings == REFERENCE) for r in fresh)
 
 
 def test_a_gain_that_is_not_proven_is_noted_after_six_rounds():

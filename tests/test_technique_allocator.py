@@ -44,19 +44,18 @@ def libraries_of_child(environment: dict[str, str]) -> str:
 @each_installed
 def test_a_process_started_with_the_environment_has_the_library(kind):
     """It is mapped in the child, and is not without the environment."""
-    environment = Settings(allocator=Allocator(kind=kind)).environment()
+    environment = Settings(allocator=Allocator(kind=kind)).environment({})
     assert f"lib{kind}" in libraries_of_child(environment)
     assert f"lib{kind}" not in libraries_of_child({"LD_PRELOAD": ""})
 
 
-@each_installed
-def test_what_is_preloaded_already_stays(kind, monkeypatch):
+def test_what_is_preloaded_already_stays(monkeypatch):
     """The library stands before the user's own; and once, where it is the user's own."""
-    monkeypatch.setenv("LD_PRELOAD", "libm.so.6")
-    first = Allocator(kind=kind).environment()["LD_PRELOAD"]
-    assert first.endswith(":libm.so.6")
-    monkeypatch.setenv("LD_PRELOAD", first)
-    assert Allocator(kind=kind).environment() == {"LD_PRELOAD": first}
+    monkeypatch.setattr(module, "_find", lambda kind: "libtcmalloc.so.4")
+    settings = Settings(allocator=Allocator(kind="tcmalloc"))
+    first = settings.environment({"LD_PRELOAD": "libm.so.6"})
+    assert first == {"LD_PRELOAD": "libtcmalloc.so.4:libm.so.6"}
+    assert settings.environment(first) == first
 
 
 @needs["tcmalloc"]
@@ -78,11 +77,13 @@ def test_a_process_that_has_the_library_is_not_warned(kind):
 
 
 def test_what_is_not_installed_says_how_to_get_it(monkeypatch):
-    """In the space, by its reason; in a plan, by an error."""
+    """In the space, by its reason; in a plan, by an error: with root, and without."""
     monkeypatch.setattr(module, "_find", lambda kind: None)
     assert installed_allocators() == ()
-    assert Allocator(kind="jemalloc").unavailable(BARE) == "jemalloc is not installed: apt-get install libjemalloc2"
-    with pytest.raises(PlanError, match=r"apt-get install libtcmalloc-minimal4\), or use kind: system"):
+    assert Allocator(kind="jemalloc").unavailable(BARE) == (
+        "jemalloc is not installed: apt-get install libjemalloc2, or without root conda install -c conda-forge jemalloc"
+    )
+    with pytest.raises(PlanError, match=r"libtcmalloc-minimal4, or .*gperftools\), or use kind: system"):
         Allocator(kind="tcmalloc").environment()
 
 
@@ -93,10 +94,10 @@ def test_expandable_segments_join_the_users_configuration(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert segments.environment() == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert "is not set" in str(segments.not_in_force())
+    joined = "expandable_segments:True,max_split_size_mb:64"
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        monkeypatch.setenv(name, "max_split_size_mb:64")
-        joined = "max_split_size_mb:64,expandable_segments:True"
-        assert segments.environment() == {"PYTORCH_ALLOC_CONF": joined}
+        own = {name: "max_split_size_mb:64"}
+        assert Settings(allocator=segments).environment(own) == {"PYTORCH_ALLOC_CONF": joined}
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", joined)
     assert segments.not_in_force() is None
 
@@ -114,4 +115,4 @@ def test_each_device_has_its_own():
 
 
 def test_a_plan_needs_no_environment_by_itself():
-    assert autotune.Plan(settings=Settings()).settings.environment() == {}
+    assert autotune.Plan(settings=Settings()).settings.environment({"LD_PRELOAD": "libm.so.6"}) == {}

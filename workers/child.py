@@ -18,6 +18,7 @@ from ..measure import Measurement
 from ..measure.inspect import inspect_task
 from ..measure.memory import enforce_budget, lift_budget
 from ..measure.parity import run_parity
+from ..measure.plain_loop import as_in_a_plain_loop
 from ..measure.profile import profile
 from ..measure.run import measure
 from ..plan import Plan
@@ -82,6 +83,8 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
     if request.kind == "estimate":
         return _estimate(request, request.plan, task, folder)
     assert request.measure is not None, "a measure request carries its options"
+    if request.measure.plain_loop:
+        task = as_in_a_plain_loop(task)
     folder.write_phase("applying the plan")
     started_s = time.monotonic()
     if request.device == "cuda":

@@ -20,18 +20,18 @@ def trial_environment(request: TrialRequest, base: Mapping[str, str]) -> dict[st
     """Variables of a trial's process.
 
     Args:
-        request: its own variables and its plan's come last.
+        request: its own variables come last; its plan's are joined to them as to a job's.
         base: what the process that starts trials has; Ray's own variables are left out, and a rank's: a trial has no
             others to wait for.
 
     Raises:
-        PlanError: the plan needs an allocator that is not installed here.
+        PlanError: the plan needs an allocator that is not installed here, or what the variables forbid.
     """
     kept = {
         name: value for name, value in base.items() if not name.startswith(_NOT_A_TRIALS) and name not in RANK_VARIABLES
     }
-    settings = request.plan.settings.environment() if request.plan else {}
-    return {**kept, **request.environment, **settings}
+    own = {**kept, **request.environment}
+    return {**own, **request.plan.settings.environment(own)} if request.plan else own
 
 
 def own_thread_variables() -> dict[str, str]:

@@ -33,6 +33,8 @@ class MeasureOptions(_Frozen):
     """Measuring ends once the 95 % interval is within this share of the value on either side."""
     enforce: bool = True
     """Hold the process to the budget; False for the reference, which may be over it."""
+    plain_loop: bool = False
+    """Keep what a plain loop keeps from step to step: the reference is the user's job as it stands."""
     budget: Budget | None = None
     """With ``enforce``: once the peak is over it, a few windows are enough. None measures to the end."""
     parity_batch: PositiveInt | None

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..techniques import TECHNIQUES, Device, Facts, Technique
-from ..techniques.allocator import PACKAGES, installed_allocators
+from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..workers.devices import visible_gpus
 from ..workers.environment import THREAD_VARIABLES
 from .tables import rows_table
@@ -40,7 +40,7 @@ def examine() -> dict[str, Any]:
             "torch": torch.get_num_threads(),
             **{name: os.environ.get(name) for name in THREAD_VARIABLES},
         },
-        "allocators": {name: name in installed_allocators() for name in PACKAGES},
+        "allocators": {name: name in installed_allocators() for name in INSTALLATION},
         "executors": {"local": _local(), "ray": "ready" if _version("ray") else "not installed: pip install ray"},
         "skipped": [row for device in devices for row in _skipped(device)],
         "advice": list(_advice(torch.cuda.is_available())),
@@ -132,9 +132,10 @@ def _any_task(device: Device) -> Facts:
 
 def _advice(has_cuda: bool) -> Iterator[str]:
     if not has_cuda:
-        for name, package in PACKAGES.items():
-            if name not in installed_allocators():
-                yield f"{name}: apt-get install {package} (Debian, Ubuntu). On a CPU it decides what a job is charged."
+        missing = [name for name in INSTALLATION if name not in installed_allocators()]
+        yield from (f"{name}: {INSTALLATION[name]}. On a CPU it decides what a job is charged." for name in missing)
+        if missing:
+            yield "A library that was unpacked anywhere is found where LD_LIBRARY_PATH names its folder."
     if not has_cuda and visible_gpus():
         yield "A GPU is here that this torch cannot use: install torch's CUDA build (https://pytorch.org)."
     for name in THREAD_VARIABLES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def _how_to_apply(plan: Plan, path: Path) -> Iterator[RenderableType]:
     )
     yield Syntax(code, "python", background_color="default", theme="ansi_dark", padding=(0, 2), word_wrap=True)
     try:
-        environment = plan.settings.environment()
+        environment = plan.settings.environment(os.environ)
     except PlanError as error:
         yield Padding(Text(f"Not on this machine as it is: {error}", style="yellow"), (0, 2))
         return

@@ -80,6 +80,7 @@ class Session:
         """
         is_reference = settings == self.reference_settings
         measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
+        measure = measure.model_copy(update={"plain_loop": is_reference})
         if finalist_round is not None:  # its trial compared them, and a job does not
             measure = measure.model_copy(update={"parity_batch": None})
         deadline_s = self.pace.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)

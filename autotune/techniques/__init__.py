@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 from pydantic import BaseModel, ConfigDict
@@ -13,6 +13,7 @@ from .allocator import Allocator
 from .batch import Batch
 from .checkpointing import Checkpointing
 from .data_loading import DataLoading
+from .environment import joined
 from .facts import Device, Facts
 from .layers import Layers
 from .memory_format import MemoryFormat
@@ -44,9 +45,17 @@ class Settings(BaseModel):
         """What these come to in a task that states a precision of its own."""
         return self.model_copy(update={"precision": self.precision.in_force(precision)})
 
-    def environment(self) -> dict[str, str]:
-        """All environment variables that these settings need before the process starts."""
-        return {key: value for technique in self.techniques() for key, value in technique.environment().items()}
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        """The variables that these settings need before the process starts, for a trial as for a job.
+
+        Args:
+            own: what the process starts with otherwise; its part of the same variables stays in them.
+
+        Raises:
+            PlanError: a library is not installed here, or two of them, or one and ``own``, ask for different values.
+        """
+        asked = ((f"settings.{technique.name}", technique.environment()) for technique in self.techniques())
+        return joined(asked, own)
 
     def prior_gains(self) -> dict[str, tuple[float, float]]:
         """By technique, as far as anything is believed of it: :meth:`Technique.prior_gain`."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes.util
+import ctypes
 import os
 import sys
-from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from ..errors import PlanError
 from ._base import Technique
 from .facts import Facts
+from .preload import find_library
 
-__all__ = ["PACKAGES", "Allocator", "installed_allocators"]
+__all__ = ["INSTALLATION", "Allocator", "installed_allocators"]
 
 _LIBRARIES = {"tcmalloc": ("tcmalloc_minimal", "tcmalloc"), "jemalloc": ("jemalloc",)}
-PACKAGES = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}
-"""Debian's and Ubuntu's package of each, for ``doctor``."""
+INSTALLATION = {
+    "tcmalloc": "apt-get install libtcmalloc-minimal4, or without root conda install -c conda-forge gperftools",
+    "jemalloc": "apt-get install libjemalloc2, or without root conda install -c conda-forge jemalloc",
+}
+"""How to get each (Debian, Ubuntu; conda)."""
 _CUDA_VARIABLE, _EXPANDABLE = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 _CUDA_OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -38,7 +41,7 @@ class Allocator(Technique):
 
     def prior_gain(self) -> tuple[float, float]:
         """tcmalloc was 1.08 to 1.19 times as fast at the medians of three trainings (benchmarks/replay/tables)."""
-        return (0.1, 0.1) if self.kind in PACKAGES else (0.0, 0.0)
+        return (0.1, 0.1) if self.kind in _LIBRARIES else (0.0, 0.0)
 
     def unavailable(self, facts: Facts) -> str | None:
         """A C allocator is for CPU training and must be installed; expandable segments are CUDA's."""
@@ -49,11 +52,11 @@ class Allocator(Technique):
         if facts.device.type == "cuda":
             return f"{self.kind} serves host memory, which is not what a CUDA budget is held against"
         if self.kind not in facts.allocators:
-            return f"{self.kind} is not installed: apt-get install {PACKAGES[self.kind]}"
+            return f"{self.kind} is not installed: {INSTALLATION[self.kind]}"
         return None
 
     def environment(self) -> dict[str, str]:
-        """``LD_PRELOAD`` with the library added, or CUDA's allocator configuration.
+        """``LD_PRELOAD`` of the library, or CUDA's allocator configuration.
 
         Raises:
             PlanError: the library is not installed on this machine.
@@ -63,38 +66,43 @@ class Allocator(Technique):
         if self.kind == "system":
             return {}
         if self.kind == "expandable_segments":
-            own = os.environ.get(_CUDA_VARIABLE) or os.environ.get(_CUDA_OLD_VARIABLE)
-            return {_CUDA_VARIABLE: _EXPANDABLE if not own or own == _EXPANDABLE else f"{own},{_EXPANDABLE}"}
+            return {_CUDA_VARIABLE: _EXPANDABLE}
         library = _find(self.kind)
         if library is None:
             raise PlanError(
                 f"settings.allocator.kind: {self.kind} is not installed here. "
-                f"Install it (Debian and Ubuntu: apt-get install {PACKAGES[self.kind]}), or use kind: system."
+                f"Install it ({INSTALLATION[self.kind]}), or use kind: system."
             )
-        own = os.environ.get("LD_PRELOAD", "")
-        return {"LD_PRELOAD": own if library in own.split(":") else ":".join(filter(None, (library, own)))}
+        return {"LD_PRELOAD": library}
 
     def not_in_force(self) -> str | None:
-        """Whether the library is mapped, or the variable is set."""
+        """Whether the process's ``malloc`` is the library's, or the variable is set."""
         if self.kind == "system":
             return None
         if self.kind == "expandable_segments":
             in_force = _EXPANDABLE in os.environ.get(_CUDA_VARIABLE, os.environ.get(_CUDA_OLD_VARIABLE, ""))
             return None if in_force else f"the plan was measured with {_CUDA_VARIABLE}={_EXPANDABLE}, which is not set"
-        if not sys.platform.startswith("linux"):
+        if not sys.platform.startswith("linux") or _malloc_library().startswith(f"lib{self.kind}"):
             return None
-        maps = Path("/proc/self/maps").read_text()
-        in_force = any(f"lib{name}" in maps for name in _LIBRARIES[self.kind])
-        return None if in_force else f"the plan was measured with {self.kind} preloaded, which this process is not"
-
-
-@cache
-def _find(kind: str) -> str | None:
-    """The library's file name, as the dynamic linker finds it."""
-    names = (ctypes.util.find_library(name) for name in _LIBRARIES[kind])
-    return next((name for name in names if name), None)
+        return f"the plan was measured with {self.kind} preloaded, which this process is not"
 
 
 def installed_allocators() -> tuple[str, ...]:
     """Of ``tcmalloc`` and ``jemalloc``: what this machine has."""
     return tuple(kind for kind in _LIBRARIES if sys.platform.startswith("linux") and _find(kind))
+
+
+def _find(kind: str) -> str | None:
+    """What to preload."""
+    return next(filter(None, map(find_library, _LIBRARIES[kind])), None)
+
+
+def _malloc_library() -> str:
+    """The file name of the library whose ``malloc`` this process calls; empty where it is in none."""
+    malloc = ctypes.cast(ctypes.CDLL(None).malloc, ctypes.c_void_p).value or 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, *_, file = line.split(maxsplit=5)
+        start, _, end = addresses.partition("-")
+        if int(start, 16) <= malloc < int(end, 16):
+            return Path(file).name
+    return ""
