@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -126,7 +127,13 @@ class Positions:
 
 def _parts(batch: Any) -> list[Any]:
     """The tensors of a nested batch; where none is found, the batch itself if it is an object of a class."""
-    found = [part for part in _nodes(batch) if isinstance(part, torch.Tensor)]
+    found: list[Any] = []
+    nodes = [batch]
+    for node in nodes:  # it grows
+        if isinstance(node, torch.Tensor):
+            found.append(node)
+        elif len(nodes) < _MOST_PARTS:
+            nodes.extend(itertools.islice(_inner(node), _MOST_PARTS))
     if found or batch is None:
         return found
     try:
@@ -136,16 +143,11 @@ def _parts(batch: Any) -> list[Any]:
     return [batch]
 
 
-def _nodes(batch: Any) -> Iterator[Any]:
-    waiting = deque([batch])
-    for _ in range(_MOST_PARTS):
-        if not waiting:
-            return
-        node = waiting.popleft()
-        yield node
-        if isinstance(node, Mapping):
-            waiting.extend(list(node.values())[:_MOST_PARTS])
-        elif isinstance(node, (tuple, list)):
-            waiting.extend(node[:_MOST_PARTS])
-        elif dataclasses.is_dataclass(node) and not isinstance(node, type):
-            waiting.extend(getattr(node, f.name) for f in dataclasses.fields(node))
+def _inner(node: Any) -> Iterable[Any]:
+    if isinstance(node, (tuple, list)):
+        return node
+    if isinstance(node, Mapping):
+        return node.values()
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return (getattr(node, f.name) for f in dataclasses.fields(node))
+    return ()
