@@ -35,7 +35,9 @@ def test_sizes(text, num_bytes):
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "8 gigs", "-1GiB", "1e9", "8GiB 3", "0x10", "inf", "8P", True, float("nan"), 10**400])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "8 gigs", "-1GiB", "1e9", "8GiB 3", "0x10", "inf", "8P", True, float("nan"), 10**400]
+)
 def test_what_is_no_size_says_how_to_write_one(text):
     with pytest.raises(ValueError, match=r"not a size: .*Write for example 8GiB"):
         parse_bytes(text)

@@ -63,7 +63,8 @@ class _Lines:
             self._console.print(line(event, self._progress), soft_wrap=True, highlight=False, markup=False)
 
     def interrupted(self) -> None:
-        os.write(2, f"{_INTERRUPTED}\n".encode())
+        with suppress(OSError):  # a terminal that has gone is one of the interruptions
+            os.write(2, f"{_INTERRUPTED}\n".encode())
 
 
 class _Panel:
