@@ -51,6 +51,7 @@ def in_place_of_the_study() -> None:
         database.execute("CREATE TABLE recipes (name TEXT)")
     database.close()
     os.replace("other.db", STUDY)
+    assert Path(f"{STUDY}-wal").exists(), "SQLite would take it for the other's"
 
 
 # What becomes of the file
@@ -78,14 +79,13 @@ def test_studies_of_other_tasks_in_a_removed_file_are_written_anew_too():
 def test_a_file_that_takes_the_studys_place_is_left_as_it_is_and_the_study_kept_beside_it():
     with pytest.raises(StudyError, match=r"another file was put in its place.*kept in (\S+): put it back") as caught:
         run_search(every(), executor=during("trial-002", in_place_of_the_study))
+    assert not list(STUDY.parent.glob("model.db-*"))
     with sqlite3.connect(STUDY) as database:
         assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("recipes",)]
     database.close()
     (kept,) = STUDY.parent.glob("model-kept-*.db")
     assert str(kept) in str(caught.value)
     os.replace(kept, STUDY)
-    for left in STUDY.parent.glob("model.db-*"):
-        left.unlink()
     resumed = run_search(every(resume=True))
     assert [event.number for event in resumed.seen(TrialEnded)] == [2, 3]
 

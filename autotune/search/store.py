@@ -91,6 +91,7 @@ class Store:
         if file is None:
             return
         if not file.is_there():
+            file.remove_logs()
             if file.path.exists():
                 kept = file.path.with_name(f"{file.path.stem}-kept-{os.getpid()}{file.path.suffix}")
                 file.copy(kept)
@@ -126,14 +127,19 @@ class _File:
         self._found = os.stat(path)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("SELECT name FROM sqlite_master").fetchone()  # opens all files, while they have names
+        logs = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))
+        self._logs = {log: os.stat(log) for log in logs if log.exists()}
         self.checkpoint()
 
     def is_there(self) -> bool:
         """Whether its name still stands for it."""
-        try:
-            return os.path.samestat(self._found, os.stat(self.path))
-        except OSError:
-            return False
+        return _is_at(self._found, self.path)
+
+    def remove_logs(self) -> None:
+        """Of those that lie beside its old name, its own: SQLite would take them for another file's there."""
+        for log, found in self._logs.items():
+            if _is_at(found, log):
+                log.unlink()
 
     def checkpoint(self) -> None:
         """Source: https://www.sqlite.org/pragma.html#pragma_wal_checkpoint"""
@@ -146,12 +152,24 @@ class _File:
 
     def copy(self, target: Path) -> None:
         """Write all that it holds to a new file."""
-        with _lost(self.path), closing(sqlite3.connect(target)) as copy:
-            self._connection.backup(copy)
+        with _lost(self.path):
+            try:
+                with closing(sqlite3.connect(target)) as copy:
+                    self._connection.backup(copy)
+            except sqlite3.Error:
+                target.unlink(missing_ok=True)  # half of it would be taken for a study
+                raise
 
     def close(self) -> None:
         """The last connection that is closed folds the write-ahead file in."""
         self._connection.close()
+
+
+def _is_at(found: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(found, os.stat(path))
+    except OSError:
+        return False
 
 
 @contextmanager
