@@ -88,8 +88,8 @@ Budget = Annotated[
     typer.Option(
         parser=_budget_or_share,
         metavar="SIZE|PERCENT",
-        help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9; or 90% of what the "
-        "job takes as it stands.",
+        help="Memory that the device may charge the job: 8GiB or 8G is 2**33 bytes, 8GB is 8 * 10**9; or 90% of what "
+        "the job takes as it stands.",
         show_default="no limit: speed alone",
     ),
 ]
@@ -98,7 +98,7 @@ EstimatedBudget = Annotated[
     typer.Option(
         parser=_budget,
         metavar="SIZE",
-        help="Memory that the device may charge the job: 8GiB is 2**33 bytes, 8GB is 8 * 10**9.",
+        help="Memory that the device may charge the job: 8GiB or 8G is 2**33 bytes, 8GB is 8 * 10**9.",
         show_default="all of the device's",
     ),
 ]

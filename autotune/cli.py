@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
-import json as jsonlib
 import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -49,6 +48,7 @@ from .arguments import (
     Verbose,
 )
 from .errors import AutotuneError
+from .report.printing import GONE, discard, escaped, listened_to, print_json
 from .search.options import SearchOptions
 
 __all__ = ["app", "main"]
@@ -270,7 +270,7 @@ def _one_document(json: bool) -> Iterator[None]:
         yield
     except AutotuneError as error:
         if json:
-            print(jsonlib.dumps({"exit_code": error.exit_code, "error": str(error)}, indent=2))
+            print_json({"exit_code": error.exit_code, "error": str(error)})
         raise
 
 
@@ -284,44 +284,63 @@ def main() -> None:
             try:
                 stream.flush()
             except OSError:  # what is left of it must not decide the exit code
-                _discard(number)
+                discard(number)
 
 
 def _run() -> NoReturn:
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()
+        with listened_to(sys.stdout):
+            pass
         sys.exit(code)  # a command's own typer.Exit comes back as its code
     except _UsageError as error:
-        error.show()
+        with suppress(OSError):
+            error.show()
         if "--json" in sys.argv:
-            print(jsonlib.dumps({"exit_code": 2, "error": error.format_message()}, indent=2))
+            print_json({"exit_code": 2, "error": error.format_message()})
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
-        print("Interrupted.", file=sys.stderr)
+        _tell("Interrupted.")
         sys.exit(130)
     except AutotuneError as error:
-        print(error, file=sys.stderr)
+        _tell(str(error))
         sys.exit(error.exit_code)
-    except (BrokenPipeError, SystemExit) as error:
-        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):
             raise
-        _discard(1)  # the reader has had enough, which typer takes for an error
+        discard(1)  # the reader has had enough, which typer takes for an error
         sys.exit(0)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            _report_bug()
-        _discard(1)
-        print(f"What was to be printed could not be written: {error.strerror}.", file=sys.stderr)
-        sys.exit(2)
+        _end_for(error)
     except Exception:  # noqa: BLE001 - the outermost frame
         _report_bug()
 
 
+def _end_for(error: OSError) -> NoReturn:
+    """What the system refused: a stream that has gone is no error, and some paths no system has."""
+    if error.errno == errno.ENAMETOOLONG:
+        _tell(f"{str(error.filename)[:80]}…: {error.strerror}. Choose a shorter path.")
+        sys.exit(2)
+    if error.errno not in (*GONE, errno.ENOSPC):
+        _report_bug()
+    discard(1)
+    if error.errno in GONE:
+        sys.exit(0)
+    _tell(f"What was to be printed could not be written: {error.strerror}.")
+    sys.exit(2)
+
+
 def _report_bug() -> NoReturn:
-    traceback.print_exc()
-    print("This is a bug in autotune, not in your input. Please report it with the text above.", file=sys.stderr)
+    _tell(
+        f"{traceback.format_exc()}This is a bug in autotune, not in your input. Please report it with the text above."
+    )
     sys.exit(1)
+
+
+def _tell(words: str) -> None:
+    """Say why it ends, to whoever listens."""
+    with suppress(OSError):
+        print(escaped(words), file=sys.stderr)
 
 
 def _have_standard_streams() -> None:
@@ -336,8 +355,3 @@ def _have_standard_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-
-
-def _discard(number: int) -> None:
-    """Of a standard stream: the interpreter's end would try again to write what could not be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), number)

@@ -17,7 +17,7 @@ from .files import check_output, replacing, write_text
 from .interrupts import interrupts
 from .plan import load_plan
 from .ranks import world_size
-from .report.printing import console, print_json, print_words
+from .report.printing import console, escaped, listened_to, print_json, print_words
 from .search.options import SearchOptions
 from .task import refuse_script, split_source, task_file
 
@@ -122,7 +122,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
 
             plan = run_search(options, executor, display.observe, stop, pace)
     except KeyboardInterrupt:
-        print("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.", file=sys.stderr)
+        _tell("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.")
         return _INTERRUPTED
     code = _INTERRUPTED if stop.is_set() else 0
     with suppress(OSError):  # the plan is written, whoever listens
@@ -131,7 +131,8 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         stopped = plan.search.stopped if plan.search else None
         print_json({"exit_code": code, "path": str(options.output), "stopped": stopped, "plan": as_json(plan)})
     else:
-        print(options.output)
+        with listened_to(sys.stdout):
+            print(options.output)
     return code
 
 
@@ -364,4 +365,4 @@ def _hear(name: str, output: str) -> None:
 def _tell(progress: str) -> None:
     """Print a line of progress; a reader that has gone ends nothing."""
     with suppress(OSError):
-        print(progress, file=sys.stderr)
+        print(escaped(progress), file=sys.stderr)

@@ -10,14 +10,13 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     field_validator,
     model_validator,
 )
 
 from .errors import PlanError
-from .files import dump_yaml, explain, read_yaml, write_text
+from .files import dump_yaml, explain, read_text, read_yaml, write_text
 from .techniques import Settings
 from .techniques.checkpointing import OPEN
 from .techniques.facts import Identity
@@ -35,6 +34,10 @@ __all__ = [
     "TaskRef",
     "load_plan",
 ]
+
+
+_Whole = Annotated[int, Field(ge=0, lt=2**63)]
+"""A number of things, or a seed."""
 
 
 class _Section(BaseModel):
@@ -78,7 +81,7 @@ class Speed(_Section):
     """Lower end of the 95 % interval."""
     high: float = Field(allow_inf_nan=False)
     """Upper end."""
-    repeats: PositiveInt = 1
+    repeats: Annotated[_Whole, Field(gt=0)] = 1
     """Fresh processes that it was measured in."""
 
     @model_validator(mode="after")
@@ -99,9 +102,9 @@ class Peak(_Section):
     """CUDA: the largest sum of live tensors."""
     host: Bytes | None = None
     """CUDA: the process's largest host memory."""
-    allocator_retries: int = 0
+    allocator_retries: _Whole = 0
     """CUDA: how often the allocator had to free its cache and try again."""
-    largest_of: PositiveInt | None = None
+    largest_of: Annotated[_Whole, Field(gt=0)] | None = None
     """Batch shapes vary: the peak is that of the largest of so many batches."""
 
 
@@ -125,7 +128,7 @@ class Gain(_Section):
     """Lower end of its 95 % interval over the rounds in which the two took turns; absent with fewer than two."""
     high: Ratio | None = None
     """Upper end."""
-    rounds: PositiveInt | None = None
+    rounds: Annotated[_Whole, Field(gt=0)] | None = None
     """How many rounds."""
     memory: Ratio | None
     """Peak over the reference's."""
@@ -151,14 +154,14 @@ class Environment(_Section):
     """This package's version."""
     python: str
     """Python's version."""
-    threads: PositiveInt | None = None
+    threads: Annotated[_Whole, Field(gt=0)] | None = None
     """On a CPU: threads that torch computed with."""
 
 
 class SearchRecord(_Section):
     """How the plan was found."""
 
-    trials: int
+    trials: _Whole
     """Configurations measured, the reference included."""
     seconds: float = Field(ge=0, allow_inf_nan=False)
     """Wall time of the search, finalists included."""
@@ -168,7 +171,7 @@ class SearchRecord(_Section):
     """The Optuna study's name."""
     sampler: str
     """The sampler that proposed."""
-    seed: int
+    seed: _Whole
     """Seed of the task and of the sampler."""
 
 
@@ -267,9 +270,7 @@ def load_plan(path: str | Path) -> Plan:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, "plan", PlanError)
     except FileNotFoundError:
         raise PlanError(f"{path}: no such file. `autotune search model.py` writes a plan.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: cannot be read as a plan: {error}.") from None
     return Plan.from_yaml(text, str(path))

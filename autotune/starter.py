@@ -99,7 +99,9 @@ def write_starter(path: Path) -> None:
         TaskError: the name does not end in .py, something stands at ``path`` already, or it cannot be written.
     """
     if path.suffix != ".py":
-        raise TaskError(f"{path}: a task file's name ends in .py. Use {path.with_suffix('.py')}.")
+        raise TaskError(
+            f"{path}: a task file's name ends in .py. Use {path.with_suffix('.py') if path.name else 'model.py'}."
+        )
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE.format(name=path.name))

@@ -235,9 +235,11 @@ def split_source(source: str) -> tuple[Path, str | None]:
     """The file of ``path/to/model.py[:name]``, and the name.
 
     Raises:
-        TaskError: no such file.
+        TaskError: no such file, or its name is no text.
     """
     path, name = _split(source)
+    if not source.isascii() and any("\ud800" <= each <= "\udfff" for each in source):  # bytes that are no UTF-8
+        raise TaskError(f"{path}: a name in UTF-8 was expected, since plans and studies hold it. Rename the file.")
     if not path.is_file():
         raise TaskError(f"{path}: no such file. `autotune init {path}` writes a starting file.")
     return path, name

@@ -1,8 +1,10 @@
-"""Bytes, durations and ratios as people write them. Only ``cli``, ``report`` and the YAML schema use the text forms."""
+"""Bytes, durations and ratios as people write them, and any text so that a terminal only shows it.
+
+Only ``cli``, ``report``, error messages and the YAML schema use the text forms.
+"""
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Annotated
 
@@ -20,6 +22,7 @@ __all__ = [
     "parse_bytes",
     "parse_duration",
     "parse_percent",
+    "printable",
 ]
 
 MIB = 2**20
@@ -28,32 +31,36 @@ _UNITS = {
     "b": 1,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,  # as Docker, Java and ulimit have it
 }  # fmt: skip
 _SPELLED = ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB")
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+_EXAMPLES = "Write for example 8GiB, 512 MiB or 8GB; 8G is 8GiB."
 _LONGEST_S = 1e9
+_LARGEST_SHARE = 1e6
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_bytes(text: str | float) -> int:
-    """Bytes from ``8GiB`` (2**33), ``8GB`` (8 * 10**9), ``512 MiB`` or a plain number of bytes.
+    """Bytes from ``8GiB`` or ``8G`` (2**33), ``8GB`` (8 * 10**9), ``512 MiB`` or a plain number of bytes.
 
     Raises:
         ValueError: not a number with a known unit.
     """
     if not isinstance(text, (int, float, str)) or isinstance(text, bool):
-        raise ValueError(f"not a size: {text!r}. Write for example 8GiB, 512 MiB or 8GB.")
+        raise ValueError(f"not a size: {text!r}. {_EXAMPLES}")
     if isinstance(text, (int, float)):
-        if not math.isfinite(text) or abs(text) >= 2**63:
-            raise ValueError(f"not a size: {text!r}. Write for example 8GiB, 512 MiB or 8GB.")
+        if not -(2**63) < text < 2**63:  # NaN neither
+            got = f"an integer of {text.bit_length()} bits" if isinstance(text, int) else f"{text!r}"
+            raise ValueError(f"not a size: {got}. {_EXAMPLES}")
         return int(text)
     match = _NUMBER.fullmatch(text)
     unit = _UNITS.get((match[2] or "b").lower()) if match else None
     if match is None or unit is None:
-        raise ValueError(f"not a size: {text!r}. Write for example 8GiB, 512 MiB or 8GB.")
+        raise ValueError(f"not a size: {text[:40]!r}. {_EXAMPLES}")
     num_bytes = float(match[1]) * unit
     if num_bytes >= 2**63:
-        raise ValueError(f"not a size that a device has: {text[:40]!r}. Write for example 8GiB, 512 MiB or 8GB.")
+        raise ValueError(f"not a size that a device has: {text[:40]!r}. {_EXAMPLES}")
     return round(num_bytes)
 
 
@@ -80,7 +87,7 @@ def parse_percent(text: str | float) -> float:
     """
     match = _NUMBER.fullmatch(text.removesuffix("%")) if isinstance(text, str) and text.endswith("%") else None
     share = round(float(match[1]) / 100, 12) if match and not match[2] else text
-    if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share < math.inf:
+    if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= _LARGEST_SHARE:
         raise ValueError(f"not a percentage above 0: {text!r}. Write for example 90%.")
     return float(share)
 
@@ -113,10 +120,18 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def printable(text: str) -> str:
+    """Text with what a terminal would act on escaped: its own control sequences, line ends, marks that reorder."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def _parse_ratio(value: str | float) -> float:
     if not isinstance(value, (int, float, str)) or isinstance(value, bool):
         raise ValueError(f"not a ratio: {value!r}. Write for example 2.31x.")
-    return float(value.removesuffix("x")) if isinstance(value, str) else float(value)
+    try:
+        return float(value.removesuffix("x")) if isinstance(value, str) else float(value)
+    except (ValueError, OverflowError) as reason:
+        raise ValueError(f"not a ratio: {reason}. Write for example 2.31x.") from None
 
 
 Bytes = Annotated[

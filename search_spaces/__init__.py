@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
 
 from ..errors import SpaceError
-from ..files import UNION_TAGS, explain, read_yaml
+from ..files import UNION_TAGS, explain, read_text, read_yaml
 from ..techniques import TECHNIQUES, Facts, Technique
 
 __all__ = ["SearchSpace", "Unavailable", "load_space", "presets"]
@@ -121,11 +121,9 @@ def load_space(name_or_path: str) -> SearchSpace:
     """
     path = Path(__file__).with_name(f"{name_or_path}.yaml") if name_or_path in presets() else Path(name_or_path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, "search space", SpaceError)
     except FileNotFoundError:
         raise SpaceError(
             f"{name_or_path}: neither a file nor a preset. Write a YAML file, or use one of: {', '.join(presets())}."
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpaceError(f"{path}: cannot be read as a search space: {error}.") from None
     return SearchSpace.from_yaml(text, str(path))

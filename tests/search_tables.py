@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+import sqlalchemy
+from sqlalchemy.engine import Engine
 
 from autotune.plan import Plan
 from autotune.search.candidates import ConfigurationSpace, Predict
@@ -17,7 +22,7 @@ from autotune.search.options import SearchOptions
 from autotune.search.pace import Pace
 from autotune.search_spaces import SearchSpace, load_space
 from autotune.techniques import Device, Facts, Settings
-from autotune.workers import TrialRequest
+from autotune.workers import Outcome, TrialRequest
 from autotune.workers.table import Row, TableExecutor
 
 E = TypeVar("E")
@@ -164,6 +169,30 @@ def run_search(
     pace = Pace(options.trial_time_s, options.max_time_s, **rest)
     run.plan = search(options, executor, run.events.append, stop or threading.Event(), pace)
     return run
+
+
+def search_until(
+    moment: Callable[[object], bool], search: SearchOptions, base: type[TableExecutor] = TableExecutor
+) -> None:
+    """Search in a forked process that ends itself by SIGKILL before the commit or the trial for which ``moment`` is
+    true."""
+
+    def die(about: object) -> None:
+        if moment(about):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Deadly(base):
+        def _answer(self, request: TrialRequest) -> Outcome:
+            die(request)
+            return super()._answer(request)
+
+    pid = os.fork()
+    if pid == 0:
+        sqlalchemy.event.listen(Engine, "commit", die)
+        run_search(search, executor=Deadly(facts(), [row(settings) for settings in configurations(facts())]))
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status), "the search ended before it could be killed"
 
 
 def options(**changes: Any) -> SearchOptions:

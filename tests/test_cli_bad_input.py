@@ -421,3 +421,48 @@ def test_a_study_that_another_search_holds(folder):
     first.process.send_signal(signal.SIGINT)
     first.finish()
     assert_refused(second, str(first.process.pid))
+
+
+# Paths
+
+
+LONG = "x" * 5000
+PATHS = {
+    "task": ("search", f"{LONG}.py", *QUICK),
+    "output": ("search", "healthy.py", *QUICK, "-o", LONG),
+    "space": ("search", "healthy.py", *QUICK, "--space", LONG),
+    "storage": ("search", "healthy.py", *QUICK, "--storage", f"sqlite:///{LONG}"),
+    "plan": ("show", LONG),
+    "task of a plan": ("verify", "plan.yaml", f"{LONG}.py", "--executor", "local"),
+    "profile": ("profile", f"{LONG}.py"),
+    "estimate": ("estimate", f"{LONG}.py"),
+}
+
+
+@pytest.mark.parametrize("command", PATHS.values(), ids=PATHS)
+def test_a_path_that_is_too_long_is_said_before_anything_runs(command, folder):
+    (folder / "plan.yaml").write_text("schema: autotune/plan@1\nsettings: {}\n")
+    before = sorted(os.listdir(folder))
+    ended = autotune(*command, cwd=folder)
+    assert_refused(ended, "File name too long")
+    assert "task:" not in ended.stderr
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_a_task_whose_name_is_no_text_is_refused(folder):
+    """Bytes that are no UTF-8 can stand neither in a plan nor in a study."""
+    name = os.fsdecode(b"m\xff.py")
+    shutil.copy(folder / "healthy.py", folder / name)
+    assert_refused(search(folder, name), "a name in UTF-8 was expected", "Rename the file.")
+
+
+def test_a_password_in_a_storage_is_not_printed(folder):
+    ended = search(folder, "healthy.py", "--storage", "postgresql://user:hunter2@127.0.0.1:1/none")
+    assert_refused(ended, "postgresql://user:***@127.0.0.1:1/none")
+    assert "hunter2" not in ended.stderr
+
+
+def test_a_sum_over_no_count_is_refused(folder):
+    loss = "def compute_loss(model, batch):\n    return nn.functional.mse_loss(model(batch[0]), batch[1]), 0\n"
+    (folder / "uncounted.py").write_text(f"from healthy import *\nfrom torch import nn\n\n\n{loss}")
+    assert_refused(search(folder, "uncounted.py"), "compute_loss returned (loss_sum, count)", "Wanted: the number of")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import TaskError
 from autotune.starter import write_starter
 from autotune.task import SIGNATURES, Task, load_task
 
@@ -52,3 +53,10 @@ def test_it_shows_every_optional_piece(tmp_path):
 def test_its_quality_is_a_share(tmp_path):
     task = starter(tmp_path, with_optional=True)
     assert 0 <= task.evaluate(task.build_model()) <= 1
+
+
+@pytest.mark.parametrize("name", ["", ".", "model.txt"])
+def test_what_is_no_python_files_name_is_refused_with_one_that_is(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TaskError, match=r"ends in .py. Use model.py"):
+        write_starter(Path(name))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,6 +62,109 @@ def test_a_users_brackets_are_a_users_brackets(folder: Path):
     assert "[/nope] [bold]…[/bold]" in shell(folder, "show plan.yaml").stdout
     document = json.loads(shell(folder, "show plan.yaml --json").stdout)
     assert document["plan"]["notes"] == ["[/nope] [bold]…[/bold]"]
+
+
+HOSTILE = "\\e]0;owned\\a \\e[2J \\u009B31m \\u202Eevil\\u2066"
+"""In YAML's escapes: a title, a cleared screen, a C1 sequence, and marks that turn text around."""
+
+
+@pytest.fixture
+def hostile(folder: Path) -> Path:
+    (folder / "plan.yaml").write_text(
+        "schema: autotune/plan@1\nsettings: {}\n"
+        f'task: {{source: "{HOSTILE}.py", fingerprint: "sha256:{"0" * 64}"}}\n'
+        f'notes: ["{HOSTILE}"]\n'
+        "measured: {samples_per_s: {value: 1.0, low: 0.9, high: 1.1}, peak: {process: 1 MiB}}\n"
+        f'gain: {{speed: null, memory: null, reason: "{HOSTILE}"}}\n'
+        f'environment: {{torch: "{HOSTILE}", device: "{HOSTILE}", driver: "{HOSTILE}", autotune: "1", python: "3"}}\n'
+        f'search: {{trials: 1, seconds: 1, stopped: "{HOSTILE}", study: "{HOSTILE}", sampler: "{HOSTILE}", seed: 0}}\n'
+    )
+    return folder
+
+
+def acted_on(text: str) -> set[str]:
+    return {each for each in text if not each.isprintable() and each != "\n"}
+
+
+def test_a_terminal_shows_a_plan_and_does_nothing_that_it_says(hostile: Path):
+    done = shell(hostile, "show plan.yaml", COLUMNS="400")
+    assert (done.returncode, acted_on(done.stdout)) == (0, set())
+    assert done.stdout.count(r"\x1b[2J \x9b31m \u202eevil\u2066") >= 5
+
+
+def test_a_document_says_the_same_and_a_terminal_does_nothing_that_it_says(hostile: Path):
+    done = shell(hostile, "show plan.yaml --json")
+    assert acted_on(done.stdout) == set()
+    assert json.loads(done.stdout)["plan"]["notes"] == ["\x1b]0;owned\a \x1b[2J \x9b31m \u202eevil\u2066"]
+
+
+@pytest.mark.parametrize("command", ["verify plan.yaml --executor local", "verify plan.yaml --executor local --json"])
+def test_an_error_that_quotes_a_plan_is_only_shown(hostile: Path, command: str):
+    done = shell(hostile, command)
+    assert done.returncode == 2
+    assert acted_on(done.stdout + done.stderr) == set()
+    assert r"\x1b[2J" in done.stderr
+
+
+def test_a_tasks_own_words_are_only_shown(folder: Path):
+    """What it raises ends the search, and its traceback is told."""
+    (folder / "healthy.py").write_text("raise RuntimeError('\\x1b[2J\\u202e')\n")
+    done = shell(folder, SEARCH)
+    assert (done.returncode, acted_on(done.stderr)) == (2, set())
+    assert r"RuntimeError: \x1b[2J\u202e" in done.stderr
+
+
+@contextmanager
+def on_a_terminal(folder: Path, command: str, **extra: str) -> Iterator[tuple[int, int]]:
+    """The pid of a command and a terminal of its own."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execve(PROGRAM[0], [*PROGRAM, *command.split()], environment(TERM="xterm", **extra))
+    try:
+        yield pid, terminal
+    finally:
+        os.close(terminal)
+
+
+def read_until(terminal: int, words: str) -> None:
+    said = ""
+    while words not in said:
+        said += os.read(terminal, 4096).decode(errors="replace")
+
+
+LONG = SEARCH.replace("--trials 1 ", "--trials 20 ").replace("--max-time 5s ", "")
+
+
+@pytest.mark.parametrize("extra", [{}, {"NO_COLOR": "1"}], ids=["panel", "lines"])
+def test_a_terminal_that_closes_is_one_ctrl_c(folder: Path, extra: dict[str, str]):
+    """The running trial is finished, the best so far is written, and the exit code says so."""
+    with on_a_terminal(folder, f"{LONG} -o found.yaml", **extra) as (pid, terminal):
+        read_until(terminal, "trial 1")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert "stopped: interrupted" in (folder / "found.yaml").read_text()
+
+
+def test_a_terminal_that_closes_before_anything_was_measured_is_an_interruption(folder: Path):
+    with on_a_terminal(folder, f"{LONG} -o found.yaml", NO_COLOR="1") as (pid, terminal):
+        read_until(terminal, "task:")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert not (folder / "found.yaml").exists()
+
+
+def test_who_no_longer_listens_does_not_decide_the_exit_code(folder: Path):
+    """Interrupted, with nobody at the other end of stdout."""
+    reader, writer = os.pipe()
+    search = subprocess.Popen(
+        [*PROGRAM, *LONG.split()], cwd=folder, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    os.close(reader)
+    while "trial 1 starts" not in search.stderr.readline():
+        pass
+    search.send_signal(signal.SIGTERM)
+    search.communicate(timeout=120)
+    assert search.returncode == 130
 
 
 def test_a_task_called_as_a_library_is_in_nobodys_way(folder: Path):

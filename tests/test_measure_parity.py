@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 from autotune.apply_plan import apply
+from autotune.errors import TaskError
 from autotune.measure import MeasureOptions
 from autotune.measure.errors import NonFiniteLoss
 from autotune.measure.parity import NUM_STEPS, compare, run_parity
@@ -161,3 +162,19 @@ def test_deviation_is_the_largest_difference_over_the_references_mean():
 
 def test_a_reference_of_zeros_is_compared_as_it_is():
     assert compare([0.0, 0.5], [0.0, 0.0], limit=0.1).strayed_at == 2
+
+
+@pytest.mark.parametrize("count", [0, torch.tensor(0), -4, float("nan")])
+def test_a_sum_over_a_count_that_cannot_be_is_refused(count):
+    """Undivided, it would train with gradients that are wrong by the count, and no loss would show it."""
+    task = ZOO["mlp"]
+    wrong = dataclasses.replace(task, compute_loss=lambda model, batch: (task.compute_loss(model, batch) * 8, count))
+    with pytest.raises(TaskError, match=r"a count of .*Wanted: the number of samples or tokens"):
+        _parity(wrong)
+
+
+def test_micro_batches_without_a_valid_token_are_no_error():
+    """Their sum is 0, and so is their count."""
+    task = ZOO["mlp"]
+    empty = dataclasses.replace(task, compute_loss=lambda model, batch: (task.compute_loss(model, batch) * 0, 0))
+    assert set(_parity(empty).losses) == {0.0}

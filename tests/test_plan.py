@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,10 @@ import yaml
 
 import autotune
 from autotune.errors import PlanError, SpaceError
+from autotune.files import replacing
 from autotune.plan import Budget, Gain, Plan, load_plan
 from autotune.schemas import SCHEMAS, schema_text
-from autotune.search_spaces import SearchSpace, presets
+from autotune.search_spaces import SearchSpace, load_space, presets
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
@@ -87,11 +91,55 @@ def test_the_committed_schemas_refuse_an_unknown_technique(name: str, rows: str)
         "settings: {batch: {micro: true}}",
         "gain: {speed: nanx, memory: 1.0x}",
         "gain: {speed: -1.0x, memory: 1.0x}",
+        "settings: {data_loading: {num_workers: 1000000}}",
+        "settings: {data_loading: {num_workers: 4, prefetch_factor: 1000000000}}",
+        "search: {trials: -1, seconds: 1, stopped: '', study: '', sampler: law, seed: 0}",
     ],
 )
 def test_numbers_that_measure_nothing_are_refused(rows: str):
     with pytest.raises(PlanError, match=rows.split(":")[0]):
         Plan.from_yaml(HEAD + (rows if rows.startswith("settings") else f"settings: {{}}\n{rows}") + "\n")
+
+
+MANY = "9" * 400
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        f"budget: {{limit: {MANY}}}",
+        f"gain: {{speed: {MANY}, memory: 1.0x}}",
+        f"gain: {{speed: '{MANY}x', memory: 1.0x}}",
+        f"budget: {{limit: 0x{MANY}}}",
+        f"notes: [{MANY}]",
+        "budget: {margin: .nan}",
+        "budget: {limit: -.inf}",
+        "gain: {speed: 1.0e+300, memory: 1.0x}",
+        f"search: {{trials: 1, seconds: 1, stopped: '', study: '', sampler: law, seed: '{MANY}'}}",
+    ],
+)
+def test_a_number_that_nothing_has_is_refused_wherever_it_stands(rows: str):
+    with pytest.raises(PlanError, match=r"no number that anything here has|gain.speed|search.seed") as caught:
+        Plan.from_yaml(f"{HEAD}settings: {{}}\n{rows}\n", "here.yaml")
+    assert len(str(caught.value)) < 250
+
+
+def test_of_many_mistakes_the_first_twenty_are_told():
+    rows = "".join(f"  technique_{number}: {{}}\n" for number in range(5000))
+    with pytest.raises(PlanError) as caught:
+        Plan.from_yaml(f"{HEAD}settings:\n{rows}", "here.yaml")
+    *lines, last = str(caught.value).splitlines()
+    assert len(lines) == 20
+    assert last == "here.yaml: … and more: 5000 problems in all"
+
+
+def test_a_mistake_of_any_length_is_one_short_line_that_a_terminal_only_shows():
+    key = "\\e[31m\\u202E" + "x" * 900
+    with pytest.raises(PlanError) as caught:
+        Plan.from_yaml(f'{HEAD}settings: {{"{key}": 1, precision: {{kind: "{key}"}}}}', "here.yaml")
+    lines = str(caught.value).splitlines()
+    assert [line for line in lines if len(line) > 300 or not line.isprintable()] == []
+    assert r"settings.\x1b[31m\u202exxx" in lines[-1]
 
 
 BOMB = "a: &a [x, x]\n" + "\n".join(f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}, *{chr(97 + i)}]" for i in range(9))
@@ -105,7 +153,7 @@ NOT_PLAIN = [
     ("[" * 5000, "not plain YAML"),
     ("- 1", "expected a mapping with `schema`, but got list"),
     ("", "expected a mapping with `schema`, but got NoneType"),
-    ("x" * (2**20 + 1), "at most 1048576 characters"),
+    ("x" * (2**18 + 1), "at most 262144 characters"),
 ]
 
 NOT_A_PLAN = [
@@ -153,6 +201,24 @@ def test_a_folder_is_no_plan(tmp_path: Path):
         load_plan(tmp_path)
 
 
+@pytest.mark.parametrize(("read", "error"), [(load_plan, PlanError), (load_space, SpaceError)])
+def test_what_has_no_end_is_refused_unread(read: Callable[[str], object], error: type[Exception], tmp_path: Path):
+    """A device, a pipe that nobody writes to, a file of a terabyte."""
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(2**40)
+    for path in ("/dev/zero", tmp_path / "pipe", tmp_path / "large"):
+        with pytest.raises(error, match=r"cannot be read as .*(a regular file was expected|more than 262144 bytes)"):
+            read(str(path))
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "plan\0.yaml", "x/" * 3000])
+def test_a_path_that_no_file_can_have_is_refused(path: str):
+    with pytest.raises(PlanError, match="cannot be read as a plan") as caught:
+        load_plan(path)
+    assert len(str(caught.value)) < 200
+
+
 def test_bytes_that_are_no_text_are_no_plan(tmp_path: Path):
     (tmp_path / "plan.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PlanError, match="cannot be read as a plan"):
@@ -164,3 +230,42 @@ def test_a_path_that_cannot_be_written_leaves_what_is_there(tmp_path: Path):
     with pytest.raises(PlanError, match="cannot be written"):
         Plan(settings=Settings()).save(tmp_path / "file" / "plan.yaml")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("before", [None, "mine"])
+def test_a_writer_that_is_killed_leaves_nothing(before: str | None, tmp_path: Path):
+    """By SIGKILL once everything is written but the name."""
+    path = tmp_path / "plan.yaml"
+    if before is not None:
+        path.write_text(before)
+    pid = os.fork()
+    if pid == 0:
+        os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+        Plan(settings=Settings()).save(path)
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    assert os.listdir(tmp_path) == ([] if before is None else ["plan.yaml"])
+    Plan(settings=Settings()).save(path)
+    assert os.listdir(tmp_path) == ["plan.yaml"]
+
+
+def test_what_a_killed_writer_had_to_leave_goes_with_the_next_write(tmp_path: Path):
+    """Where a file needs a name while it is written (a trace; some file systems); that of a living writer stays."""
+    pid = os.fork()
+    if pid == 0:
+        with replacing(tmp_path / "trace.json", PlanError):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    (left,) = os.listdir(tmp_path)
+    with replacing(tmp_path / "other.json", PlanError) as living:
+        Plan(settings=Settings()).save(tmp_path / "plan.yaml")
+        assert living.exists()
+        assert left not in os.listdir(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["other.json", "plan.yaml"]
+
+
+def test_a_plan_is_written_where_no_file_can_be_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "O_TMPFILE")
+    Plan(settings=Settings()).save(tmp_path / "plan.yaml")
+    assert load_plan(tmp_path / "plan.yaml") == Plan(settings=Settings())
+    assert os.listdir(tmp_path) == ["plan.yaml"]

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import optuna
 import pytest
-import sqlalchemy
-from search_tables import MIB, configurations, every, facts, options, row, run_search, speed
-from sqlalchemy.engine import Engine
+from search_tables import MIB, configurations, every, facts, options, row, run_search, search_until, speed
 
 from autotune.errors import StudyError, TaskError
 from autotune.plan import Peak, Plan
 from autotune.search.candidates import ConfigurationSpace
 from autotune.search.events import SearchStarted, TrialEnded, Warned
 from autotune.search.inquiry import reference_settings
-from autotune.search.options import SearchOptions
-from autotune.search.storage import Lock
+from autotune.search.lock import Lock
 from autotune.search_spaces import load_space
 from autotune.techniques import Device, Settings
 from autotune.workers import Outcome, TimedOut, TrialRequest
@@ -36,30 +32,6 @@ URL = "sqlite:///.autotune/model.db"
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("space.yaml").write_text(SMALL)
-
-
-def search_until(
-    moment: Callable[[object], bool], search: SearchOptions, base: type[TableExecutor] = TableExecutor
-) -> None:
-    """Search in a forked process that ends itself by SIGKILL before the commit or the trial for which ``moment`` is
-    true."""
-
-    def die(about: object) -> None:
-        if moment(about):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    class Deadly(base):
-        def _answer(self, request: TrialRequest) -> Outcome:
-            die(request)
-            return super()._answer(request)
-
-    pid = os.fork()
-    if pid == 0:
-        sqlalchemy.event.listen(Engine, "commit", die)
-        run_search(search, executor=Deadly(facts(), [row(settings) for settings in configurations(facts())]))
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status), "the search ended before it could be killed"
 
 
 def countdown(number: int) -> Callable[[object], bool]:
@@ -286,7 +258,7 @@ def test_somebody_elses_database_is_left_as_it_is():
 
 def test_a_study_in_use_names_the_process_that_uses_it():
     Path(".autotune").mkdir()
-    lock = Lock(URL)
+    lock = Lock(Path(".autotune/model.db"))
     with pytest.raises(StudyError, match=rf"another search is using this study \(process {os.getpid()}\)"):
         run_search(options())
     lock.close()

@@ -24,14 +24,20 @@ from autotune.units import MIB, Bytes, Ratio, ceil_mib, format_bytes, format_dur
         (4096, 4096),
         (12.0, 12),
         ("0", 0),
+        ("8G", 2**33),
+        ("512m", 2**29),
+        ("1.5K", 1536),
+        ("2 t", 2**41),
     ],
 )
 def test_sizes(text, num_bytes):
-    """Binary units are powers of two, decimal ones powers of ten, whatever their case."""
+    """Binary units are powers of two, decimal ones powers of ten, whatever their case; a letter alone is binary."""
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "8 gigs", "-1GiB", "1e9", "8GiB 3", "0x10", "inf", True, float("nan")])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "8 gigs", "-1GiB", "1e9", "8GiB 3", "0x10", "inf", "8P", True, float("nan"), 10**400]
+)
 def test_what_is_no_size_says_how_to_write_one(text):
     with pytest.raises(ValueError, match=r"not a size: .*Write for example 8GiB"):
         parse_bytes(text)
@@ -90,6 +96,6 @@ def test_numbers_in_python_are_texts_in_yaml():
     assert size.validate_python("8 GiB") == size.validate_python(2**33) == 2**33
     assert ratio.dump_python(2.31, mode="json") == "2.31x"
     assert ratio.validate_python("2.31x") == ratio.validate_python(2.31) == 2.31
-    for adapter, wrong in ((size, "much"), (ratio, "twice")):
+    for adapter, wrong in ((size, "much"), (ratio, "twice"), (ratio, 10**400), (ratio, 10**5000), (size, 10**5000)):
         with pytest.raises(ValidationError):
             adapter.validate_python(wrong)

@@ -10,11 +10,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from ..apply_plan import build_loader
+from ..errors import TaskError
 from ..loader import Loader
 from ..randomness import Randomness
 from ..task import Task
 from ..techniques.batch import Batch
-from ..training import Training
+from ..training import StepResult, Training
 from .dropout import without_dropout
 from .errors import NonFiniteLoss
 from .feed import Feed
@@ -45,6 +46,7 @@ def run_parity(
 
     Raises:
         NonFiniteLoss: a step's mean loss is NaN or infinite.
+        TaskError: a loss is a sum over a count that cannot be.
     """
     assert options.parity_batch is not None, "the caller sees to it"
     run = training.with_loader(_fixed_loader(training, task, options.parity_batch))
@@ -83,6 +85,21 @@ def _fixed_loader(training: Training, task: Task, num_samples: int) -> Loader:
     return build_loader(task, spec, Batch.of(num_samples, micro))
 
 
+def _check_count(result: StepResult) -> None:
+    """A sum over nothing is nothing: a count of 0 beside another sum would leave the sum undivided.
+
+    Raises:
+        TaskError: so it is, or the count is no number of anything.
+    """
+    if 0 < result.weight < math.inf or (result.weight == 0 and not float(result.loss)):
+        return
+    raise TaskError(
+        "compute_loss returned (loss_sum, count) with a loss_sum that is not 0 and a "
+        f"count of {result.weight:g}. Wanted: the number of samples or tokens that the sum is over, "
+        "or a mean alone."
+    )
+
+
 def _mean_loss(run: Training, feed: Feed, loading: Randomness, computing: Randomness) -> float:
     total = weight = 0.0
     while True:
@@ -90,6 +107,7 @@ def _mean_loss(run: Training, feed: Feed, loading: Randomness, computing: Random
             batch, position = feed.next()
         with computing:
             result = run.step(batch)
+        _check_count(result)
         if result.weight:
             total += float(result.loss) * result.weight
             weight += result.weight

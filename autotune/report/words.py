@@ -10,7 +10,7 @@ from ..techniques.checkpointing import Checkpointing
 from ..techniques.data_loading import DataLoading
 from ..techniques.layers import Layers
 from ..techniques.optimizer import Optimizer
-from ..units import MIB
+from ..units import MIB, printable
 from ..workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 from ..workers.traces import first_line
 
@@ -151,11 +151,6 @@ def size(num_bytes: int) -> str:
     if mib < 4096:
         return f"{mib:.0f} MiB" if mib >= 10 else f"{mib:.1f} MiB"
     return f"{mib / 1024:.2f}".rstrip("0").rstrip(".") + " GiB"
-
-
-def printable(name: str) -> str:
-    """A name that is the user's, with what a terminal would act on escaped."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in name)
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

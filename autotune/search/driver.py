@@ -29,7 +29,8 @@ from .options import SearchOptions
 from .pace import LEAST_SHARE_S, Pace
 from .record import StudyRecord
 from .session import Session
-from .storage import default_storage, sqlite_path
+from .storage import check_file, default_storage
+from .storage_url import sqlite_path
 from .study import Study, Tried
 
 __all__ = ["search"]
@@ -82,13 +83,29 @@ def search(
         plan = _search(session, space)
     finally:
         study.close()
-    plan.save(options.output)
+    _save(plan, options)
     return plan
+
+
+def _save(plan: Plan, options: SearchOptions) -> None:
+    """Write the plan, or say it: what took a search to find does not go with a folder or a disk.
+
+    Raises:
+        PlanError: it could not be written; the message holds it.
+    """
+    try:
+        plan.save(options.output)
+    except PlanError as error:
+        raise PlanError(
+            f"{error}\nEverything measured is kept: the same command with --resume and another -o writes the plan and "
+            f"measures nothing. It is:\n{plan.to_yaml()}"
+        ) from None
 
 
 def _search(session: Session, space: SearchSpace) -> Plan:
     if session.options.resume and not session.study.resumed:
-        session.warn("--resume: there is no study of this task to go on with: this begins one.")
+        found = session.study.instead_of
+        session.warn(f"--resume: there is no study of this task to go on with: this begins one.{found}")
     for message in session.facts.warnings:
         session.warn(message)
     for row in space.unavailable(session.facts):
@@ -324,9 +341,12 @@ def _check_output(options: SearchOptions) -> None:
 
     Raises:
         PlanError: so it is.
+        StudyError: the storage is none.
     """
     path = options.output
     study = sqlite_path(options.storage) if options.storage else None
+    if study is not None:
+        check_file(study)
     taken = {"the task": task_file(options.task), "the search space": Path(options.space), "the study": study}
     if path.resolve().is_relative_to(FOLDER.resolve()):
         raise PlanError(f"{path}: {FOLDER} holds the studies. Choose another path with -o.")

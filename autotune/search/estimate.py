@@ -26,6 +26,7 @@ from .inquiry import LARGEST_OF, failure, inspect
 from .options import SearchOptions
 from .pace import Pace
 from .storage import default_url
+from .storage_url import masked
 
 __all__ = ["Combination", "Estimation", "WhatToEstimate", "estimate"]
 
@@ -277,8 +278,8 @@ def _study(what: WhatToEstimate, facts: Facts) -> Finished:
         raise _Uncalibrated(str(error)) from None
     if study is None and what.storage is not None:
         raise StudyError(
-            f"--storage {what.storage}: no study of {what.task} has measured anything there. Name the storage of a "
-            "search, or leave it out."
+            f"--storage {masked(what.storage)}: no study of {what.task} has measured anything there. "
+            "Name the storage of a search, or leave it out."
         )
     if study is None:
         raise _Uncalibrated

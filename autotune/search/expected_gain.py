@@ -26,7 +26,7 @@ from .beliefs import GAIN, Beliefs, Observation
 from .configurations import Configurations
 from .priors import Priors
 
-__all__ = ["EXHAUSTED", "ExpectedGainSampler", "observe", "withdraw"]
+__all__ = ["EXHAUSTED", "ExpectedGainSampler", "observation_of", "observe", "withdraw"]
 
 _OBSERVATION = "observation"
 """The user attribute that holds what a trial showed."""
@@ -140,7 +140,7 @@ class ExpectedGainSampler(BaseSampler):
         finished = {number for number, trial in numbered if trial.state == TrialState.COMPLETE}
         for number, trial in numbered:
             if number is not None and (trial.state == TrialState.COMPLETE or number not in finished):
-                yield number, _observation(trial)
+                yield number, observation_of(trial)
 
 
 def _num_measured(study: optuna.Study) -> int:
@@ -149,7 +149,8 @@ def _num_measured(study: optuna.Study) -> int:
     return len({tuple(sorted(trial.params.items())) for trial in ended if _WITHDRAWN not in trial.user_attrs})
 
 
-def _observation(trial: FrozenTrial) -> Observation:
+def observation_of(trial: FrozenTrial) -> Observation:
+    """What a trial showed: as :func:`observe` kept it, or by its state and value."""
     if trial.state != TrialState.COMPLETE:
         return Observation("failed" if trial.state.is_finished() else "running")
     if _OBSERVATION in trial.user_attrs:

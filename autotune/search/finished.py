@@ -11,7 +11,8 @@ from ..measure import Measurement
 from ..techniques import Facts, Settings
 from ..workers import Measured
 from ..workers.outcome import OUTCOME
-from .storage import newest_first, open_storage, sqlite_path, storage_errors
+from .storage import check_file, newest_first, open_storage, storage_errors
+from .storage_url import sqlite_path
 
 __all__ = ["Finished", "finished"]
 
@@ -33,8 +34,10 @@ def finished(url: str, stem: str, fingerprint: str) -> Finished | None:
         StudyError: the storage is locked or corrupt, or of another version of Optuna.
     """
     path = sqlite_path(url)
-    if path is not None and (not path.exists() or path.stat().st_size == 0):
-        return None
+    if path is not None:
+        check_file(path)
+        if not path.exists() or path.stat().st_size == 0:
+            return None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = open_storage(url, writes=False)
     try:

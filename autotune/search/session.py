@@ -36,6 +36,7 @@ class Session:
 
     def __post_init__(self) -> None:
         """Take over what an earlier driver learned."""
+        self.study.tell_of(self.warn)
         for row in self.study.tried:
             self._earlier_s += row.outcome.seconds
             self.pace.learn(row.outcome, fresh=False)

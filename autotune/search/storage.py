@@ -1,15 +1,13 @@
-"""Where studies are kept: opening a storage without harming what is there, and one driver at a time."""
+"""Where studies are kept: opening a storage without harming what is there."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import optuna
 import sqlalchemy.event
@@ -18,17 +16,30 @@ from optuna.storages import RDBStorage
 
 from ..errors import StudyError
 from ..files import FOLDER
+from .storage_url import hidden, masked, sqlite_path
 
 __all__ = [
-    "Lock",
+    "check_file",
     "default_storage",
     "default_url",
     "newest_first",
     "newest_number",
     "open_storage",
-    "sqlite_path",
     "storage_errors",
 ]
+
+
+_DRIVERS = {
+    "psycopg2": "pip install psycopg2-binary",
+    "psycopg": "pip install 'psycopg[binary]'",
+    "MySQLdb": "pip install mysqlclient, or pip install PyMySQL and write mysql+pymysql://",
+    "pymysql": "pip install PyMySQL",
+    "mysql": "pip install mysql-connector-python",
+    "mariadb": "pip install mariadb",
+    "pyodbc": "pip install pyodbc",
+    "oracledb": "pip install oracledb",
+}
+"""By the module that is missing."""
 
 
 def default_storage(stem: str) -> str:
@@ -64,8 +75,6 @@ def open_storage(url: str, writes: bool = True) -> RDBStorage:
         StudyError: the file is corrupt or something else, the server cannot be reached, or the URL is malformed.
     """
     path = sqlite_path(url)
-    if path is not None and str(path) in (".", ":memory:"):
-        raise StudyError(f"--storage: a file was expected, but {url!r} keeps nothing. Write sqlite:///path.db.")
     if path is not None:
         _check_sqlite(path)
     try:
@@ -76,16 +85,19 @@ def open_storage(url: str, writes: bool = True) -> RDBStorage:
             return storage
     except RuntimeError as reason:
         raise StudyError(
-            f"{url}: the study is of another version of Optuna: {str(reason).splitlines()[0]} "
+            f"{masked(url)}: the study is of another version of Optuna: {hidden(str(reason), url).splitlines()[0]} "
             "Choose another with --storage; nothing was changed in it."
         ) from None
-    except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError, ValueError) as reason:
+    except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError, TypeError, ValueError) as reason:
         raise StudyError(
-            f"--storage: expected sqlite:///path.db or postgresql://user@host/name, but got {url!r} ({reason})."
+            "--storage: expected sqlite:///path.db or postgresql://user@host/name, but got "
+            f"{masked(url)!r} ({hidden(str(reason), url)})."
         ) from None
-    except ImportError:
+    except ImportError as reason:
+        missing = getattr(reason.__cause__ or reason, "name", None)
+        driver = _DRIVERS.get(missing or "", "the one that SQLAlchemy's documentation names for it")
         raise StudyError(
-            f"--storage {url}: its database driver is not installed. For PostgreSQL: pip install psycopg2-binary."
+            f"--storage {masked(url)}: its database driver is not installed. Install it: {driver}."
         ) from None
 
 
@@ -105,24 +117,21 @@ def _write_ahead(storage: RDBStorage) -> None:
     storage.engine.dispose()  # so that the connections that are open already are configured too
 
 
-def sqlite_path(url: str) -> Path | None:
-    """The file of a SQLite URL; None for a server."""
-    scheme, _, rest = url.partition("://")
-    return Path(rest.removeprefix("/").partition("?")[0]) if scheme.partition("+")[0] == "sqlite" else None
-
-
 @contextmanager
 def storage_errors(url: str) -> Iterator[None]:
     """What a storage may raise, as a :class:`StudyError` with a remedy."""
     try:
         yield
-    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.DBAPIError) as error:
+    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.DBAPIError, sqlite3.Error) as error:
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-        reason = str(getattr(cause, "orig", None) or cause or error).strip()
-        raise StudyError(f"{sqlite_path(url) or url}: {reason}. {_remedy(reason)}") from None
+        reason = hidden(str(getattr(cause, "orig", None) or cause or error).strip(), url)
+        path = sqlite_path(url)
+        raise StudyError(f"{path or masked(url)}: {reason}. {_remedy(reason, path is not None)}") from None
 
 
-def _remedy(reason: str) -> str:
+def _remedy(reason: str, is_file: bool = True) -> str:
+    if not is_file:
+        return "Check the server, its address and the user, or choose another with --storage; what was stored is kept."
     if "locked" in reason:
         return "Another program has the file open for writing: close it, then go on with --resume."
     if "full" in reason:
@@ -132,8 +141,30 @@ def _remedy(reason: str) -> str:
     return "Move the file aside, or choose another with --storage; nothing was changed in it."
 
 
+def check_file(path: Path) -> None:
+    """Refuse what is no file of one name; there may be none.
+
+    Raises:
+        StudyError: so it is.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    except OSError as reason:
+        raise StudyError(f"{path}: cannot be read: {reason.strerror}. Choose another with --storage.") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise StudyError(f"{path}: a file was expected, but it is none. Write sqlite:///path.db.")
+    if found.st_nlink > 1:
+        raise StudyError(
+            f"{path}: the file has {found.st_nlink} names (hard links). SQLite keeps its journal beside one, so that "
+            f"searches by two would damage it. Copy it (cp {path} other.db), or remove the other names."
+        )
+
+
 def _check_sqlite(path: Path) -> None:
     """Refuse a file that SQLite cannot read, or that holds somebody else's tables."""
+    check_file(path)
     if not path.exists() or path.stat().st_size == 0:
         return
     try:
@@ -152,50 +183,20 @@ def _check_sqlite(path: Path) -> None:
         )
 
 
-class Lock:
-    """One driver for each SQLite file: an advisory lock beside it, which the system drops when its holder dies."""
-
-    def __init__(self, url: str) -> None:
-        """Take the lock, or say who has it.
-
-        Raises:
-            StudyError: another driver holds it, or it cannot be written (a full disk).
-        """
-        self._file: IO[str] | None = None
-        path = sqlite_path(url)
-        if path is None:
-            return
-        try:
-            self._file = open(f"{path}.lock", "a+", encoding="utf-8")  # noqa: SIM115 - held as long as the study
-        except OSError as reason:
-            raise StudyError(f"{path}: cannot be written: {reason.strerror}. Choose another with --storage.") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "unknown"
-            self._file.close()
-            raise StudyError(
-                f"{path}: another search is using this study (process {holder}). "
-                "Wait for it to end, or choose another file with --storage."
-            ) from None
-        try:
-            self._file.truncate(0)
-            os.write(self._file.fileno(), str(os.getpid()).encode())  # unbuffered: closing must not try again
-        except OSError as reason:
-            self._file.close()
-            raise StudyError(f"{path}: cannot be written: {reason.strerror}. Choose another with --storage.") from None
-
-    def close(self) -> None:
-        """Let the next driver in."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
 def newest_number(storage: RDBStorage, stem: str) -> int:
-    """Number of the newest study of ``stem``, 0 for none."""
-    names = optuna.get_all_study_names(storage)
+    """Number of the newest study of ``stem``, 0 for none.
+
+    Raises:
+        StudyError: of some study there, whosever it is, what is stored cannot be read.
+    """
+    try:
+        names = optuna.get_all_study_names(storage)
+    except ValueError as reason:  # Optuna reads all that is stored with each
+        url = storage.url
+        raise StudyError(
+            f"{sqlite_path(url) or masked(url)}: a study there is not of this version: {hidden(str(reason), url)}. "
+            "Choose another with --storage; nothing was changed in it."
+        ) from None
     return max(
         (int(match[1]) for name in names if (match := re.fullmatch(re.escape(stem) + r"-(\d+)", name))), default=0
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,16 +13,19 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from ..errors import StudyError
 from ..techniques import Settings
-from ..workers import Measured, Outcome, OutOfMemory
+from ..workers import Outcome
 from ..workers.outcome import OUTCOME
 from .budget import in_bytes
 from .expected_gain import ExpectedGainSampler, observe, withdraw
 from .record import StudyRecord, check_same
-from .storage import Lock, newest_first, newest_number, open_storage, storage_errors
+from .recovered import Recovered, Row, recover
+from .storage import newest_first, newest_number, storage_errors
+from .storage_url import masked
+from .store import Store
 from .verdict import CONSTRAINTS, Verdict, judge, observation
 
 __all__ = ["Study", "Tried"]
@@ -48,7 +51,7 @@ class Tried:
 class Study:
     """One search's trials in a storage. Only this class writes there."""
 
-    def __init__(self, store: _Store, study: optuna.Study, record: StudyRecord) -> None:
+    def __init__(self, store: Store, study: optuna.Study, record: StudyRecord) -> None:
         self.name: str = study.study_name
         self.record = record
         self.tried: list[Tried] = []
@@ -61,6 +64,8 @@ class Study:
         """What was in flight when an earlier driver was killed."""
         self.resumed = False
         """Whether an earlier driver began it."""
+        self.instead_of = ""
+        """Where one was to be resumed and there was none: what was there, in words."""
         self._store, self._study = store, study
         self._next_number = 0
 
@@ -71,9 +76,9 @@ class Study:
         Raises:
             StudyError: the storage is locked, corrupt, or cannot be written.
         """
-        store, newest = _open(url, stem)
-        with _released(store), storage_errors(url):
-            return cls._begin(store, f"{stem}-{newest + 1}", record)
+        store = Store(url)
+        with store.released_on_error(), storage_errors(url):
+            return cls._begin(store, f"{stem}-{newest_number(store.storage, stem) + 1}", record)
 
     @classmethod
     def resume(cls, url: str, stem: str, record: StudyRecord) -> Self:
@@ -83,26 +88,25 @@ class Study:
 
         Raises:
             StudyError: it was searched under other options, or only other tasks have studies there, or the storage is
-                locked or corrupt.
+                locked or corrupt, or holds what this version does not.
         """
-        store, newest = _open(url, stem)
-        with _released(store), storage_errors(url):
-            if newest == 0:
-                return cls._begin(store, f"{stem}-1", record)
-            study = _newest_of(store.storage, stem, record.fingerprint)
-            if not study.get_trials(deepcopy=False):  # killed before it had begun
-                _describe(study, record)
-            try:
+        store = Store(url)
+        with store.released_on_error(), storage_errors(url):
+            if newest_number(store.storage, stem) == 0:
+                found = store.found_empty()
+                begun = cls._begin(store, f"{stem}-1", record)
+                begun.instead_of = found
+                return begun
+            with _of_this_version(stem, url):
+                study = _newest_of(store.storage, stem, record.fingerprint)
+                if not study.get_trials(deepcopy=False):  # killed before it had begun
+                    _describe(study, record)
                 stored = StudyRecord.model_validate(study.user_attrs)
-            except ValueError:
-                raise StudyError(
-                    f"--resume: study {study.study_name} in {url} is not of this version. "
-                    "Leave out --resume to begin another."
-                ) from None
-            check_same(study.study_name, stored, record)
+                check_same(study.study_name, stored, record)
+                recovered = recover(study)
             resumed = cls(store, study, stored)
             resumed.resumed = True
-            resumed._recover()
+            resumed._take_over(recovered)
         return resumed
 
     @property
@@ -117,9 +121,13 @@ class Study:
         """Trials in Optuna's sense: also what was proposed and not measured."""
         return len(self._study.get_trials(deepcopy=False))
 
+    def tell_of(self, say: Callable[[str], None]) -> None:
+        """Have ``say`` told what becomes of the storage."""
+        self._store.say = say
+
     def use(self, name: str, sampler: BaseSampler) -> None:
         """Let ``sampler`` propose; a study does not keep it, but its name."""
-        with storage_errors(self._store.url):
+        with self._store.writing():
             self._study.set_user_attr("sampler", name)
         self._study.sampler = sampler
 
@@ -133,7 +141,7 @@ class Study:
 
         What a driver that was killed had put in the queue and not asked for comes before ``params``: it is withdrawn.
         """
-        with storage_errors(self._store.url):
+        with self._store.writing():
             if params is not None:
                 self._study.enqueue_trial(params)
             trial = self._study.ask(dict(distributions))
@@ -145,22 +153,23 @@ class Study:
     def begin(self, trial: optuna.Trial, settings: Settings) -> int:
         """A proposal is about to be measured; returns its number."""
         number, self._next_number = self._next_number, self._next_number + 1
-        with storage_errors(self._store.url):
+        with self._store.writing():
             trial.set_user_attr("number", number)
             trial.set_user_attr("settings", settings.model_dump(mode="json", exclude_defaults=True))
         return number
 
     def finish(self, trial: optuna.Trial, number: int, settings: Settings, outcome: Outcome) -> Tried:
         """Store an outcome, then tell Optuna: a kill in between is made good on resume."""
-        with storage_errors(self._store.url):
+        with self._store.writing():
             trial.set_user_attr("outcome", _trimmed(outcome).model_dump(mode="json"))
             tried = self._take(number, settings, outcome)
             self._tell(trial, tried)
+        self._store.checkpoint()
         return tried
 
     def skip(self, trial: optuna.Trial, known: Tried | None) -> None:
         """A proposal that is not measured: tell what is ``known`` of it, or withdraw it."""
-        with storage_errors(self._store.url):
+        with self._store.writing():
             if known is None:
                 withdraw(trial)
                 self._study.tell(trial, state=TrialState.FAIL)
@@ -175,23 +184,25 @@ class Study:
 
     def evidence(self, key: str) -> Outcome | None:
         """An outcome that :meth:`keep_evidence` stored."""
-        with storage_errors(self._store.url):
+        with self._store.writing():
             stored = self._study.user_attrs.get(key)
         return None if stored is None else OUTCOME.validate_python(stored)
 
     def keep_evidence(self, key: str, outcome: Outcome) -> None:
         """Store a finalist's outcome under a key of its own."""
-        with storage_errors(self._store.url):
+        with self._store.writing():
             self._study.set_user_attr(key, _trimmed(outcome).model_dump(mode="json"))
+        self._store.checkpoint()
 
     def close(self) -> None:
         """Let another driver use the storage."""
         self._store.close()
 
     @classmethod
-    def _begin(cls, store: _Store, name: str, record: StudyRecord) -> Self:
+    def _begin(cls, store: Store, name: str, record: StudyRecord) -> Self:
         study = optuna.create_study(storage=store.storage, study_name=name, direction="maximize")
         _describe(study, record)
+        store.checkpoint()
         return cls(store, study, record)
 
     def _take(self, number: int, settings: Settings, outcome: Outcome) -> Tried:
@@ -221,32 +232,27 @@ class Study:
         value = imputed if verdict.log_speed is None else verdict.log_speed
         self._study.tell(trial, value, skip_if_finished=True)
 
-    def _recover(self) -> None:
-        """Read what was measured; tell what has an outcome, and ask again for what has none."""
-        for frozen in self._study.get_trials(deepcopy=False):
-            attrs = frozen.user_attrs
-            outcome = OUTCOME.validate_python(attrs["outcome"]) if "outcome" in attrs else None
-            settings = Settings.model_validate(attrs["settings"]) if "settings" in attrs else None
-            if attrs.get("number") == 0 and not isinstance(outcome, Measured | OutOfMemory):
-                outcome = None  # a job that failed or was cut short had ended the search: it is measured again
-            tried = self._take(attrs["number"], settings, outcome) if outcome and settings else None
-            if frozen.state == TrialState.RUNNING:
-                self._settle(frozen, tried)
-        self._next_number = 1 + max((row.number for row in self.tried), default=-1)
-        for row in self.tried:
-            fell = self.evidence(f"{_FELL}:{row.number}")
+    def _take_over(self, recovered: Recovered) -> None:
+        """Keep what was measured; tell what has an outcome, and ask again for what has none."""
+        for row in recovered.rows:
+            tried = self._take(row.number, row.settings, row.outcome) if row.outcome and row.settings else None
+            if row.trial.state == TrialState.RUNNING:
+                self._settle(row, tried)
+        self._next_number = 1 + max((tried.number for tried in self.tried), default=-1)
+        for tried in self.tried:
+            fell = recovered.evidence.get(f"{_FELL}:{tried.number}")
             if fell is not None:
-                self.fallen.append(Tried(row.number, row.settings, fell, self._judge(fell)))
+                self.fallen.append(Tried(tried.number, tried.settings, fell, self._judge(fell)))
 
-    def _settle(self, frozen: FrozenTrial, tried: Tried | None) -> None:
+    def _settle(self, row: Row, tried: Tried | None) -> None:
         study_id = self._store.storage.get_study_id_from_name(self.name)
-        trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, frozen.number)
+        trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, row.trial.number)
         trial = optuna.Trial(self._study, trial_id)
         if tried is not None:
             self._tell(trial, tried)
             return
-        if "settings" in frozen.user_attrs:
-            self.lost.append(Settings.model_validate(frozen.user_attrs["settings"]))
+        if row.settings is not None:
+            self.lost.append(row.settings)
         withdraw(trial)
         self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
@@ -263,37 +269,16 @@ def _describe(study: optuna.Study, record: StudyRecord) -> None:
 
 
 @contextmanager
-def _released(opened: Lock | _Store) -> Iterator[None]:
-    """Let the next driver in where opening the study fails."""
+def _of_this_version(stem: str, url: str) -> Iterator[None]:
+    """What cannot be read as this version writes it ends a resume, before anything is changed."""
     try:
         yield
-    except BaseException:
-        opened.close()
-        raise
-
-
-@dataclass(frozen=True)
-class _Store:
-    """An open storage, ours alone."""
-
-    url: str
-    storage: RDBStorage
-    lock: Lock
-
-    def close(self) -> None:
-        """Close the database, which also folds SQLite's write-ahead file into it, and let the next driver in."""
-        self.storage.remove_session()
-        self.storage.engine.dispose()
-        self.lock.close()
-
-
-def _open(url: str, stem: str) -> tuple[_Store, int]:
-    """Lock and open a storage; the number of the newest study of ``stem``, 0 for none."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    lock = Lock(url)
-    with _released(lock), storage_errors(url):
-        storage = open_storage(url)
-        return _Store(url, storage, lock), newest_number(storage, stem)
+    except (KeyError, TypeError, ValueError) as reason:
+        said = " ".join(str(reason).split())
+        raise StudyError(
+            f"--resume: the study of {stem} in {masked(url)} is not of this version: {said[:200]}. "
+            "Leave out --resume to begin another; nothing was changed in it."
+        ) from None
 
 
 def _trimmed(outcome: Outcome) -> Outcome:

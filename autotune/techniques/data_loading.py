@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ..errors import PlanError
 from ._base import LoaderSpec, Technique
@@ -26,10 +26,10 @@ class DataLoading(Technique):
 
     name: ClassVar[str] = "data_loading"
 
-    num_workers: NonNegativeInt | None = None
-    """Loader worker processes; 0 loads in the training process."""
-    prefetch_factor: PositiveInt | None = None
-    """Batches that each worker holds ready."""
+    num_workers: NonNegativeInt | None = Field(default=None, le=1024)
+    """Loader worker processes, at most 1024; 0 loads in the training process."""
+    prefetch_factor: PositiveInt | None = Field(default=None, le=1024)
+    """Batches that each worker holds ready, at most 1024: torch asks for all of them before it returns the first."""
     pin_memory: bool | None = None
     """Load into page-locked memory, from which copies to a CUDA device overlap with computation."""
     persistent_workers: bool | None = None

@@ -1,0 +1,74 @@
+"""One driver for each SQLite file: an advisory lock beside it, which the system drops when its holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+from ..errors import StudyError
+
+__all__ = ["Lock"]
+
+
+class Lock:
+    """Held by the file's resolved name, so that a link to it is the same study."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Take the lock, or say who has it.
+
+        Args:
+            path: the study's file; None is a server's study, which any number of drivers may use.
+
+        Raises:
+            StudyError: another driver holds it, or it cannot be written (a full disk).
+        """
+        self._file: IO[str] | None = None
+        self._path = path
+        self.hold()
+
+    def hold(self) -> None:
+        """Take the lock again where somebody has removed its file: another driver would not find it.
+
+        Raises:
+            StudyError: as above.
+        """
+        while self._path is not None and not self._is_found():
+            self.close()
+            self._take(self._path)
+
+    def close(self) -> None:
+        """Let the next driver in."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _is_found(self) -> bool:
+        try:
+            return self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._file.name))
+        except FileNotFoundError:
+            return False
+
+    def _take(self, path: Path) -> None:
+        unwritable = f"{path}: cannot be written: {{}}. Choose another with --storage."
+        try:
+            self._file = file = open(f"{path.resolve()}.lock", "a+", encoding="utf-8")  # noqa: SIM115 - until closed
+        except (OSError, RuntimeError) as reason:  # a loop of links is the latter
+            raise StudyError(unwritable.format(getattr(reason, "strerror", None) or reason)) from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            self.close()
+            raise StudyError(
+                f"{path}: another search is using this study (process {holder}). "
+                "Wait for it to end, or choose another file with --storage."
+            ) from None
+        try:
+            file.truncate(0)
+            os.write(file.fileno(), str(os.getpid()).encode())  # unbuffered: closing must not try again
+        except OSError as reason:
+            self.close()
+            raise StudyError(unwritable.format(reason.strerror)) from None

@@ -1,0 +1,66 @@
+"""What an earlier driver left in a study, read as a whole before anything is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from ..techniques import Settings
+from ..workers import Measured, Outcome, OutOfMemory
+from ..workers.outcome import OUTCOME
+from .expected_gain import observation_of
+
+__all__ = ["Recovered", "Row", "recover"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial in Optuna's sense."""
+
+    trial: FrozenTrial
+    number: int
+    """Of its measurement; -1 for what was proposed and not begun."""
+    settings: Settings | None
+    """What was measured; None for what was proposed and not begun."""
+    outcome: Outcome | None
+    """What came back; None for what was in flight."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """All of it."""
+
+    rows: tuple[Row, ...]
+    evidence: dict[str, Outcome]
+    """Finalists' outcomes, what fell, and predictions, by their keys."""
+
+
+def recover(study: optuna.Study) -> Recovered:
+    """Read a study.
+
+    Raises:
+        KeyError, TypeError, ValueError: something in it is not as this version writes it.
+    """
+    rows = tuple(map(_row, study.get_trials(deepcopy=False)))
+    numbers = [row.number for row in rows if row.outcome is not None]
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("two trials have one number")
+    attrs = study.user_attrs.items()
+    return Recovered(rows, {key: OUTCOME.validate_python(stored) for key, stored in attrs if ":" in key})
+
+
+def _row(trial: FrozenTrial) -> Row:
+    attrs = trial.user_attrs
+    observation_of(trial)
+    settings = Settings.model_validate(attrs["settings"]) if "settings" in attrs else None
+    if "outcome" not in attrs:
+        return Row(trial, -1, settings, None)
+    number = attrs["number"]
+    outcome: Outcome | None = OUTCOME.validate_python(attrs["outcome"])
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0 or settings is None:
+        raise ValueError(f"trial {trial.number} has an outcome, but {number!r} for its number, and {settings}")
+    if number == 0 and not isinstance(outcome, Measured | OutOfMemory):
+        outcome = None  # a job that failed or was cut short had ended the search: it is measured again
+    return Row(trial, number, settings, outcome)
