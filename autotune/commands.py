@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from .errors import TaskError, UserError
 from .files import check_output, replacing, write_text
-from .interrupts import interrupts
+from .interrupts import interruptible, interrupts
 from .plan import load_plan
 from .report.printing import console, print_json, print_words
 from .search.options import SearchOptions
@@ -55,12 +55,8 @@ class Where:
             from .workers.local import LocalExecutor
 
             return LocalExecutor(device=device)
-        try:
-            from .workers.ray_pool import RayExecutor
-        except ModuleNotFoundError as error:
-            if error.name != "ray":
-                raise
-            raise UserError("--executor ray needs Ray: `pip install ray`, or use --executor local.") from None
+        from .workers.cluster import RayExecutor
+
         return RayExecutor(device=device, address=self.address, working_dir=path.parent)
 
 
@@ -295,17 +291,15 @@ def _beside(path: Path, plan: Plan) -> str:
 
 @contextmanager
 def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[Executor]:
-    """An executor; meanwhile, what libraries print goes to stderr: Ray reports a lost worker on stdout."""
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with where.open(task, device) as executor:
+    """An executor. Signals are heeded from before it starts, and nothing that comes of it outlives it."""
+    from .workers.orphans import adopt_orphans
+
+    adopt_orphans()
+    with interruptible() as ignore, where.open(task, device) as executor:
+        try:
             yield executor
-    finally:
-        sys.stdout.flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)
+        finally:
+            ignore()
 
 
 def _tell(progress: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -19,7 +19,7 @@ from ..errors import StudyError
 from ..techniques import Settings
 from ..workers import Measured, Outcome, OutOfMemory
 from ..workers.outcome import OUTCOME
-from .expected_gain import ExpectedGainSampler, observe, withdraw
+from .expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
 from .record import StudyRecord, check_same
 from .storage import Lock, newest_first, newest_number, open_storage, storage_errors
 from .verdict import CONSTRAINTS, Verdict, judge, observation
@@ -167,6 +167,11 @@ class Study:
                 trial.set_user_attr("known_from", known.number)
                 self._tell(trial, known)
 
+    def forget(self, numbers: Iterable[int]) -> None:
+        """What these trials came to (their numbers are Optuna's) says nothing: they are asked again on ``--resume``."""
+        with storage_errors(self._store.url):
+            forget(self._study, numbers)
+
     def fell(self, row: Tried) -> None:
         """Store that a configuration did not hold when it was measured again."""
         self.keep_evidence(f"{_FELL}:{row.number}", row.outcome)
@@ -220,8 +225,12 @@ class Study:
 
     def _recover(self) -> None:
         """Read what was measured; tell what has an outcome, and ask again for what has none."""
+        taken_back = forgotten(self._study)
         for frozen in self._study.get_trials(deepcopy=False):
             attrs = frozen.user_attrs
+            if frozen.number in taken_back:
+                self.lost.append(Settings.model_validate(attrs["settings"]))
+                continue
             outcome = OUTCOME.validate_python(attrs["outcome"]) if "outcome" in attrs else None
             settings = Settings.model_validate(attrs["settings"]) if "settings" in attrs else None
             if attrs.get("number") == 0 and not isinstance(outcome, Measured | OutOfMemory):
