@@ -63,9 +63,7 @@ class Doubt:
         ran = next((row for row in session.study.tried if isinstance(row.outcome, Measured)), None)
         if ran is None or session.stop.is_set():
             return None
-        session.warn(
-            f"{_IN_A_ROW} trials in a row ended alike: trial {ran.number} is run again, to see if it still runs."
-        )
+        session.warn(f"{_IN_A_ROW} trials in a row ended alike: is it for them? Trial {ran.number} is run once more.")
         return session.executor.ask(session.request("doubt", ran.settings, LEAST_SHARE_S))
 
 
