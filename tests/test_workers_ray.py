@@ -89,7 +89,8 @@ class TestRayExecutor(IsolationContract):
         )
         address = executor.address
         command = [sys.executable, "-P", "-c", program, address, folder, request.model_dump_json(by_alias=True)]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
         outcome = OUTCOME.validate_json(ended.stdout)
         assert isinstance(outcome, Failed), outcome

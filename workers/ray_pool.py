@@ -185,7 +185,8 @@ def _connect(options: ClusterOptions) -> None:
     except Exception as error:  # noqa: BLE001 - Ray raises a plain Exception where its processes do not come up
         where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
         said = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{where} could not be reached: {said}. Or use --executor local.") from None
+        token = " If it asks for a token, set RAY_AUTH_MODE=token." if address else ""
+        raise UserError(f"{where} could not be reached: {said}.{token} Or use --executor local.") from None
 
 
 def _placements(device: Literal["cpu", "cuda"], num_slots: int | None, reserve: bool) -> list[dict[str, Any]]:
