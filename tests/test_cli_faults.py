@@ -164,6 +164,22 @@ def test_a_full_disk_for_temporary_files_ends_a_search_that_goes_on_once_there_i
     assert stored(folder, "healthy") == ["measured"] * 3
 
 
+def test_a_working_folder_that_is_deleted_in_a_trial_is_said(folder: Path):
+    """Forked trials ran on, fresh interpreters did not start, and nothing seemed to fit."""
+    work = folder / "work"
+    work.mkdir()
+    storage = f"sqlite:///{folder}/study.db"
+    options = ("--executor", "local", "--storage", storage, "-o", folder / "plan.yaml")
+    task, space = folder / "healthy.py", folder / "space.yaml"
+    running = start("search", task, *options, "--trial-time", "1s", "--space", space, cwd=work)
+    running.read_until("reference starts")
+    shutil.rmtree(work)
+    ended = running.finish()
+    assert (ended.returncode, ended.stdout, ended.left_behind) == (2, "", [])
+    assert f"{work} (deleted): trials run in this folder, and it is gone." in ended.stderr
+    assert "--resume" in ended.stderr
+
+
 def test_what_a_killed_owner_left_is_removed_by_the_next_and_what_lives_is_not(tmp_path: Path):
     """A driver and its cluster that were killed at once leave a folder."""
     from autotune.workers.scratch import Scratch

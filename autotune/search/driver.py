@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -81,7 +82,8 @@ def _run(
     study = _open_study(options, space, facts)
     try:
         facts = study.record.facts
-        inquiry = Inquiry(options.task, options.seed, study.record.budget, facts)
+        task = os.path.abspath(options.task)  # while there is a current folder
+        inquiry = Inquiry(task, options.seed, study.record.budget, facts)
         session = Session(options, executor, observe, stop, pace, study, facts, inquiry)
         plan = _search(session, space)
     finally:
