@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from .errors import TaskError, UserError
 from .files import check_output, replacing, write_text
-from .interrupts import interrupts
+from .interrupts import interruptible, interrupts
 from .plan import load_plan
 from .ranks import world_size
 from .report.printing import console, escaped, listened_to, print_json, print_words
@@ -72,12 +72,8 @@ class Where:
             from .workers.local import LocalExecutor
 
             return LocalExecutor(device=device)
-        try:
-            from .workers.ray_pool import RayExecutor
-        except ModuleNotFoundError as error:
-            if error.name != "ray":
-                raise
-            raise UserError("--executor ray needs Ray: `pip install ray`, or use --executor local.") from None
+        from .workers.cluster import RayExecutor
+
         return RayExecutor(device=device, address=self.address, working_dir=path.parent)
 
 
@@ -330,11 +326,12 @@ def _beside(path: Path, plan: Plan) -> str:
 
 @contextmanager
 def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[Executor]:
-    """An executor; meanwhile, what libraries print goes to stderr: Ray reports a lost worker on stdout.
+    """An executor. Signals are heeded from before it starts, and nothing that comes of it outlives it.
 
     Raises:
         UserError: the command was started once a rank; or as :meth:`Where.open`.
     """
+    from .workers.orphans import adopt_orphans
     from .workers.overheard import Overheard
 
     if (size := world_size()) > 1:
@@ -342,16 +339,12 @@ def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator
             f"autotune was started as one of {size} ranks (WORLD_SIZE), but it measures in processes of its own and "
             "runs once, not once a rank. Start it without torchrun, or with WORLD_SIZE=1."
         )
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with where.open(task, device) as executor:
+    adopt_orphans()
+    with interruptible() as ignore, where.open(task, device) as executor:
+        try:
             yield Overheard(executor, _hear) if where.verbose else executor
-    finally:
-        sys.stdout.flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)
+        finally:
+            ignore()
 
 
 def _hear(name: str, output: str) -> None:

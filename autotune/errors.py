@@ -11,6 +11,7 @@ __all__ = [
     "SpaceError",
     "StudyError",
     "TaskError",
+    "TrialsLost",
     "UserError",
 ]
 
@@ -41,6 +42,11 @@ class SpaceError(UserError):
 
 class StudyError(UserError):
     """A study is locked, corrupt, or belongs to another task."""
+
+
+class TrialsLost(UserError):
+    """What runs trials has failed, such as a disk, a server or a cluster: it says nothing of any configuration. The
+    message says what to do; what was measured before is kept."""
 
 
 class NothingFits(AutotuneError):

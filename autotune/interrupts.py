@@ -1,4 +1,4 @@
-"""What Ctrl-C does to trials that are running."""
+"""What Ctrl-C does, to a command and to trials that are running."""
 
 from __future__ import annotations
 
@@ -8,7 +8,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["interrupts"]
+__all__ = ["interruptible", "interrupts"]
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Ctrl-C, SIGTERM and a terminal that closes raise ``KeyboardInterrupt``: once, so that nothing keeps a command
+    from ending what it has started.
+
+    Yields:
+        What has them do nothing from then on: the command is done, and cleans up.
+    """
+    heard = threading.Event()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise KeyboardInterrupt
+
+    with _handled_by(handle):
+        yield heard.set
 
 
 @contextmanager
@@ -36,13 +55,22 @@ def interrupts(
         else:
             raise KeyboardInterrupt
 
-    ignored = signal.SIG_IGN
-    signals = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != ignored]
+    try:
+        with _handled_by(handle):
+            yield
+    finally:
+        if closer.ident is not None:
+            closer.join()
+
+
+@contextmanager
+def _handled_by(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Of the signals that ask for an end, those that are not ignored: a shell has what it runs in the background ignore
+    Ctrl-C."""
+    signals = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in signals}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if closer.ident is not None:
-            closer.join()

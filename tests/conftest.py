@@ -21,7 +21,8 @@ def local_executor() -> Iterator[Executor]:
 @pytest.fixture(scope="session")
 def ray_executor() -> Iterator[Executor]:
     """One Ray cluster for the session: it takes seconds to start."""
-    ray_pool = pytest.importorskip("autotune.workers.ray_pool", reason="Ray is not installed")
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from autotune.workers.cluster import RayExecutor
 
-    with ray_pool.RayExecutor() as executor:
+    with RayExecutor() as executor:
         yield executor

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,8 +18,8 @@ from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch
 from autotune.testing.executors import IsolationContract
-from autotune.workers import Failed, Measured
-from autotune.workers.local import LocalExecutor
+from autotune.workers import Crashed, Failed, Lost, Measured
+from autotune.workers.local import LocalExecutor, LocalSlot
 from autotune.workers.outcome import OUTCOME
 from autotune.workers.protocol import receive, send
 
@@ -49,13 +51,47 @@ class TestLocalExecutor(IsolationContract):
         assert server.wait() == 0
         assert "autotune.workers.child" in json.loads((folder / "about.json").read_text())["ancestors"][0]
 
-    def test_a_fork_server_that_cannot_start_says_why_and_is_not_asked_again(self):
-        executor = LocalExecutor()
-        outcome = self.run(executor, "healthy", environment={"PYTHONHOME": "/nowhere"})
-        executor.close()
-        assert outcome.kind == "crashed"
+    def test_a_fork_server_that_cannot_start_is_lost_and_says_why(self):
+        with LocalExecutor() as executor:
+            outcome = self.run(executor, "healthy", environment={"PYTHONHOME": "/nowhere"})
+        assert isinstance(outcome, Lost), outcome
         assert outcome.message.startswith("the fork server ended with code 1: ")
         assert "encodings" in outcome.message
+
+    def test_without_a_folder_for_temporary_files_a_trial_is_lost_and_the_folder_named(self, monkeypatch, tmp_path):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+        with LocalExecutor() as executor:
+            outcome = self.run(executor, "healthy")
+        assert isinstance(outcome, Lost), outcome
+        assert outcome.message.startswith(f"{tmp_path}/gone/autotune-")
+        assert "No such file or directory. Make room there, or name another folder with TMPDIR." in outcome.message
+
+    @pytest.mark.parametrize("fresh", [False, True])
+    def test_without_a_working_folder_a_trial_is_lost_and_the_folder_named(self, folder, tmp_path, fresh):
+        """A fresh interpreter could not start there, which says nothing of the configuration."""
+        (tmp_path / "work").mkdir()
+        slot = LocalSlot(os.environ, str(tmp_path / "work"))
+        request = self.request("healthy", folder, fresh=fresh)
+        try:
+            assert isinstance(slot.run(request), Measured)
+            (tmp_path / "work").rmdir()
+            outcome = slot.run(request)
+        finally:
+            slot.close()
+        assert isinstance(outcome, Lost), outcome
+        assert outcome.message.startswith(f"{tmp_path}/work (deleted): trials run in this folder, and it is gone.")
+
+    @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+    def test_a_plan_whose_own_environment_ends_every_process_has_crashed(self, tmp_path, monkeypatch):
+        """A preloaded allocator that takes the fork server down: that is the configuration's."""
+        library = tmp_path / "libaborts.so"
+        source = "#include <stdlib.h>\n__attribute__((constructor)) static void begin(void) { abort(); }"
+        compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library]
+        subprocess.run(compiler, input=source, text=True, check=True)
+        monkeypatch.setattr("autotune.techniques.allocator._find", lambda kind: str(library))
+        plan = Plan(settings=Settings(allocator=Allocator(kind="tcmalloc")))
+        with LocalExecutor() as executor:
+            assert isinstance(self.run(executor, "healthy", plan=plan), Crashed)
 
     def test_parity_does_not_raise_the_peak_of_a_smaller_batch(self, executor):
         """Steps of 32 in pieces of 8 hold 64 MiB of gradients beside 64 MiB of activations; steps of 8 never do."""

@@ -13,34 +13,18 @@ import pytest
 from command_line import start
 
 from autotune.measure.processes import descendants
-from autotune.testing.executors import IsolationContract
+from autotune.testing.executors import IsolationContract, wait_for_end
 from autotune.workers import Failed, Measured
-from autotune.workers.client import SlotLost
+from autotune.workers.cluster import RayExecutor
 from autotune.workers.outcome import OUTCOME
+from autotune.workers.process import identify
 
-ray_pool = pytest.importorskip("autotune.workers.ray_pool", reason="Ray is not installed")
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError, RuntimeEnvSetupError  # noqa: E402
-
-
-@pytest.mark.parametrize(
-    ("error", "is_deterministic"),
-    [
-        (RayTaskError("run", "", SlotLost("the fork server was lost")), False),
-        (RayTaskError("run", "", ValueError("a fault of ours")), True),
-        (RuntimeEnvSetupError("no such package"), True),
-        (RayActorError(), False),
-        (RayActorError(actor_init_failed=True), True),
-        (GetTimeoutError(), False),
-    ],
-    ids=str,
-)
-def test_only_what_may_go_better_elsewhere_is_tried_again(error, is_deterministic):
-    assert ray_pool._is_deterministic(error) == is_deterministic
+pytest.importorskip("ray", reason="Ray is not installed")
 
 
 class TestRayExecutor(IsolationContract):
     tasks = Path(__file__).parent / "tasks"
-    executor_class = ray_pool.RayExecutor
+    executor_class = RayExecutor
 
     @pytest.fixture
     def executor(self, ray_executor):
@@ -56,23 +40,29 @@ class TestRayExecutor(IsolationContract):
     def test_a_cluster_of_its_own_is_quiet_and_leaves_nothing(self, executor, tmp_path, killed):
         """Another driver has another cluster; its folder goes with it, also where the driver is killed."""
         program = (
-            "import os, ray, sys\n"
-            "from autotune.workers.ray_pool import RayExecutor\n"
-            "with RayExecutor():\n"
-            "    print(ray.get_runtime_context().gcs_address, ray._private.worker._global_node.get_temp_dir_path())\n"
+            "import os, sys\n"
+            "from autotune.measure.processes import descendants\n"
+            "from autotune.workers.cluster import RayExecutor\n"
+            "with RayExecutor() as executor:\n"
+            "    print(executor.address, executor._scratch.path, *descendants())\n"
             "    sys.stdout.flush()\n"
-            "    if sys.argv[1] == 'True':\n"
-            "        os.kill(os.getpid(), 9)\n"
+            "    sys.stdin.read()\n"
         )
-        command = [sys.executable, "-P", "-c", program, str(killed)]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert (ended.returncode, ended.stderr) == (-9 if killed else 0, "")
-        address, folder = ended.stdout.split()
-        assert address != ray_pool.ray.get_runtime_context().gcs_address
-        assert not Path(folder).exists()  # the reaper held the pipes until it was done
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        driver = subprocess.Popen([sys.executable, "-P", "-c", program], cwd=tmp_path, text=True, **streams)
+        address, folder, *pids = driver.stdout.readline().split()
+        started = [process for process in map(identify, map(int, pids)) if process is not None]
+        assert address != executor.address
+        assert Path(folder).exists()
+        if killed:
+            driver.kill()
+        _, said = driver.communicate()
+        assert (driver.returncode, said) == (-9 if killed else 0, "")
+        assert wait_for_end(started) == []  # of these its gateway, which removes the folder last
+        assert not Path(folder).exists()
 
     def test_a_search_whose_cluster_dies_ends_and_says_so(self, tmp_path):
-        """Ray itself would wait for a dead cluster. What was measured is kept, and nothing is printed on stdout."""
+        """Ray itself would wait for a dead cluster, and prints the state of what was killed."""
         shutil.copy(self.tasks / "healthy.py", tmp_path)
         running = start("search", "healthy.py", "--trials", "9", "--trial-time", "1s", cwd=tmp_path)
         running.read_until("trial 1 starts")
@@ -80,8 +70,10 @@ class TestRayExecutor(IsolationContract):
         (raylet,) = [pid for pid, words in commands.items() if words.partition(b"\0")[0].endswith(b"/raylet")]
         os.kill(raylet, signal.SIGKILL)
         ended = running.finish()
-        assert (ended.returncode, ended.stdout) == (2, "")
-        assert "the Ray cluster on this machine has died. Every trial that ended is kept: --resume." in ended.stderr
+        assert (ended.returncode, ended.stdout, ended.left_behind) == (2, "", [])
+        assert ended.stderr == (
+            "the Ray cluster on this machine has died.\nEvery trial that ended is kept: --resume goes on from there.\n"
+        )
 
     def test_a_tasks_folder_is_shipped_to_a_cluster_that_is_joined(self, executor, folder, tmp_path):
         """The trial runs in a copy of it: the traceback names a file of Ray's package folder."""
@@ -90,14 +82,15 @@ class TestRayExecutor(IsolationContract):
             "import sys\n"
             "from pathlib import Path\n"
             "from autotune.workers import TrialRequest\n"
-            "from autotune.workers.ray_pool import RayExecutor\n"
+            "from autotune.workers.cluster import RayExecutor\n"
             "with RayExecutor(address=sys.argv[1], working_dir=Path(sys.argv[2])) as executor:\n"
             "    outcome = executor.submit(TrialRequest.model_validate_json(sys.argv[3])).result()\n"
             "print(outcome.model_dump_json(by_alias=True))\n"
         )
-        address = ray_pool.ray.get_runtime_context().gcs_address
+        address = executor.address
         command = [sys.executable, "-P", "-c", program, address, folder, request.model_dump_json(by_alias=True)]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        environment = {**os.environ, "RAY_AUTH_MODE": "token"}
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
         outcome = OUTCOME.validate_json(ended.stdout)
         assert isinstance(outcome, Failed), outcome

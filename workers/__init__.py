@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ._base import Executor, TrialRequest, ended
+from ._base import Executor, TrialRequest, ended, result_of
 from .outcome import (
     STOPPED,
     Crashed,
     Estimated,
     Failed,
     Inspected,
+    Lost,
     Measured,
     NonFinite,
     Outcome,
@@ -25,6 +26,7 @@ __all__ = [
     "Executor",
     "Failed",
     "Inspected",
+    "Lost",
     "Measured",
     "NonFinite",
     "OutOfMemory",
@@ -34,4 +36,5 @@ __all__ = [
     "TimedOut",
     "TrialRequest",
     "ended",
+    "result_of",
 ]

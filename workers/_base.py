@@ -9,13 +9,14 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
+from ..errors import TrialsLost
 from ..estimate import EstimateOptions, PredictOptions
 from ..measure import InspectOptions, MeasureOptions
 from ..measure.profiled import ProfileOptions
 from ..plan import Plan
-from .outcome import Outcome
+from .outcome import Lost, Outcome
 
-__all__ = ["Executor", "TrialRequest", "ended"]
+__all__ = ["Executor", "TrialRequest", "ended", "result_of"]
 
 _WAIT_S = 0.2
 
@@ -77,6 +78,18 @@ def ended(futures: Collection[Future[Outcome]]) -> set[Future[Outcome]]:
     return found
 
 
+def result_of(future: Future[Outcome]) -> Outcome:
+    """What a trial came to.
+
+    Raises:
+        TrialsLost: what runs trials failed, time and again.
+    """
+    outcome = future.result()
+    if isinstance(outcome, Lost):
+        raise TrialsLost(f"trials cannot be run: {outcome.message}")
+    return outcome
+
+
 class Executor(ABC):
     """Runs trial requests somewhere, each in a process of its own. Use as a context manager."""
 
@@ -85,13 +98,18 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, request: TrialRequest) -> Future[Outcome]:
-        """Queue a request. The future always gets an outcome; it never raises for what a trial did."""
+        """Queue a request. The future gets an outcome whatever a trial did; it raises ``TrialsLost`` only where there
+        is nothing left that could run one."""
 
     def ask(self, request: TrialRequest) -> Outcome:
-        """Submit a request and wait for its outcome."""
+        """Submit a request and wait for its outcome.
+
+        Raises:
+            TrialsLost: what runs trials failed, time and again.
+        """
         future = self.submit(request)
         ended([future])
-        return future.result()
+        return result_of(future)
 
     @abstractmethod
     def close(self) -> None:

@@ -25,7 +25,7 @@ from ..plan import Plan
 from ..task import Task, load_task
 from ._base import TrialRequest
 from .failure import outcome_of
-from .folder import TrialFolder
+from .folder import NO_FOLDER, FolderLost, TrialFolder
 from .outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
 
 __all__ = ["run_trial"]
@@ -38,22 +38,28 @@ def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
         folder: the trial's files.
         spawned_s: ``time.monotonic()`` when the process was started.
     """
-    trial = os.getpid()
-    stack = _write_stacks_to(folder)
-    request = folder.read_request()
-    sys.argv = [request.task]
-    outcome = _answer(request, folder, spawned_s)
-    if os.getpid() == trial:  # else the task has forked, and its child came back here
-        folder.write_outcome(outcome)
-    for stream in (sys.stdout, sys.stderr, stack):
+    trial, output, said = os.getpid(), os.dup(2), ""
+    streams = [sys.stdout, sys.stderr]
+    try:
+        streams.append(_write_stacks_to(folder))
+        request = folder.read_request()
+        sys.argv = [request.task]
+        outcome = _answer(request, folder, spawned_s)
+        if os.getpid() == trial:  # else the task has forked, and its child came back here
+            folder.write_outcome(outcome)
+    except FolderLost as lost:
+        said = f"{lost}\n"
+    for stream in streams:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os._exit(0)
+    with contextlib.suppress(OSError):
+        os.write(output, said.encode(errors="replace"))
+    os._exit(NO_FOLDER if said else 0)
 
 
 def _write_stacks_to(folder: TrialFolder) -> IO[str]:
     """Have the Python stack written when the process crashes, and when its supervisor asks for it."""
-    stack = folder.stack.open("w", encoding="utf-8")
+    stack = folder.open_stack()
     faulthandler.enable(stack, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -64,6 +70,8 @@ def _write_stacks_to(folder: TrialFolder) -> IO[str]:
 def _answer(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:
     try:
         return _run(request, folder, spawned_s)
+    except FolderLost:
+        raise
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit included; an outcome is data
         return outcome_of(error, request.device)
 

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 
-from ..errors import AutotuneError
 from ._base import TrialRequest
-from .outcome import OUTCOME, Crashed, Outcome
-from .process import end_all_with
+from .orphans import end_orphans, start_child
+from .outcome import OUTCOME, Crashed, Lost, Outcome
+from .process import end_all_with, text_of, unnamed_file
 from .protocol import receive, send
+from .scratch import Scratch
 
-__all__ = ["ForkServer", "SlotLost"]
+__all__ = ["ForkServer"]
 
 _GRACE_S = 120.0
 """How long over a trial's deadline a server may stay silent: it may be importing torch from a slow disk."""
 _CLOSE_S = 2.0
 """How long a server may take to end its descendants by itself; it may be importing torch."""
 _MARK = "AUTOTUNE_SERVER"
-_LOG_BYTES = 4096
-
-
-class SlotLost(AutotuneError):
-    """What runs trials has died, which says nothing of the trial: ask again."""
+_LOG_CHARACTERS = 4096
+_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""What a process brings upon itself."""
 
 
 class ForkServer:
@@ -41,30 +38,32 @@ class ForkServer:
         Args:
             environment: all variables that its trials start with.
             working_dir: the folder that its trials start in; None is this process's.
+
+        Raises:
+            OSError: it cannot be started: no room for its files, no such folder, no more processes.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="autotune-"))
         self._mark = f"{_MARK}={uuid.uuid4()}"
+        self._log = unnamed_file()
+        self._scratch = Scratch("autotune-")
         self._socket, theirs = socket.socketpair()
         name, _, value = self._mark.partition("=")
-        with theirs, (self._folder / "log").open("wb") as log:
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                f"{__package__}.fork_server",
-                str(theirs.fileno()),
-                str(self._folder),
-            ]
-            self._process = subprocess.Popen(
-                command,
+        module, handle = f"{__package__}.fork_server", theirs.fileno()
+        try:
+            self._process: subprocess.Popen[bytes] = start_child(
+                [sys.executable, "-P", "-m", module, str(handle), str(self._scratch.path)],
                 env={**environment, name: value},
                 cwd=working_dir,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[handle],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=self._log,
+                stderr=self._log,
                 start_new_session=True,  # the terminal's Ctrl-C is for the driver
             )
+        except OSError:
+            self._scratch.remove()
+            raise
+        finally:
+            theirs.close()
 
     @property
     def pid(self) -> int:
@@ -76,18 +75,15 @@ class ForkServer:
         return self._process.poll() is None
 
     def run(self, request: TrialRequest) -> Outcome:
-        """Run one trial and wait for its outcome.
-
-        Raises:
-            SlotLost: the server was killed or fell silent; everything that came of it has been ended.
-        """
+        """Run one trial and wait for its outcome: ``Lost`` where the server ended or fell silent, with everything that
+        came of it."""
         self._socket.settimeout(request.deadline_s + _GRACE_S)
         try:
             send(self._socket, request.model_dump_json(by_alias=True))
             text = receive(self._socket)
         except OSError:
             text = None
-        return OUTCOME.validate_json(text) if text is not None else self._without_answer()
+        return OUTCOME.validate_json(text) if text is not None else self._without_answer(request)
 
     def close(self) -> None:
         """End the server and everything that came of it. May be called while another thread waits in :meth:`run`."""
@@ -100,15 +96,28 @@ class ForkServer:
             self._process.wait()
         self._socket.close()
         end_all_with(self._mark)  # what a server that was killed could not end itself: its trials, and theirs
-        shutil.rmtree(self._folder, ignore_errors=True)
+        end_orphans()  # and those that have cleared their environment
+        self._scratch.remove()
 
-    def _without_answer(self) -> Outcome:
-        log = self._folder / "log"
-        try:
-            said = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
-        except OSError:  # none was written, or close() has just removed it
-            said = ""
+    def _without_answer(self, request: TrialRequest) -> Outcome:
+        ended_by_itself = self._has_ended()
         self.close()
-        if self._process.returncode > 0:
-            return Crashed(message=f"the fork server ended with code {self._process.returncode}: {said.strip()}")
-        raise SlotLost(f"the fork server (pid {self.pid}) was lost")
+        code = self._process.returncode
+        if code > 0:
+            return Lost(message=f"the fork server ended with code {code}: {self._said()}")
+        if not ended_by_itself:
+            return Lost(message="the fork server fell silent. The machine may have been paused, or be overloaded.")
+        name = signal.Signals(-code).name if code else "exit"
+        techniques = request.plan.settings.techniques() if request.plan is not None else ()
+        if -code in _FAULTS and any(technique.environment() for technique in techniques):
+            return Crashed(message=f"{name} of the fork server, which has the plan's environment: {self._said()}")
+        return Lost(message=f"the fork server was killed ({name}). The machine's log (dmesg) may say by whom.")
+
+    def _has_ended(self) -> bool:
+        """Whether it has, by now: its end of the socket closes a little sooner."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)
+        return not self.is_up()
+
+    def _said(self) -> str:
+        return text_of(self._log)[-_LOG_CHARACTERS:] or "it said nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import traceback
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from ..errors import UserError
 from ..measure.errors import NonFiniteLoss
 from ..measure.memory import Charge
-from .outcome import Failed, NonFinite, Outcome, OutOfMemory
+from .outcome import Failed, Lost, NonFinite, Outcome, OutOfMemory
 from .traces import plain, text_of, traceback_of
 
 __all__ = ["is_out_of_memory", "outcome_of"]
@@ -30,6 +31,7 @@ _OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "std::bad_alloc",
 )
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def outcome_of(error: BaseException, device: str) -> Outcome:
@@ -38,6 +40,9 @@ def outcome_of(error: BaseException, device: str) -> Outcome:
         return NonFinite(step=error.step, message=str(error))
     if is_out_of_memory(error):
         return OutOfMemory(peak_bytes=Charge(torch.device(device)).peak().process, message=_last_line(error))
+    if is_out_of_room(error):
+        where = "Free some space on the disk that the task writes to."
+        return Lost(message=f"{_last_line(error)}. {where}\n{traceback_of(error)}".rstrip())
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int | None) else plain(text_of(error))
         return Failed(message=f"the task called sys.exit({code!r})", traceback=traceback_of(error))
@@ -54,6 +59,21 @@ def is_out_of_memory(error: BaseException) -> bool:
         or (isinstance(link, RuntimeError) and any(text in text_of(link) for text in _OUT_OF_MEMORY))
         for link in _chain(error)
     )
+
+
+def is_out_of_room(error: BaseException) -> bool:
+    """Whether a disk was full, which has nothing to do with the configuration.
+
+    What :mod:`multiprocessing` wants is shared memory, of which a configuration may take too much.
+    """
+    return any(
+        isinstance(link, OSError) and link.errno in _NO_ROOM and not _is_for_sharing(link) for link in _chain(error)
+    )
+
+
+def _is_for_sharing(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "/multiprocessing/" in frames[-1].filename
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -7,19 +7,44 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from pydantic import ValidationError
 
 from ._base import TrialRequest
-from .outcome import OUTCOME, Outcome
+from .outcome import OUTCOME, Lost, Outcome
 
-__all__ = ["TrialFolder"]
+__all__ = ["NO_FOLDER", "FolderLost", "TrialFolder", "check_working_folder"]
 
+NO_FOLDER = 117
+"""The exit code of a trial that could not tell what it came to; why is the last line that it printed."""
 
+_STARTING = "starting"
 _COMPARING = "comparing losses"
 """The phase after the peak is known."""
+
+
+def check_working_folder() -> Lost | None:
+    """What a trial comes to whose current folder, which is this process's, was deleted; None where it is there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        name = os.readlink("/proc/self/cwd") if os.path.islink("/proc/self/cwd") else "the working folder"
+        return Lost(message=f"{name}: trials run in this folder, and it is gone. Make it again, and start again there.")
+    return None
+
+
+class FolderLost(Exception):
+    """The folder is gone, or there is no room in it: whatever the trial comes to cannot be told."""
+
+    def __init__(self, path: Path, reason: OSError) -> None:
+        super().__init__(
+            f"{path}: the trial's files cannot be kept there: {reason.strerror or reason}. "
+            "Make room there, or name another folder with TMPDIR."
+        )
 
 
 @dataclass(frozen=True)
@@ -27,7 +52,16 @@ class TrialFolder:
     """One trial's files."""
 
     path: Path
-    """An existing folder of its own."""
+    """A folder of its own. What writes there raises :class:`FolderLost` where that cannot be done."""
+
+    def make(self) -> None:
+        """Make it, and the folders above it where they are gone."""
+        with self._held():
+            self.path.mkdir(parents=True)
+
+    def is_there(self) -> bool:
+        """Whether nobody has removed it."""
+        return self.path.is_dir()
 
     @property
     def stack(self) -> Path:
@@ -36,21 +70,26 @@ class TrialFolder:
 
     def write_request(self, request: TrialRequest) -> None:
         """Ask."""
-        (self.path / "request.json").write_text(request.model_dump_json(by_alias=True), encoding="utf-8")
+        self._write("request.json", request.model_dump_json(by_alias=True))
 
     def read_request(self) -> TrialRequest:
         """What was asked."""
-        return TrialRequest.model_validate_json((self.path / "request.json").read_text(encoding="utf-8"))
+        with self._held():
+            return TrialRequest.model_validate_json((self.path / "request.json").read_text(encoding="utf-8"))
 
     def write_phase(self, phase: str) -> None:
         """Say what the trial is about to do: ``loading the task``."""
-        (self.path / "phase").write_text(phase, encoding="utf-8")
+        self._write("phase", phase)
 
     def read_phase(self) -> str:
         """What the trial was doing last."""
         with contextlib.suppress(OSError):
             return (self.path / "phase").read_text(encoding="utf-8")
-        return "starting"
+        return _STARTING
+
+    def has_begun(self) -> bool:
+        """Whether the trial came as far as the task's code."""
+        return self.read_phase() != _STARTING
 
     def write_measured(self) -> None:
         """Say that the peak is known: what follows is no part of it."""
@@ -62,9 +101,9 @@ class TrialFolder:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Answer, whole or not at all."""
-        temporary = self.path / "outcome.partial"
-        temporary.write_text(outcome.model_dump_json(by_alias=True), encoding="utf-8")
-        os.replace(temporary, self.path / "outcome.json")
+        with self._held():
+            self._write("outcome.partial", outcome.model_dump_json(by_alias=True))
+            os.replace(self.path / "outcome.partial", self.path / "outcome.json")
 
     def read_outcome(self) -> Outcome | None:
         """The answer; None where there is none that can be read."""
@@ -77,3 +116,19 @@ class TrialFolder:
         with contextlib.suppress(OSError):
             return self.stack.read_text(encoding="utf-8", errors="replace")
         return ""
+
+    def open_stack(self) -> IO[str]:
+        """Where the trial's faulthandler writes, to be written to."""
+        with self._held():
+            return self.stack.open("w", encoding="utf-8")
+
+    def _write(self, name: str, text: str) -> None:
+        with self._held():
+            (self.path / name).write_text(text, encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as reason:
+            raise FolderLost(self.path, reason) from None

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 from ._base import TrialRequest
-from .folder import TrialFolder
-from .outcome import Outcome
+from .folder import FolderLost, TrialFolder, check_working_folder
+from .outcome import Lost, Outcome
 from .protocol import receive, send
 from .spawn import become_subreaper, spawn
 from .supervise import Limits, end_descendants, supervise
@@ -50,19 +50,31 @@ class _Server:
 
     def _run(self, request: TrialRequest) -> Outcome | None:
         """The outcome; None when the client has gone meanwhile."""
+        self._num_trials += 1
+        folder = TrialFolder(self._folder / f"trial-{self._num_trials}")
+        lost = check_working_folder()
+        if lost is not None:
+            return lost
+        try:
+            folder.make()
+            folder.write_request(request)
+            return self._supervised(request, folder)
+        except FolderLost as reason:
+            return Lost(message=str(reason))
+        except OSError as reason:
+            end_descendants()
+            return Lost(message=f"a trial's process cannot be started: {reason.strerror or reason}.")
+        finally:
+            shutil.rmtree(folder.path, ignore_errors=True)
+
+    def _supervised(self, request: TrialRequest, folder: TrialFolder) -> Outcome | None:
         fresh = request.fresh or not self._may_fork
         if not fresh:
             self._warm_up()
-        self._num_trials += 1
-        folder = TrialFolder(self._folder / f"trial-{self._num_trials}")
-        folder.path.mkdir()
-        folder.write_request(request)
         child = spawn(folder, fresh, self._client.fileno())
         limits = Limits(request.deadline_s, request.memory_limit_bytes, folder.is_measured)
         ending = supervise(child, limits, self._client)
-        outcome = verdict(request, folder, ending) if ending is not None else None
-        shutil.rmtree(folder.path, ignore_errors=True)
-        return outcome
+        return verdict(request, folder, ending) if ending is not None else None
 
     def _warm_up(self) -> None:
         """Import what every trial needs, once, and only where a trial will be forked."""

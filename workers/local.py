@@ -9,10 +9,10 @@ from typing import Literal
 
 from ..errors import UserError
 from ._base import TrialRequest
-from .client import ForkServer, SlotLost
+from .client import ForkServer
 from .devices import visible_gpus
 from .environment import trial_environment
-from .outcome import Failed, Outcome
+from .outcome import Failed, Lost, Outcome
 from .pool import SlotPool
 
 __all__ = ["LocalExecutor", "LocalSlot"]
@@ -58,17 +58,18 @@ class LocalSlot:
         self._is_closed = False
 
     def run(self, request: TrialRequest) -> Outcome:
-        """Run a trial on the server of its environment.
-
-        Raises:
-            SlotLost: the server was killed, or the slot is closed.
-        """
+        """Run a trial on the server of its environment: ``Lost`` where there cannot be one, or the slot is closed."""
         try:
             environment = trial_environment(request, self._base)
         except UserError as error:
             return Failed(message=str(error))
         key = frozenset(environment.items())
-        server = self._server(key)
+        try:
+            server = self._server(key)
+        except OSError as reason:
+            return Lost(message=_why_none(reason))
+        if server is None:
+            return Lost(message="the slot is closed")
         try:
             return server.run(request)
         finally:
@@ -82,10 +83,16 @@ class LocalSlot:
         for server in list(self._servers.values()):
             server.close()
 
-    def _server(self, key: frozenset[tuple[str, str]]) -> ForkServer:
+    def _server(self, key: frozenset[tuple[str, str]]) -> ForkServer | None:
         with self._lock:
             if self._is_closed:
-                raise SlotLost("the slot is closed")
+                return None
             if key not in self._servers:
                 self._servers[key] = ForkServer(dict(key), self._working_dir)
             return self._servers[key]
+
+
+def _why_none(reason: OSError) -> str:
+    where = f"{reason.filename}: " if reason.filename else ""
+    said = f"{where}a fork server cannot be started: {reason.strerror or reason}."
+    return f"{said} Make room there, or name another folder with TMPDIR."

@@ -17,6 +17,7 @@ __all__ = [
     "Estimated",
     "Failed",
     "Inspected",
+    "Lost",
     "Measured",
     "NonFinite",
     "OutOfMemory",
@@ -126,8 +127,29 @@ class Failed(_Outcome):
     """The user's traceback without our frames; empty where the message says all (a TaskError, a PlanError)."""
 
 
+class Lost(_Outcome):
+    """What runs trials failed, and not the trial: a full or missing disk, a server that was killed.
+
+    It says nothing of the configuration, so nobody stores it: it is tried again, and then the search ends.
+    """
+
+    kind: Literal["lost"] = "lost"
+    message: str
+    """What failed and where, and what to do about it."""
+
+
 Outcome = Annotated[
-    Inspected | Measured | Profiled | Estimated | Predicted | OutOfMemory | TimedOut | Crashed | NonFinite | Failed,
+    Inspected
+    | Measured
+    | Profiled
+    | Estimated
+    | Predicted
+    | OutOfMemory
+    | TimedOut
+    | Crashed
+    | NonFinite
+    | Failed
+    | Lost,
     Field(discriminator="kind"),
 ]
 """Any of them; ``kind`` tells which."""

@@ -1,21 +1,20 @@
-"""Executors that have slots: a thread each, first come first served, and another try where a slot was lost."""
+"""Executors that have slots: a thread each, first come first served, and another try where a trial was lost."""
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from ._base import Executor, TrialRequest
-from .client import SlotLost
-from .outcome import STOPPED, Crashed, Outcome
+from .outcome import STOPPED, Lost, Outcome
 
 __all__ = ["Slot", "SlotPool", "done"]
 
-_RETRIES = 2
+_PAUSES_S = (0.0, 3.0)
+"""Before each further try: a server that was killed is started again at once, a full disk may be cleared soon."""
 
 
 def done(outcome: Outcome) -> Future[Outcome]:
@@ -29,11 +28,7 @@ class Slot(Protocol):
     """Runs one trial at a time on a device of its own."""
 
     def run(self, request: TrialRequest) -> Outcome:
-        """Run a trial.
-
-        Raises:
-            SlotLost: what runs trials has died, which says nothing of the trial; the next call starts anew.
-        """
+        """Run a trial: ``Lost`` where what runs trials has failed. The next call starts anew."""
 
     def close(self) -> None:
         """End everything this slot started, now; a trial that runs meanwhile is lost."""
@@ -66,23 +61,24 @@ class SlotPool(Executor):
         self._threads.shutdown()
 
     def _run(self, request: TrialRequest) -> Outcome:
-        """An outcome is never asked for again; a lost slot says nothing of the trial, so that is, twice."""
+        """An outcome is never asked for again; a loss says nothing of the trial, so that is, twice. Each try has all of
+        its deadline: with what another has left of it, a trial would seem to hang."""
         losses: list[str] = []
-        ends_s = time.monotonic() + request.deadline_s
         slot = self._free.get()
         try:
-            while len(losses) <= _RETRIES and not self._closing.is_set():
-                try:
-                    left_s = max(1.0, ends_s - time.monotonic()) if losses else request.deadline_s
-                    return slot.run(request.model_copy(update={"deadline_s": left_s}))
-                except SlotLost as loss:
-                    losses.append(str(loss))
-                    slot = self._another(slot)
+            for pause_s in (0.0, *_PAUSES_S):
+                if self._closing.wait(pause_s):
+                    return STOPPED
+                outcome = slot.run(request)
+                if not isinstance(outcome, Lost):
+                    return outcome
+                losses.append(outcome.message)
+                slot = self._another(slot)
         finally:
             self._free.put(slot)
         if self._closing.is_set():
             return STOPPED
-        return Crashed(message=f"lost {len(losses)} times: {'; '.join(losses)}")
+        return Lost(message="; ".join(dict.fromkeys(losses)))
 
     def _another(self, slot: Slot) -> Slot:
         """A free slot in exchange for one that was lost; the same where no other is free."""

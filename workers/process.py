@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from ..measure.processes import descendants, private_bytes
 
@@ -22,6 +23,8 @@ __all__ = [
     "name_of",
     "num_oom_kills",
     "resident_bytes",
+    "text_of",
+    "unnamed_file",
     "with_variable",
 ]
 
@@ -109,6 +112,19 @@ def num_oom_kills() -> int:
     """How many processes the kernel has killed for memory since boot, on the whole machine; 0 where it does not say."""
     counts = (line.split() for line in _read(_PROC / "vmstat").splitlines())
     return next((int(value) for name, value in counts if name == "oom_kill"), 0)
+
+
+def unnamed_file() -> BinaryIO:
+    """What a process may print to: nobody can remove it, and no full disk is in its way."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("autotune-output"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def text_of(file: BinaryIO) -> str:
+    """What was printed to it."""
+    file.seek(0)
+    return file.read().decode(errors="replace").strip()
 
 
 def _read(path: Path) -> str:

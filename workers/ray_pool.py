@@ -1,4 +1,4 @@
-"""Trials on a Ray cluster: one actor per device, each with fork servers of its own. The only importer of ray."""
+"""The process that Ray lives in: one actor per device, each with fork servers of its own. The only importer of ray."""
 
 from __future__ import annotations
 
@@ -6,126 +6,103 @@ import contextlib
 import logging
 import math
 import os
-import tempfile
+import shutil
+import socket
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError, RuntimeEnvSetupError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors import UserError
-from ..measure.processes import descendants
-from ..task import split_source
 from ._base import TrialRequest
-from .client import SlotLost
+from .cluster import WORKER_CONFIG, Answer, Ask, ClusterOptions, Ready, Refused
 from .environment import THREAD_VARIABLES
 from .local import LocalSlot
-from .outcome import OUTCOME, Crashed, Failed, Outcome
-from .pool import SlotPool, done
-from .process import ProcessId, identify, is_alive, name_of
-from .reaper import Reaper
+from .orphans import adopt_orphans, end_orphans
+from .outcome import OUTCOME, Lost, Outcome
+from .pool import SlotPool
+from .protocol import receive, send
+from .supervise import end_descendants
 
-__all__ = ["RayExecutor"]
+__all__ = ["main"]
 
 _GRACE_S = 300.0
 """How long over a trial's deadline an actor may stay silent: it may have to be started on another machine."""
 _CLOSE_S = 30.0
-_CORE = ("raylet", "gcs_server")
-"""Without these processes there is no cluster; workers come and go."""
-_LOOK_S = 2.0
-"""How often to look whether the cluster still lives."""
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only requests and outcomes cross Ray."""
-_SHORT_FOLDER = "/tmp" if os.access("/tmp", os.W_OK) else None
 _NOT_SHIPPED = [".git", ".venv", ".autotune", "__pycache__"]
-_CONFIG = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of actors without a GPU
-    "RAY_memory_monitor_refresh_ms": "0",  # it would kill an actor for what its trial may use
-}
-"""What the processes of a cluster that is started here read from their environment."""
-_WORKER_CONFIG = {"RAY_kill_child_processes_on_worker_exit": "false"}
-"""What a worker reads: its fork servers are not killed with it, since they end their trials and then themselves."""
 _FORCED_BY_RAY = frozenset({*THREAD_VARIABLES, "PYTHONBREAKPOINT", "PYTHONUNBUFFERED"})
 """Variables that a Ray worker has and a job would not."""
 
 
-class RayExecutor(SlotPool):
-    """Runs each trial under a Ray actor, which has a device to itself."""
+def main(client: int) -> None:
+    """Have a cluster for the driver at the other end of an inherited socket, until it goes.
 
-    def __init__(
-        self,
-        device: Literal["cpu", "cuda"] = "cpu",
-        num_slots: int | None = None,
-        address: str | None = None,
-        working_dir: Path | None = None,
-    ) -> None:
-        """Start an isolated cluster on this machine, or join one.
-
-        Args:
-            device: torch's device type.
-            num_slots: trials at once; None is one per GPU of the cluster, or one per machine for the CPU.
-            address: a cluster's; None starts one, which ends with this executor, or with the thread that calls this.
-                A cluster that this process is connected to already is used as it is.
-            working_dir: the folder that is shipped to the cluster at ``address``; tasks lie in it.
-
-        Raises:
-            UserError: no cluster at ``address``, or one without the device.
-        """
-        self._connected_here = not ray.is_initialized()
-        self._shipped = working_dir.resolve() if address and working_dir else None
-        self._reaper = None
-        cluster: list[ProcessId] = []
-        if self._connected_here:
-            others = set(descendants(os.getpid()))
-            folder = None if address else tempfile.mkdtemp(prefix="autotune-ray-", dir=_SHORT_FOLDER)
-            _connect(address, self._shipped, folder)
-            started = [identify(pid) for pid in descendants(os.getpid()) if pid not in others]
-            cluster = [process for process in started if process is not None]
-            self._reaper = Reaper(cluster, folder)
-        # On this machine a trial sees what a job started here would; elsewhere, what Ray's worker has less Ray's part.
-        base = None if address else dict(os.environ)
+    Args:
+        client: the socket's file descriptor.
+    """
+    with socket.socket(fileno=client) as connection:
+        options = ClusterOptions.model_validate_json(receive(connection) or "")
+        starting = threading.Event()
+        threading.Thread(target=_end_with_driver, args=(connection, options, starting), daemon=True).start()
         try:
-            placements = _placements(device, num_slots, reserve=address is not None)
-            core = [process for process in cluster if name_of(process) in _CORE]
-            super().__init__([_RaySlot(options, base, core) for options in placements])
-        except UserError:
-            self._disconnect()
-            raise
-
-    def submit(self, request: TrialRequest) -> Future[Outcome]:
-        """Queue a request; its task is looked for in the shipped folder."""
-        if self._shipped is None:
-            return super().submit(request)
-        path, name = split_source(request.task)
-        try:
-            shipped = str(path.resolve().relative_to(self._shipped))
-        except ValueError:
-            return done(Failed(message=f"{path}: not in {self._shipped}, the folder that is shipped to the cluster."))
-        task = f"{shipped}:{name}" if name else shipped
-        return super().submit(request.model_copy(update={"task": task}))
-
-    def close(self) -> None:
-        """End every actor with everything that came of it, and the cluster where it was started here."""
-        super().close()
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._connected_here:
+            _serve(connection, options, starting)
+        except ConnectionError:  # the driver went before its answer came
+            pass
+        finally:
             ray.shutdown()
-        if self._reaper is not None:
-            self._reaper.close()
+            _leave_nothing(options)
+
+
+def _end_with_driver(connection: socket.socket, options: ClusterOptions, started: threading.Event) -> None:
+    """In a thread: where the driver goes while Ray starts, nobody waits for Ray."""
+    if connection.recv(1, socket.MSG_PEEK) == b"" and not started.is_set():
+        _leave_nothing(options)
+        os._exit(0)
+
+
+def _leave_nothing(options: ClusterOptions) -> None:
+    end_descendants()  # Ray's agents stay for a minute after everything else has gone
+    shutil.rmtree(options.folder, ignore_errors=True)
+
+
+def _serve(connection: socket.socket, options: ClusterOptions, started: threading.Event) -> None:
+    try:
+        _connect(options)
+        placements = _placements(options.device, options.num_slots, reserve=options.address is not None)
+    except UserError as error:
+        send(connection, Refused(reason=str(error)).model_dump_json())
+        return
+    adopt_orphans()
+    # On this machine a trial sees what a job started here would; elsewhere, what Ray's worker has less Ray's part.
+    base = None if options.address else options.environment
+    lock = threading.Lock()
+
+    def tell(number: int, future: Future[Outcome]) -> None:
+        answer = Answer(number=number, outcome=future.result())
+        with lock, contextlib.suppress(OSError):  # the driver has gone, which ends us, too
+            send(connection, answer.model_dump_json(by_alias=True))
+
+    with SlotPool([_RaySlot(placement, base) for placement in placements]) as pool:
+        started.set()
+        address = ray.get_runtime_context().gcs_address
+        send(connection, Ready(num_slots=pool.num_slots, address=address).model_dump_json())
+        while (text := receive(connection)) is not None:
+            ask = Ask.model_validate_json(text)
+            pool.submit(ask.request).add_done_callback(partial(tell, ask.number))
 
 
 class _TrialActor:
     """Lives in a Ray worker; its fork servers and their trials are that worker's descendants."""
 
     def __init__(self, base: Mapping[str, str] | None) -> None:
+        adopt_orphans()  # of a fork server that was killed
         mine = os.environ
         if base is None:
             base = {name: value for name, value in mine.items() if name not in _FORCED_BY_RAY}
@@ -144,31 +121,26 @@ class _TrialActor:
 class _RaySlot:
     """One actor, started when it is needed, and again after it was lost."""
 
-    def __init__(
-        self, options: Mapping[str, Any], base: Mapping[str, str] | None, cluster: Sequence[ProcessId]
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], base: Mapping[str, str] | None) -> None:
         self._options = options
         self._base = base
-        self._cluster = cluster
         self._actor: Any = None
         self._lock = threading.Lock()
         self._is_closed = False
 
     def run(self, request: TrialRequest) -> Outcome:
-        """Run a trial under this slot's actor.
-
-        Raises:
-            SlotLost: the actor, its worker, its machine or its fork server was lost, or the slot is closed.
-        """
+        """Run a trial under this slot's actor: ``Lost`` where the actor, its worker or its machine was lost, its
+        environment cannot be set up, or the slot is closed."""
         try:
-            reference = self._living_actor().run.remote(request.model_dump_json(by_alias=True))
-            return OUTCOME.validate_json(self._wait_for(reference, request.deadline_s + _GRACE_S))
+            actor = self._living_actor()
+            if actor is None:
+                return Lost(message="the slot is closed")
+            reference = actor.run.remote(request.model_dump_json(by_alias=True))
+            return OUTCOME.validate_json(ray.get(reference, timeout=request.deadline_s + _GRACE_S))
         except RayError as error:
             self._kill()
-            said = str(error).strip().splitlines()[-1]
-            if _is_deterministic(error):
-                return Crashed(message=f"Ray could not run it: {said}")
-            raise SlotLost(said) from None
+            end_orphans()  # of a worker that was killed
+            return Lost(message=f"Ray: {str(error).strip().splitlines()[-1]}")
 
     def close(self) -> None:
         """End the actor with everything that came of it."""
@@ -179,23 +151,10 @@ class _RaySlot:
                 ray.get(self._actor.close.remote(), timeout=_CLOSE_S)
             self._kill()
 
-    def _wait_for(self, reference: Any, limit_s: float) -> str:
-        """An answer, unless the cluster that was started here dies: Ray itself would wait for it.
-
-        Raises:
-            UserError: it died.
-        """
-        ends_s = time.monotonic() + limit_s
-        while not ray.wait([reference], timeout=_LOOK_S)[0] and time.monotonic() < ends_s:
-            if not all(map(is_alive, self._cluster)):
-                raise UserError("the Ray cluster on this machine has died. Every trial that ended is kept: --resume.")
-        answer: str = ray.get(reference, timeout=1.0)
-        return answer
-
     def _living_actor(self) -> Any:
         with self._lock:
             if self._is_closed:
-                raise SlotLost("the slot is closed")
+                return None
             if self._actor is None:
                 self._actor = ray.remote(_TrialActor).options(**self._options).remote(self._base)
             return self._actor
@@ -207,32 +166,27 @@ class _RaySlot:
                 ray.kill(actor)
 
 
-def _is_deterministic(error: RayError) -> bool:
-    """Whether another try would fail alike: the environment cannot be set up, or our own code raised."""
-    if isinstance(error, RayTaskError):
-        return not isinstance(error.cause, SlotLost)
-    return isinstance(error, RuntimeEnvSetupError) or (isinstance(error, RayActorError) and error.actor_init_failed)
-
-
-def _connect(address: str | None, working_dir: Path | None, folder: str | None) -> None:
-    """Quietly: no dashboard, no logs of workers on the terminal.
+def _connect(options: ClusterOptions) -> None:
+    """Quietly: no dashboard, no logs of workers.
 
     Raises:
-        UserError: no cluster answers at the address.
+        UserError: no cluster answers at the address, or none can be started here.
     """
-    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+    address = options.address
+    chosen: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if address:
-        shipped = {"working_dir": str(working_dir), "excludes": _NOT_SHIPPED} if working_dir else {}
-        options["runtime_env"] = {**shipped, "env_vars": _WORKER_CONFIG}
+        shipped = {"working_dir": options.working_dir, "excludes": _NOT_SHIPPED} if options.working_dir else {}
+        chosen["runtime_env"] = {**shipped, "env_vars": WORKER_CONFIG}
     else:
-        os.environ.update({**_CONFIG, **_WORKER_CONFIG})
-        options |= {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-        options |= {"_temp_dir": folder}
+        chosen |= {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+        chosen |= {"_temp_dir": options.folder}
     try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        ray.init(**chosen)
+    except Exception as error:  # noqa: BLE001 - Ray raises a plain Exception where its processes do not come up
         where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
-        raise UserError(f"{where} could not be reached: {error}. Or use --executor local.") from None
+        said = " ".join(str(error).split()) or type(error).__name__
+        token = " If it asks for a token, set RAY_AUTH_MODE=token." if address else ""
+        raise UserError(f"{where} could not be reached: {said}.{token} Or use --executor local.") from None
 
 
 def _placements(device: Literal["cpu", "cuda"], num_slots: int | None, reserve: bool) -> list[dict[str, Any]]:

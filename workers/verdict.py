@@ -7,8 +7,8 @@ import signal
 
 from ..units import MIB
 from ._base import TrialRequest
-from .folder import TrialFolder
-from .outcome import Crashed, Failed, Outcome, OutOfMemory, TimedOut
+from .folder import NO_FOLDER, TrialFolder, check_working_folder
+from .outcome import Crashed, Failed, Lost, Outcome, OutOfMemory, TimedOut
 from .supervise import Ending
 from .traces import INNERMOST, without_our_frames
 
@@ -26,10 +26,17 @@ def verdict(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Outco
         answer = OutOfMemory(
             peak_bytes=ending.peak_bytes, message=f"the kernel killed a loader worker for memory: {answer.message}"
         )
+    if isinstance(answer, Failed | Crashed):
+        answer = check_working_folder() or answer
     return answer.model_copy(update={"output": ending.output, "seconds": ending.seconds})
 
 
 def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Outcome:
+    code = os.waitstatus_to_exitcode(ending.status)
+    if code == NO_FOLDER:
+        return Lost(message=_last_said(ending))
+    if not folder.is_there():
+        return Lost(message=f"{folder.path}: the trial's files were removed while it ran.")
     doing = f"while {folder.read_phase()}"
     stack = "\n".join(("", *_frames(folder.read_stack())))
     if ending.ended_for == "memory":
@@ -42,12 +49,19 @@ def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Ou
     if ending.ended_for == "deadline":
         where = f", at{INNERMOST}{stack}" if stack else "; its Python stack could not be had"
         return TimedOut(deadline_s=request.deadline_s, message=f"ended {doing}{where}")
-    code = os.waitstatus_to_exitcode(ending.status)
+    if code > 0 and not folder.has_begun():
+        return Lost(
+            message=f"a trial's process ended with code {code} before it came to the task: {_last_said(ending)}"
+        )
     if code >= 0:
         return Crashed(message=f"exited with code {code} and without an answer {doing}")
     if -code == signal.SIGKILL and ending.oom_killed:
         return OutOfMemory(peak_bytes=ending.peak_bytes, message=f"ended {doing} by the kernel, for memory")
     return Crashed(message=f"{_name(-code)} {doing}{stack}")
+
+
+def _last_said(ending: Ending) -> str:
+    return (ending.output.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def _name(number: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 __all__ = [
+    "children",
     "count_files_of",
     "descendants",
     "end_with",
@@ -109,18 +110,22 @@ def private_bytes(pid: int) -> int:
 
 def descendants(pid: int | None = None) -> Iterator[int]:
     """Process ids below ``pid`` (this process), parents before children."""
+    for child in children(pid or os.getpid()):
+        yield child
+        yield from descendants(child)
+
+
+def children(pid: int) -> Iterator[int]:
+    """Process ids of those that ``pid`` has started, or adopted."""
     try:
-        threads = list(Path(f"/proc/{pid or os.getpid()}/task").iterdir())
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return
     for thread in threads:
         try:
-            children = (thread / "children").read_text().split()
+            yield from map(int, (thread / "children").read_text().split())
         except OSError:
             continue
-        for child in map(int, children):
-            yield child
-            yield from descendants(child)
 
 
 def _kib_fields(path: Path) -> dict[str, int]:

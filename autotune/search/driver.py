@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from ..errors import Interrupted, OutOfTime, PlanError, TaskError, UserError
+from ..errors import Interrupted, OutOfTime, PlanError, TaskError, TrialsLost, UserError
 from ..files import FOLDER, check_output
 from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
 from ..techniques import Facts
 from ..units import format_percent
-from ..workers import STOPPED, Executor, Measured, Outcome, OutOfMemory, TimedOut, ended
+from ..workers import STOPPED, Executor, Measured, Outcome, OutOfMemory, TimedOut, ended, result_of
 from .apart import Apart
 from .budget import asked, check_possible
 from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
+from .doubt import Doubt
 from .events import INTERRUPTED, BudgetKnown, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
 from .finalists import settle
@@ -68,8 +69,17 @@ def search(
         NothingFits: no configuration stays within the budget.
         OutOfTime: ``max_time_s`` left no time to try any.
         Interrupted: ``stop`` was set before anything usable had been measured.
+        TrialsLost: what runs trials failed; what was measured is kept.
     """
-    pace = pace or Pace(options.trial_time_s, options.max_time_s)
+    try:
+        return _run(options, executor, observe, stop, pace or Pace(options.trial_time_s, options.max_time_s))
+    except TrialsLost as lost:
+        raise TrialsLost(f"{lost}\nEvery trial that ended is kept: --resume goes on from there.") from None
+
+
+def _run(
+    options: SearchOptions, executor: Executor, observe: Callable[[Event], None], stop: threading.Event, pace: Pace
+) -> Plan:
     _check_output(options)
     space = load_space(options.space)
     found = inspected(options, executor, pace)
@@ -120,7 +130,8 @@ def _search(session: Session, space: SearchSpace) -> Plan:
         _measure(session, candidates, candidates.reference)
     _check_reference(session)
     _choose_sampler(session, candidates, configurations)
-    stopped = _explore(session, candidates)
+    doubt = Doubt(session)
+    stopped = _explore(session, candidates, doubt)
     session.observe(Stopped(stopped))
     _check_usable(session)
     _check_tried(session, stopped)
@@ -128,9 +139,10 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     def go_on(row: Tried) -> None:
         """Now that this one fell, something else may be worth a trial."""
         nonlocal stopped
+        doubt.take(row.outcome)
         candidates.fell(row)  # before it is stored: what a kill leaves out here, a resume finds out again
         session.study.fell(row)
-        num_tried, stopped = len(session.study.tried), _explore(session, candidates)
+        num_tried, stopped = len(session.study.tried), _explore(session, candidates, doubt)
         if len(session.study.tried) > num_tried:
             session.observe(Stopped(stopped))
 
@@ -188,9 +200,9 @@ def _measure(session: Session, candidates: Candidates, propose: Callable[[], Pro
     """Run one trial to its end: the reference."""
     share_s = session.pace.trial_share_s(session.options.trials) or LEAST_SHARE_S
     proposal = propose()
-    outcome = _start(session, proposal, share_s).result()
+    outcome = result_of(_start(session, proposal, share_s))
     if _is_spoiled(outcome) and session.pace.left_s() > 2 * outcome.seconds:
-        outcome = _calmer(outcome, _start(session, proposal, share_s).result())
+        outcome = _calmer(outcome, result_of(_start(session, proposal, share_s)))
     _end(session, candidates, proposal, outcome)
 
 
@@ -247,16 +259,27 @@ def _tell_share(session: Session, share: float) -> None:
         session.warn(f"--budget {format_percent(share)} is more memory than the job takes as it stands.")
 
 
-def _explore(session: Session, candidates: Candidates) -> str:
-    """Keep every slot busy until there is a reason to stop; returns it, in words."""
+def _explore(session: Session, candidates: Candidates, doubt: Doubt) -> str:
+    """Keep every slot busy until there is a reason to stop; returns it, in words.
+
+    Raises:
+        TrialsLost: what runs trials failed; those that ran meanwhile have ended, and are stored.
+    """
     running: dict[Future[Outcome], Proposal] = {}
     spoiled: dict[int, Outcome] = {}
-    reason = None
+    reason: str | None = None
+    failed: TrialsLost | None = None
     while running or reason is None:
         if reason is None:
             reason = _fill(session, candidates, running)
         for future in ended(running) if running else ():
-            proposal, outcome = running.pop(future), future.result()
+            proposal = running.pop(future)
+            try:
+                outcome = result_of(future)
+                doubt.take(outcome, proposal.trial.number)
+            except TrialsLost as lost:
+                reason, failed = str(lost), lost
+                continue
             if proposal.number in spoiled:
                 outcome = _calmer(spoiled[proposal.number], outcome)
             elif _is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.pace.trial_share_s(1)):
@@ -264,6 +287,8 @@ def _explore(session: Session, candidates: Candidates) -> str:
                 running[_start(session, proposal, share_s)] = proposal
                 continue
             _end(session, candidates, proposal, outcome)
+    if failed:
+        raise failed
     return reason
 
 

@@ -12,7 +12,7 @@ where ``objective`` returns the natural logarithm of the speed, having said with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,12 +26,14 @@ from .beliefs import GAIN, Beliefs, Observation
 from .configurations import Configurations
 from .priors import Priors
 
-__all__ = ["EXHAUSTED", "ExpectedGainSampler", "observation_of", "observe", "withdraw"]
+__all__ = ["EXHAUSTED", "ExpectedGainSampler", "forget", "forgotten", "observation_of", "observe", "withdraw"]
 
 _OBSERVATION = "observation"
 """The user attribute that holds what a trial showed."""
 _WITHDRAWN = "withdrawn"
 """The user attribute of a trial that was never run."""
+_FORGOTTEN = "forgotten"
+"""The study's user attribute with the numbers of trials that were taken back: those that ended cannot be changed."""
 EXHAUSTED = "every configuration has been measured, or is known not to fit"
 """The reason to stop where nothing is left."""
 _SETTLED = 0.05
@@ -46,6 +48,16 @@ def observe(trial: optuna.Trial, observation: Observation) -> None:
 def withdraw(trial: optuna.Trial) -> None:
     """Mark a trial that was never run: it says nothing of its configuration, which may be proposed again."""
     trial.set_user_attr(_WITHDRAWN, True)
+
+
+def forget(study: optuna.Study, numbers: Iterable[int]) -> None:
+    """Take back trials that were told: they say nothing of their configurations, which may be proposed again."""
+    study.set_user_attr(_FORGOTTEN, sorted(forgotten(study).union(numbers)))
+
+
+def forgotten(study: optuna.Study) -> frozenset[int]:
+    """Numbers of the trials that were taken back."""
+    return frozenset(study.user_attrs.get(_FORGOTTEN, ()))
 
 
 class ExpectedGainSampler(BaseSampler):
@@ -110,7 +122,7 @@ class ExpectedGainSampler(BaseSampler):
 
     def beliefs(self, study: optuna.Study) -> Beliefs:
         """What is believed after the study's trials; the same is not thought out twice."""
-        observed = tuple(self._observed(study.get_trials(deepcopy=False)))
+        observed = tuple(self._observed(_told(study)))
         if self._believed is None or self._believed.observed != observed:
             self._believed = Beliefs(self._priors, observed, self._limit, self._margin)
         return self._believed
@@ -135,7 +147,6 @@ class ExpectedGainSampler(BaseSampler):
 
     def _observed(self, trials: Sequence[FrozenTrial]) -> Iterator[tuple[int, Observation]]:
         """Trials of known configurations; one that failed and was tried again counts as what came of it then."""
-        trials = [trial for trial in trials if _WITHDRAWN not in trial.user_attrs]
         numbered = [(self.configurations.index(trial.params), trial) for trial in trials]
         finished = {number for number, trial in numbered if trial.state == TrialState.COMPLETE}
         for number, trial in numbered:
@@ -145,8 +156,15 @@ class ExpectedGainSampler(BaseSampler):
 
 def _num_measured(study: optuna.Study) -> int:
     """Trials that ended, of configurations that a sampler does not know of, too; one that was told of twice is one."""
-    ended = (trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished())
-    return len({tuple(sorted(trial.params.items())) for trial in ended if _WITHDRAWN not in trial.user_attrs})
+    ended = (trial for trial in _told(study) if trial.state.is_finished())
+    return len({tuple(sorted(trial.params.items())) for trial in ended})
+
+
+def _told(study: optuna.Study) -> list[FrozenTrial]:
+    """Trials that say something of their configurations, or will."""
+    left_out = forgotten(study)
+    trials = study.get_trials(deepcopy=False)
+    return [trial for trial in trials if _WITHDRAWN not in trial.user_attrs and trial.number not in left_out]
 
 
 def observation_of(trial: FrozenTrial) -> Observation:

@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial
 from ..techniques import Settings
 from ..workers import Measured, Outcome, OutOfMemory
 from ..workers.outcome import OUTCOME
-from .expected_gain import observation_of
+from .expected_gain import forgotten, observation_of
 
 __all__ = ["Recovered", "Row", "recover"]
 
@@ -44,7 +44,8 @@ def recover(study: optuna.Study) -> Recovered:
         KeyError, TypeError, ValueError: something in it is not as this version writes it.
     """
     rows = tuple(map(_row, study.get_trials(deepcopy=False)))
-    numbers = [row.number for row in rows if row.outcome is not None]
+    taken_back = forgotten(study)
+    numbers = [row.number for row in rows if row.outcome is not None and row.trial.number not in taken_back]
     if len(set(numbers)) < len(numbers):
         raise ValueError("two trials have one number")
     attrs = study.user_attrs.items()

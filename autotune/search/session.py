@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,11 +32,13 @@ class Session:
     pace: Pace
     study: Study
     facts: Facts
+    _task: str = field(default="", init=False)
     _said: set[str] = field(default_factory=set, init=False)
     _earlier_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         """Take over what an earlier driver learned."""
+        self._task = os.path.abspath(self.options.task)  # while there is a current folder
         self.study.tell_of(self.warn)
         for row in self.study.tried:
             self._earlier_s += row.outcome.seconds
@@ -49,7 +52,7 @@ class Session:
     @property
     def inquiry(self) -> Inquiry:
         """Makes the requests."""
-        return Inquiry(self.options.task, self.options.seed, self.budget, self.facts)
+        return Inquiry(self._task, self.options.seed, self.budget, self.facts)
 
     @property
     def reference_settings(self) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -20,7 +20,7 @@ from ..techniques import Settings
 from ..workers import Outcome
 from ..workers.outcome import OUTCOME
 from .budget import in_bytes
-from .expected_gain import ExpectedGainSampler, observe, withdraw
+from .expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
 from .record import StudyRecord, check_same
 from .recovered import Recovered, Row, recover
 from .storage import newest_first, newest_number, storage_errors
@@ -177,6 +177,11 @@ class Study:
                 trial.set_user_attr("known_from", known.number)
                 self._tell(trial, known)
 
+    def forget(self, numbers: Iterable[int]) -> None:
+        """What these trials came to (their numbers are Optuna's) says nothing: they are asked again on ``--resume``."""
+        with storage_errors(self._store.url):
+            forget(self._study, numbers)
+
     def fell(self, row: Tried) -> None:
         """Store that a configuration did not hold when it was measured again."""
         self.keep_evidence(f"{_FELL}:{row.number}", row.outcome)
@@ -233,8 +238,12 @@ class Study:
         self._study.tell(trial, value, skip_if_finished=True)
 
     def _take_over(self, recovered: Recovered) -> None:
-        """Keep what was measured; tell what has an outcome, and ask again for what has none."""
+        """Keep what was measured; tell what has an outcome, and ask again for what has none or was taken back."""
+        taken_back = forgotten(self._study)
         for row in recovered.rows:
+            if row.trial.number in taken_back and row.settings is not None:
+                self.lost.append(row.settings)
+                continue
             tried = self._take(row.number, row.settings, row.outcome) if row.outcome and row.settings else None
             if row.trial.state == TrialState.RUNNING:
                 self._settle(row, tried)

@@ -13,6 +13,7 @@ from ..workers import (
     Estimated,
     Failed,
     Inspected,
+    Lost,
     Measured,
     NonFinite,
     Outcome,
@@ -77,8 +78,8 @@ def judge(outcome: Outcome, budget: Budget, device_memory_bytes: int) -> Verdict
             return Verdict(False, f"did not end within {outcome.deadline_s:.0f} s", False, None, _failure())
         case Crashed() | Failed():
             return Verdict(False, outcome.message, False, None, _failure())
-        case Inspected() | Predicted() | Profiled() | Estimated():
-            raise AssertionError(f"a measure request was answered: {outcome.kind}")
+        case Inspected() | Predicted() | Profiled() | Estimated() | Lost():
+            raise AssertionError(f"no answer to a measure request: {outcome.kind}")
 
 
 def _judge_measurement(measurement: Measurement, budget: Budget) -> Verdict:

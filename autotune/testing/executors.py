@@ -27,6 +27,7 @@ from ..workers.outcome import (
     Crashed,
     Failed,
     Inspected,
+    Lost,
     Measured,
     NonFinite,
     Outcome,
@@ -255,6 +256,24 @@ class IsolationContract(ExecutorContract):
         outcome = self.run(executor, "hostile_kills_its_parents", folder)
         assert not (folder / "generations").exists()
         return outcome
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("hostile_kills_its_server", "the fork server was killed (SIGKILL)"),
+            ("hostile_cannot_answer", "the trial's files cannot be kept there: No space left on device"),
+            ("hostile_cleans_up", "the trial's files cannot be kept there: No such file or directory"),
+            ("hostile_fills_a_disk", "OSError: [Errno 28] No space left on device"),
+        ],
+    )
+    def test_what_the_environment_does_is_lost_and_the_next_trial_runs(
+        self, executor: Executor, name: str, said: str
+    ) -> None:
+        """A killed server, a full disk and a removed folder are no crash of the configuration's."""
+        outcome = self.run(executor, name)
+        assert isinstance(outcome, Lost), outcome
+        assert said in outcome.message
+        assert isinstance(self.run(executor, "healthy"), Measured)
 
     def test_a_fresh_trial_starts_as_a_job_would(self, executor: Executor, folder: Path) -> None:
         """A new interpreter with the request's variables, its plan's, none of Ray's; no terminal, no signal blocked."""

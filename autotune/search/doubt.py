@@ -1,0 +1,72 @@
+"""Whether trials that fail alike, one after the other, do so for their configurations, or since nothing runs any more.
+
+What an environment may do is not known in advance: a task's data is unmounted, a library is upgraded meanwhile, and it
+looks as if configurations failed. Nor does it help to ask what these have in common: most that are worth a trial share
+some technique, which may well be at fault. So something that ran before is run again. If it still runs, the failures
+are the configurations' own; if it does not, they say nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import TrialsLost
+from ..workers import Crashed, Failed, Measured, Outcome
+from .inquiry import failure
+from .pace import LEAST_SHARE_S
+from .session import Session
+
+__all__ = ["Doubt"]
+
+_IN_A_ROW = 3
+
+
+class Doubt:
+    """Looks at each outcome before it is stored."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._alike: list[tuple[str, int | None]] = []
+        """The last failures, all of one message: it, and the trial's number in Optuna's sense."""
+        self._proven: set[str] = set()
+        """Messages of failures that are the configurations' own."""
+
+    def take(self, outcome: Outcome, trial: int | None = None) -> None:
+        """Take in a trial's or a finalist's outcome.
+
+        Raises:
+            TrialsLost: it is the third failure in a row with one message, and what ran before does not run now. The
+                study has been told to forget those before it, which are asked again on ``--resume``.
+        """
+        if not isinstance(outcome, Crashed | Failed) or self._session.was_cut_off(outcome):
+            self._alike = []
+            return
+        message = _without_numbers(outcome.message)
+        self._alike = [row for row in self._alike if row[0] == message] + [(message, trial)]
+        if len(self._alike) < _IN_A_ROW or message in self._proven:
+            return
+        again = self._run_again()
+        if again is None or self._session.was_cut_off(again):
+            return
+        if isinstance(again, Measured):
+            self._proven.add(message)
+            return
+        self._session.study.forget(number for _, number in self._alike[:-1] if number is not None)
+        raise TrialsLost(
+            f"trials cannot be run any more: {_IN_A_ROW} in a row ended alike, and what had run before does not now: "
+            f"{failure(again)}\nMend what has changed since the search began."
+        )
+
+    def _run_again(self) -> Outcome | None:
+        """What the first configuration comes to now that was measured; None where none was, or the user stopped."""
+        session = self._session
+        ran = next((row for row in session.study.tried if isinstance(row.outcome, Measured)), None)
+        if ran is None or session.stop.is_set():
+            return None
+        session.warn(f"{_IN_A_ROW} trials in a row ended alike: is it for them? Trial {ran.number} is run once more.")
+        return session.executor.ask(session.request("doubt", ran.settings, LEAST_SHARE_S))
+
+
+def _without_numbers(message: str) -> str:
+    """The first line; pids and addresses differ from trial to trial."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", message.partition("\n")[0])

@@ -1,0 +1,107 @@
+"""Is a trial's process that of a job? `python -m benchmarks.process` compares them, fact by fact.
+
+The job is `python process_job.py`; the same file is measured as a task: forked and in a fresh interpreter, by the local
+executor and through Ray. What differs is listed, with the reason where it is meant to.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.measure import MeasureOptions
+from autotune.plan import Plan
+from autotune.techniques import Settings
+from autotune.workers import Executor, Measured, TrialRequest
+from autotune.workers.environment import own_thread_variables
+
+__all__ = ["INTENDED", "differences", "job_facts", "trial_facts"]
+
+INTENDED: Mapping[str, str] = {
+    "oom_score_adj": "the trial is the first to go where memory runs out",
+    "session leader": "the terminal's signals are for the driver",
+    "terminal": "as above",
+    "stdin": "a trial that reads would wait for ever",
+    "safe path": "the driver's folder is not to hide a library",
+    "objects left to gc": "a fork shares what its server has imported",
+    "$AUTOTUNE_SERVER": "finds what outlives its server",
+    "$TORCHINDUCTOR_CACHE_DIR": "torch sets it with its compiler, which a job imports at its first optimizer step",
+}
+"""Facts in which a trial may differ from a job, and why. Nothing of these bears on speed or memory."""
+
+_TASK = Path(__file__).with_name("process_job.py")
+_DEADLINE_S = 300.0
+
+
+def job_facts(folder: Path) -> dict[str, Any]:
+    """What a job that is started here is told by the system, its file being in ``folder``."""
+    shutil.copy(_TASK, folder)
+    command = [sys.executable, str(folder / _TASK.name)]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    facts: dict[str, Any] = json.loads(ended.stdout)
+    return facts
+
+
+def trial_facts(executor: Executor, folder: Path, fresh: bool) -> dict[str, Any]:
+    """What a trial of the same file is told.
+
+    Raises:
+        RuntimeError: it did not run.
+    """
+    shutil.copy(_TASK, folder)
+    request = TrialRequest(
+        id="process",
+        task=str(folder / _TASK.name),
+        device="cpu",
+        plan=Plan(settings=Settings()),
+        measure=MeasureOptions(trial_time_s=0.1, parity_batch=8),
+        deadline_s=_DEADLINE_S,
+        fresh=fresh,
+        environment=own_thread_variables(),
+    )
+    outcome = executor.ask(request)
+    if not isinstance(outcome, Measured):
+        raise RuntimeError(f"the trial did not run: {outcome}")
+    facts: dict[str, Any] = json.loads((folder / "about.json").read_text())
+    return facts
+
+
+def differences(job: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Facts that are not the same, or not there: the job's and the trial's."""
+    names = sorted({*job, *trial})
+    return {name: (job.get(name), trial.get(name)) for name in names if job.get(name) != trial.get(name)}
+
+
+def main() -> None:
+    """Print the comparison."""
+    from autotune.workers.cluster import RayExecutor
+    from autotune.workers.local import LocalExecutor
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job = job_facts(folder)
+        trials = {}
+        for where, executor_class in (("local", LocalExecutor), ("ray", RayExecutor)):
+            with executor_class() as executor:
+                for how, fresh in (("forked", False), ("fresh", True)):
+                    trials[f"{where}, {how}"] = trial_facts(executor, folder, fresh)
+    found = {where: differences(job, trial) for where, trial in trials.items()}
+    names = {name for differing in found.values() for name in differing}
+    same = len(job.keys() - names)
+    print(f"{len(job)} facts of a job, python {_TASK.name}; {same} are the same in every trial\n")
+    print(f"| fact | job | {' | '.join(trials)} | why |\n|---|---|{'---|' * len(trials)}---|")
+    for fact in sorted(names):
+        cells = [trial.get(fact) if fact in found[where] else "same" for where, trial in trials.items()]
+        print(f"| {fact} | {' | '.join(map(str, [job.get(fact), *cells]))} | {INTENDED.get(fact, '**not meant**')} |")
+    if names - INTENDED.keys():
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Trials on a Ray cluster. Ray lives in a process of its own, so that what happens to it does not happen to this one.
+
+Ray's own code takes over signals, prints what it likes, waits a minute for a cluster that has died, and then ends the
+process that it is in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from ..errors import TrialsLost, UserError
+from ..measure.processes import descendants
+from ..task import split_source
+from ._base import Executor, TrialRequest
+from .orphans import end_orphans, start_child
+from .outcome import STOPPED, Failed, Outcome
+from .pool import done
+from .process import ProcessId, end_all_with, identify, is_alive, name_of, text_of, unnamed_file
+from .protocol import receive, send
+from .scratch import Scratch
+
+__all__ = ["WORKER_CONFIG", "Answer", "Ask", "ClusterOptions", "RayExecutor", "Ready", "Refused"]
+
+_MARK = "AUTOTUNE_CLUSTER"
+_CORE = ("raylet", "gcs_server")
+"""Without these processes there is no cluster; workers come and go."""
+_LOOK_S = 2.0
+"""How often to look whether the cluster still lives."""
+_MOST_SILENT = 5
+"""Looks in a row at which a joined cluster does not answer; Ray itself would wait for a minute."""
+_CLOSE_S = 30.0
+"""How long a cluster may take to end."""
+_SHORT_FOLDER = "/tmp" if os.access("/tmp", os.W_OK) else None
+"""Ray's sockets lie in its folder, and their names must be short."""
+_CONFIG = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of actors without a GPU
+    "RAY_memory_monitor_refresh_ms": "0",  # it would kill an actor for what its trial may use
+}
+"""What the processes of a cluster that is started here read from their environment."""
+WORKER_CONFIG = {
+    "RAY_kill_child_processes_on_worker_exit": "false",  # fork servers end their trials and then themselves
+    "RAY_worker_niceness": "0",  # it is 15, and trials would inherit it: a job runs at 0
+}
+"""What a worker reads."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClusterOptions(_Frozen):
+    """What the process that Ray lives in is told first."""
+
+    device: Literal["cpu", "cuda"]
+    num_slots: int | None
+    address: str | None
+    working_dir: str | None
+    folder: str
+    environment: dict[str, str]
+    """Of this process: what a job that is started here would have."""
+
+
+class Ready(_Frozen):
+    """Its first answer: a cluster."""
+
+    num_slots: int
+    address: str
+    """Where its control process (GCS) listens."""
+
+
+class Ask(_Frozen):
+    """A request with a number."""
+
+    number: int
+    request: TrialRequest
+
+
+class Refused(_Frozen):
+    """Its first answer: why there is no cluster."""
+
+    reason: str
+
+
+class Answer(_Frozen):
+    """What came of a number."""
+
+    number: int
+    outcome: Outcome
+
+
+_FIRST: TypeAdapter[Ready | Refused] = TypeAdapter(Ready | Refused)
+
+
+class RayExecutor(Executor):
+    """Runs each trial under a Ray actor, which has a device to itself."""
+
+    def __init__(
+        self,
+        device: Literal["cpu", "cuda"] = "cpu",
+        num_slots: int | None = None,
+        address: str | None = None,
+        working_dir: Path | None = None,
+    ) -> None:
+        """Start an isolated cluster on this machine, or join one.
+
+        Args:
+            device: torch's device type.
+            num_slots: trials at once; None is one per GPU of the cluster, or one per machine for the CPU.
+            address: a cluster's; None starts one, which ends with this executor.
+            working_dir: the folder that is shipped to the cluster at ``address``; tasks lie in it.
+
+        Raises:
+            UserError: Ray is not installed, there is no cluster at ``address``, or it lacks the device.
+            TrialsLost: a cluster cannot be started here.
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise UserError("--executor ray needs Ray: `pip install ray`, or use --executor local.")
+        self._where = f"the Ray cluster at {address}" if address else "the Ray cluster on this machine"
+        self._joined = address is not None
+        self._shipped = working_dir.resolve() if address and working_dir else None
+        self._asked: dict[int, Future[Outcome]] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._failure: TrialsLost | None = None
+        try:
+            self._scratch = Scratch("autotune-ray-", _SHORT_FOLDER)
+        except OSError as reason:
+            raise TrialsLost(f"{reason.filename}: Ray needs a folder: {reason.strerror}. Make room there.") from None
+        try:
+            self._start()
+            shipped = str(self._shipped) if self._shipped else None
+            options = ClusterOptions(
+                device=device,
+                num_slots=num_slots,
+                address=address,
+                working_dir=shipped,
+                folder=str(self._scratch.path),
+                environment=dict(os.environ),
+            )
+            ready = self._first_answer(options)
+        except BaseException:
+            self._end(0.0)
+            raise
+        self.num_slots, self.address = ready.num_slots, ready.address
+        self._is_watched = address is not None and self._answers()
+        self._listener = threading.Thread(target=self._listen, name="autotune-ray", daemon=True)
+        self._listener.start()
+
+    def submit(self, request: TrialRequest) -> Future[Outcome]:
+        """Queue a request; its task is looked for in the folder that was shipped."""
+        if self._shipped is not None:
+            path, name = split_source(request.task)
+            try:
+                shipped = str(path.resolve().relative_to(self._shipped))
+            except ValueError:
+                return done(
+                    Failed(message=f"{path}: not in {self._shipped}, the folder that is shipped to the cluster.")
+                )
+            request = request.model_copy(update={"task": f"{shipped}:{name}" if name else shipped})
+        with self._lock:
+            number, future = next(self._numbers), Future[Outcome]()
+            if self._failure is not None:
+                future.set_exception(self._failure)
+                return future
+            if self._is_closed:
+                return done(STOPPED)
+            self._asked[number] = future
+            with contextlib.suppress(OSError):  # the listener sees it, too
+                send(self._socket, Ask(number=number, request=request).model_dump_json(by_alias=True))
+        return future
+
+    def close(self) -> None:
+        """End every actor with everything that came of it, and the cluster where it was started here."""
+        with self._lock:
+            self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._listener.join()
+        self._end(0.0 if self._failure else _CLOSE_S)
+
+    def _start(self) -> None:
+        mark = str(uuid.uuid4())
+        self._mark, self._log = f"{_MARK}={mark}", unnamed_file()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            config = {**WORKER_CONFIG, **({} if self._joined else _CONFIG)}
+            self._process: subprocess.Popen[bytes] = start_child(
+                [sys.executable, "-P", "-c", f"from {__package__}.ray_pool import main; main({theirs.fileno()})"],
+                env={**os.environ, **config, _MARK: mark},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,  # the terminal's Ctrl-C is for the driver
+            )
+
+    def _first_answer(self, options: ClusterOptions) -> Ready:
+        with contextlib.suppress(OSError):
+            send(self._socket, options.model_dump_json())
+        self._core: set[ProcessId] = set()
+        while not self._has_answer():
+            self._core |= {process for process in self._below() if name_of(process) in _CORE}
+            if not all(map(is_alive, self._core)):
+                raise TrialsLost(f"{self._where} died while it was started. Or use --executor local.")
+        text = receive(self._socket)
+        if text is None:
+            said = (text_of(self._log).splitlines() or ["it ended and said nothing"])[-1]
+            raise TrialsLost(f"{self._where} could not be reached: {said} Or use --executor local.")
+        answer = _FIRST.validate_json(text)
+        if isinstance(answer, Refused):
+            raise UserError(answer.reason)
+        self._core |= {process for process in self._below() if name_of(process) in _CORE}
+        return answer
+
+    def _below(self) -> Iterator[ProcessId]:
+        return filter(None, map(identify, descendants(self._process.pid)))
+
+    def _has_answer(self) -> bool:
+        return bool(select.select([self._socket], [], [], _LOOK_S)[0])
+
+    def _listen(self) -> None:
+        """In a thread: hand out outcomes until the other side goes, or the cluster does."""
+        num_silent, reason = 0, ""
+        while not reason:
+            if not self._has_answer():
+                num_silent = num_silent + 1 if self._is_watched and not self._answers() else 0
+                if not all(map(is_alive, self._core)) or num_silent >= _MOST_SILENT:
+                    reason = "has died"
+                continue
+            text = receive(self._socket)
+            if text is None:
+                reason = "was lost"
+            else:
+                answer = Answer.model_validate_json(text)
+                self._asked.pop(answer.number).set_result(answer.outcome)
+        with self._lock:
+            if not self._is_closed:
+                self._failure = TrialsLost(f"{self._where} {reason}.")
+            for future in self._asked.values():
+                if self._failure is not None:
+                    future.set_exception(self._failure)
+                else:
+                    future.set_result(STOPPED)
+
+    def _answers(self) -> bool:
+        """Whether the cluster's control process does, which a client of Ray's may not be able to see at all."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=_LOOK_S).close()
+        except OSError:
+            return False
+        return True
+
+    def _end(self, patience_s: float) -> None:
+        with contextlib.suppress(AttributeError):  # it was not started
+            self._socket.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience_s)
+            self._process.kill()
+            self._process.wait()
+            end_all_with(self._mark)
+        end_orphans()
+        self._scratch.remove()

@@ -1,0 +1,57 @@
+"""Folders for a process's files, each held by a lock while its owner lives, so that a later one finds what is left.
+
+A lock tells a living owner from a dead one where pids do not: in containers that share a folder and not their pids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO
+
+__all__ = ["Scratch"]
+
+_OWNER = "owner"
+
+
+class Scratch:
+    """A new folder of this process's own."""
+
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
+        """Make it, and remove those that owners who are gone have left beside it.
+
+        Args:
+            prefix: what its name begins with.
+            parent: where; None is where temporary files go (``TMPDIR``).
+
+        Raises:
+            OSError: it cannot be made; the message names it.
+        """
+        parent = parent or tempfile.gettempdir()
+        _remove_left(Path(parent), prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            self._owner: IO[bytes] = (self.path / f"{_OWNER}.new").open("wb")
+            fcntl.flock(self._owner, fcntl.LOCK_EX)
+            os.rename(self.path / f"{_OWNER}.new", self.path / _OWNER)  # whoever sees it finds it locked
+        except OSError:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(AttributeError):
+            self._owner.close()
+
+
+def _remove_left(parent: Path, prefix: str) -> None:
+    for folder in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError), (folder / _OWNER).open("rb") as owner:
+            if folder.stat().st_uid == os.getuid():
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
