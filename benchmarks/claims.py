@@ -1,4 +1,4 @@
-"""Whether a job goes as fast as its plan says: ten plans, each from a search of its own, beside plain jobs that apply it.
+"""Whether jobs go as fast as their plans say: ten plans, each from a search of its own, beside plain jobs.
 
 For each example and each of five budgets: a search as a user runs it, and then `autotune run plan.yaml -- python
 plain_job.py`, which times 200 optimizer steps of its own, several times. Given is the jobs' median speed over the speed
