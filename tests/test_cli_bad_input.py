@@ -156,7 +156,7 @@ def test_a_dataset_smaller_than_the_batch_caps_the_micro_batch(folder):
 @pytest.mark.parametrize(
     ("budget", "words"),
     [
-        ("8 apples", "not a size: '8 apples'. Write for example 8GiB, 512 MiB or 8GB."),
+        ("8 apples", "not a size: '8 apples'. Write for example 8GiB, 512 MiB or 8GB; 8G is 8GiB."),
         ("8", "a budget of 8 is 8 bytes. Was 8GiB meant?"),
         ("0", "a budget of 0 leaves no memory at all."),
         ("-1GiB", "not a size: '-1GiB'."),
