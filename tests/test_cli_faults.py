@@ -120,11 +120,12 @@ def test_a_joined_cluster_that_dies_is_an_error_with_what_to_do(folder: Path):
         os.kill(control.pid, signal.SIGKILL)
         ended = running.finish()
     assert (ended.returncode, ended.stdout) == (2, ""), said
-    assert ended.stderr == (
+    assert ended.stderr.endswith(
         f"the Ray cluster at {cluster.address} has died.\n"
         "Every trial that ended is kept: --resume goes on from there.\n"
     )
-    assert stored(folder, "healthy") == ["measured"]
+    assert "gcs" not in ended.stderr  # Ray's own lines
+    assert set(stored(folder, "healthy")) == {"measured"}
 
 
 @pytest.fixture

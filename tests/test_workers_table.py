@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from autotune.errors import TrialsLost
 from autotune.plan import Plan
 from autotune.techniques import Device, Facts, Settings
 from autotune.techniques.batch import Batch
 from autotune.testing.executors import ExecutorContract
-from autotune.workers import Crashed, Failed, OutOfMemory
+from autotune.workers import Crashed, Failed, Lost, OutOfMemory
 from autotune.workers.table import Row, TableExecutor
 
 FACTS = Facts(
@@ -67,6 +68,12 @@ class TestTableExecutor(ExecutorContract):
 
     def test_a_row_may_be_any_outcome(self, executor):
         assert self.ask(executor, Settings(batch=Batch(micro=64))) == OOM
+
+    def test_a_row_that_is_lost_raises_for_whoever_waits_for_it(self):
+        executor = TableExecutor(FACTS, [Row(settings=Settings(), outcome=Lost(message="no room in /tmp"))])
+        assert self.ask(executor, Settings()) == Lost(message="no room in /tmp")
+        with pytest.raises(TrialsLost, match="trials cannot be run: no room in /tmp"):
+            executor.ask(self.request("healthy"))
 
     def test_a_configuration_without_a_row_fails_with_its_name(self, executor):
         outcome = self.ask(executor, Settings(batch=Batch(micro=3)))
