@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from .core import Complaints
@@ -10,6 +11,7 @@ from .ended import Ended
 __all__ = ["clean", "refused"]
 
 _MOST_LINES = 100
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _LONGEST_LINE = 20_000
 _MOST_CPU_S = 5.0
 _OURS = ("This is a bug in autotune", 'autotune/cli.py"', "Exception ignored in", "Fatal Python error")
@@ -29,8 +31,8 @@ def clean(ended: Ended, codes: Collection[int], *words: str, of_user: bool = Fal
     found += [f"said {mark!r}" for mark in _OURS if mark in said]
     if not of_user and "Traceback (most recent call last)" in said and not found[1:]:
         found.append("a traceback")
-    if "\x1b" in said:
-        found.append("a raw escape character")
+    if control := _CONTROL.search(said):
+        found.append(f"a raw control character: {control[0]!r}")
     if len(ended.err.splitlines()) > _MOST_LINES:
         found.append(f"{len(ended.err.splitlines())} lines on stderr")
     if any(len(line) > _LONGEST_LINE for line in ended.err.splitlines()):

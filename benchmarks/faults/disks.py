@@ -15,6 +15,7 @@ from pathlib import Path
 from . import processes, stored
 from .checks import clean
 from .core import Complaints, Executor, Fault
+from .ended import LONG_S
 from .place import Place
 from .scene import MOMENTS, SEARCH, Disturbance, Held, Moment, begin, disturb, set_up, task_text
 
@@ -236,9 +237,9 @@ def _paused(place: Place, executor: Executor, moment: Moment, pause: Callable[[H
         for pid in stopped:
             _send(pid, number)
         time.sleep(_PAUSE_S if number == signal.SIGSTOP else 0.0)
-    running.comes(r"\] (trial \d+|reference)(: | again)", 60, since)
+    running.comes(r"\] (trial \d+|reference)(: | again)", LONG_S, since)
     running.send(signal.SIGINT)
-    ended = running.finish(90)
+    ended = running.finish()
     return clean(ended, (0, 130)) + _spoilt(stored.read(place.work / ".autotune" / "model.db"))
 
 
@@ -287,9 +288,9 @@ def _limited(place: Place, executor: Executor, prepare: Callable[[], None]) -> C
     place.write("model.py", task_text())
     place.write("space.yaml", "schema: autotune/space@1\nbatch: auto\n")
     running = place.start(*SEARCH, "--executor", executor, prepare=prepare)
-    running.comes(r"\] reference: ", 60)
+    running.comes(r"\] reference: ", LONG_S)
     running.send(signal.SIGINT)
-    ended = running.finish(60)
+    ended = running.finish()
     own_end = (-signal.SIGXCPU, -signal.SIGKILL) if ended.code < 0 else ()
     return clean(ended, (0, 2, 130, *own_end))
 
@@ -298,6 +299,6 @@ def _variables(place: Place, environment: dict[str, str]) -> Complaints:
     place.write("model.py", task_text())
     place.write("space.yaml", "schema: autotune/space@1\nbatch: auto\n")
     running = place.start(*SEARCH, "--executor", "local", environment=environment)
-    running.comes(r"\] reference: ", 60)
+    running.comes(r"\] reference: ", LONG_S)
     running.send(signal.SIGINT)
-    return clean(running.finish(60), (0, 2, 130))
+    return clean(running.finish(), (0, 2, 130))

@@ -11,9 +11,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Ended", "NoEnd", "Running"]
+__all__ = ["LONG_S", "Ended", "NoEnd", "Running"]
 
 _POLL_S = 0.02
+LONG_S = 120.0
+"""What takes seconds here may take so long beside others."""
 
 
 class NoEnd(Exception):
@@ -63,7 +65,7 @@ class Running:
                 self._cpu_s = usage.ru_utime + usage.ru_stime
         return self.process.returncode is not None
 
-    def wait_for(self, pattern: str, timeout_s: float = 60, since: int = 0) -> None:
+    def wait_for(self, pattern: str, timeout_s: float = LONG_S, since: int = 0) -> None:
         """Until stderr has the pattern behind its first ``since`` characters.
 
         Raises:
@@ -88,7 +90,7 @@ class Running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def finish(self, timeout_s: float = 60) -> Ended:
+    def finish(self, timeout_s: float = LONG_S) -> Ended:
         """Wait for its end.
 
         Raises:

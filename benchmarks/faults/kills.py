@@ -12,7 +12,7 @@ from functools import partial
 from . import processes, stored
 from .checks import clean
 from .core import Complaints, Executor, Fault
-from .ended import NoEnd
+from .ended import LONG_S, NoEnd
 from .place import Place
 from .scene import MOMENTS, Disturbance, Held, Moment, begin, disturb, resume_and_check, set_up
 
@@ -75,7 +75,7 @@ def _tell_driver_twice(held: Held, number: signal.Signals) -> None:
     held.running.send(number)
     held.running.comes("again stops at once", 10, since)
     held.running.send(number)
-    held.running.finish(45)
+    held.running.finish()
 
 
 def _of_servers(executor: Executor) -> Iterator[Fault]:
@@ -188,7 +188,7 @@ def _at_rays_start(place: Place, part: str, harm: Callable[[int, int], None], nu
     running = begin(place, "ray")
     _await_part(running.pid, part)
     harm(running.pid, number)
-    ended = running.finish(60)
+    ended = running.finish()
     found = clean(ended, (_KILLED,) if number == signal.SIGKILL else (130,))
     return found + (["a plan was written"] if (place.work / "plan.yaml").exists() else [])
 
@@ -197,9 +197,9 @@ def _part_at_rays_start(place: Place, part: str) -> Complaints:
     set_up(place, "reference")
     running = begin(place, "ray")
     os.kill(_await_part(running.pid, part), signal.SIGKILL)
-    if running.comes(r"\] trial 1 starts", 60):
+    if running.comes(r"\] trial 1 starts", LONG_S):
         running.send(signal.SIGINT)
-    ended = running.finish(60)
+    ended = running.finish()
     found = clean(ended, (2, 130), *(["--executor local"] if ended.code == 2 else []))
     if ended.code == 130:
         return found + resume_and_check(place, stored.read(place.work / ".autotune" / "model.db"))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .checks import clean, refused
 from .core import Complaints, Fault
+from .ended import LONG_S
 from .place import ROOT, Place
 from .scene import SEARCH, SPACE, task_text
 
@@ -140,7 +141,7 @@ def _files(place: Place) -> None:
 def _value(place: Place, option: str, value: str) -> Complaints:
     _files(place)
     before = {path.name: path.read_bytes() for path in place.work.iterdir() if path.is_file()}
-    ended = place.run("search", "model.py", *_LOCAL, "--space", "space.yaml", option, value, timeout_s=60)
+    ended = place.run("search", "model.py", *_LOCAL, "--space", "space.yaml", option, value)
     changed = [name for name, content in before.items() if (place.work / name).read_bytes() != content]
     litter = [path.name for path in _below(place.work / ".autotune") if path.suffix != ".db"]
     return (
@@ -166,7 +167,7 @@ def _secret(place: Place, url: str, command: str) -> Complaints:
 
 def _command(place: Place, arguments: tuple[str, ...]) -> Complaints:
     _files(place)
-    return refused(place.run(*arguments, timeout_s=60))
+    return refused(place.run(*arguments))
 
 
 def _searched(place: Place, budget: str, task: str, codes: tuple[int, ...], word: str) -> Complaints:
@@ -174,9 +175,9 @@ def _searched(place: Place, budget: str, task: str, codes: tuple[int, ...], word
     place.write("model.py", task)
     place.write("space.yaml", SPACE)
     running = place.start(*SEARCH, "--executor", "local", "--budget", budget)
-    if running.comes(r"\] trial \d+ starts", 60):
+    if running.comes(r"\] trial \d+ starts", LONG_S):
         running.send(signal.SIGINT)
-    ended = running.finish(60)
+    ended = running.finish()
     refused_as_text = ["refused as no size"] if "not a size" in ended.err else []
     return refused_as_text + clean(ended, codes, word, of_user=task == _FAILS)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import processes
-from .ended import Ended, Running
+from .ended import LONG_S, Ended, Running
 
 __all__ = ["MARK", "ROOT", "Place", "may_mount", "place_of"]
 
@@ -110,7 +110,7 @@ class Place:
             )
         return Running(process, out, err)
 
-    def run(self, *arguments: str | Path, timeout_s: float = 60, **options: Any) -> Ended:
+    def run(self, *arguments: str | Path, timeout_s: float = LONG_S, **options: Any) -> Ended:
         """``autotune`` from its start to its end."""
         return self.start(*arguments, **options).finish(timeout_s)
 

@@ -14,7 +14,7 @@ from typing import Literal
 from . import stored
 from .checks import clean
 from .core import Complaints, Executor
-from .ended import Ended, NoEnd, Running
+from .ended import LONG_S, Ended, NoEnd, Running
 from .place import Place, place_of
 
 __all__ = [
@@ -42,9 +42,9 @@ SEARCH = (
 SPACE = "schema: autotune/space@1\nbatch: auto\n"
 _STARTS = {"reference": r"\] reference starts", "trial": r"\] trial \d+ starts", "finalist": r"again, round 1 starts"}
 _ENDED = r"\] (trial \d+|reference)(: | again, round \d+ of)"
-_HOLD_S = 90.0
+_HOLD_S = LONG_S
 _SETTLE_S = 40.0
-_END_S = 90.0
+_END_S = LONG_S
 _NOT_OF_ENVIRONMENT = ("crashed", "failed", "timed_out", "out_of_memory", "non_finite")
 
 TASK = '''\

@@ -16,7 +16,7 @@ from typing import Literal
 from . import stored
 from .checks import clean
 from .core import Complaints, Executor, Fault
-from .ended import Running
+from .ended import LONG_S, Running
 from .place import ROOT, Place
 from .scene import SEARCH, Held, begin, resume_and_check, set_up
 
@@ -87,7 +87,7 @@ def _shell(place: Place, command: str, codes: tuple[int, ...]) -> Complaints:
     place.write("plain.yaml", "schema: autotune/plan@1\nsettings: {}\n")
     place.expected.add("new.py")
     line = f"{sys.executable} -m autotune {command}"
-    return clean(place.start(program=("bash", "-o", "pipefail", "-c", line)).finish(60), codes)
+    return clean(place.start(program=("bash", "-o", "pipefail", "-c", line)).finish(), codes)
 
 
 def _search(place: Place, redirection: str, executor: Executor) -> Complaints:
@@ -96,11 +96,11 @@ def _search(place: Place, redirection: str, executor: Executor) -> Complaints:
     line = f"{sys.executable} -m autotune {' '.join(SEARCH)} --executor {executor} {redirection}"
     running = place.start(program=("bash", "-o", "pipefail", "-c", line))
     path = place.work / ".autotune" / "model.db"
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + LONG_S
     while len(stored.read(path).outcomes) < 2 and time.monotonic() < until_s and not running.has_ended():
         time.sleep(0.3)
     _interrupt_python(running)
-    ended = running.finish(60)
+    ended = running.finish()
     found = clean(ended, (0, 2, 130) if "full" in redirection else (0, 130))
     return found + ([] if (place.work / "plan.yaml").exists() else ["no plan was written"])
 
@@ -124,7 +124,7 @@ def _terminal(place: Place, moment: _Moment, hangs_up: bool, executor: Executor)
         terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
         running = begin(place, executor, prepare=_own_terminal if hangs_up else _nohup, **terminal)
         os.close(theirs)
-        found = screen.until(b"again" if moment == "finalist" else b"trial 2", 90)
+        found = screen.until(b"again" if moment == "finalist" else b"trial 2", LONG_S)
         if not found:
             running.send(signal.SIGKILL)
             return [f"the terminal never showed {moment}: {screen.text[-200:]!r}"]
@@ -138,7 +138,7 @@ def _terminal(place: Place, moment: _Moment, hangs_up: bool, executor: Executor)
     if not hangs_up:
         time.sleep(4)
         running.send(signal.SIGINT)
-    ended = running.finish(90)
+    ended = running.finish()
     found_ = clean(ended, (130,) if hangs_up else (0, 130)) + stored.same_or_more(before, stored.read(path))
     if not (place.work / "plan.yaml").exists():
         found_.append("no plan was written")

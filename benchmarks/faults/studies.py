@@ -18,7 +18,7 @@ from typing import Any
 from . import stored
 from .checks import clean
 from .core import Complaints, Fault
-from .ended import Ended
+from .ended import LONG_S, Ended
 from .place import Place
 from .scene import SEARCH, Held, begin, set_up
 
@@ -207,9 +207,9 @@ def _resumed(place: Place, codes: Collection[int]) -> Complaints:
 
 def _resume(place: Place) -> Ended:
     running = begin(place, "local")
-    if running.comes(r" starts", 60):
+    if running.comes(r" starts", LONG_S):
         running.send(signal.SIGINT)
-    return running.finish(60)
+    return running.finish()
 
 
 def _rows(path: Path) -> list[tuple[Any, ...]]:
@@ -363,11 +363,11 @@ def _second(place: Place, link: Callable[[Place], str], executor: str) -> Compla
     shutil.copytree(place.told, place.root / "told-2", ignore=lambda folder, names: names)
     away = {"FAULT_TOLD": str(place.root / "told-2")}
     second = place.start(*SEARCH, "--executor", "local", "--storage", url, "-o", "other.yaml", environment=away)
-    if second.comes(r" starts", 60):
+    if second.comes(r" starts", LONG_S):
         second.send(signal.SIGINT)
-    found = clean(second.finish(60), _REFUSES, "another search is using this study")
+    found = clean(second.finish(), _REFUSES, "another search is using this study")
     first.send(signal.SIGINT)
     held.release()
-    found += clean(first.finish(60), (0, 130))
+    found += clean(first.finish(), (0, 130))
     place.expected |= {"link.db", "linked", "hard.db", "other.yaml"}
     return found + stored.same_or_more(before, stored.read(place.work / _DATABASE))

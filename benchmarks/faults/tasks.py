@@ -11,7 +11,7 @@ from typing import Literal
 from . import stored
 from .checks import clean
 from .core import Complaints, Fault
-from .ended import NoEnd
+from .ended import LONG_S, NoEnd
 from .place import Place
 from .scene import SEARCH, SPACE, plan_is_measured
 
@@ -272,10 +272,10 @@ def _named(place: Place, file: str) -> Complaints:
 def _searched(place: Place, file: str, ends: _Ends, executor: str, *options: str) -> Complaints:
     arguments = [file if word == "model.py" else word for word in SEARCH]
     running = place.start(*arguments, "--executor", executor, *options)
-    if running.comes(r"\] reference: \d", 60):
+    if running.comes(r"\] reference: \d", LONG_S):
         running.send(signal.SIGINT)
     try:
-        ended = running.finish(45)
+        ended = running.finish()
     except NoEnd as reason:
         return [str(reason)]
     place.expected.add(Path(file).parts[0])
