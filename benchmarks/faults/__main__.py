@@ -1,6 +1,6 @@
 """Some five hundred faults, each done to the real command line and looked at from outside.
 
-    python -m benchmarks.faults [--kind KIND]... [--only NAME]... [--executor local]... [--lanes 2] [--keep]
+    python -m benchmarks.faults [--kind KIND]... [--only NAME]... [--executor local]... [--lanes 3] [--keep LABEL]
 
 Each has folders, a ``/tmp`` and a ``/dev/shm`` of its own. Looked at are the exit code (docs/cli.md), one clear message
 without a traceback or a raw escape character, stored rows that are the same as before, nothing measured twice, no
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--kind", action="append", help="may be given again; default: all")
     parser.add_argument("--only", action="append", metavar="NAME", help="a part of a fault's name")
     parser.add_argument("--executor", choices=("none", "local", "ray"), action="append", help="default: all")
-    parser.add_argument("--lanes", type=int, default=2, help="faults at once")
+    parser.add_argument("--lanes", type=int, default=3, help="faults at once: two processors are busy with three")
     parser.add_argument("--keep", metavar="LABEL", help="add the table to benchmarks/results, under this label")
     parser.add_argument("--list", action="store_true", help="name the faults, and try none")
     arguments = parser.parse_args()

@@ -45,6 +45,7 @@ _ENDED = r"\] (trial \d+|reference)(: | again, round \d+ of)"
 _HOLD_S = LONG_S
 _SETTLE_S = 40.0
 _END_S = LONG_S
+_ADVICE = ("--resume", "with -o", "with --storage")
 _NOT_OF_ENVIRONMENT = ("crashed", "failed", "timed_out", "out_of_memory", "non_finite")
 
 TASK = '''\
@@ -210,8 +211,8 @@ def _after(ended: Ended, before: stored.Stored, after: stored.Stored, what: Dist
         found += [f"stored as {kind}" for kind in after.kinds() if kind in _NOT_OF_ENVIRONMENT]
         if "the job as it stands fails" in ended.err:
             found.append("told as the job's own failure")
-    if ended.code == 2 and what.is_environments and "--resume" not in ended.err and "with -o" not in ended.err:
-        found.append(f"exit 2 without --resume, or another -o: {ended.last}")
+    if ended.code == 2 and what.is_environments and not any(word in ended.err for word in _ADVICE):
+        found.append(f"exit 2 without what to do next: {ended.last}")
     return found
 
 
