@@ -8,27 +8,27 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from ..errors import Interrupted, OutOfTime, PlanError, TaskError, TrialsLost, UserError
+from ..errors import Interrupted, OutOfTime, PlanError, TrialsLost
 from ..files import FOLDER, check_output
 from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
 from ..techniques import Facts
-from ..units import format_percent
-from ..workers import STOPPED, Executor, Measured, Outcome, OutOfMemory, TimedOut, ended, result_of
+from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
 from .apart import Apart
 from .budget import asked, check_possible
 from .candidates import Candidates, ConfigurationSpace, Proposal
 from .conclude import conclude
 from .doubt import Doubt
-from .events import INTERRUPTED, BudgetKnown, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
+from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
 from .finalists import settle
 from .foresight import foresee
-from .inquiry import failure, inspected, reference_settings
+from .inquiry import inspected, reference_settings
 from .options import SearchOptions
 from .pace import LEAST_SHARE_S, Pace
 from .record import StudyRecord
+from .reference import check_reference
 from .session import Session
 from .storage import check_file, default_storage
 from .storage_url import sqlite_path
@@ -128,7 +128,7 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     candidates = Candidates(session.study, configurations, reference)
     if session.reference is None and not session.stop.is_set():
         _measure(session, candidates, candidates.reference)
-    _check_reference(session)
+    check_reference(session)
     _choose_sampler(session, candidates, configurations)
     doubt = Doubt(session)
     stopped = _explore(session, candidates, doubt)
@@ -204,59 +204,6 @@ def _measure(session: Session, candidates: Candidates, propose: Callable[[], Pro
     if _is_spoiled(outcome) and session.pace.left_s() > 2 * outcome.seconds:
         outcome = _calmer(outcome, result_of(_start(session, proposal, share_s)))
     _end(session, candidates, proposal, outcome)
-
-
-def _check_reference(session: Session) -> None:
-    """The job as it stands must run, but for its memory.
-
-    Raises:
-        TaskError: it fails, or gains memory each step.
-        UserError: the budget is a share of its peak, and that is not known or below what any process takes.
-    """
-    reference = session.reference
-    if reference is None:
-        return
-    outcome, task = reference.outcome, session.options.task
-    if isinstance(outcome, Measured):
-        if outcome.measurement.leak_bytes_per_step is not None:
-            raise TaskError(
-                f"{task}: the job as it stands {reference.verdict.reason}, so that no configuration can be measured. "
-                "A list that keeps each step's loss with its graph is the usual cause: keep loss.item()."
-            )
-        if session.budget.of_reference is not None:
-            _tell_share(session, session.budget.of_reference)
-        elif reference.verdict.over_memory:
-            session.warn(
-                f"the reference is {reference.verdict.reason}: the job as it stands does not fit. It was measured all "
-                "the same, so that gains can be stated against it."
-            )
-    elif isinstance(outcome, OutOfMemory) and session.budget.of_reference is not None:
-        raise UserError(
-            f"--budget {format_percent(session.budget.of_reference)}: that is a share of what the job takes as it "
-            f"stands, which is not known: it does not fit the device ({reference.verdict.reason}). "
-            "Give a size, such as 8GiB."
-        )
-    elif isinstance(outcome, OutOfMemory):
-        session.warn(f"the reference does not fit the device ({reference.verdict.reason}): there is no gain to state.")
-    elif isinstance(outcome, TimedOut) and session.options.max_time_s is not None:
-        raise TaskError(
-            f"{task}: the job as it stands did not end within the {outcome.deadline_s:.0f} s that --max-time leaves "
-            f"for it. Give it more time, unless it hangs: it was {outcome.message.removeprefix('ended while ')}"
-        )
-    else:
-        raise TaskError(f"{task}: the job as it stands fails: {failure(outcome)}")
-
-
-def _tell_share(session: Session, share: float) -> None:
-    """What the budget came to, now that the reference's peak is known.
-
-    Raises:
-        UserError: it is below what any process takes.
-    """
-    session.observe(BudgetKnown(session.budget))
-    check_possible(session.budget, session.facts)
-    if share > 1:
-        session.warn(f"--budget {format_percent(share)} is more memory than the job takes as it stands.")
 
 
 def _explore(session: Session, candidates: Candidates, doubt: Doubt) -> str:
