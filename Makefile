@@ -35,6 +35,7 @@ test: install
 bench: install
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.honesty
+	$(BIN)/python -m benchmarks.honesty --reference
 	$(BIN)/python -m benchmarks.layers
 
 gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
