@@ -57,7 +57,7 @@ def in_place_of_the_study() -> None:
 # What becomes of the file
 
 
-@pytest.mark.parametrize("trial", ["trial-000", "trial-002", "finalist-000-round-3"])
+@pytest.mark.parametrize("trial", ["trial-000", "trial-002", "finalist-000-round-2"])
 @pytest.mark.parametrize(
     "remove", [lambda: shutil.rmtree(".autotune"), lambda: os.unlink(STUDY), lambda: os.rename(".autotune", "moved")]
 )
