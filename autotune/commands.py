@@ -106,10 +106,12 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     from .report.show import as_json, summary
     from .search.pace import Pace
 
+    refuse_script(options.task)  # before anything is said of reading it
     stop = threading.Event()
     pace = Pace(options.trial_time_s, options.max_time_s)  # the executor's start is in the time that was given
     try:
         with (
+            interruptible(),
             watching(options, console(sys.stderr)) as display,
             _trials(where, options.task, options.device) as executor,
             interrupts(stop, executor.close, display.interrupted),

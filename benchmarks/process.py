@@ -7,6 +7,7 @@ executor and through Ray. What differs is listed, with the reason where it is me
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,10 @@ def job_facts(folder: Path) -> dict[str, Any]:
     """What a job that is started here is told by the system, its file being in ``folder``."""
     shutil.copy(_TASK, folder)
     command = [sys.executable, str(folder / _TASK.name)]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ended = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
     facts: dict[str, Any] = json.loads(ended.stdout)
     return facts
 

@@ -167,8 +167,9 @@ def test_a_budget_that_is_none(budget, words, folder):
 
 
 def test_a_budget_below_the_smallest_configuration(folder):
-    ended = search(folder, "healthy.py", "--budget", "16MiB")
-    assert_refused(ended, "Nothing fits", "within 16 MiB", "Nearest miss:", "What would help: --budget", code=3)
+    """What the job takes as it stands is nearly all the process's own: 3 % less is too little for any."""
+    ended = search(folder, "healthy.py", "--budget", "99%")
+    assert_refused(ended, "Nothing fits", "within ", "Nearest miss:", "What would help: --budget", code=3)
     assert not (folder / "plan.yaml").exists()
 
 

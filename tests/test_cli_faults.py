@@ -173,7 +173,7 @@ def test_a_working_folder_that_is_deleted_in_a_trial_is_said(folder: Path):
     options = ("--executor", "local", "--storage", storage, "-o", folder / "plan.yaml")
     task, space = folder / "healthy.py", folder / "space.yaml"
     running = start("search", task, *options, "--trial-time", "1s", "--space", space, cwd=work)
-    running.read_until("reference starts")
+    running.read_until("reference (the job as it stands) starts")
     shutil.rmtree(work)
     ended = running.finish()
     assert (ended.returncode, ended.stdout, ended.left_behind) == (2, "", [])

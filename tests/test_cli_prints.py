@@ -78,7 +78,9 @@ def test_a_dry_run_says_at_once_what_it_does(folder):
 
 def test_ctrl_c_while_a_task_is_read_stops_at_once_and_says_so(folder):
     """A script that trains where it is imported: there is nothing to finish."""
-    (folder / "trains.py").write_text("import threading\nthreading.Event().wait()\n")
+    (folder / "trains.py").write_text(
+        "import threading\nbuild_model = build_dataset = compute_loss = print\nthreading.Event().wait()\n"
+    )
     running = start("search", "trains.py", *QUICK, cwd=folder)
     before = running.read_until("still reading the task")
     assert before.startswith("[0 s] reading the task: trains.py\n")

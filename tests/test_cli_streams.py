@@ -15,7 +15,7 @@ import pytest
 from command_line import PROGRAM, environment
 
 TASK = Path(__file__).parent / "tasks" / "healthy.py"
-SEARCH = "search healthy.py --executor local --trials 1 --trial-time 1s --max-time 5s --space space.yaml"
+SEARCH = "search healthy.py --executor local --trials 1 --trial-time 1s --max-time 60s --space space.yaml"
 PLAN = "schema: autotune/plan@1\nsettings: {}\nnotes: ['[/nope] [bold]…[/bold]']\n"
 
 
@@ -108,7 +108,9 @@ def test_an_error_that_quotes_a_plan_is_only_shown(hostile: Path, command: str):
 
 def test_a_tasks_own_words_are_only_shown(folder: Path):
     """What it raises ends the search, and its traceback is told."""
-    (folder / "healthy.py").write_text("raise RuntimeError('\\x1b[2J\\u202e')\n")
+    (folder / "healthy.py").write_text(
+        "build_model = build_dataset = compute_loss = print\nraise RuntimeError('\\x1b[2J\\u202e')\n"
+    )
     done = shell(folder, SEARCH)
     assert (done.returncode, acted_on(done.stderr)) == (2, set())
     assert r"RuntimeError: \x1b[2J\u202e" in done.stderr
@@ -133,7 +135,7 @@ def read_until(terminal: int, words: str) -> None:
         said += os.read(terminal, 4096).decode(errors="replace")
 
 
-LONG = SEARCH.replace("--trials 1 ", "--trials 20 ").replace("--max-time 5s ", "")
+LONG = SEARCH.replace("--trials 1 ", "--trials 20 ").replace("--max-time 60s ", "")
 
 
 @pytest.mark.parametrize("extra", [{}, {"NO_COLOR": "1"}], ids=["panel", "lines"])

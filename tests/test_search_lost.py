@@ -45,7 +45,7 @@ def names(executor: TableExecutor) -> list[str]:
     return [request.id for request in executor.requests if request.kind != "predict"]
 
 
-@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("number", range(11))
 def test_a_trial_that_is_lost_at_any_moment_ends_the_search_and_is_asked_again_on_resume(number: int):
     """Inspection, reference, trials, the round that chooses, and fresh interpreters; the plan is that of a search
     that lost nothing."""

@@ -40,7 +40,11 @@ SEARCH = (
     *("--trials", "3", "--trial-time", "0.2s"),
 )
 SPACE = "schema: autotune/space@1\nbatch: auto\n"
-_STARTS = {"reference": r"\] reference starts", "trial": r"\] trial \d+ starts", "finalist": r"again, round 1 starts"}
+_STARTS = {
+    "reference": r"\] reference( \(.*?\))? starts",
+    "trial": r"\] trial \d+ starts",
+    "finalist": r"again, round 1,? starts",
+}
 _ENDED = r"\] (trial \d+|reference)(: | again, round \d+ of)"
 _HOLD_S = LONG_S
 _SETTLE_S = 40.0

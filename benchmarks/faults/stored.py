@@ -93,6 +93,6 @@ def same_or_more(before: Stored, after: Stored) -> Complaints:
 def measured_again(before: Stored, said: str) -> Complaints:
     """Complaints where a search started what was measured before it began."""
     started = {int(number) for number in re.findall(r"\btrial (\d+) starts", said)}
-    started |= {0} if re.search(r"\] reference starts", said) else set()
+    started |= {0} if re.search(r"\] reference( \(.*?\))? starts", said) else set()
     again = started & before.numbers()
     return [f"measured again: trials {sorted(again)}"] if again else []
