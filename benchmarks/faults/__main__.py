@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from ..rows import save_rows
-from . import disks, kills, options, plans, spaces, streams, studies, tasks
+from . import databases, disks, kills, options, plans, spaces, streams, studies, tasks
 from .core import Fault, Result
 from .lanes import run
 from .place import ROOT, may_mount
 from .scene import make_template
 
-KINDS = (plans, spaces, options, studies, kills, disks, tasks, streams)
+KINDS = (plans, spaces, options, studies, databases, kills, disks, tasks, streams)
 
 
 def main() -> None:
