@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -298,7 +299,9 @@ def _limited(place: Place, executor: Executor, prepare: Callable[[], None]) -> C
 def _variables(place: Place, environment: dict[str, str]) -> Complaints:
     place.write("model.py", task_text())
     place.write("space.yaml", "schema: autotune/space@1\nbatch: auto\n")
-    running = place.start(*SEARCH, "--executor", "local", environment=environment)
+    assignments = [f"{name}={value}" for name, value in environment.items()]  # not of what mounts and starts it
+    program = ("/usr/bin/env", *assignments, sys.executable, "-m", "autotune")
+    running = place.start(*SEARCH, "--executor", "local", program=program)
     running.comes(r"\] reference: ", LONG_S)
     running.send(signal.SIGINT)
     return clean(running.finish(), (0, 2, 130))

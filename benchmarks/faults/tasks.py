@@ -279,7 +279,7 @@ def _searched(place: Place, file: str, ends: _Ends, executor: str, *options: str
     except NoEnd as reason:
         return [str(reason)]
     place.expected.add(Path(file).parts[0])
-    codes = (*_CODES[ends], 3) if "--budget" in options else _CODES[ends]
+    codes = (*_CODES[ends], 3, 130) if "--budget" in options else _CODES[ends]
     found = clean(ended, codes, of_user=True)
     databases = list((place.work / ".autotune").glob("*.db")) if place.work.is_dir() else []
     found += [one for path in databases for one in stored.read(path).doubles()]
