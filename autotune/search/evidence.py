@@ -29,7 +29,8 @@ _AGREE = 0.03
 _NARROW = 0.05
 """Half an interval over several runs, relative: no wider is sure."""
 _ROOM = 2.0
-"""A peak is sure to hold the budget where so many times the range of the peaks would still fit."""
+"""Peaks are sure where so many times their range would still be within the limit itself: that is what the margin is
+kept for."""
 
 _LARGEST = 20.0
 """Logarithm of the largest ratio that is stated: an interval over two torn rounds has no end."""
@@ -115,7 +116,7 @@ def are_sure(pairs: Sequence[Pair], budget: Budget) -> bool:
 
 
 def _has_room(peaks: Sequence[int], budget: Budget) -> bool:
-    return budget.holds(round(max(peaks) + _ROOM * (max(peaks) - min(peaks))))
+    return budget.limit is None or max(peaks) + _ROOM * (max(peaks) - min(peaks)) <= budget.limit
 
 
 def combine(repeats: Sequence[Measurement], budget: Budget, disturbed: Sequence[Measurement] = ()) -> Evidence:
