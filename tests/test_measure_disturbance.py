@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from autotune.measure.disturbance import OtherWork, missing_share
 from autotune.measure.speed import Window, settled
 
+WATCHES = """
+import time
+from autotune.measure.disturbance import OtherWork
+watch, ends_s = OtherWork(), time.monotonic() + 1.0
+while time.monotonic() < ends_s:
+    pass
+print(watch.seconds())
+"""
 BUSY = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
 
 
@@ -41,22 +48,14 @@ def test_waiting_for_data_is_the_trainings_own():
 
 def test_a_process_that_takes_turns_with_another_on_one_processor_is_disturbed():
     """Both want the processor all of the time: each waits about half of it."""
-    processor = min(os.sched_getaffinity(0))
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {processor})
+    pinned = f"import os\nos.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
+    other = subprocess.Popen([sys.executable, "-c", pinned + BUSY])
     try:
-        other = subprocess.Popen([sys.executable, "-c", BUSY])  # inherits the one processor
-        try:
-            time.sleep(0.2)  # it has started
-            watch, ends_s = OtherWork(), time.monotonic() + 1.0
-            while time.monotonic() < ends_s:
-                pass
-            assert watch.seconds() > 0.1
-        finally:
-            other.kill()
-            other.wait()
+        watching = subprocess.run([sys.executable, "-c", pinned + WATCHES], capture_output=True, text=True, check=True)
     finally:
-        os.sched_setaffinity(0, before)
+        other.kill()
+        other.wait()
+    assert float(watching.stdout) > 0.1
 
 
 def test_what_its_own_children_take_is_not_other_work():
