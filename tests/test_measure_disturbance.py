@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from autotune.measure.disturbance import OtherWork, missing_share
+from autotune.measure import disturbance
+from autotune.measure.disturbance import missing_share
 from autotune.measure.speed import Window, settled
 
 WATCHES = """
@@ -58,17 +59,17 @@ def test_a_process_that_takes_turns_with_another_on_one_processor_is_disturbed()
     assert float(watching.stdout) > 0.1
 
 
-def test_what_its_own_children_take_is_not_other_work():
-    processor = min(os.sched_getaffinity(0))
-    before = os.sched_getaffinity(0)
-    watch = OtherWork()
-    os.sched_setaffinity(0, {processor})
+def test_what_its_own_children_take_is_its_own():
+    """A loader worker that computes for half a second is no other work."""
+    before = disturbance._look().own_s
+    spins = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ntime.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", spins], stdout=subprocess.PIPE)
     try:
-        child = subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
-        assert child.returncode == 0
-        assert watch.seconds() >= 0.0
+        child.stdout.readline()
+        assert disturbance._look().own_s - before > 0.4
     finally:
-        os.sched_setaffinity(0, before)
+        child.kill()
+        child.wait()
 
 
 def test_windows_that_begin_slowly_are_left_out():
