@@ -48,6 +48,7 @@ from .arguments import (
     Verbose,
 )
 from .errors import AutotuneError
+from .interrupts import interruptible
 from .report.printing import GONE, discard, escaped, listened_to, print_json
 from .search.options import SearchOptions
 
@@ -289,7 +290,8 @@ def main() -> None:
 
 def _run() -> NoReturn:
     try:
-        code = app(standalone_mode=False)
+        with interruptible():
+            code = app(standalone_mode=False)
         with listened_to(sys.stdout):
             pass
         sys.exit(code)  # a command's own typer.Exit comes back as its code

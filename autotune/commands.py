@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from .errors import TaskError, UserError
 from .files import check_output, replacing, write_text
-from .interrupts import interruptible, interrupts
+from .interrupts import ignore_interrupts, interrupts
 from .plan import load_plan
 from .ranks import world_size
 from .report.printing import console, escaped, listened_to, print_json, print_words
@@ -111,7 +111,6 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     pace = Pace(options.trial_time_s, options.max_time_s)  # the executor's start is in the time that was given
     try:
         with (
-            interruptible(),
             watching(options, console(sys.stderr)) as display,
             _trials(where, options.task, options.device) as executor,
             interrupts(stop, executor.close, display.interrupted),
@@ -328,7 +327,7 @@ def _beside(path: Path, plan: Plan) -> str:
 
 @contextmanager
 def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[Executor]:
-    """An executor. Signals are heeded from before it starts, and nothing that comes of it outlives it.
+    """An executor. No signal keeps it from being closed, and nothing that comes of it outlives it.
 
     Raises:
         UserError: the command was started once a rank; or as :meth:`Where.open`.
@@ -342,11 +341,11 @@ def _trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator
             "runs once, not once a rank. Start it without torchrun, or with WORLD_SIZE=1."
         )
     adopt_orphans()
-    with interruptible() as ignore, where.open(task, device) as executor:
+    with where.open(task, device) as executor:
         try:
             yield Overheard(executor, _hear) if where.verbose else executor
         finally:
-            ignore()
+            ignore_interrupts()
 
 
 def _hear(name: str, output: str) -> None:

@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["interruptible", "interrupts"]
+__all__ = ["ignore_interrupts", "interruptible", "interrupts"]
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
+def interruptible() -> Iterator[None]:
     """Ctrl-C, SIGTERM and a terminal that closes raise ``KeyboardInterrupt``: once, so that nothing keeps a command
-    from ending what it has started.
-
-    Yields:
-        What has them do nothing from then on: the command is done, and cleans up.
+    from ending what it has started. Afterwards they are ignored: the command leaves with its exit code.
     """
     heard = threading.Event()
 
@@ -26,8 +23,18 @@ def interruptible() -> Iterator[Callable[[], None]]:
             heard.set()
             raise KeyboardInterrupt
 
-    with _handled_by(handle):
-        yield heard.set
+    for number in _heeded():
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        ignore_interrupts()
+
+
+def ignore_interrupts() -> None:
+    """From here on the command is done, and cleans up."""
+    for number in _heeded():
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -55,22 +62,17 @@ def interrupts(
         else:
             raise KeyboardInterrupt
 
-    try:
-        with _handled_by(handle):
-            yield
-    finally:
-        if closer.ident is not None:
-            closer.join()
-
-
-@contextmanager
-def _handled_by(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Of the signals that ask for an end, those that are not ignored: a shell has what it runs in the background ignore
-    Ctrl-C."""
-    signals = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in signals}
+    before = {number: signal.signal(number, handle) for number in _heeded()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if closer.ident is not None:
+            closer.join()
+
+
+def _heeded() -> list[signal.Signals]:
+    """Of the signals that ask for an end, those that are not ignored: a shell has what it runs in the background ignore
+    Ctrl-C."""
+    return [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
