@@ -21,9 +21,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install
-	cd examples/char_gpt && ../../$(BIN)/autotune search model.py --budget 90% --trials 8 --trial-time 2s --max-time 200s
-	$(BIN)/autotune show examples/char_gpt/plan.yaml
-	cd examples/char_gpt && ../../$(BIN)/autotune run plan.yaml -- ../../$(BIN)/python train.py --steps 150
+	cd examples/digits_cnn && ../../$(BIN)/autotune search model.py --budget 90% --trials 8 --trial-time 2s --max-time 200s
+	$(BIN)/autotune show examples/digits_cnn/plan.yaml
+	cd examples/digits_cnn && ../../$(BIN)/autotune run plan.yaml -- ../../$(BIN)/python train.py
 
 test: install
 	$(BIN)/ruff check .
