@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install
-	cd examples/digits_cnn && ../../$(BIN)/autotune search model.py --budget 90% --trials 8 --trial-time 2s --max-time 200s
+	cd examples/digits_cnn && ../../$(BIN)/autotune search model.py --budget 100% --trials 8 --trial-time 2s --max-time 200s
 	$(BIN)/autotune show examples/digits_cnn/plan.yaml
 	cd examples/digits_cnn && ../../$(BIN)/autotune run plan.yaml -- ../../$(BIN)/python train.py
 

@@ -24,10 +24,8 @@ _OFF_DEVIATIONS = 3.0
 """The same in robust standard deviations: both must be exceeded."""
 _NORMAL_MAD = 1.4826
 """Standard deviation of a normal variable over its median absolute deviation."""
-_AGREE = 0.03
-"""Two runs that differ by no more agree."""
-_NARROW = 0.05
-"""Half an interval over several runs, relative: no wider is sure."""
+_KNOWN = 0.02
+"""Standard error of the mean speed, relative: no larger is sure. Two runs may lie 4 % apart, four 8 %."""
 _ROOM = 2.0
 """Peaks are sure where so many times their range would still be within the limit itself: that is what the margin is
 kept for."""
@@ -39,9 +37,10 @@ _DIGITS = 5
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its 95 % interval."""
+    """A value with its standard error and its 95 % interval."""
 
     value: float
+    error: float
     low: float
     high: float
 
@@ -68,7 +67,7 @@ class Pair:
 
 
 def interval(values: Sequence[float], scale: float = 1.0) -> Interval:
-    """The mean with Student's 95 % interval. Where one of at least three values is off, the median, with the width that
+    """The mean with Student's 95 % interval. Where one of at least four values is off, the median, with the width that
     the others have.
 
     Args:
@@ -80,12 +79,13 @@ def interval(values: Sequence[float], scale: float = 1.0) -> Interval:
     median = statistics.median(values)
     robust = _NORMAL_MAD * statistics.median(abs(value - median) for value in values)
     *others, farthest = sorted(values, key=lambda value: abs(value - median))
-    is_off = len(others) >= 2 and abs(farthest - median) > max(_OFF * scale, _OFF_DEVIATIONS * robust)
+    is_off = len(others) >= 3 and abs(farthest - median) > max(_OFF * scale, _OFF_DEVIATIONS * robust)
     center, kept = (median, others) if is_off else (statistics.fmean(values), values)
-    half = 0.0
-    if len(kept) > 1:
-        half = float(stdtrit(len(kept) - 1, 0.975)) * statistics.stdev(kept) / math.sqrt(len(kept))
-    return Interval(center, center - half, center + half)
+    if len(kept) == 1:
+        return Interval(center, 0.0, center, center)
+    error = statistics.stdev(kept) / math.sqrt(len(kept))
+    half = float(stdtrit(len(kept) - 1, 0.975)) * error
+    return Interval(center, error, center - half, center + half)
 
 
 def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
@@ -106,10 +106,7 @@ def are_sure(pairs: Sequence[Pair], budget: Budget) -> bool:
         return False
     speeds = [pair.winner.samples_per_s.value for pair in pairs]
     known = interval(speeds, statistics.median(speeds))
-    if len(pairs) == 2:
-        is_known = max(speeds) <= min(speeds) * (1 + _AGREE)
-    else:
-        is_known = known.high - known.low <= 2 * _NARROW * known.value
+    is_known = known.error <= _KNOWN * known.value
     ratios = [ratio for pair in pairs if (ratio := pair.log_ratio) is not None]
     is_faster = not ratios or (len(ratios) >= 2 and interval(ratios).low > 0)
     return is_known and is_faster and _has_room([pair.winner.peak.process for pair in pairs], budget)
