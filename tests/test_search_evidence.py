@@ -91,6 +91,17 @@ def test_rounds_are_not_sure_while_speeds_differ_or_no_gain_is_proven():
     assert not are_sure(pairs((100, 100), (101, 100), (99, 100)), Budget())
 
 
+def test_rounds_that_agree_on_no_gain_are_sure_too():
+    """Ratios of 1 and 1.001: at 95 % no more than 1.007, which is below 1.02."""
+    assert are_sure(pairs((100, 100), (100.1, 100)), Budget())
+
+
+def test_two_runs_four_percent_apart_are_known_and_five_are_not():
+    """The standard error of two values is half their distance."""
+    assert are_sure(pairs((208, 104), (200, 100)), Budget())
+    assert not are_sure(pairs((210, 105), (200, 100)), Budget())
+
+
 def test_rounds_are_not_sure_where_the_next_peak_may_be_over_the_budget():
     """Peaks of 90 and 94 MiB: two more such steps are 102 MiB."""
     rounds = [Pair(measured(100, process=size * MIB), measured(50)) for size in (90, 94)]

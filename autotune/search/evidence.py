@@ -26,6 +26,8 @@ _NORMAL_MAD = 1.4826
 """Standard deviation of a normal variable over its median absolute deviation."""
 _KNOWN = 0.02
 """Standard error of the mean speed, relative: no larger is sure. Two runs may lie 4 % apart, four 8 %."""
+_WORTH = math.log(1.02)
+"""Logarithm of the speed ratio below which a gain is none: where no more is possible, that is known."""
 _ROOM = 2.0
 """Peaks are sure where so many times their range would still be within the limit itself: that is what the margin is
 kept for."""
@@ -96,7 +98,7 @@ def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
 
 def are_sure(pairs: Sequence[Pair], budget: Budget) -> bool:
     """Whether more rounds would tell nothing new: the winner's speed is known well, it is known to be faster than the
-    reference, and its peaks leave room.
+    reference, or not to be, and its peaks leave room.
 
     Args:
         pairs: rounds that other work left alone.
@@ -108,8 +110,15 @@ def are_sure(pairs: Sequence[Pair], budget: Budget) -> bool:
     known = interval(speeds, statistics.median(speeds))
     is_known = known.error <= _KNOWN * known.value
     ratios = [ratio for pair in pairs if (ratio := pair.log_ratio) is not None]
-    is_faster = not ratios or (len(ratios) >= 2 and interval(ratios).low > 0)
-    return is_known and is_faster and _has_room([pair.winner.peak.process for pair in pairs], budget)
+    return is_known and _is_decided(ratios) and _has_room([pair.winner.peak.process for pair in pairs], budget)
+
+
+def _is_decided(log_ratios: Sequence[float]) -> bool:
+    """Whether there is a gain, or none that is worth a change; one ratio tells neither."""
+    if len(log_ratios) < 2:
+        return not log_ratios
+    found = interval(log_ratios)
+    return found.low > 0 or found.high < _WORTH
 
 
 def _has_room(peaks: Sequence[int], budget: Budget) -> bool:
