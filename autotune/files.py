@@ -189,14 +189,15 @@ def check_output(path: Path, taken: Mapping[str, Path | None], error: type[UserE
         option: the command's, that chooses another path.
     """
     with _told(path, error, option):
-        if path.exists() and not path.is_file():
+        real = Path(os.path.realpath(path))  # Path.resolve raises for a link to itself
+        if real.is_symlink() or (path.exists() and not path.is_file()):
             what = "a folder" if path.is_dir() else "no regular file"
             raise error(f"{path}: a file was expected, but it is {what}. Choose another path with {option}.")
         for name, other in taken.items():
-            if other is not None and path.resolve() == other.resolve():
+            if other is not None and str(real) == os.path.realpath(other):
                 raise error(f"{path}: that is {name} itself. Choose another path with {option}.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.resolve().parent):
+        with tempfile.TemporaryFile(dir=real.parent):
             pass
 
 

@@ -296,11 +296,13 @@ def test_a_plan_runs_no_file_that_is_not_beside_it(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "output", ["healthy.py/plan.yaml", "tasks", "healthy.py", "space.yaml", ".autotune/healthy.db", "pipe", "x" * 300]
+    "output",
+    ["healthy.py/plan.yaml", "tasks", "healthy.py", "space.yaml", ".autotune/healthy.db", "pipe", "loop", "x" * 300],
 )
 def test_an_output_that_cannot_be_written_is_told_before_anything_runs(output, folder):
     (folder / "tasks").mkdir()
     os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to("loop")
     task = (folder / "healthy.py").read_text()
     ended = search(folder, "healthy.py", "--output", output)
     assert (folder / "healthy.py").read_text() == task

@@ -115,6 +115,12 @@ def test_disturbed_rounds_do_not_count_where_two_others_do():
     assert undisturbed([calm, torn]) == [calm, torn]
 
 
+def test_a_machine_that_is_never_calm_is_taken_as_it_is_from_the_third_round_on():
+    busy = [Pair(measured(200, disturbed=0.09), measured(100))] * 3
+    assert not are_sure(busy[:2], Budget())
+    assert are_sure(busy, Budget())
+
+
 def test_a_disturbed_run_counts_with_its_peak_alone():
     found = combine([measured(100), measured(100)], Budget(), [measured(5, disturbed=0.9, process=7 * MIB)])
     assert (found.samples_per_s.value, found.samples_per_s.repeats, found.peak.process) == (100.0, 2, 7 * MIB)

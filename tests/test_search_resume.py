@@ -18,6 +18,7 @@ from autotune.search.candidates import ConfigurationSpace
 from autotune.search.events import SearchStarted, TrialEnded, Warned
 from autotune.search.inquiry import reference_settings
 from autotune.search.lock import Lock
+from autotune.search.store import Store
 from autotune.search_spaces import load_space
 from autotune.techniques import Device, Settings
 from autotune.workers import Outcome, TimedOut, TrialRequest
@@ -263,6 +264,15 @@ def test_a_study_in_use_names_the_process_that_uses_it():
         run_search(options())
     lock.close()
     run_search(options(trials=1))
+
+
+@pytest.mark.parametrize("name", [".", "model.py"])
+def test_a_storage_that_is_refused_leaves_no_file(name: str):
+    Path("model.py").write_text("no database")
+    before = sorted(Path().iterdir())
+    with pytest.raises(StudyError):
+        Store(f"sqlite:///{name}")
+    assert sorted(Path().iterdir()) == before
 
 
 def test_a_study_file_that_another_program_locks_is_named():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -320,6 +321,6 @@ def _check_output(options: SearchOptions) -> None:
     if study is not None:
         check_file(study)
     taken = {"the task": task_file(options.task), "the search space": Path(options.space), "the study": study}
-    if path.resolve().is_relative_to(FOLDER.resolve()):
+    if Path(os.path.realpath(path)).is_relative_to(FOLDER.resolve()):
         raise PlanError(f"{path}: {FOLDER} holds the studies. Choose another path with -o.")
     check_output(path, taken, PlanError)

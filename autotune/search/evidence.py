@@ -13,11 +13,12 @@ from ..measure import Measurement
 from ..plan import Budget, Evidence, Gain, Peak, Speed
 from ..units import ceil_mib
 
-__all__ = ["DISTURBED", "Interval", "Pair", "are_sure", "combine", "gain", "interval", "undisturbed"]
+__all__ = ["Interval", "Pair", "are_sure", "calm", "combine", "gain", "interval", "undisturbed"]
 
-DISTURBED = 0.05
+_DISTURBED = 0.05
 """From this share of a run's time on that other work took, the run is measured again."""
-
+_LIKE_THAT = 3
+"""Rounds after which other work is taken for the machine's usual state."""
 _OFF = 0.05
 """Relative distance from the median from which on one value of several may be off."""
 _OFF_DEVIATIONS = 3.0
@@ -90,20 +91,28 @@ def interval(values: Sequence[float], scale: float = 1.0) -> Interval:
     return Interval(center, error, center - half, center + half)
 
 
-def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
-    """The rounds that other work left alone; all, where those are fewer than two."""
-    calm = [pair for pair in pairs if pair.disturbed <= DISTURBED]
-    return calm if len(calm) >= 2 else list(pairs)
+def calm(rounds: Sequence[Pair]) -> list[Pair]:
+    """The rounds that other work left alone."""
+    return [pair for pair in rounds if pair.disturbed <= _DISTURBED]
 
 
-def are_sure(pairs: Sequence[Pair], budget: Budget) -> bool:
+def undisturbed(rounds: Sequence[Pair]) -> list[Pair]:
+    """The rounds that count: the calm ones; all, where those are fewer than two."""
+    found = calm(rounds)
+    return found if len(found) >= 2 else list(rounds)
+
+
+def are_sure(rounds: Sequence[Pair], budget: Budget) -> bool:
     """Whether more rounds would tell nothing new: the winner's speed is known well, it is known to be faster than the
     reference, or not to be, and its peaks leave room.
 
+    Disturbed rounds do not count, unless fewer than two of at least three are calm: then the machine is like that.
+
     Args:
-        pairs: rounds that other work left alone.
+        rounds: all so far.
         budget: what the winner's peaks are held against.
     """
+    pairs = undisturbed(rounds) if len(rounds) >= _LIKE_THAT else calm(rounds)
     if len(pairs) < 2:
         return False
     speeds = [pair.winner.samples_per_s.value for pair in pairs]

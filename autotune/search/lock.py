@@ -26,6 +26,7 @@ class Lock:
         """
         self._file: IO[str] | None = None
         self._path = path
+        self._made = False
         self.hold()
 
     def hold(self) -> None:
@@ -44,6 +45,12 @@ class Lock:
             self._file.close()
             self._file = None
 
+    def discard(self) -> None:
+        """Let the next driver in, and leave no file that was not there before: there is no study to keep them from."""
+        if self._file is not None and self._made:
+            os.unlink(self._file.name)
+        self.close()
+
     def _is_found(self) -> bool:
         try:
             return self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._file.name))
@@ -53,7 +60,9 @@ class Lock:
     def _take(self, path: Path) -> None:
         unwritable = f"{path}: cannot be written: {{}}. Choose another with --storage."
         try:
-            self._file = file = open(f"{path.resolve()}.lock", "a+", encoding="utf-8")  # noqa: SIM115 - until closed
+            name = f"{path.resolve()}.lock"
+            self._made = not os.path.lexists(name)
+            self._file = file = open(name, "a+", encoding="utf-8")  # noqa: SIM115 - until closed
         except (OSError, RuntimeError) as reason:  # a loop of links is the latter
             raise StudyError(unwritable.format(getattr(reason, "strerror", None) or reason)) from None
         try:

@@ -32,6 +32,8 @@ def sqlite_path(url: str) -> Path | None:
         raise StudyError(f"--storage: a file was expected, but {url!r} keeps nothing. Write sqlite:///path.db.")
     if name.startswith("file:") or "uri=" in options or "\0" in name:
         raise StudyError(f"--storage: a plain path was expected, but got {url!r}. Write sqlite:///path.db.")
+    if not path.name:
+        raise StudyError(f"--storage: a file was expected, but {url!r} names a folder. Write sqlite:///path.db.")
     if path.parts[0].startswith("~"):
         home = path.expanduser() if path.parts[0] == "~" else "/home/you/path.db"
         raise StudyError(f"--storage: {name}: only a shell knows what ~ is. Write sqlite:///{home}.")

@@ -37,9 +37,14 @@ class Store:
         self._was_there = path is not None and path.exists() and path.stat().st_size > 0
         self._lock = Lock(path)
         self._file: _File | None = None
-        with self.released_on_error(), storage_errors(url):
-            self.storage = open_storage(url if path is None else at(url, path.resolve()))
-            self._file = None if path is None else _File(path.resolve())
+        try:
+            with storage_errors(url):
+                self.storage = open_storage(url if path is None else at(url, path.resolve()))
+                self._file = None if path is None else _File(path.resolve())
+        except BaseException:
+            self._lock.discard()
+            self._release()
+            raise
 
     def found_empty(self) -> str:
         """Of a file that was there and holds no study, what that may mean; else nothing."""
