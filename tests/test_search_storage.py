@@ -248,6 +248,7 @@ SECRETS = [
     "mysql+pymysql://user:hunter%32@127.0.0.1:1/none",
     "oracle7://user:hunter2@x/y",
     "user:hunter2@host",
+    "sqlite://user:hunter2@host/x.db",
     "sqlite+nothing:///x.db?password=hunter2",
 ]
 

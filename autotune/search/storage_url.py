@@ -26,6 +26,8 @@ def sqlite_path(url: str) -> Path | None:
     scheme, _, rest = url.partition("://")
     if scheme.partition("+")[0] != "sqlite":
         return None
+    if rest and not rest.startswith("/"):
+        raise StudyError(f"--storage: a file has no server, but got {masked(url)!r}. Write sqlite:///path.db.")
     name, _, options = rest.removeprefix("/").partition("?")
     path = Path(name)
     if name in ("", ":memory:") or "mode=memory" in options:
