@@ -28,10 +28,10 @@ FLOORS = (
     ("apply_plan",),
     ("training", "fingerprint"),
     ("loader", "unfilled"),
-    ("plan", "search_spaces", "task"),
+    ("cut", "plan", "search_spaces", "task"),
     ("techniques",),
     ("layers",),
-    ("files", "guard", "interrupts", "names", "positions", "randomness", "ranks"),
+    ("files", "guard", "interrupts", "names", "positions", "randomness", "ranks", "resume"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""
