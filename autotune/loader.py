@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import multiprocessing
-from collections.abc import Iterator, Mapping, MutableMapping, Sized
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,12 +13,14 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from .cut import Counted, Cut, advanced
 from .errors import PlanError, TaskError
+from .nested import to_device
+from .own_loader import OwnLoader, samples_of
 from .positions import Position, Positions, Start
 from .randomness import random_state, set_random_state, undisturbed
 from .techniques import LoaderSpec
 from .techniques.batch import Batch
 
-__all__ = ["Loader", "tensors_in", "to_device"]
+__all__ = ["Loader"]
 
 _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
@@ -55,22 +57,34 @@ class Loader:
         self._resumed: tuple[Start | None, int] | None = None
         """What the next iteration goes on in, and its place, if it is to go on in one."""
         options = _worker_options(spec.options)
+        if isinstance(spec.dataset, OwnLoader) and options:
+            raise PlanError(
+                "settings.data_loading: the task builds its loaders itself (build_loader), but got "
+                f"{', '.join(sorted(options))}. Leave data_loading out of the plan, and set them there."
+            )
         if isinstance(spec.dataset, IterableDataset):
             if batch.effective is not None:
                 raise PlanError(
-                    f"settings.batch.effective: an iterable dataset is read in equal micro-batches of {batch.micro}, "
-                    f"but got {batch.effective} samples in {batch.accumulate} of them. Use a micro that divides it."
+                    "settings.batch.effective: an iterable dataset, or a loader of the task's own, is read in equal "
+                    f"micro-batches of {batch.micro}, but got {batch.effective} samples in {batch.accumulate} of them. "
+                    "Use a micro that divides it."
                 )
-            counted = Counted(spec.collate or default_collate)
-            self._data: DataLoader[Any] = DataLoader(
-                spec.dataset, batch_size=batch.micro, collate_fn=counted, **options
-            )
         else:
             if len(spec.dataset) == 0:
                 raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
             self._cut = Cut(sampler, batch, options.pop("drop_last", False))
-            self._data = DataLoader(spec.dataset, batch_sampler=self._cut, collate_fn=spec.collate, **options)
-        self._non_blocking = bool(options.get("pin_memory"))
+        self._options = options
+
+    @cached_property
+    def _data(self) -> Any:
+        """What yields the batches: a DataLoader, or what the task builds itself."""
+        spec = self.spec
+        if isinstance(spec.dataset, OwnLoader):
+            return spec.dataset.of(self.batch.micro)
+        if self._cut is not None:
+            return DataLoader(spec.dataset, batch_sampler=self._cut, collate_fn=spec.collate, **self._options)
+        counted = Counted(spec.collate or default_collate)
+        return DataLoader(spec.dataset, batch_size=self.batch.micro, collate_fn=counted, **self._options)
 
     def __len__(self) -> int:
         """Micro-batches in one epoch."""
@@ -79,12 +93,14 @@ class Loader:
     @property
     def options(self) -> dict[str, Any]:
         """The settings of the underlying DataLoader that bear on speed."""
-        names = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-        return {name: getattr(self._data, name) for name in names}
+        stock = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False}
+        return {name: getattr(self._data, name, default) for name, default in stock.items()}
 
     @property
     def num_samples(self) -> int | None:
         """Samples in one epoch; None for a stream that does not say."""
+        if isinstance(self.spec.dataset, OwnLoader):
+            return samples_of(self._data)
         counted = self._sampler if isinstance(self._sampler, Sized) else self.spec.dataset
         return len(counted) if isinstance(counted, Sized) else None
 
@@ -98,7 +114,7 @@ class Loader:
         Raises:
             TaskError: the epoch that was told of ends before the place that it was left at.
         """
-        had_workers = self._resumed is not None and self.epoch > 0 and self._data.persistent_workers
+        had_workers = self._resumed is not None and self.epoch > 0 and self.options["persistent_workers"]
         start, place = self._resumed or (None, 0)
         self._resumed = None
         if hasattr(self._sampler, "set_epoch"):
@@ -156,8 +172,9 @@ class Loader:
         self._resumed = start, state["place"]
 
     def _generators(self) -> list[torch.Generator]:
-        own = (getattr(self._sampler, "generator", None), self.spec.options.get("generator"))
-        return [generator for generator in own if isinstance(generator, torch.Generator)]
+        sampler = getattr(self._data, "sampler", None) if self._cut is None else self._sampler
+        found = (getattr(one, "generator", None) for one in (sampler, self._data))
+        return [generator for generator in found if isinstance(generator, torch.Generator)]
 
     def _order(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._generators()]
@@ -167,15 +184,14 @@ class Loader:
             generator.set_state(state.cpu())
 
     def _iterate(self, had_workers: bool) -> Iterator[tuple[Any, Position]]:
-        data = self._data
-        generator = data.generator
-        if had_workers:  # persistent ones were seeded once; nothing is drawn for those that take their place
-            data.generator = torch.Generator()
-        try:
-            batches = iter(data)
-        finally:
-            data.generator = generator
-        return self._iterate_stream(batches) if self._cut is None else self._iterate_map(self._cut, batches)
+        with _seeded_apart(self._data) if had_workers else nullcontext():
+            batches = iter(self._data)
+        if self._cut is not None:
+            return self._iterate_map(self._cut, batches)
+        dataset = self.spec.dataset
+        return self._iterate_stream(
+            dataset.counted(batches, self.batch.micro) if isinstance(dataset, OwnLoader) else batches
+        )
 
     def _advance(self, batches: Iterator[tuple[Any, Position]], place: int) -> Iterator[tuple[Any, Position]]:
         """Workers, and streams, read again what was trained on: what they draw, and keep, goes with that."""
@@ -192,7 +208,7 @@ class Loader:
 
     def move(self, batch: Any) -> Any:
         """A batch on the device."""
-        return to_device(batch, self.device, self._non_blocking)
+        return to_device(batch, self.device, self.options["pin_memory"])
 
     def _iterate_map(self, cut: Cut, batches: Iterator[Any]) -> Iterator[tuple[Any, Position]]:
         pieces = cut.pieces  # this iteration's own
@@ -244,6 +260,16 @@ class _Epoch(Iterator[Any]):
         return moved
 
 
+@contextmanager
+def _seeded_apart(data: DataLoader[Any]) -> Iterator[None]:
+    """Persistent workers were seeded once: for those that take their place nothing is drawn."""
+    generator, data.generator = data.generator, torch.Generator()
+    try:
+        yield
+    finally:
+        data.generator = generator
+
+
 def _worker_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """DataLoader keywords without those that need workers where there are none, and the start method said aloud."""
     chosen = dict(options)
@@ -252,47 +278,3 @@ def _worker_options(options: Mapping[str, Any]) -> dict[str, Any]:
     start = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     chosen.setdefault("multiprocessing_context", start)
     return chosen
-
-
-def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """A nested batch (dicts, tuples, lists, dataclasses, anything with ``.to``) with its tensors on ``device``."""
-    if hasattr(batch, "to"):
-        try:
-            return batch.to(device, non_blocking=non_blocking)
-        except TypeError:
-            return batch.to(device)
-    if isinstance(batch, Mapping):
-        items = {key: to_device(value, device, non_blocking) for key, value in batch.items()}
-        if not isinstance(batch, MutableMapping):
-            return items
-        # A copy, since a defaultdict or a user's mapping is not built from a dict.
-        copied = copy.copy(batch)
-        copied.update(items)
-        return copied
-    if isinstance(batch, tuple):
-        moved = [to_device(value, device, non_blocking) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    if isinstance(batch, list):
-        return [to_device(value, device, non_blocking) for value in batch]
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        # A copy, since fields may be frozen, or no argument of the constructor.
-        record = copy.copy(batch)
-        for f in dataclasses.fields(batch):
-            object.__setattr__(record, f.name, to_device(getattr(batch, f.name), device, non_blocking))
-        return record
-    return batch
-
-
-def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a nested batch, in order."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_in(value)
-    elif isinstance(batch, (tuple, list)):
-        for value in batch:
-            yield from tensors_in(value)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for f in dataclasses.fields(batch):
-            yield from tensors_in(getattr(batch, f.name))

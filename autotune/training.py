@@ -94,7 +94,8 @@ class Training:
 
         Raises:
             TaskError: ``compute_loss`` returned neither a scalar tensor nor (loss_sum, count), or the loop does
-                something between micro-batches that would train otherwise than it reads.
+                something between micro-batches that would train otherwise than it reads, or a function
+                of the task raised after the backward pass or the step.
         """
         position = self.loader.positions.take(batch)  # before the loss, which may take a batch apart
         with self.forward_context():
@@ -128,7 +129,7 @@ class Training:
 
         Raises:
             TaskError: the loss is neither of the two, or the last step was not taken by ``optimizer_step``, or what
-                it had added is gone (``zero_grad``).
+                it had added is gone (``zero_grad``), or the task's ``after_backward`` raised.
         """
         self._add(loss, self.loader.positions.take(batch))
         value = loss[0] if isinstance(loss, tuple) else loss
@@ -254,6 +255,7 @@ class Training:
             if self._micro_batches > 1:
                 self._settle_gradients()
             self.scaler.unscale_(self.optimizer)
+            self._task.call("after_backward", self.model)
         self._guard.look()
         return weight
 
@@ -270,7 +272,8 @@ class Training:
             Whether the optimizer stepped.
 
         Raises:
-            TaskError: the optimizer was stepped already, or the gradients are gone.
+            TaskError: the optimizer was stepped already, or the gradients are gone, or the task's ``after_step``
+                raised.
         """
         if not self._is_whole:
             return False
@@ -282,7 +285,10 @@ class Training:
         self.scaler.update()
         self._begin_step()
         self._guard.stepped()
-        return not self.scaler.is_enabled() or self.scaler.get_scale() >= before
+        has_stepped = not self.scaler.is_enabled() or self.scaler.get_scale() >= before
+        if has_stepped:
+            self._task.call("after_step", self.model)
+        return has_stepped
 
     def _begin_step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -31,7 +31,8 @@ FLOORS = (
     ("cut", "plan", "search_spaces", "task"),
     ("techniques",),
     ("layers",),
-    ("files", "guard", "interrupts", "names", "positions", "randomness", "ranks", "resume"),
+    ("own_loader",),
+    ("files", "guard", "interrupts", "names", "nested", "positions", "randomness", "ranks", "resume"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""
