@@ -10,13 +10,19 @@ from line_task import floats, line, training_of
 from torch import nn
 
 from autotune.errors import TaskError
-from autotune.measure.measurement import MeasureOptions
+from autotune.estimate.rehearsal import Rehearsal
+from autotune.measure.inspect import inspect_task
+from autotune.measure.measurement import InspectOptions, MeasureOptions
 from autotune.measure.run import measure
 from autotune.measure.split import measure_split
+from autotune.plan import Plan
+from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
 from autotune.training import Training
 from autotune.workers.failure import outcome_of
+
+STOCK = Plan(settings=Settings())
 
 
 def by_step(training: Training) -> None:
@@ -120,3 +126,13 @@ def test_whether_a_split_changes_the_gradient_is_measured_without_them():
     """One that changes gradients is no difference of a split, nor is a step taken."""
     task = line(floats(4), after_backward=fails, after_step=fails)
     assert measure_split(task, task.build_model(), floats(4), torch.device("cpu")).error == 0.0
+
+
+def test_that_predictions_leave_them_out_is_said():
+    """What they keep would be mixed with tensors without values."""
+    task = line(floats(4), batch_size=4, after_step=lambda model: None)
+    assert (
+        "what after_step keeps in memory is measured, and not predicted"
+        in inspect_task(task, InspectOptions(), "cpu").warnings
+    )
+    assert Rehearsal(STOCK, line(floats(4), batch_size=4, after_step=fails)).step(2).work is not None

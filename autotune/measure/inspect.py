@@ -144,6 +144,8 @@ def _warnings(task: Task, options: InspectOptions, model: nn.Module, data: Datas
     found = []
     if task.build_loader is not None:
         found.append("the task builds its loaders itself (build_loader): data_loading is left as it is there")
+    if beside := [name for name in ("after_backward", "after_step") if getattr(task, name) is not None]:
+        found.append(f"what {' and '.join(beside)} keeps in memory is measured, and not predicted")
     asked = options.effective_batch or task.batch_size
     if asked is not None and data.length is not None and data.length < asked:
         found.append(f"the dataset has {data.length} samples, fewer than the batch size of {asked}, and caps it")
