@@ -13,7 +13,8 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, defau
 
 from .errors import PlanError, TaskError
 from .fingerprint import fingerprint, identify
-from .loader import Loader, to_device
+from .loader import Loader
+from .nested import to_device
 from .plan import Plan
 from .randomness import seed_everything, undisturbed
 from .ranks import world_size
@@ -39,8 +40,8 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
         plan: as read by :func:`autotune.load_plan`; ``Plan(settings=Settings())`` is the user's job as it stands.
         task: the task, or ``pieces``.
         seed: of everything random, the order of samples included; None is the seed that the plan was found with, or 0.
-        **pieces: ``model=``, ``dataset=``, ``loss=`` (a ``compute_loss``), optionally ``optimizer=`` (built, or a
-            function of the parameters), and any other field of :class:`autotune.Task`.
+        **pieces: ``model=``, ``dataset=`` (or ``build_loader=``), ``loss=`` (a ``compute_loss``), optionally
+            ``optimizer=`` (built, or a function of the parameters), and any other field of :class:`autotune.Task`.
 
     Returns:
         The training: ``model``, ``optimizer``, ``loader`` and ``step``.
@@ -175,16 +176,18 @@ def reference_batch(task: Task, dataset: Any, effective: int | None = None) -> B
 
 
 def _task_of(pieces: dict[str, Any]) -> Task:
-    missing = [name for name in ("model", "dataset", "loss") if name not in pieces]
+    needed = ("model", "loss") if "build_loader" in pieces else ("model", "dataset", "loss")
+    missing = [name for name in needed if name not in pieces]
     if missing:
         raise TaskError(f"apply needs a task, or model=, dataset= and loss=; missing: {', '.join(missing)}.")
-    model, dataset, loss = pieces.pop("model"), pieces.pop("dataset"), pieces.pop("loss")
+    model, loss = pieces.pop("model"), pieces.pop("loss")
+    if "dataset" in pieces:
+        dataset = pieces.pop("dataset")
+        pieces["build_dataset"] = lambda: dataset
     optimizer = pieces.pop("optimizer", None)
     build = (lambda parameters: optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
     try:
-        return Task(
-            build_model=lambda: model, build_dataset=lambda: dataset, compute_loss=loss, build_optimizer=build, **pieces
-        )
+        return Task(build_model=lambda: model, compute_loss=loss, build_optimizer=build, **pieces)
     except TypeError as error:
         raise TaskError(f"apply: {error}. Pass fields of autotune.Task.") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
-from .loader import tensors_in
+from .nested import tensors_in
 from .techniques.checkpointing import find_blocks
 from .techniques.facts import Identity
 

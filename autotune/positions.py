@@ -12,12 +12,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Position", "Positions"]
+__all__ = ["Position", "Positions", "Start"]
 
 _MOST_PARTS = 64
 """Parts of a nested batch that are looked at to know it again."""
 _TIDIED_EVERY = 1024
 """Entries after which those of batches that are gone are let go of: an epoch may be read without training on it."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Start:
+    """What an epoch is begun from, so that it can be begun again."""
+
+    random: dict[str, Any]
+    """The state of everything random, as it was."""
+    order: list[torch.Tensor]
+    """States of the generators that the order of samples comes from."""
 
 
 class Position(NamedTuple):
@@ -28,7 +38,11 @@ class Position(NamedTuple):
     ends_step: bool
     """Whether it is the last of its optimizer step."""
     epoch: int = 0
-    """The iteration over the loader that it comes from."""
+    """The iteration over the loader that it comes from, from 1."""
+    place: int = 0
+    """Micro-batches before it in its epoch."""
+    start: Start | None = None
+    """What its epoch began from."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,6 +105,13 @@ class Positions:
                 return None
             self._waiting.remove(entry)
             return entry.position
+
+    def after(self, done: Position | None) -> Position | None:
+        """The next micro-batch that a loop has fetched, holds, and has not trained on; ``done`` is its last."""
+        last = done[2:4] if done else (0, 0)
+        with self._lock:
+            held = [e.position for e in self._waiting if e.is_there and e.position.epoch not in self._left]
+        return min((one for one in held if one[2:4] > last), key=lambda one: one[2:4], default=None)
 
     def pass_over(self) -> None:
         """A forward pass begins: what has waited longest was left out if it is gone and a later batch is not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Randomness", "seed_everything", "undisturbed"]
+__all__ = ["Randomness", "random_state", "seed_everything", "set_random_state", "undisturbed"]
 
 
 def seed_everything(seed: int) -> None:
@@ -27,43 +28,53 @@ class Randomness:
     def __init__(self, seed: int) -> None:
         with undisturbed():
             seed_everything(seed)
-            self._own = _states()
+            self._own = random_state()
 
     def __enter__(self) -> None:
-        self._outer = _states()
-        _restore(self._own)
+        self._outer = random_state()
+        set_random_state(self._own)
 
     def __exit__(self, *exc: object) -> None:
-        self._own = _states()
-        _restore(self._outer)
+        self._own = random_state()
+        set_random_state(self._outer)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """What is drawn within the block, or seeded, is as if it had not been."""
-    before = _states()
+    before = random_state()
     try:
         yield
     finally:
-        _restore(before)
+        set_random_state(before)
 
 
-def _states() -> tuple[Any, Any, Any, Any]:
+def random_state() -> dict[str, Any]:
+    """The state of all of them, made of what ``torch.load(weights_only=True)`` reads; None for those not in use.
+
+    Of CUDA devices it is the current one's.
+    """
     numpy = sys.modules.get("numpy")
     on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return (
-        random.getstate(),
-        numpy.random.get_state() if numpy else None,
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state() if on_device else None,
-    )
+    return {
+        "python": random.getstate(),
+        "numpy": _of_numpy(numpy.random.get_state()) if numpy else None,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if on_device else None,
+    }
 
 
-def _restore(states: tuple[Any, Any, Any, Any]) -> None:
-    own, of_numpy, of_torch, of_cuda = states
-    random.setstate(own)
-    if of_numpy is not None:
-        sys.modules["numpy"].random.set_state(of_numpy)
-    torch.set_rng_state(of_torch)
-    if of_cuda is not None:
-        torch.cuda.set_rng_state(of_cuda)
+def set_random_state(state: dict[str, Any]) -> None:
+    """Go on from a :func:`random_state`; those that were not in use are left alone, and a device that is not there."""
+    random.setstate(state["python"])
+    if state["numpy"] is not None:
+        name, key, *rest = state["numpy"]
+        importlib.import_module("numpy").random.set_state((name, key.cpu().numpy().astype("uint32"), *rest))
+    torch.set_rng_state(state["torch"].cpu())  # a checkpoint may have been mapped to a device
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+def _of_numpy(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    name, key, *rest = state
+    return (name, torch.from_numpy(key.astype("int64")), *rest)

@@ -77,6 +77,15 @@ batch_size = 128
 #     return torch.utils.data.RandomSampler(dataset)
 
 
+# def after_backward(model):  # Once the gradients of an optimizer step are whole, before they are clipped.
+#     nn.utils.clip_grad_value_(model.parameters(), 1.0)
+
+
+# def after_step(model):  # Once the optimizer has stepped: a weight average, or weights held in bounds.
+#     for parameter in model.parameters():
+#         parameter.data.clamp_(-8.0, 8.0)
+
+
 # def evaluate(model):  # Higher is better; a search does not use it yet.
 #     inputs, targets = build_dataset().tensors
 #     return (model(inputs).argmax(dim=1) == targets).float().mean().item()

@@ -28,18 +28,48 @@ SIGNATURES = {
     "build_optimizer": "def build_optimizer(parameters) -> torch.optim.Optimizer  # or build_optimizer(model)",
     "collate": "def collate(samples: list) -> batch",
     "build_sampler": "def build_sampler(dataset) -> torch.utils.data.Sampler",
+    "build_loader": "def build_loader(batch_size) -> torch.utils.data.DataLoader  # in place of build_dataset",
+    "after_backward": "def after_backward(model) -> None  # gradients are whole and true, and not clipped yet",
+    "after_step": "def after_step(model) -> None  # the optimizer has stepped",
     "evaluate": "def evaluate(model) -> float  # higher is better",
 }
-"""The functions a task file may define, with the signature each must have. The first three are required."""
+"""The functions a task file may define, with the signature each must have."""
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """What a job may say that it computes in."""
 
 _REQUIRED = ("build_model", "build_dataset", "compute_loss")
+"""``build_loader`` may take the place of ``build_dataset``."""
+_OF_DATASET = ("build_dataset", "collate", "build_sampler", "loader_options", "shards_by_worker")
+"""What a task that builds its loaders itself has no use for."""
 _LOADER_OPTIONS = frozenset(
     {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn"}
     | {"multiprocessing_context", "generator", "drop_last"}
 )
+
+
+def _not_given(*_: Any) -> Any:
+    raise AssertionError("a task without it is refused")
+
+
+@dataclass(frozen=True)
+class _OfLoader:
+    """The ``build_dataset`` of a task that builds its loaders itself."""
+
+    build_loader: Callable[[int], Any]
+    source: str
+
+    def __call__(self) -> Any:
+        from .own_loader import OwnLoader
+
+        return OwnLoader(self.build_loader, self.source or "task")
+
+
+def _join(samples: list[Any]) -> Any:
+    """Its ``collate``."""
+    from .own_loader import join
+
+    return join(samples)
 
 
 @dataclass(frozen=True)
@@ -53,9 +83,9 @@ class Task:
 
     build_model: Callable[[], nn.Module]
     """Called once, after everything is seeded."""
-    build_dataset: Callable[[], Any]
-    """Map-style or iterable dataset."""
-    compute_loss: Callable[[nn.Module, Any], Any]
+    build_dataset: Callable[[], Any] = _not_given
+    """Map-style or iterable dataset; of a task with ``build_loader``, what that makes of it."""
+    compute_loss: Callable[[nn.Module, Any], Any] = _not_given
     """(model, batch) -> the batch's mean loss, or (loss_sum, count), which makes splitting exact for such losses."""
     build_optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
     """Receives all parameters in order, or the model if that is what its argument is called. None is AdamW."""
@@ -65,6 +95,13 @@ class Task:
     """The order of samples; None is a seeded shuffle."""
     loader_options: Mapping[str, Any] = field(default_factory=dict)
     """DataLoader keywords that the user trains with today."""
+    build_loader: Callable[[int], Any] | None = None
+    """In place of ``build_dataset``: batches of so many samples, by the user's own DataLoader or another iterable."""
+    after_backward: Callable[[nn.Module], Any] | None = None
+    """Called once an optimizer step's gradients are the true ones, before they are clipped at ``max_grad_norm``."""
+    after_step: Callable[[nn.Module], Any] | None = None
+    """Called once the optimizer has stepped and the gradients are cleared: for a weight average. Not where a loss
+    scaler skips the step."""
     evaluate: Callable[[nn.Module], float] | None = None
     """Quality, higher is better. A search does not use it yet."""
     batch_size: int | None = None
@@ -84,7 +121,8 @@ class Task:
     """Where it was loaded from."""
 
     def __post_init__(self) -> None:
-        problems = [
+        problems = [*self._wrong_data()]
+        problems += [
             f"{name} must be a function, but got {type(value).__name__}. Wanted: {signature}"
             for name, signature in SIGNATURES.items()
             if (value := getattr(self, name)) is not None and not callable(value)
@@ -105,6 +143,25 @@ class Task:
             problems.append(f"blocks must be a list of module paths, but got {paths!r}")
         if problems:
             raise TaskError("\n".join(f"{self.source or 'task'}: {problem}." for problem in problems))
+
+    def _wrong_data(self) -> Iterator[str]:
+        """Pieces that are missing, or too many; loaders of the task's own become its data."""
+        if self.build_loader is not None and self.collate is not _join:
+            stock = {f.name: f.default for f in fields(self)} | {"loader_options": {}}
+            if given := [name for name in _OF_DATASET if getattr(self, name) != stock[name]]:
+                yield (
+                    f"build_loader yields whole batches, so that nothing is left for {', '.join(given)}. Give "
+                    "build_loader alone, or a dataset without it"
+                )
+            object.__setattr__(self, "collate", _join)
+            object.__setattr__(self, "build_dataset", _not_given)
+        if self.build_loader is not None and (
+            self.build_dataset is _not_given or isinstance(self.build_dataset, _OfLoader)
+        ):
+            object.__setattr__(self, "build_dataset", _OfLoader(self.build_loader, self.source))
+        for name in _REQUIRED:
+            if getattr(self, name) is _not_given:
+                yield f"{name} is missing. Wanted: {SIGNATURES[name]}"
 
     def _wrong_arguments(self) -> Iterator[str]:
         """Functions that cannot be called as they will be; ``evaluate`` is called by nobody yet."""
@@ -142,6 +199,27 @@ class Task:
             yield f"precision must be one of {', '.join(PRECISIONS)}, but got {self.precision!r}"
         if norm is not None and not (_is_number(norm) and 0 < norm < math.inf):
             yield f"max_grad_norm must be a number above 0, but got {norm!r}"
+
+    def call(self, name: Literal["after_backward", "after_step"], model: nn.Module) -> None:
+        """Call the user's function of that name, if there is one.
+
+        Raises:
+            TaskError: it raised.
+            torch.OutOfMemoryError, MemoryError: memory ran out in it.
+        """
+        import torch
+
+        function: Callable[[nn.Module], Any] | None = getattr(self, name)
+        if function is None:
+            return
+        try:
+            function(model)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise TaskError(
+                f"{self.source or 'task'}: {name}(model) raised {type(error).__name__}: {error}."
+            ) from error
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The user's optimizer over the model, or AdamW with torch's defaults."""
@@ -217,7 +295,7 @@ def refuse_script(source: str) -> None:
         bound = bound_names(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
-    if bound is None or not bound.isdisjoint({*_REQUIRED, name or "task"}):
+    if bound is None or not bound.isdisjoint({*_REQUIRED, "build_loader", name or "task"}):
         return
     raise TaskError(
         f"{source}: defines none of {', '.join(_REQUIRED)}, and no `{name or 'task'}`. If it is a training script, "
@@ -281,7 +359,8 @@ def _signatures(names: Iterable[str]) -> str:
 
 
 def _from_functions(module: ModuleType, source: str) -> Task:
-    missing = [name for name in _REQUIRED if not hasattr(module, name)]
+    replaced = {"build_dataset"} if hasattr(module, "build_loader") else set()
+    missing = [name for name in _REQUIRED if name not in replaced and not hasattr(module, name)]
     if missing:
         raise TaskError(
             f"{source}: missing {', '.join(missing)}. A task file defines:\n{_signatures(missing)}\n"

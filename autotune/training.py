@@ -14,6 +14,8 @@ from .errors import TaskError
 from .guard import Guard
 from .loader import Loader
 from .positions import Position
+from .randomness import random_state, set_random_state
+from .resume import check_state
 from .task import Task
 from .techniques import Settings
 from .techniques.batch import Batch
@@ -67,6 +69,7 @@ class Training:
         self._expected: float | torch.Tensor = 0.0
         self._micro_batches = 0
         self._position: Position | None = None
+        self._done: Position | None = None
         self._guard = Guard(optimizer)
 
     def with_loader(self, loader: Loader) -> Training:
@@ -91,7 +94,8 @@ class Training:
 
         Raises:
             TaskError: ``compute_loss`` returned neither a scalar tensor nor (loss_sum, count), or the loop does
-                something between micro-batches that would train otherwise than it reads.
+                something between micro-batches that would train otherwise than it reads, or a function
+                of the task raised after the backward pass or the step.
         """
         position = self.loader.positions.take(batch)  # before the loss, which may take a batch apart
         with self.forward_context():
@@ -125,13 +129,97 @@ class Training:
 
         Raises:
             TaskError: the loss is neither of the two, or the last step was not taken by ``optimizer_step``, or what
-                it had added is gone (``zero_grad``).
+                it had added is gone (``zero_grad``), or the task's ``after_backward`` raised.
         """
         self._add(loss, self.loader.positions.take(batch))
         value = loss[0] if isinstance(loss, tuple) else loss
         if not (value.is_leaf or value._is_view()):  # torch does not detach a view in place
             value.detach_()
         return self._is_whole
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch the next micro-batch is of, from 0: ``for epoch in range(training.epoch, num_epochs)``."""
+        return self.loader.where(self._done)[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the job needs to go on as if it had not ended: model, optimizer, loss scaler, the place in the epoch
+        and the order of its samples, the state of everything random, and, in the middle of an optimizer step, its
+        gradients so far.
+
+        Returns:
+            What ``torch.save`` writes and ``torch.load(weights_only=True)`` reads. Its tensors are the live ones, as
+            in every ``state_dict`` of torch: save it, or copy it, before the next step.
+
+        Raises:
+            TaskError: a step's gradients are whole, and the step is not taken.
+        """
+        if self._is_whole:
+            raise TaskError(
+                "state_dict was called between training.backward, which made an optimizer step's gradients whole, and "
+                "training.optimizer_step(). Call it after that."
+            )
+        return self._state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the training was that this is the :meth:`state_dict` of; the next iteration over ``loader``
+        begins there. Nothing random may be drawn in between.
+
+        Raises:
+            PlanError: it is no such state, or one of other settings, another model, optimizer or data set. Nothing is
+                changed then.
+        """
+        check_state(state, self._state())
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self._begin_step()
+        self._done = None
+        self._guard.stepped()
+        if state["step"]:
+            self._go_on(state["step"])
+        self.loader.load_state_dict(state["loader"])
+        set_random_state(state["random"])
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "settings": self.settings.model_copy(update={"batch": self.batch}).canonical(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "step": self._half_step(),
+            "loader": self.loader.state_dict(self._done),
+            "random": random_state(),
+        }
+
+    def _half_step(self) -> dict[str, Any] | None:
+        if not self._micro_batches or self._position is None:
+            return None
+        num_samples, _, epoch, place, _ = self._position
+        return {
+            "gradients": [parameter.grad for parameter in self._parameters()],
+            "weight": self._weight,
+            "expected": self._expected,
+            "micro_batches": self._micro_batches,
+            "position": (num_samples, epoch, place),
+        }
+
+    def _go_on(self, step: dict[str, Any]) -> None:
+        for parameter, gradient in zip(self._parameters(), step["gradients"], strict=True):
+            parameter.grad = None if gradient is None else gradient.detach().clone().to(parameter.device)
+        self._weight, self._expected = (
+            one.to(self.device) if isinstance(one, torch.Tensor) else one for one in (step["weight"], step["expected"])
+        )
+        self._micro_batches = step["micro_batches"]
+        num_samples, epoch, place = step["position"]
+        self._position = Position(num_samples, ends_step=False, epoch=epoch, place=place)
+        self._guard.begin()
+        self._guard.look()
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """The optimizer's, in its own order."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _add(self, loss: Any, position: Position | None) -> float | torch.Tensor:
         """Backward of the micro-batch's share of its optimizer step; returns what its mean is over."""
@@ -141,6 +229,7 @@ class Training:
             raise TaskError(f"compute_loss must return a scalar tensor, or (loss_sum, count), but got {got}.")
         if self._is_whole:
             raise TaskError(self._guard.not_taken())
+        self._done = position or self._done
         position = position or self._assumed_position()
         if self._position is not None and position.epoch != self._position.epoch:
             self._drop(self._position, position)
@@ -166,6 +255,7 @@ class Training:
             if self._micro_batches > 1:
                 self._settle_gradients()
             self.scaler.unscale_(self.optimizer)
+            self._task.call("after_backward", self.model)
         self._guard.look()
         return weight
 
@@ -182,7 +272,8 @@ class Training:
             Whether the optimizer stepped.
 
         Raises:
-            TaskError: the optimizer was stepped already, or the gradients are gone.
+            TaskError: the optimizer was stepped already, or the gradients are gone, or the task's ``after_step``
+                raised.
         """
         if not self._is_whole:
             return False
@@ -194,7 +285,10 @@ class Training:
         self.scaler.update()
         self._begin_step()
         self._guard.stepped()
-        return not self.scaler.is_enabled() or self.scaler.get_scale() >= before
+        has_stepped = not self.scaler.is_enabled() or self.scaler.get_scale() >= before
+        if has_stepped:
+            self._task.call("after_step", self.model)
+        return has_stepped
 
     def _begin_step(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -213,7 +307,7 @@ class Training:
 
     def _clipped(self) -> list[nn.Parameter]:
         """The optimizer's parameters, in the model's order: a norm's bits depend on it."""
-        known = dict.fromkeys(p for group in self.optimizer.param_groups for p in group["params"])
+        known = dict.fromkeys(self._parameters())
         return list(dict.fromkeys(p for p in self.model.parameters() if p in known) | known)
 
     def _assumed_position(self) -> Position:
@@ -232,8 +326,7 @@ class Training:
         if not isinstance(self._weight, torch.Tensor) and self._weight == self._expected:
             return
         factor = self._expected / _divisor(self._weight)
-        parameters = (p for group in self.optimizer.param_groups for p in group["params"])
-        for gradient in (p.grad for p in parameters if p.grad is not None):
+        for gradient in (p.grad for p in self._parameters() if p.grad is not None):
             gradient.mul_(factor)
 
 

@@ -28,10 +28,11 @@ FLOORS = (
     ("apply_plan",),
     ("training", "fingerprint"),
     ("loader", "unfilled"),
-    ("plan", "search_spaces", "task"),
+    ("cut", "plan", "search_spaces", "task"),
     ("techniques",),
     ("layers",),
-    ("files", "guard", "interrupts", "names", "positions", "randomness", "ranks"),
+    ("own_loader",),
+    ("files", "guard", "interrupts", "names", "nested", "positions", "randomness", "ranks", "resume"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""

@@ -19,7 +19,7 @@ import torch
 from ..apply_plan import build_model
 from ..errors import UserError
 from ..files import FOLDER, replacing
-from ..loader import tensors_in
+from ..nested import tensors_in
 from ..plan import Plan
 from ..randomness import seed_everything, undisturbed
 from ..task import Task

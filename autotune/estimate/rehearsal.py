@@ -10,7 +10,7 @@ import gc
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.data import IterableDataset, default_collate
 
 from ..apply_plan import apply, build_loader
-from ..loader import tensors_in
 from ..measure.allocations import Phase, Trace
 from ..measure.tracer import Sees, Shows, Tracer
+from ..nested import tensors_in
 from ..plan import Plan
 from ..positions import Position
 from ..task import Task
@@ -72,7 +72,8 @@ class Rehearsal:
             Untraceable: the model or its optimizer cannot be copied.
             Exception: whatever the user's code raises.
         """
-        self._task = task
+        # What the user calls beside a step keeps tensors of its own, which those without values must not come among.
+        self._task = replace(task, after_backward=None, after_step=None)
         self._target = target
         self._largest_of = largest_of
         real = apply(plan, self._applied_to(task))

@@ -12,13 +12,16 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from ..errors import TaskError
-from ..loader import tensors_in
+from ..nested import tensors_in
+from ..own_loader import OwnLoader
 from ..randomness import seed_everything
 from ..task import Task
 
 __all__ = ["DatasetFacts", "inspect_dataset"]
 
 NUM_SAMPLES = 16
+_BATCHES = 4
+"""Of a loader of the task's own that are read."""
 _REREAD_S = 1.0
 _FEWEST_REREAD = 4
 
@@ -54,9 +57,13 @@ def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
             f"{task.source or 'task'}: build_dataset must return a map-style dataset (__len__ and __getitem__) or an "
             f"IterableDataset, but got {type(dataset).__name__}."
         )
-    length = len(dataset) if hasattr(dataset, "__len__") else None
+    own = isinstance(dataset, OwnLoader)
+    length = dataset.num_samples() if own else len(dataset) if hasattr(dataset, "__len__") else None
     indices = [] if streams or length is None else _spread(length)
-    samples = list(itertools.islice(iter(dataset), NUM_SAMPLES)) if streams else [dataset[i] for i in indices]
+    if own:
+        dataset.check_size(1)
+    num_read = _BATCHES * NUM_SAMPLES if own else NUM_SAMPLES  # shapes vary between batches, not within one
+    samples = list(itertools.islice(iter(dataset), num_read)) if streams else [dataset[i] for i in indices]
     if not samples:
         raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
     collate = task.collate or default_collate
@@ -64,7 +71,7 @@ def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
     shapes = {tuple((t.dtype, t.shape) for t in tensors) for tensors in collated}
     sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in collated]
     return DatasetFacts(
-        samples=samples,
+        samples=samples[:NUM_SAMPLES],
         length=length,
         num_bytes=length * sum(sizes) // len(sizes) if length is not None and any(sizes) else None,
         deterministic=not streams and _reads_the_same(dataset, indices, collate),

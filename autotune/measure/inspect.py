@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
-from ..apply_plan import build_model, loader_spec, reference_batch
+from ..apply_plan import build_loader, build_model, loader_spec, reference_batch
 from ..errors import TaskError
 from ..fingerprint import identify
+from ..own_loader import OwnLoader
 from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts
@@ -59,6 +60,8 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     spec = loader_spec(task, dataset, torch.device(device))
     streams = isinstance(dataset, IterableDataset)
     most_workers = 1 if streams and not task.shards_by_worker else num_processors()
+    own = isinstance(dataset, OwnLoader)
+    loader_options = build_loader(task, spec, batch).options if own else task.loader_options
     optimizer = task.make_optimizer(model)
     facts = Facts(
         fingerprint=found_fingerprint,
@@ -75,10 +78,11 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         dataset_deterministic=data.deterministic,
         stackable=data.stackable,
         shapes_vary=data.shapes_vary,
-        shards_by_worker=task.shards_by_worker,
-        loader_options={k: v for k, v in task.loader_options.items() if isinstance(v, (int, bool))},
+        shards_by_worker=task.shards_by_worker or own,
+        own_loader=own,
+        loader_options={k: v for k, v in loader_options.items() if isinstance(v, (int, bool))},
         loader_samples_per_s=(
-            loader_rates(task, spec, batch, most_workers, split.samples_per_s) if options.runs_model else {}
+            loader_rates(task, spec, batch, most_workers, split.samples_per_s) if options.runs_model and not own else {}
         ),
         step_samples_per_s=split.samples_per_s if options.runs_model else None,
         effective_batch=batch.num_samples,
@@ -138,6 +142,10 @@ def _split(task: Task, model: nn.Module, data: DatasetFacts, device: str) -> Spl
 
 def _warnings(task: Task, options: InspectOptions, model: nn.Module, data: DatasetFacts, split: Split) -> list[str]:
     found = []
+    if task.build_loader is not None:
+        found.append("the task builds its loaders itself (build_loader): data_loading is left as it is there")
+    if beside := [name for name in ("after_backward", "after_step") if getattr(task, name) is not None]:
+        found.append(f"what {' and '.join(beside)} keeps in memory is measured, and not predicted")
     asked = options.effective_batch or task.batch_size
     if asked is not None and data.length is not None and data.length < asked:
         found.append(f"the dataset has {data.length} samples, fewer than the batch size of {asked}, and caps it")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from ..loader import tensors_in
+from ..nested import tensors_in
 from ..task import Task
 from ..training import Training
 from ..units import ceil_mib, format_bytes

@@ -65,7 +65,7 @@ def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: 
         TaskError: the loss is neither a scalar nor (loss_sum, count), or torch cannot call a hook of the optimizer.
         Exception: whatever the user's model and loss raise on the whole batch.
     """
-    size, task = len(samples), replace(task, max_grad_norm=None)
+    size, task = len(samples), replace(task, max_grad_norm=None, after_backward=None, after_step=None)
     run = partial(_gradient, task, model, samples, device)
     with without_dropout(model), _buffers_kept(model):
         with autocast_seen(device.type) as seen:

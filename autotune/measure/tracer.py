@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..loader import tensors_in
+from ..nested import tensors_in
 from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
 from .watch import Watch
 from .whereabouts import Whereabouts

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..loader import tensors_in
+from ..nested import tensors_in
 from ..task import Task
 from ..training import Training
 from .allocations import Phase

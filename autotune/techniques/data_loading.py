@@ -59,6 +59,8 @@ class DataLoading(Technique):
 
     def unavailable(self, facts: Facts) -> str | None:
         """An epoch can be cached only if reading it twice gives the same, and it fits."""
+        if facts.own_loader and self != type(self)():
+            return "the task builds its loaders itself (build_loader)"
         if self.cache != "none":
             return self._why_no_cache(facts)
         workers = self.num_workers or 0

@@ -81,6 +81,8 @@ class Facts(_Frozen):
     """Whether batch shapes differ between batches."""
     shards_by_worker: bool
     """Whether an iterable dataset says that it splits itself between loader workers."""
+    own_loader: bool = False
+    """Whether the task builds its loaders itself, so that only the size of their batches is ours."""
     loader_options: dict[str, int | bool]
     """The user's DataLoader keywords of today."""
     loader_samples_per_s: dict[int, float]
