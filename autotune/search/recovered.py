@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import optuna
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from ..techniques import Settings
 from ..workers import Measured, Outcome, OutOfMemory
@@ -41,7 +41,7 @@ def recover(study: optuna.Study) -> Recovered:
     """Read a study.
 
     Raises:
-        KeyError, TypeError, ValueError: something in it is not as this version writes it.
+        LookupError, TypeError, ValueError: something in it is not as this version writes it.
     """
     rows = tuple(map(_row, study.get_trials(deepcopy=False)))
     taken_back = forgotten(study)
@@ -57,6 +57,8 @@ def _row(trial: FrozenTrial) -> Row:
     observation_of(trial)
     settings = Settings.model_validate(attrs["settings"]) if "settings" in attrs else None
     if "outcome" not in attrs:
+        if trial.state == TrialState.COMPLETE and "known_from" not in attrs:
+            raise ValueError(f"trial {trial.number} is complete, but what it came to is gone")
         return Row(trial, -1, settings, None)
     number = attrs["number"]
     outcome: Outcome | None = OUTCOME.validate_python(attrs["outcome"])

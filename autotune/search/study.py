@@ -282,7 +282,7 @@ def _of_this_version(stem: str, url: str) -> Iterator[None]:
     """What cannot be read as this version writes it ends a resume, before anything is changed."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as reason:
+    except (LookupError, TypeError, ValueError) as reason:  # an unknown state of a trial is the first
         said = " ".join(str(reason).split())
         raise StudyError(
             f"--resume: the study of {stem} in {masked(url)} is not of this version: {said[:200]}. "
