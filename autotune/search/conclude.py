@@ -13,7 +13,7 @@ from ..techniques import Settings
 from ..techniques.batch import refused_split
 from ..units import ceil_mib, format_bytes
 from ..workers import Measured, OutOfMemory
-from .evidence import DISTURBED, are_sure, combine, gain
+from .evidence import are_sure, calm, combine, gain
 from .finalists import Final
 from .inquiry import LARGEST_OF
 from .pace import MOST_ROUNDS
@@ -162,10 +162,9 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
 
 def _why_unsure(session: Session, final: Final) -> str | None:
     """Why the plan's figures are less sure than they should be; None where they are sure."""
-    calm = [pair for pair in final.rounds if pair.disturbed <= DISTURBED]
-    if are_sure(calm, session.budget):
+    if are_sure(final.rounds, session.budget):
         return None
-    num_rounds, num_disturbed = len(final.rounds), len(final.rounds) - len(calm)
+    num_rounds, num_disturbed = len(final.rounds), len(final.rounds) - len(calm(final.rounds))
     told = f"the figures are not sure after {num_rounds} fresh interpreter{'s' if num_rounds > 1 else ''}"
     if num_disturbed:
         most = max(pair.disturbed for pair in final.rounds)

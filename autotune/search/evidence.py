@@ -13,9 +13,9 @@ from ..measure import Measurement
 from ..plan import Budget, Evidence, Gain, Peak, Speed
 from ..units import ceil_mib
 
-__all__ = ["DISTURBED", "Interval", "Pair", "are_sure", "combine", "gain", "interval", "undisturbed"]
+__all__ = ["Interval", "Pair", "are_sure", "calm", "combine", "gain", "interval", "undisturbed"]
 
-DISTURBED = 0.05
+_DISTURBED = 0.05
 """From this share of a run's time on that other work took, the run is measured again."""
 
 _OFF = 0.05
@@ -90,10 +90,15 @@ def interval(values: Sequence[float], scale: float = 1.0) -> Interval:
     return Interval(center, error, center - half, center + half)
 
 
+def calm(pairs: Sequence[Pair]) -> list[Pair]:
+    """The rounds that other work left alone."""
+    return [pair for pair in pairs if pair.disturbed <= _DISTURBED]
+
+
 def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
-    """The rounds that other work left alone; all, where those are fewer than two."""
-    calm = [pair for pair in pairs if pair.disturbed <= DISTURBED]
-    return calm if len(calm) >= 2 else list(pairs)
+    """The calm rounds; all, where those are fewer than two."""
+    found = calm(pairs)
+    return found if len(found) >= 2 else list(pairs)
 
 
 def are_sure(pairs: Sequence[Pair], budget: Budget) -> bool:
@@ -101,9 +106,10 @@ def are_sure(pairs: Sequence[Pair], budget: Budget) -> bool:
     reference, or not to be, and its peaks leave room.
 
     Args:
-        pairs: rounds that other work left alone.
+        pairs: the rounds; those that other work disturbed tell nothing.
         budget: what the winner's peaks are held against.
     """
+    pairs = calm(pairs)
     if len(pairs) < 2:
         return False
     speeds = [pair.winner.samples_per_s.value for pair in pairs]

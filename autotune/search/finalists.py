@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ..measure import Measurement
 from ..workers import Measured, Outcome, TimedOut
 from .events import FinalistEnded, TrialStarted
-from .evidence import DISTURBED, Pair, are_sure, interval, undisturbed
+from .evidence import Pair, are_sure, interval, undisturbed
 from .pace import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 from .session import Session
 from .study import Tried
@@ -155,7 +155,7 @@ class _Finals:
         takes_turns = candidate.number != 0 and self._repeats_reference()
         try:
             while num_planned and len(rounds) < MOST_ROUNDS:
-                if are_sure([pair for pair in rounds if pair.disturbed <= DISTURBED], self.session.budget):
+                if are_sure(rounds, self.session.budget):
                     break
                 number = len(rounds) + 1
                 runs_left = max(num_planned - number + 1, 1) * (1 + takes_turns)
