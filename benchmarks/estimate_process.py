@@ -23,7 +23,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.precision import Precision
-from autotune.workers import Estimated, Executor, Measured, TrialRequest
+from autotune.workers import Estimated, Executor, Measured, MeasureRequest, PredictRequest
 from autotune.workers.environment import own_thread_variables
 from autotune.workers.local import LocalExecutor
 
@@ -67,10 +67,10 @@ def _combinations(task: str) -> Iterator[Settings]:
 
 
 def _row(executor: Executor, card: Device, task: str, settings: Settings, batch: int, repeats: int) -> Row:
-    estimated = executor.submit(_request("estimate", card, task, settings, batch)).result()
+    estimated = executor.submit(_estimate_request(card, task, settings, batch)).result()
     assert isinstance(estimated, Estimated), estimated
     found = estimated.estimate
-    measured = [executor.submit(_request("measure", card, task, settings, batch)).result() for _ in range(repeats)]
+    measured = [executor.submit(_measure_request(card, task, settings, batch)).result() for _ in range(repeats)]
     peaks = [one.measurement.peak.process for one in measured if isinstance(one, Measured)]
     assert len(peaks) == repeats, measured
     tensors = found.reference.tensors.value
@@ -89,16 +89,24 @@ def _row(executor: Executor, card: Device, task: str, settings: Settings, batch:
     }
 
 
-def _request(kind: Any, card: Device, task: str, settings: Settings, batch: int) -> TrialRequest:
-    return TrialRequest(
-        id=f"{kind}-{task}-{batch}",
+def _estimate_request(card: Device, task: str, settings: Settings, batch: int) -> PredictRequest:
+    return PredictRequest(
+        id=f"estimate-{task}-{batch}",
         task=str(EXAMPLES / task / "model.py"),
-        kind=kind,
-        device=card.type if kind == "measure" else "cpu",
+        device="cpu",
+        options=EstimateOptions(settings=settings, target=card.type, capability=card.capability, reference_batch=batch),
+        environment=own_thread_variables(),
+    )
+
+
+def _measure_request(card: Device, task: str, settings: Settings, batch: int) -> MeasureRequest:
+    return MeasureRequest(
+        id=f"measure-{task}-{batch}",
+        task=str(EXAMPLES / task / "model.py"),
+        device=card.type,
         plan=Plan(settings=settings.model_copy(update={"batch": Batch(micro=batch)}), budget=Budget(device=card.type)),
-        estimate=EstimateOptions(target=card.type, capability=card.capability, reference_batch=batch),
-        measure=MeasureOptions(trial_time_s=2.0, enforce=False, parity_batch=batch, parity_last=True),
-        fresh=kind == "measure",
+        options=MeasureOptions(trial_time_s=2.0, enforce=False, parity_batch=batch, parity_last=True),
+        fresh=True,
         environment=own_thread_variables(),
     )
 

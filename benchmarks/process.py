@@ -19,7 +19,7 @@ from typing import Any
 from autotune.measure import MeasureOptions
 from autotune.plan import Plan
 from autotune.techniques import Settings
-from autotune.workers import Executor, Measured, TrialRequest
+from autotune.workers import Executor, Measured, MeasureRequest
 from autotune.workers.environment import own_thread_variables
 
 __all__ = ["INTENDED", "differences", "job_facts", "trial_facts"]
@@ -59,12 +59,12 @@ def trial_facts(executor: Executor, folder: Path, fresh: bool) -> dict[str, Any]
         RuntimeError: it did not run.
     """
     shutil.copy(_TASK, folder)
-    request = TrialRequest(
+    request = MeasureRequest(
         id="process",
         task=str(folder / _TASK.name),
         device="cpu",
         plan=Plan(settings=Settings()),
-        measure=MeasureOptions(trial_time_s=0.1, parity_batch=8),
+        options=MeasureOptions(trial_time_s=0.1, parity_batch=8),
         deadline_s=_DEADLINE_S,
         fresh=fresh,
         environment=own_thread_variables(),

@@ -134,17 +134,17 @@ class Run:
     @property
     def measured(self) -> list[Settings]:
         """What was asked for in the search itself, in order."""
-        return [r.plan.settings for r in self.executor.requests if r.plan is not None and not is_again(r)]
+        return [r.plan.settings for r in self.executor.requests if r.kind == "measure" and not is_again(r)]
 
     @property
     def again(self) -> list[Settings]:
         """What was asked for again once the search had ended, in order."""
-        return [r.plan.settings for r in self.executor.requests if r.plan is not None and is_again(r)]
+        return [r.plan.settings for r in self.executor.requests if r.kind == "measure" and is_again(r)]
 
     @property
     def fresh(self) -> list[Settings]:
         """What was asked for in fresh interpreters, in order."""
-        return [r.plan.settings for r in self.executor.requests if r.plan is not None and r.fresh]
+        return [r.plan.settings for r in self.executor.requests if r.kind == "measure" and r.fresh]
 
     def seen(self, kind: type[E]) -> list[E]:
         """Events of one kind."""

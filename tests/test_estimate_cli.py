@@ -154,7 +154,7 @@ class Says(Executor):
             future.set_result(Inspected(facts=self.facts))
             return future
         self.asked.append(request)
-        answer = self.micro(request.plan.settings)
+        answer = self.micro(request.options.settings)
         future.set_result(estimated(answer) if isinstance(answer, int) else answer)
         return future
 
@@ -177,8 +177,8 @@ def test_combinations_begin_with_the_job_as_it_stands_and_single_techniques():
     changes = [one.num_changes for one in found.combinations]
     assert changes == sorted(changes)
     assert len(changes) == len({one.settings.canonical() for one in found.combinations})
-    assert {request.estimate.limit_bytes for request in executor.asked} == {100 * MIB}
-    assert {request.kind for request in executor.asked} == {"estimate"}
+    assert {request.options.limit_bytes for request in executor.asked} == {100 * MIB}
+    assert {request.kind for request in executor.asked} == {"predict"}
 
 
 @pytest.mark.parametrize(("has_bf16", "half"), [(True, "bf16"), (False, "fp16")])
@@ -186,7 +186,7 @@ def test_one_precision_of_two_bytes_is_looked_at(has_bf16, half):
     card = CARD.model_copy(update={"type": "cuda", "bf16": has_bf16})
     executor = Says(micro_of, BLOCKS.model_copy(update={"device": card}))
     estimate(WHAT, executor, lambda event: None)
-    assert {request.plan.settings.precision.kind for request in executor.asked} == {"default", half}
+    assert {request.options.settings.precision.kind for request in executor.asked} == {"default", half}
 
 
 def test_what_helps_is_told_by_single_techniques_the_most_first():
@@ -199,7 +199,7 @@ def test_what_helps_is_told_by_single_techniques_the_most_first():
 def test_the_blocks_for_the_jobs_own_batch_are_asked_of_the_job_as_it_stands_and_named():
     class Names(Says):
         def submit(self, request):
-            if request.kind == "inspect" or not request.estimate.choose_blocks:
+            if request.kind == "inspect" or not request.options.choose_blocks:
                 return super().submit(request)
             self.asked.append(request)
             future = Future()
@@ -209,7 +209,7 @@ def test_the_blocks_for_the_jobs_own_batch_are_asked_of_the_job_as_it_stands_and
 
     executor = Names(micro_of)
     found = estimate(WHAT, executor, lambda event: None)
-    assert [one.plan.settings for one in executor.asked if one.estimate.choose_blocks] == [Settings()]
+    assert [one.options.settings for one in executor.asked if one.options.choose_blocks] == [Settings()]
     console = Console(width=140)
     with console.capture() as said:
         console.print(explain(found))

@@ -1,16 +1,21 @@
 """Micro-batches for ever, from epochs of any kind."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.apply_plan import build_loader, loader_spec
+from autotune.apply_plan import apply, build_loader, loader_spec
 from autotune.errors import TaskError
-from autotune.measure.feed import Feed
+from autotune.measure.feed import Feed, repeated
+from autotune.measure.steps import Steps
+from autotune.plan import Plan
 from autotune.task import Task
+from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.testing.zoo import ZOO
 
 CPU = torch.device("cpu")
 
@@ -47,6 +52,41 @@ def test_a_stream_of_one_batch_goes_on():
     feed = _feed(Stream(3), Batch(micro=4))
     assert [_next_values(feed) for _ in range(4)] == [[0, 1, 2]] * 4
     assert feed.epoch_samples == 3
+
+
+def test_a_step_is_its_micro_batches_up_to_the_last():
+    feed = _feed(_numbers(5), Batch(micro=2, accumulate=2))
+    assert [[position.num_samples for _, position in feed.step()] for _ in range(3)] == [[2, 2], [1], [2, 2]]
+
+
+def test_the_largest_of_some_batches_is_the_first_with_most_elements_of_one_epoch():
+    """An epoch of 4, 3, 5 and 5 numbers; the first of the next may be looked at, too."""
+    rows = [torch.arange(length) for length in (4, 3, 5, 5)]
+    entries = {"build_sampler": lambda dataset: range(4)}
+    feeds = [_feed(rows, Batch(micro=1), **entries) for _ in range(3)]
+    sizes = [feed.largest_of(count).numel() for feed, count in zip(feeds, (2, 3, 100), strict=True)]
+    assert (sizes, [feed.num_batches for feed in feeds]) == ([4, 5, 5], [2, 3, 5])
+
+
+def test_a_step_of_one_batch_over_and_over_ends_with_its_last():
+    """Each is known for the loader's own, and what was read before waits no longer."""
+    feed = _feed(_numbers(8), Batch(micro=2, accumulate=2))
+    loader = feed._loader
+    (batch, _), _ = feed.next(), feed.next()
+    taken = [loader.positions.take(one) for one, _ in repeated(loader, batch)]
+    assert [(position.num_samples, position.ends_step) for position in taken] == [(2, False), (2, True)]
+    assert loader.positions.take() is None
+
+
+def test_repeating_a_batch_is_no_surprise_to_the_training():
+    """It takes each for a micro-batch of its loader's, and not for a stranger that it has to warn of."""
+    training = apply(Plan(settings=Settings(batch=Batch.of(8, 4))), ZOO["mlp"])
+    steps = Steps(training)
+    batch = steps.feed.largest_of(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps.repeat(batch)
+    assert steps.num_steps == 1
 
 
 def test_opening_early_loses_no_batch():

@@ -14,7 +14,7 @@ from autotune.measure.memory import Charge, enforce_budget
 from autotune.measure.processes import descendants, own_live_bytes, own_peak_bytes, private_bytes
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
-from autotune.workers import TrialRequest
+from autotune.workers import MeasureRequest
 from autotune.workers.local import LocalExecutor
 
 TASKS = Path(__file__).parent / "tasks"
@@ -183,7 +183,7 @@ def test_the_host_watchdog_is_for_a_cpu_alone():
     """On CUDA the budget is the device's, and the host's memory is no part of it."""
     plan = Plan(settings=Settings(), budget=Budget(limit=2**30))
     options = MeasureOptions(parity_batch=8)
-    requests = {d: TrialRequest(id="1", task="m.py", device=d, plan=plan, measure=options) for d in ("cpu", "cuda")}
+    requests = {d: MeasureRequest(id="1", task="m.py", device=d, plan=plan, options=options) for d in ("cpu", "cuda")}
     assert requests["cpu"].memory_limit_bytes == 2**30 * 5 // 4
     assert requests["cuda"].memory_limit_bytes is None
 
@@ -199,7 +199,7 @@ def test_a_cuda_trial_is_held_to_its_budget(fresh: bool):
             plan = Plan(settings=Settings(), budget=Budget(limit=limit, device="cuda"))
             options = MeasureOptions(trial_time_s=0.5, parity_batch=8)
             task = str(TASKS / "needs_4_gib.py")
-            request = TrialRequest(id="1", task=task, device="cuda", plan=plan, measure=options, fresh=fresh)
+            request = MeasureRequest(id="1", task=task, device="cuda", plan=plan, options=options, fresh=fresh)
             kinds.append(executor.submit(request).result().kind)
     assert kinds == ["out_of_memory", "measured"]
 

@@ -14,7 +14,7 @@ from autotune.measure.plain_loop import as_in_a_plain_loop
 from autotune.plan import Plan
 from autotune.task import load_task
 from autotune.techniques import Settings
-from autotune.workers import Measured, TrialRequest
+from autotune.workers import Measured, MeasureRequest
 from autotune.workers.local import LocalExecutor
 
 TASK = str(Path(__file__).parent / "tasks" / "keeps_losses.py")
@@ -66,9 +66,9 @@ def in_pieces(compute_loss):
 
 @pytest.mark.parametrize(("plain_loop", "said"), [(True, {"kept"}), (False, {"gone"})])
 def test_a_trial_keeps_losses_where_it_is_asked_to(plain_loop, said):
-    measure = MeasureOptions(trial_time_s=0.1, parity_batch=None, enforce=False, plain_loop=plain_loop)
+    options = MeasureOptions(trial_time_s=0.1, parity_batch=None, enforce=False, plain_loop=plain_loop)
     plan = Plan(settings=Settings())
-    request = TrialRequest(id="1", task=TASK, device="cpu", plan=plan, measure=measure, fresh=True)
+    request = MeasureRequest(id="1", task=TASK, device="cpu", plan=plan, options=options, fresh=True)
     with LocalExecutor() as executor:
         outcome = executor.submit(request).result()
     assert isinstance(outcome, Measured)

@@ -103,7 +103,7 @@ def test_an_epochs_start_is_spread_over_its_samples():
     """300 samples in 3 s; epochs of 100 samples start in 0.5 s: 100 samples take 1.5 s."""
     feed = FakeFeed()
     feed.epoch_start_s, feed.epoch_samples = 0.5, 100
-    found = speed_of([Window(1.0, 100, 1, 0.0)] * 3, feed)
+    found = speed_of([Window(1.0, 100, 1, 0.0, 1.0, 1.0)] * 3, feed)
     assert found.value == pytest.approx(100 / 1.5)
     assert found.low <= found.value <= found.high
 
@@ -111,4 +111,4 @@ def test_an_epochs_start_is_spread_over_its_samples():
 def test_a_stream_without_an_end_has_no_epoch_to_amortise():
     feed = FakeFeed()
     feed.epoch_start_s = 0.5
-    assert speed_of([Window(1.0, 100, 1, 0.0)] * 3, feed).value == pytest.approx(100.0)
+    assert speed_of([Window(1.0, 100, 1, 0.0, 1.0, 1.0)] * 3, feed).value == pytest.approx(100.0)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from autotune.estimate import Calibration, EstimateOptions, Prediction, PredictOptions
 from autotune.estimate.answer import estimate
 from autotune.estimate.predict import predict
-from autotune.plan import Budget, Plan
 from autotune.task import Task
 from autotune.techniques import Settings
 
@@ -58,8 +57,9 @@ def test_what_the_task_states_is_predicted_where_the_settings_say_nothing():
     """The job's own bf16 is a plan's bf16, to the byte of its tensors; its fp32 is the model as it stands."""
 
     def tensors(stated: Any, row: str) -> int:
-        plan = Plan(settings=Settings.model_validate({"precision": {"kind": row}}))
-        found = estimate(plan, replace(task(), precision=stated), EstimateOptions(reference_batch=8, reference_micro=8))
+        combination = Settings.model_validate({"precision": {"kind": row}})
+        asked = EstimateOptions(settings=combination, reference_batch=8, reference_micro=8)
+        found = estimate(replace(task(), precision=stated), asked)
         return found.reference.tensors.value
 
     assert tensors("bf16", "default") == tensors(None, "bf16") != tensors(None, "default")
@@ -68,7 +68,7 @@ def test_what_the_task_states_is_predicted_where_the_settings_say_nothing():
 
 def test_the_jobs_own_micro_batch_is_the_one_that_is_estimated():
     options = EstimateOptions(reference_batch=32, reference_micro=8, is_held=True)
-    fit = estimate(Plan(settings=Settings()), task(), options).reference
+    fit = estimate(task(), options).reference
     assert (fit.micro, fit.accumulate) == (8, 4)
 
 
@@ -100,10 +100,9 @@ def test_recomputing_adds_one_forward():
 
 def test_what_trials_have_taught_moves_the_process_and_what_fits():
     """1 TiB more than was thought is more than there is."""
-    plan = Plan(settings=Settings(), budget=Budget(device="cpu"))
     more = Calibration(constant_bytes=2.0**40, share=0.0, widened=1.0, num_trials=1)
     asked = [EstimateOptions(limit_bytes=2**40, reference_batch=1000, calibration=by) for by in (None, more)]
-    before, after = (estimate(plan, task(), options) for options in asked)
+    before, after = (estimate(task(), options) for options in asked)
     added = [one.reference.process.value - one.base_bytes for one in (before, after)]
     assert added[1] - added[0] == 2**40
     assert after.reference.tensors == before.reference.tensors
@@ -114,8 +113,7 @@ def test_what_trials_have_taught_moves_the_process_and_what_fits():
 def test_the_peak_is_what_an_estimate_says_but_for_the_base():
     """Both are base and tensors: between two batches they differ alike."""
     low, high = predicted(settings(1000), settings(64_000))
-    plan = Plan(settings=Settings(), budget=Budget(device="cpu"))
-    found = [estimate(plan, task(), EstimateOptions(reference_batch=micro)) for micro in (1000, 64_000)]
+    found = [estimate(task(), EstimateOptions(reference_batch=micro)) for micro in (1000, 64_000)]
     without_base = [one.reference.process.value - one.base_bytes for one in found]
     assert high.peak_bytes - low.peak_bytes == without_base[1] - without_base[0]
 
@@ -199,12 +197,11 @@ def test_blocks_are_chosen_for_the_limit():
 
 
 def test_an_estimate_names_the_blocks_for_the_jobs_own_batch():
-    plan = Plan(settings=Settings(), budget=Budget(device="cpu"))
     asked = EstimateOptions(target="cuda", limit_bytes=2**40, reference_batch=MANY, most=MANY, choose_blocks=True)
-    whole = estimate(plan, task(Deep), asked)
+    whole = estimate(task(Deep), asked)
     assert whole.blocks is None
     less = asked.model_copy(update={"limit_bytes": whole.reference.process.value - 1})
-    blocks = estimate(plan, task(Deep), less).blocks
+    blocks = estimate(task(Deep), less).blocks
     assert blocks is not None
     assert 0 < len(blocks) < 8
 

@@ -79,7 +79,7 @@ def test_the_peak_moves_from_the_optimizer_to_the_activations():
 
 
 def test_an_estimate_says_that_it_was_probed_and_why():
-    found = estimate(PLAN, task(), EstimateOptions(limit_bytes=8 * 2**30, most=100))
+    found = estimate(task(), EstimateOptions(limit_bytes=8 * 2**30, most=100))
     assert found.how == "probed"
     assert "_local_scalar_dense" in found.reason
     assert found.largest.micro == 100
@@ -99,7 +99,7 @@ def test_steps_that_are_real_have_real_values():
         build_dataset=lambda: [torch.ones(512)] * 8,
         compute_loss=lambda model, batch: model(batch).sum(),
     )
-    assert estimate(PLAN, checks, EstimateOptions()).how == "probed"
+    assert estimate(checks, EstimateOptions()).how == "probed"
 
 
 def test_what_the_users_code_raises_is_raised():
@@ -110,7 +110,7 @@ def test_what_the_users_code_raises_is_raised():
 
     wrong = Task(build_model=lambda: nn.Linear(1, 1), build_dataset=lambda: [torch.ones(1)], compute_loss=loss)
     with pytest.raises(ValueError, match="not like this"):
-        estimate(PLAN, wrong, EstimateOptions())
+        estimate(wrong, EstimateOptions())
 
 
 @pytest.fixture
@@ -128,23 +128,23 @@ def test_below_a_held_batch_micro_batches_are_accumulated(held, expected, bare):
         compute_loss=lambda model, batch: model(batch).mean(),
         batch_size=8,
     )
-    whole = estimate(PLAN, wide, EstimateOptions(limit_bytes=2**40, reference_batch=8, is_held=held, most=22))
+    whole = estimate(wide, EstimateOptions(limit_bytes=2**40, reference_batch=8, is_held=held, most=22))
     assert (whole.largest.micro, whole.largest.accumulate) == (22, 1)
     tight = EstimateOptions(limit_bytes=whole.reference.process.value - 1, reference_batch=8, is_held=held, most=22)
-    found = estimate(PLAN, wide, tight)
+    found = estimate(wide, tight)
     assert (found.largest.micro, found.largest.accumulate) == expected
     assert found.surely < found.largest.micro
 
 
 def test_where_nothing_fits_the_smallest_is_told(bare):
-    found = estimate(PLAN, ZOO["mlp"], EstimateOptions(limit_bytes=1, most=22))
+    found = estimate(ZOO["mlp"], EstimateOptions(limit_bytes=1, most=22))
     assert (found.largest, found.surely, found.smallest.micro) == (None, None, 1)
 
 
 def test_a_card_is_planned_for_without_one():
     """A context of 512 MiB, cuBLAS's workspaces of 64, one segment of 2 for all that is small; at least 300, 20 and 2,
     less by what a trace may be off."""
-    found = estimate(PLAN, ZOO["mlp"], EstimateOptions(target="cuda", limit_bytes=2**30, most=22))
+    found = estimate(ZOO["mlp"], EstimateOptions(target="cuda", limit_bytes=2**30, most=22))
     assert found.base_bytes == 512 * MIB
     assert found.largest.process.value == (512 + 64 + 2) * MIB
     assert 300 * MIB < found.largest.process.low < (300 + 20 + 2) * MIB

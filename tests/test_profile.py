@@ -232,8 +232,8 @@ def test_each_choice_in_the_step_is_asked_for_once_and_the_job_alone_is_timed():
     ]  # fmt: skip
     _, base, *others = executor.requests
     assert base.plan.settings == SETTINGS
-    assert (base.profile.trace, base.profile.num_timed_steps) == ("/t.json", 5)
-    assert {(one.profile.trace, one.profile.num_timed_steps) for one in others} == {(None, 0)}
+    assert (base.options.trace, base.options.num_timed_steps) == ("/t.json", 5)
+    assert {(one.options.trace, one.options.num_timed_steps) for one in others} == {(None, 0)}
     assert [one.plan.settings.checkpointing for one in others][-2:] == [
         *Checkpointing.choices(facts)[2:],
         Checkpointing(),

@@ -12,12 +12,12 @@ from rich.console import Console
 from search_tables import FINGERPRINT, MIB, facts, options, run_search, table
 
 from autotune.errors import StudyError
-from autotune.estimate import Calibration, Estimate, Fit, Interval, Prediction
+from autotune.estimate import Calibration, Estimate, EstimateOptions, Fit, Interval, Prediction
 from autotune.report.estimate import as_json, explain
 from autotune.search.calibration import learn_calibration
 from autotune.search.estimate import WhatToEstimate, estimate
 from autotune.search.finished import finished
-from autotune.workers import Crashed, Estimated, Executor, Inspected, Predicted
+from autotune.workers import Crashed, Estimated, Executor, Inspected, Predicted, TrialRequest
 from autotune.workers.table import TableExecutor
 
 URL = "sqlite:///.autotune/model.db"
@@ -65,6 +65,11 @@ def test_what_was_learned_moves_a_prediction_and_widens_its_interval():
 # From a study
 
 
+def asks(request: TrialRequest) -> str:
+    """A request's kind, or what it asks of a prediction."""
+    return "estimate" if isinstance(request.options, EstimateOptions) else request.kind
+
+
 class Says(Executor):
     """Predicts 50 MiB less than a search's table has it, and estimates nothing of note."""
 
@@ -79,8 +84,8 @@ class Says(Executor):
         future = Future()
         if request.kind == "inspect":
             future.set_result(Inspected(facts=self.facts))
-        elif request.kind == "predict":
-            peaks = [self.peaks[settings.canonical()] - 50 * MIB for settings in request.predict.settings]
+        elif asks(request) == "predict":
+            peaks = [self.peaks[settings.canonical()] - 50 * MIB for settings in request.options.settings]
             found = tuple(Prediction(peak_bytes=peak, high_bytes=round(peak * 1.001)) for peak in peaks)
             future.set_result(Predicted(predictions=found))
         else:
@@ -115,7 +120,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_study_nothing_is_asked_and_none_is_made():
     executor = Says()
     found = estimate(WHAT, executor, lambda event: None)
-    assert {request.kind for request in executor.asked} == {"inspect", "estimate"}
+    assert {asks(request) for request in executor.asked} == {"inspect", "estimate"}
     assert (found.calibration, found.study, as_json(found)["calibration"]) == (None, None, None)
     assert not Path(".autotune").exists()
 
@@ -124,16 +129,16 @@ def test_a_searchs_trials_are_predicted_and_every_combination_is_told_what_was_l
     run_search(options(trials=6))
     executor = Says()
     found = estimate(WHAT, executor, lambda event: None)
-    (predicted,) = (request for request in executor.asked if request.kind == "predict")
+    (predicted,) = (request for request in executor.asked if asks(request) == "predict")
     study = finished(URL, "model", FINGERPRINT)
     assert study is not None
     assert found.study == study.name == "model-1"
-    assert list(predicted.predict.settings) == [settings for settings, _ in study.measured]
+    assert list(predicted.options.settings) == [settings for settings, _ in study.measured]
     learned = found.calibration
     assert learned is not None
     assert learned.num_trials == len(study.measured) == 6
     assert learned.constant_bytes + learned.share * 400 * MIB == pytest.approx(50 * MIB, rel=0.1)
-    assert {one.estimate.calibration for one in executor.asked if one.kind == "estimate"} == {learned}
+    assert {one.options.calibration for one in executor.asked if asks(one) == "estimate"} == {learned}
     assert as_json(found)["calibration"]["study"] == "model-1"
     console = Console(width=200)
     with console.capture() as said:
@@ -156,7 +161,7 @@ def test_trials_of_another_job_say_nothing_and_that_is_said(what, known, reason)
     executor.facts = facts(**known)
     found = estimate(what, executor, lambda event: None)
     assert (found.calibration, found.uncalibrated) == (None, reason)
-    assert {request.kind for request in executor.asked} == {"inspect", "estimate"}
+    assert {asks(request) for request in executor.asked} == {"inspect", "estimate"}
     console = Console(width=300)
     with console.capture() as said:
         console.print(explain(found))
@@ -170,7 +175,7 @@ def test_trials_that_cannot_be_predicted_are_told():
 
     class Crashes(Says):
         def submit(self, request):
-            if request.kind != "predict":
+            if asks(request) != "predict":
                 return super().submit(request)
             future = Future()
             future.set_result(Crashed(message="SIGSEGV"))

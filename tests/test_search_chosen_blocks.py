@@ -124,7 +124,7 @@ def test_a_choice_that_is_another_of_the_space_has_its_name():
 
 def test_the_predict_request_carries_the_budget_without_its_margin():
     requests = [one for one in run(trials=3).executor.requests if one.kind == "predict"]
-    assert {request.predict.limit_bytes for request in requests} == {int(LIMIT / 1.03)}
+    assert {request.options.limit_bytes for request in requests} == {int(LIMIT / 1.03)}
 
 
 MODEL = """\

@@ -67,9 +67,9 @@ def test_without_a_budget_the_fastest_configuration_wins():
 def test_the_first_trial_is_the_reference_without_enforcement():
     request = run_search(options(budget_bytes=400 * MIB)).executor.requests[1]
     assert request.plan.settings == REFERENCE
-    assert request.measure.enforce is False
-    assert request.measure.plain_loop is True
-    assert request.measure.reference_losses is None
+    assert request.options.enforce is False
+    assert request.options.plain_loop is True
+    assert request.options.reference_losses is None
 
 
 JOB = {"micro_batch": 8, "precision": "bf16"}
@@ -104,9 +104,9 @@ def test_the_reference_is_the_job_that_the_task_states():
 
 def test_losses_are_compared_as_rounded_where_the_job_rounds():
     """Whatever is changed: its own sums come in another order."""
-    requests = [request for request in run_job(trials=6).executor.requests if request.plan]
-    assert {request.measure.parity_limit for request in requests} == {PARITY_LIMITS["rounding"]}
-    assert {request.measure.parity_batch for request in requests if request.measure.parity_batch} == {64}
+    requests = [request for request in run_job(trials=6).executor.requests if request.kind == "measure"]
+    assert {request.options.parity_limit for request in requests} == {PARITY_LIMITS["rounding"]}
+    assert {request.options.parity_batch for request in requests if request.options.parity_batch} == {64}
 
 
 def test_without_predictions_the_first_guess_does_not_leave_the_jobs_bf16():
@@ -134,12 +134,12 @@ def test_without_predictions_the_second_trial_is_every_most_promising_choice_tha
 def test_later_trials_are_enforced_and_compared_with_the_references_losses():
     rows = [row(REFERENCE, losses=(3.0, 2.0))]
     run = run_search(options(budget_bytes=900 * MIB), rows=rows)
-    later = [request for request in run.executor.requests if request.plan][1]
-    assert later.measure.enforce is True
-    assert later.measure.plain_loop is False
-    assert later.measure.reference_losses == (3.0, 2.0)
-    assert later.measure.parity_batch == 64
-    assert later.measure.parity_limit == PARITY_LIMITS["rounding"]
+    later = [request for request in run.executor.requests if request.kind == "measure"][1]
+    assert later.options.enforce is True
+    assert later.options.plain_loop is False
+    assert later.options.reference_losses == (3.0, 2.0)
+    assert later.options.parity_batch == 64
+    assert later.options.parity_limit == PARITY_LIMITS["rounding"]
 
 
 def test_without_predictions_the_largest_batch_that_fits_is_found_by_bisection():
@@ -279,7 +279,7 @@ def test_without_the_references_losses_the_first_exact_configuration_stands_in()
     rows = [row(settings, losses=(7.0,)) for settings in configurations(facts())]
     rows.append(row(REFERENCE, outcome=OutOfMemory(peak_bytes=10**9, message="no")))
     requests = run_search(options(trials=8), rows=rows).executor.requests
-    given = [request.measure.reference_losses for request in requests if request.plan]
+    given = [request.options.reference_losses for request in requests if request.kind == "measure"]
     assert given[0] is None
     assert given[-1] == (7.0,)
 
@@ -416,7 +416,7 @@ class StopsAfter(TableExecutor):
         self.stop, self.after = stop, after
 
     def _answer(self, request: TrialRequest) -> Outcome:
-        if request.plan is not None and len([r for r in self.requests if r.plan is not None]) == self.after:
+        if request.kind == "measure" and len([r for r in self.requests if r.kind == "measure"]) == self.after:
             self.stop.set()
         return super()._answer(request)
 

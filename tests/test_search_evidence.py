@@ -113,6 +113,7 @@ def test_disturbed_rounds_do_not_count_where_two_others_do():
     calm, torn = pairs((200, 100))[0], Pair(measured(20, disturbed=0.4), measured(100))
     assert undisturbed([calm, torn, calm]) == [calm, calm]
     assert undisturbed([calm, torn]) == [calm, torn]
+    assert (are_sure([calm, calm, torn], Budget()), are_sure([calm, torn], Budget())) == (True, False)
 
 
 def test_a_machine_that_is_never_calm_is_taken_as_it_is_from_the_third_round_on():

@@ -61,8 +61,8 @@ def test_the_rounds_are_told_as_they_end():
 
 def test_losses_are_compared_in_trials_alone():
     """A job compares none, and what its process is charged should be what a job is charged."""
-    requests = [request for request in run_search(options()).executor.requests if request.measure is not None]
-    assert [request.measure.parity_batch is None for request in requests] == [is_again(request) for request in requests]
+    requests = [request for request in run_search(options()).executor.requests if request.kind == "measure"]
+    assert [request.options.parity_batch is None for request in requests] == [is_again(request) for request in requests]
 
 
 @pytest.mark.parametrize("ended_before", [0, 1, 2])
@@ -127,7 +127,9 @@ def test_a_search_that_was_settled_goes_on_where_its_best_does_not_hold():
     limit = 700 * MIB
     rows = [row(BOTH, samples_per_s=(200.0,) * 3, peak_bytes=(MIB, MIB, limit))]
     run = run_search(options(budget_bytes=limit), rows=rows)
-    asked = [(request.plan.settings, is_again(request)) for request in run.executor.requests if request.plan]
+    asked = [
+        (request.plan.settings, is_again(request)) for request in run.executor.requests if request.kind == "measure"
+    ]
     assert asked.index((BOTH, True)) < asked.index((BF16, False)) < asked.index((BF16, True))
     first, last = (event.reason for event in run.seen(Stopped))
     assert first.startswith("stopped after 2 trials: ")
@@ -225,7 +227,7 @@ def test_a_reference_that_fell_is_not_chosen():
 
     class Killed(TableExecutor):
         def _answer(self, request):
-            reference = request.plan is not None and request.plan.settings == REFERENCE
+            reference = request.kind == "measure" and request.plan.settings == REFERENCE
             return Crashed(message="SIGKILL") if request.fresh and reference else super()._answer(request)
 
     executor = Killed(facts(), [row(settings) for settings in configurations(facts())])
@@ -284,9 +286,9 @@ def test_a_reference_that_ran_out_of_memory_is_not_run_again():
 def test_a_reference_over_the_budget_takes_turns_without_enforcement():
     run = run_search(options(budget_bytes=600 * MIB))
     fresh = [request for request in run.executor.requests if request.fresh]
-    assert [r.measure.enforce for r in fresh if r.plan.settings == REFERENCE] == [False] * 2
-    assert all(r.measure.enforce for r in fresh if r.plan.settings != REFERENCE)
-    assert all(r.measure.plain_loop == (r.plan.settings == REFERENCE) for r in fresh)
+    assert [r.options.enforce for r in fresh if r.plan.settings == REFERENCE] == [False] * 2
+    assert all(r.options.enforce for r in fresh if r.plan.settings != REFERENCE)
+    assert all(r.options.plain_loop == (r.plan.settings == REFERENCE) for r in fresh)
 
 
 def test_a_gain_that_is_not_proven_is_noted_after_six_rounds():

@@ -34,13 +34,13 @@ class Clocked(TableExecutor):
 
     def _answer(self, request: TrialRequest) -> Outcome:
         outcome = super()._answer(request)
-        if not isinstance(outcome, Measured) or request.measure is None:
+        if not isinstance(outcome, Measured) or request.kind != "measure":
             self.now += self.overhead_s
             return outcome
         if self.hangs and not is_again(request) and len(self.requests) > 3:  # inspected, predicted, the reference
             self.now += request.deadline_s
             return TimedOut(deadline_s=request.deadline_s)
-        share = request.measure.trial_time_s
+        share = request.options.trial_time_s
         seconds = self.overhead_s * (2 if request.fresh else 1) + share
         self.now += seconds
         measurement = outcome.measurement.model_copy(update={"phases_s": {"timed": share}})
@@ -67,7 +67,7 @@ def test_with_time_enough_all_trials_and_all_repeats_are_had():
 def test_time_is_given_to_the_trials_evenly_and_used():
     executor = Clocked(facts(), 0.5)
     run_search(options(max_time_s=120.0, trials=12), executor=executor, clock=executor.clock)
-    shares = [r.measure.trial_time_s for r in executor.requests if r.measure and not is_again(r)]
+    shares = [r.options.trial_time_s for r in executor.requests if r.kind == "measure" and not is_again(r)]
     assert max(shares[1:]) <= 2 * min(shares[1:])
     assert executor.now > 80.0  # its finalists were sure before their part of the time was over
 
@@ -90,7 +90,7 @@ def test_hanging_configurations_do_not_eat_the_finalists_time():
 def test_a_reference_that_hangs_ends_with_the_time():
     class Hangs(Clocked):
         def _answer(self, request: TrialRequest) -> Outcome:
-            if request.measure is None:
+            if request.kind != "measure":
                 return super()._answer(request)
             self.now += request.deadline_s
             return TimedOut(deadline_s=request.deadline_s, message="in model.py line 3")
@@ -104,8 +104,8 @@ def test_a_reference_that_hangs_ends_with_the_time():
 def test_without_a_limit_every_trial_gets_its_share_and_a_generous_deadline():
     executor = Clocked(facts(), 4.0)
     run_search(options(trial_time_s=5.0, trials=3), executor=executor, clock=executor.clock)
-    measured = [request for request in executor.requests if request.measure]
-    assert {request.measure.trial_time_s for request in measured} == {5.0}
+    measured = [request for request in executor.requests if request.kind == "measure"]
+    assert {request.options.trial_time_s for request in measured} == {5.0}
     assert measured[0].deadline_s == 605.0
     assert measured[1].deadline_s == 65.0
 
@@ -113,7 +113,7 @@ def test_without_a_limit_every_trial_gets_its_share_and_a_generous_deadline():
 def test_a_slow_reference_makes_later_deadlines_longer():
     executor = Clocked(facts(), 50.0)
     run_search(options(trial_time_s=5.0, trials=2), executor=executor, clock=executor.clock)
-    assert [r.deadline_s for r in executor.requests if r.measure][1] == 505.0
+    assert [r.deadline_s for r in executor.requests if r.kind == "measure"][1] == 505.0
 
 
 @pytest.mark.parametrize("trial_time_s", [1.5, 2.0, 10.0])

@@ -21,7 +21,7 @@ from autotune.search.lock import Lock
 from autotune.search.store import Store
 from autotune.search_spaces import load_space
 from autotune.techniques import Device, Settings
-from autotune.workers import Outcome, TimedOut, TrialRequest
+from autotune.workers import MeasureRequest, Outcome, TimedOut, TrialRequest
 from autotune.workers.table import TableExecutor
 
 SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
@@ -99,7 +99,7 @@ def test_what_optuna_is_told_is_what_was_measured(number: int):
 
 
 def test_a_trial_in_flight_is_asked_again_under_its_number():
-    search_until(lambda about: isinstance(about, TrialRequest) and about.id == "trial-002", options())
+    search_until(lambda about: isinstance(about, MeasureRequest) and about.id == "trial-002", options())
     study = optuna.load_study(study_name="model-1", storage=URL)
     lost = [trial for trial in study.trials if trial.state.name == "RUNNING" and "settings" in trial.user_attrs]
     resumed = run_search(options(resume=True))

@@ -19,7 +19,7 @@ from autotune.search.events import TrialEnded, Warned
 from autotune.search.lock import Lock
 from autotune.search.storage import open_storage, storage_errors
 from autotune.search.storage_url import masked
-from autotune.workers import Outcome, TrialRequest
+from autotune.workers import MeasureRequest, Outcome, TrialRequest
 from autotune.workers.table import TableExecutor
 
 SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
@@ -103,7 +103,7 @@ def test_a_study_that_cannot_be_written_anew_ends_the_search():
 @pytest.mark.parametrize("trial", ["trial-000", "trial-003", "finalist-000-round-2"])
 def test_what_ended_is_in_the_studys_own_file(trial: str, damage: Callable[[Path], object]):
     """After a SIGKILL, with the write-ahead log missing or garbled."""
-    search_until(lambda about: isinstance(about, TrialRequest) and about.id == trial, every())
+    search_until(lambda about: isinstance(about, MeasureRequest) and about.id == trial, every())
     damage(Path(f"{STUDY}-wal"))
     Path(f"{STUDY}-shm").unlink()
     resumed = run_search(every(resume=True))

@@ -50,12 +50,13 @@ def test_without_a_prediction_nothing_is_needless():
 def test_only_what_may_be_of_use_is_predicted_and_tried():
     """Without recomputation 64 samples need 840 and 714 MiB, in bf16 584 and 496, of 600 / 1.03: one is sure to fit."""
     run = run_search(options(budget_bytes=600 * MIB, trials=60), predict=predict)
-    asked = [settings for request in run.executor.requests if request.predict for settings in request.predict.settings]
+    requests = [request for request in run.executor.requests if request.kind == "predict"]
+    asked = [settings for request in requests for settings in request.options.settings]
     combination = {"precision": Precision(kind="bf16"), "allocator": Allocator(kind="tcmalloc")}
     for settings in (*asked, *run.measured):
         trades = settings.checkpointing.kind != "none"
         assert not (trades and all(getattr(settings, name) == one for name, one in combination.items()))
-    assert all(request.deadline_s > 600 for request in run.executor.requests if request.kind == "predict")
+    assert all(request.deadline_s > 600 for request in requests)
     num_batches, num_combinations, num_recomputing = len({settings.batch for settings in asked}), 4, 2 * 3
     plain, recomputing = num_batches * num_combinations, num_batches * num_recomputing
     assert run.seen(PredictionEnded) == [PredictionEnded(plain, plain), PredictionEnded(recomputing, recomputing)]

@@ -10,7 +10,7 @@ from autotune.errors import PlanError
 from autotune.plan import Plan
 from autotune.techniques import Settings, Technique
 from autotune.techniques.allocator import Allocator
-from autotune.workers import TrialRequest
+from autotune.workers import MeasureRequest
 from autotune.workers.environment import trial_environment
 
 PRELOAD, OPTIONS, OLD_OPTIONS = "LD_PRELOAD", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
@@ -91,7 +91,7 @@ def test_the_users_own_value_is_not_overwritten():
 def test_a_trial_joins_its_plans_variables_to_its_own():
     """Those of the process that starts trials, and the request's: as ``autotune run`` does with a job's."""
     settings = both(PRELOAD, "liba.so", "libb.so")
-    request = TrialRequest.model_construct(environment={PRELOAD: "librequest.so"}, plan=Plan(settings=Settings()))
+    request = MeasureRequest.model_construct(environment={PRELOAD: "librequest.so"}, plan=Plan(settings=Settings()))
     object.__setattr__(request.plan, "settings", settings)
     found = trial_environment(request, {PRELOAD: "libown.so", "HOME": "/home/user"})
     assert found == {PRELOAD: "liba.so:libb.so:librequest.so", "HOME": "/home/user"}

@@ -99,7 +99,7 @@ class TestLocalExecutor(IsolationContract):
         for last in (True, False):
             options = MeasureOptions(trial_time_s=0.2, parity_batch=32, parity_last=last)
             plan = Plan(settings=Settings(batch=Batch(micro=8)), budget=Budget(limit=2**40))
-            outcome = executor.submit(self.request("free_batch", plan=plan, measure=options)).result()
+            outcome = executor.submit(self.request("free_batch", plan=plan, options=options)).result()
             peaks.append(outcome.measurement.peak.process)
             losses.append(outcome.measurement.parity.losses)
         assert losses[0] == losses[1]

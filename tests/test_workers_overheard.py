@@ -7,11 +7,11 @@ from concurrent.futures import Future
 import pytest
 
 from autotune.errors import UserError
-from autotune.workers import Crashed, Executor, Outcome, TrialRequest
+from autotune.workers import Crashed, Executor, InspectRequest, Outcome, TrialRequest
 from autotune.workers.overheard import Overheard
 from autotune.workers.pool import done
 
-REQUEST = TrialRequest(id="trial-001", task="model.py", device="cpu", kind="inspect")
+REQUEST = InspectRequest(id="trial-001", task="model.py", device="cpu")
 
 
 class Answers(Executor):

@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from autotune.errors import TrialsLost
-from autotune.workers import Crashed, Failed, Lost, TrialRequest, pool
+from autotune.workers import Crashed, Failed, InspectRequest, Lost, pool
 from autotune.workers.pool import SlotPool
 
-REQUEST = TrialRequest(id="1", task="model.py", device="cpu")
+REQUEST = InspectRequest(id="1", task="model.py", device="cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -83,10 +83,10 @@ class TestRayExecutor(IsolationContract):
         program = (
             "import sys\n"
             "from pathlib import Path\n"
-            "from autotune.workers import TrialRequest\n"
+            "from autotune.workers import REQUEST\n"
             "from autotune.workers.cluster import RayExecutor\n"
             "with RayExecutor(address=sys.argv[1], working_dir=Path(sys.argv[2])) as executor:\n"
-            "    outcome = executor.submit(TrialRequest.model_validate_json(sys.argv[3])).result()\n"
+            "    outcome = executor.submit(REQUEST.validate_json(sys.argv[3])).result()\n"
             "print(outcome.model_dump_json(by_alias=True))\n"
         )
         address = executor.address

@@ -12,7 +12,7 @@ import pytest
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
-from autotune.workers import Crashed, Failed, OutOfMemory, TimedOut, TrialRequest
+from autotune.workers import Crashed, Failed, MeasureRequest, OutOfMemory, TimedOut
 from autotune.workers.capture import Capture
 from autotune.workers.environment import trial_environment
 from autotune.workers.folder import TrialFolder
@@ -21,12 +21,12 @@ from autotune.workers.protocol import receive, send
 from autotune.workers.supervise import Ending
 from autotune.workers.verdict import verdict
 
-REQUEST = TrialRequest(
+REQUEST = MeasureRequest(
     id="1",
     task="model.py",
     device="cpu",
     plan=Plan(settings=Settings(), budget=Budget(limit=2**30)),
-    measure=MeasureOptions(parity_batch=8),
+    options=MeasureOptions(parity_batch=8),
 )
 KILLED = int(signal.SIGKILL)  # as os.wait4 gives it
 FAILED = Failed(message="RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._base import Executor, TrialRequest, ended, result_of
+from ._base import Executor, ended, result_of
 from .outcome import (
     STOPPED,
     Crashed,
@@ -18,20 +18,26 @@ from .outcome import (
     Profiled,
     TimedOut,
 )
+from .request import REQUEST, InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
 
 __all__ = [
+    "REQUEST",
     "STOPPED",
     "Crashed",
     "Estimated",
     "Executor",
     "Failed",
+    "InspectRequest",
     "Inspected",
     "Lost",
+    "MeasureRequest",
     "Measured",
     "NonFinite",
     "OutOfMemory",
     "Outcome",
+    "PredictRequest",
     "Predicted",
+    "ProfileRequest",
     "Profiled",
     "TimedOut",
     "TrialRequest",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from ..apply_plan import apply
+from ..estimate import EstimateOptions, PredictOptions
 from ..measure import Measurement
 from ..measure.inspect import inspect_task
 from ..measure.memory import enforce_budget, lift_budget
@@ -21,12 +22,11 @@ from ..measure.parity import run_parity
 from ..measure.plain_loop import as_in_a_plain_loop
 from ..measure.profile import profile
 from ..measure.run import measure
-from ..plan import Plan
 from ..task import Task, load_task
-from ._base import TrialRequest
 from .failure import outcome_of
 from .folder import NO_FOLDER, FolderLost, TrialFolder
 from .outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
+from .request import InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
 
 __all__ = ["run_trial"]
 
@@ -80,68 +80,68 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
     folder.write_phase("loading the task")
     task = load_task(request.task)
     load_s = time.monotonic() - spawned_s
-    if request.kind == "inspect":
-        folder.write_phase("inspecting the task")
-        return Inspected(facts=inspect_task(task, request.inspect, request.device))
-    if request.kind == "predict":
-        return _predict(request, task, folder)
-    assert request.plan is not None, "a measure, profile or estimate request carries a plan"
-    if request.kind == "profile":
-        return _profile(request, request.plan, task, folder)
-    if request.kind == "estimate":
-        return _estimate(request, request.plan, task, folder)
-    assert request.measure is not None, "a measure request carries its options"
-    if request.measure.plain_loop:
+    match request:
+        case InspectRequest():
+            folder.write_phase("inspecting the task")
+            return Inspected(facts=inspect_task(task, request.options, request.device))
+        case MeasureRequest():
+            return _measure(request, task, folder, load_s)
+        case ProfileRequest():
+            return _profile(request, task, folder)
+        case PredictRequest():
+            folder.write_phase("predicting")
+            return _predict(request.options, task)
+
+
+def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: float) -> Measured:
+    options = request.options
+    if options.plain_loop:
         task = as_in_a_plain_loop(task)
     folder.write_phase("applying the plan")
     started_s = time.monotonic()
     if request.device == "cuda":
-        enforce_budget(request.plan.budget.limit if request.measure.enforce else None)
+        enforce_budget(request.plan.budget.limit if options.enforce else None)
     training = apply(request.plan, task, seed=request.seed)
     apply_s = time.monotonic() - started_s
     folder.write_phase("training")
-    measurement = measure(training, task, request.measure)
-    if request.measure.parity_batch is not None and request.measure.parity_last:
+    measurement = measure(training, task, options)
+    if options.parity_batch is not None and options.parity_last:
         del training
         folder.write_measured()
-        measurement = _with_parity(measurement, request.plan, task, request)
+        measurement = _with_parity(measurement, request, task)
     phases_s = {"load": load_s, "apply": apply_s, **measurement.phases_s}
     return Measured(measurement=measurement.model_copy(update={"phases_s": phases_s}))
 
 
-def _profile(request: TrialRequest, plan: Plan, task: Task, folder: TrialFolder) -> Profiled:
-    folder.write_phase("applying the plan")
-    if request.device == "cuda":
-        enforce_budget(None)
-    training = apply(plan, task, seed=request.seed)
-    folder.write_phase("profiling")
-    return Profiled(profile=profile(training, task, request.profile))
-
-
-def _estimate(request: TrialRequest, plan: Plan, task: Task, folder: TrialFolder) -> Estimated:
-    from ..estimate.answer import estimate  # what it imports is not to be in the memory of trials that are measured
-
-    folder.write_phase("estimating")
-    return Estimated(estimate=estimate(plan, task, request.estimate))
-
-
-def _predict(request: TrialRequest, task: Task, folder: TrialFolder) -> Predicted:
-    from ..estimate.predict import predict  # as above
-
-    folder.write_phase("predicting")
-    found = predict(task, request.predict)
-    return Predicted(predictions=found.predictions, probed=found.probed)
-
-
-def _with_parity(measurement: Measurement, plan: Plan, task: Task, request: TrialRequest) -> Measurement:
+def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:
     """Compare losses once the peak is known, from a training applied anew and with no budget in force."""
-    assert request.measure is not None, "a measure request carries its options"
     began_s = time.monotonic()
     gc.collect()
     lift_budget()
-    parity = run_parity(apply(plan, task, seed=request.seed), task, request.measure)
+    parity = run_parity(apply(request.plan, task, seed=request.seed), task, request.options)
     phases_s = {**measurement.phases_s, "parity": time.monotonic() - began_s}
     return measurement.model_copy(update={"parity": parity, "phases_s": phases_s})
+
+
+def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profiled:
+    folder.write_phase("applying the plan")
+    if request.device == "cuda":
+        enforce_budget(None)
+    training = apply(request.plan, task, seed=request.seed)
+    folder.write_phase("profiling")
+    return Profiled(profile=profile(training, task, request.options))
+
+
+def _predict(options: PredictOptions | EstimateOptions, task: Task) -> Predicted | Estimated:
+    # What these import is not to be in the memory of trials that are measured.
+    if isinstance(options, EstimateOptions):
+        from ..estimate.answer import estimate
+
+        return Estimated(estimate=estimate(task, options))
+    from ..estimate.predict import predict
+
+    found = predict(task, options)
+    return Predicted(predictions=found.predictions, probed=found.probed)
 
 
 if __name__ == "__main__":

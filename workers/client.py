@@ -10,11 +10,11 @@ import sys
 import uuid
 from collections.abc import Mapping
 
-from ._base import TrialRequest
 from .orphans import end_orphans, start_child
 from .outcome import OUTCOME, Crashed, Lost, Outcome
 from .process import end_all_with, text_of, unnamed_file
 from .protocol import receive, send
+from .request import TrialRequest
 from .scratch import Scratch
 
 __all__ = ["ForkServer"]
@@ -108,8 +108,7 @@ class ForkServer:
         if not ended_by_itself:
             return Lost(message="the fork server fell silent. The machine may have been paused, or be overloaded.")
         name = signal.Signals(-code).name if code else "exit"
-        techniques = request.plan.settings.techniques() if request.plan is not None else ()
-        if -code in _FAULTS and any(technique.environment() for technique in techniques):
+        if -code in _FAULTS and any(technique.environment() for technique in request.applied.techniques()):
             return Crashed(message=f"{name} of the fork server, which has the plan's environment: {self._said()}")
         return Lost(message=f"the fork server was killed ({name}). The machine's log (dmesg) may say by whom.")
 

@@ -26,12 +26,13 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from ..errors import TrialsLost, UserError
 from ..measure.processes import descendants
 from ..task import split_source
-from ._base import Executor, TrialRequest
+from ._base import Executor
 from .orphans import end_orphans, start_child
 from .outcome import STOPPED, Failed, Outcome
 from .pool import done
 from .process import ProcessId, end_all_with, identify, is_alive, name_of, text_of, unnamed_file
 from .protocol import receive, send
+from .request import TrialRequest
 from .scratch import Scratch
 
 __all__ = ["WORKER_CONFIG", "Answer", "Ask", "ClusterOptions", "RayExecutor", "Ready", "Refused"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ..ranks import RANK_VARIABLES
-from ._base import TrialRequest
+from .request import TrialRequest
 
 __all__ = ["THREAD_VARIABLES", "own_thread_variables", "trial_environment"]
 
@@ -31,7 +31,7 @@ def trial_environment(request: TrialRequest, base: Mapping[str, str]) -> dict[st
         name: value for name, value in base.items() if not name.startswith(_NOT_A_TRIALS) and name not in RANK_VARIABLES
     }
     own = {**kept, **request.environment}
-    return {**own, **request.plan.settings.environment(own)} if request.plan else own
+    return {**own, **request.applied.environment(own)}
 
 
 def own_thread_variables() -> dict[str, str]:

@@ -14,8 +14,8 @@ from typing import IO
 
 from pydantic import ValidationError
 
-from ._base import TrialRequest
 from .outcome import OUTCOME, Lost, Outcome
+from .request import REQUEST, TrialRequest
 
 __all__ = ["NO_FOLDER", "FolderLost", "TrialFolder", "check_working_folder"]
 
@@ -75,7 +75,7 @@ class TrialFolder:
     def read_request(self) -> TrialRequest:
         """What was asked."""
         with self._held():
-            return TrialRequest.model_validate_json((self.path / "request.json").read_text(encoding="utf-8"))
+            return REQUEST.validate_json((self.path / "request.json").read_bytes())
 
     def write_phase(self, phase: str) -> None:
         """Say what the trial is about to do: ``loading the task``."""

@@ -16,10 +16,10 @@ import socket
 import sys
 from pathlib import Path
 
-from ._base import TrialRequest
 from .folder import FolderLost, TrialFolder, check_working_folder
 from .outcome import Lost, Outcome
 from .protocol import receive, send
+from .request import REQUEST, TrialRequest
 from .spawn import become_subreaper, spawn
 from .supervise import Limits, end_descendants, supervise
 from .verdict import verdict
@@ -43,7 +43,7 @@ class _Server:
     def serve(self) -> None:
         """One request after another."""
         while (text := receive(self._client)) is not None:
-            outcome = self._run(TrialRequest.model_validate_json(text))
+            outcome = self._run(REQUEST.validate_json(text))
             if outcome is None:
                 return
             send(self._client, outcome.model_dump_json(by_alias=True))

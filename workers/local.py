@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..errors import UserError
-from ._base import TrialRequest
 from .client import ForkServer
 from .devices import visible_gpus
 from .environment import trial_environment
 from .outcome import Failed, Lost, Outcome
 from .pool import SlotPool
+from .request import TrialRequest
 
 __all__ = ["LocalExecutor", "LocalSlot"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ._base import Executor, TrialRequest
+from ._base import Executor
 from .outcome import Outcome
+from .request import TrialRequest
 
 __all__ = ["Overheard"]
 

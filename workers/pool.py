@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from ._base import Executor, TrialRequest
+from ._base import Executor
 from .outcome import STOPPED, Lost, Outcome
+from .request import TrialRequest
 
 __all__ = ["Slot", "SlotPool", "done"]
 

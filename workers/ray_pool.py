@@ -19,7 +19,6 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors import UserError
-from ._base import TrialRequest
 from .cluster import WORKER_CONFIG, Answer, Ask, ClusterOptions, Ready, Refused
 from .environment import THREAD_VARIABLES
 from .local import LocalSlot
@@ -27,6 +26,7 @@ from .orphans import adopt_orphans, end_orphans
 from .outcome import OUTCOME, Lost, Outcome
 from .pool import SlotPool
 from .protocol import receive, send
+from .request import REQUEST, TrialRequest
 from .supervise import end_descendants
 
 __all__ = ["main"]
@@ -111,7 +111,7 @@ class _TrialActor:
 
     def run(self, request: str) -> str:
         """JSON in, JSON out: objects would tie the driver's version to the worker's."""
-        return self._slot.run(TrialRequest.model_validate_json(request)).model_dump_json(by_alias=True)
+        return self._slot.run(REQUEST.validate_json(request)).model_dump_json(by_alias=True)
 
     def close(self) -> None:
         """End the slot's processes."""

@@ -9,13 +9,14 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from ..estimate import Prediction
+from ..estimate import Prediction, PredictOptions
 from ..measure import Measurement, Parity
 from ..plan import Peak, Speed
 from ..techniques import Facts, Settings
-from ._base import Executor, TrialRequest
+from ._base import Executor
 from .outcome import Crashed, Failed, Inspected, Measured, Outcome, Predicted
 from .pool import done
+from .request import InspectRequest, PredictRequest, TrialRequest
 
 __all__ = ["Row", "TableExecutor"]
 
@@ -114,11 +115,12 @@ class TableExecutor(Executor):
         if self._is_closed:
             return Crashed(message="stopped: the executor was closed")
         self.requests.append(request)
-        if request.kind == "predict":
-            return Predicted(predictions=tuple(map(self._predict, request.predict.settings)))
-        if request.plan is None:
-            return Inspected(facts=self._facts)
-        key = request.plan.settings.canonical()
+        match request:
+            case InspectRequest():
+                return Inspected(facts=self._facts)
+            case PredictRequest(options=PredictOptions() as options):
+                return Predicted(predictions=tuple(map(self._predict, options.settings)))
+        key = request.applied.canonical()
         if key not in self._rows:
             return Failed(message=f"the table has no row for {key}; it has {len(self._rows)} others")
         self._asked[key] += 1

@@ -6,9 +6,9 @@ import os
 import signal
 
 from ..units import MIB
-from ._base import TrialRequest
 from .folder import NO_FOLDER, TrialFolder, check_working_folder
 from .outcome import Crashed, Failed, Lost, Outcome, OutOfMemory, TimedOut
+from .request import TrialRequest
 from .supervise import Ending
 from .traces import INNERMOST, without_our_frames
 

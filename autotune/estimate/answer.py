@@ -10,7 +10,6 @@ from itertools import takewhile
 
 from ..measure.allocations import Trace
 from ..measure.rows import peak_moment
-from ..plan import Plan
 from ..task import Task
 from ..techniques.checkpointing import Checkpointing
 from .block_choice import Places
@@ -28,19 +27,18 @@ _MOST_GROUPS = 12
 """Of modules, beyond which the members of a list are put together."""
 
 
-def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
-    """Say what ``apply(plan, task)`` needs at any micro-batch; the plan's own does not matter.
+def estimate(task: Task, options: EstimateOptions) -> Estimate:
+    """Say what a combination of techniques needs at any micro-batch.
 
     Args:
-        plan: its settings are the combination.
         task: what it is applied to.
-        options: the device that is planned for, and its limit.
+        options: the combination, the device that is planned for, and its limit.
 
     Raises:
         Exception: whatever the user's code raises.
     """
     began_s = time.perf_counter()
-    prediction = Predictor(plan, task, options)
+    prediction = Predictor(task, options)
     reference = prediction.fit(options.own_micro)
     best = surely = smallest = None
     if options.limit_bytes is not None:
@@ -60,7 +58,7 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
         smallest=smallest,
         surely=surely.micro if surely else None,
         reference=reference,
-        blocks=_blocks(prediction, plan, task, options),
+        blocks=_blocks(prediction, task, options),
         phase=moment.phase,
         module=moment.module,
         fills=tuple(_fills(trace)),
@@ -68,9 +66,9 @@ def estimate(plan: Plan, task: Task, options: EstimateOptions) -> Estimate:
     )
 
 
-def _blocks(prediction: Predictor, plan: Plan, task: Task, options: EstimateOptions) -> tuple[int, ...] | None:
+def _blocks(prediction: Predictor, task: Task, options: EstimateOptions) -> tuple[int, ...] | None:
     """The blocks to recompute for the job's own batch."""
-    micro = options.own_micro
+    micro, settings = options.own_micro, options.settings
     if not options.choose_blocks or options.limit_bytes is None:
         return None
     if prediction.fit(micro).process.value <= options.limit_bytes:
@@ -78,15 +76,14 @@ def _blocks(prediction: Predictor, plan: Plan, task: Task, options: EstimateOpti
 
     @lru_cache(_MOST_KEPT)
     def predictor(checkpointing: Checkpointing) -> Predictor:
-        if checkpointing == plan.settings.checkpointing:
+        if checkpointing == settings.checkpointing:
             return prediction
-        settings = plan.settings.model_copy(update={"checkpointing": checkpointing})
-        other = plan.model_copy(update={"settings": settings})
-        return Predictor(other, task, options, prediction.base_bytes, prediction.laws)
+        other = settings.model_copy(update={"checkpointing": checkpointing})
+        return Predictor(task, options.model_copy(update={"settings": other}), prediction.base_bytes, prediction.laws)
 
     choice = ProcessChoice(Places.of(task), predictor)
     try:
-        return choice.choose(plan.settings, micro, options.limit_bytes, lambda process: process.value) or None
+        return choice.choose(settings, micro, options.limit_bytes, lambda process: process.value) or None
     except Untraceable:
         return None
 

@@ -54,15 +54,22 @@ class Calibration(_Frozen):
         return Interval(low=round(value + below), value=round(value), high=round(value + above))
 
 
-class EstimateOptions(_Frozen):
-    """For which device, and how large a batch is worth an answer."""
-
+class _Options(_Frozen):
     target: Literal["cpu", "cuda"] = "cpu"
     """The device that is planned for; it need not be here."""
     capability: tuple[int, int] | None = None
     """Of a CUDA device; None where any is thought of."""
     limit_bytes: PositiveInt | None = None
-    """What the device may charge the process; None is asked at the reference's batch alone."""
+    """What the device may charge the process; None chooses nothing by it."""
+    largest_of: PositiveInt | None = None
+    """Batch shapes vary: every batch is one of the largest of so many samples."""
+
+
+class EstimateOptions(_Options):
+    """Of which combination of techniques the batches that fit are asked for, and how large a one is worth an answer."""
+
+    settings: Settings = Settings()
+    """The combination; its batch does not matter."""
     reference_batch: PositiveInt = 1
     """Samples in an optimizer step of the job as it stands."""
     reference_micro: PositiveInt | None = None
@@ -73,8 +80,6 @@ class EstimateOptions(_Frozen):
     """The largest micro-batch to think of."""
     choose_blocks: bool = False
     """Whether to say which blocks to recompute where the job's own batch does not fit."""
-    largest_of: PositiveInt | None = None
-    """Batch shapes vary: every batch is one of the largest of so many samples."""
     calibration: Calibration | None = None
     """Of what the process is charged."""
 
@@ -84,19 +89,11 @@ class EstimateOptions(_Frozen):
         return min(self.reference_micro or self.reference_batch, self.most)
 
 
-class PredictOptions(_Frozen):
+class PredictOptions(_Options):
     """Of which configurations something is to be said before they are measured."""
 
-    settings: tuple[Settings, ...] = ()
-    """Each with its batch; which blocks are recomputed may be left open."""
-    target: Literal["cpu", "cuda"] = "cpu"
-    """The device that they are to be measured on."""
-    capability: tuple[int, int] | None = None
-    """Of a CUDA device."""
-    limit_bytes: PositiveInt | None = None
-    """What the device may charge the process, the margin taken off: for that, blocks are chosen."""
-    largest_of: PositiveInt | None = None
-    """Batch shapes vary: every batch is one of the largest of so many samples."""
+    settings: tuple[Settings, ...]
+    """Each with its batch; which blocks are recomputed may be left open, and is chosen for the limit."""
     model_bytes: NonNegativeInt = 0
     """Of the parameters: so many processes are started as have room for theirs."""
     most_s: PositiveFloat | None = None

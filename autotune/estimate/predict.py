@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..measure.device import available_host_bytes
-from ..plan import Budget, Plan
 from ..task import Task
 from ..techniques import Settings
 from ..techniques.checkpointing import Checkpointing
@@ -201,8 +200,8 @@ class _Predictors:
         settings = self._combination.model_copy(update={"checkpointing": checkpointing})
         is_named = not checkpointing.blocks or any(one.checkpointing == checkpointing for one in self._members)
         micros = self._micros if is_named else ()  # blocks that are chosen for one micro-batch seldom are for another
-        plan = Plan(settings=settings, budget=Budget(device="cpu"))
-        return Predictor(plan, self._task, self._asked, self._bases.of(settings), self._laws, micros)
+        asked = self._asked.model_copy(update={"settings": settings})
+        return Predictor(self._task, asked, self._bases.of(settings), self._laws, micros)
 
 
 def _prediction(predictor: Predictor, settings: Settings) -> Prediction:

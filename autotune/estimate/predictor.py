@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from ..measure.allocations import Trace
-from ..plan import Plan
+from ..plan import Budget, Plan
 from ..task import Task
 from ..techniques import Settings
 from ..techniques.allocator import Allocator
@@ -50,7 +50,6 @@ class Predictor:
 
     def __init__(
         self,
-        plan: Plan,
         task: Task,
         options: EstimateOptions,
         base_bytes: int | None = None,
@@ -59,14 +58,14 @@ class Predictor:
     ) -> None:
         """
         Args:
-            plan: its batch does not matter.
-            task: what it is applied to.
-            options: the device that is planned for.
+            task: what the combination is applied to.
+            options: the combination, and the device that is planned for.
             base_bytes: what the process is charged without tensors; None finds out.
             laws: the task's, where there are others of its predictors.
             micros: micro-batches that will be asked for, as far as they are known; None is many.
         """
-        self._plan, self._task, self._options, self._micros = plan, task, options, micros
+        self._task, self._options, self._micros = task, options, micros
+        self._plan = Plan(settings=options.settings, budget=Budget(device="cpu"))
         self._found: dict[bool, Found] = {}
         self._fits: dict[int, Fit] = {}
         self._processes: dict[tuple[int, Allocator], Interval] = {}
@@ -82,7 +81,7 @@ class Predictor:
         else:  # a dataset that lies in memory is the process's too
             dataset = task.build_dataset()
             self._task = replace(task, build_dataset=lambda: dataset)
-            self.base_bytes = resident_bytes(plan.settings.in_force(task.precision))
+            self.base_bytes = resident_bytes(options.settings.in_force(task.precision))
         self.laws = laws or Laws(self._task, options.largest_of, options.target)
         """The task's."""
 
@@ -97,7 +96,7 @@ class Predictor:
         """What a micro-batch takes."""
         if micro not in self._fits:
             law, passes = self.law(micro).law, self._passes(micro)
-            tensors, process = law.interval(micro), self.process(micro, self._plan.settings)
+            tensors, process = law.interval(micro), self.process(micro, self._options.settings)
             self._fits[micro] = Fit(micro=micro, accumulate=passes, tensors=tensors, process=process)
         return self._fits[micro]
 

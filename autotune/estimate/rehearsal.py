@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,10 +20,10 @@ from torch.utils.data import IterableDataset, default_collate
 
 from ..apply_plan import apply, build_loader
 from ..measure.allocations import Phase, Trace
+from ..measure.feed import largest, repeated
 from ..measure.tracer import Sees, Shows, Tracer
-from ..nested import tensors_in
+from ..measure.watch import watched_step
 from ..plan import Plan
-from ..positions import Position
 from ..task import Task
 from ..techniques.batch import Batch
 from ..training import Training
@@ -117,11 +117,12 @@ class Rehearsal:
                 scratch = _Scratch(self._target)
                 work = WorkCounter()
                 model, optimizer, device = training.model, training.optimizer, training.device
-                tracer = Tracer(model, optimizer, device, True, scratch, work, self._shows())
-                idle = self._step(training, tracer, batch, num_forward)
-                if not idle:
+                tracer = _Tracer(model, optimizer, device, True, scratch, work, self._shows())
+                tracer.num_expected, tracer.given = num_forward, self._given
+                self._step(training, tracer, batch)
+                if not tracer.idle:
                     break
-                for parameter in idle:  # no step gives it a gradient: the optimizer knows nothing of it
+                for parameter in tracer.idle:  # no step gives it a gradient: the optimizer knows nothing of it
                     self._given.remove(parameter)
                     del self._optimizer.state[parameter]
         return Rehearsed(tracer.trace(), tuple(scratch.kernels), work.by_place)
@@ -165,24 +166,10 @@ class Rehearsal:
         except Exception:  # noqa: BLE001 - a user's function may raise anything over tensors without values
             return self._copied(collate([self._sample] * micro))
 
-    def _step(self, training: Training, watch: Tracer, batch: Any, num_forward: int | None = None) -> list[Tensor]:
-        """Run an optimizer step; returns parameters that were given optimizer state, but got no gradient."""
-        num_micro = training.batch.accumulate
-        with self._guard(), watch:
-            for number in range(num_micro):
-                arrived = self._copied(batch)
-                watch.batch(arrived)
-                training.loader.positions.put(arrived, Position(training.batch.micro, number == num_micro - 1))
-                with watch.phase("forward"), training.forward_context():
-                    loss = self._task.compute_loss(training.model, arrived)
-                if number == 0 and num_forward not in (None, watch.num_forward):
-                    raise Unlike
-                with watch.phase("backward", loss):
-                    training.backward(loss)
-            idle = [parameter for parameter in self._given or () if parameter.grad is None]
-            with watch.phase("optimizer"):
-                training.optimizer_step()
-        return idle
+    def _step(self, training: Training, watch: Tracer, batch: Any) -> None:
+        """Run an optimizer step."""
+        with self._guard():
+            watched_step(training, self._task, repeated(training.loader, batch, self._copied), watch)
 
     def _context(self) -> AbstractContextManager[Any]:
         """That a step's tensors are made in."""
@@ -201,6 +188,29 @@ class Rehearsal:
     def _copied(self, tree: Any) -> Any:
         with FakeCopyMode(self._fakes):
             return copy.deepcopy(tree)
+
+
+class _Tracer(Tracer):
+    """Gives a step up that goes otherwise than it was to, and sees what gets no gradient."""
+
+    num_expected: int | None = None
+    """Allocations of the first forward, as far as they are known."""
+    given: Collection[Tensor] = ()
+    """Parameters that have optimizer state."""
+    idle: Sequence[Tensor] = ()
+    """Those of them that got no gradient."""
+
+    @contextmanager
+    def phase(self, phase: Phase, loss: Any = None) -> Iterator[None]:
+        """As a tracer's, once it is clear that the step goes on."""
+        if phase == "backward":
+            expected, self.num_expected = self.num_expected, None
+            if expected not in (None, self.num_forward):
+                raise Unlike
+        if phase == "optimizer":
+            self.idle = [parameter for parameter in self.given if parameter.grad is None]
+        with super().phase(phase, loss):
+            yield
 
 
 class _Scratch:
@@ -222,7 +232,7 @@ def largest_sample(dataset: Any, largest_of: int) -> Any:
     """The first of the first so many samples whose tensors have most elements."""
     is_stream = isinstance(dataset, IterableDataset)
     samples = itertools.islice(dataset if is_stream else map(dataset.__getitem__, range(len(dataset))), largest_of)
-    return max(samples, key=lambda sample: sum(tensor.numel() for tensor in tensors_in(sample)))
+    return largest(samples)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""``Feed``: a loader's micro-batches, epoch after epoch, and what waiting for them cost."""
+"""``Feed``: a loader's micro-batches, epoch after epoch, step by step, and what waiting for them cost."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -11,11 +11,29 @@ import torch
 
 from ..errors import TaskError
 from ..loader import Loader
+from ..nested import tensors_in
 from ..positions import Position
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "largest", "repeated"]
 
 _END = object()
+
+
+def largest(batches: Iterable[Any]) -> Any:
+    """The first of those whose tensors have most elements."""
+    return max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors_in(batch)))
+
+
+def repeated(
+    loader: Loader, batch: Any, each: Callable[[Any], Any] = lambda batch: batch
+) -> Iterator[tuple[Any, Position]]:
+    """The micro-batches of an optimizer step, each of them what ``each`` makes of this one; what waited to be trained
+    on is forgotten."""
+    loader.positions.clear()
+    for number in range(1, loader.batch.accumulate + 1):
+        arrived, position = each(batch), Position(loader.batch.micro, number == loader.batch.accumulate)
+        loader.positions.put(arrived, position)
+        yield arrived, position
 
 
 class Feed:
@@ -59,6 +77,18 @@ class Feed:
         assert position is not None, "a loader knows where each batch stands"
         self._samples_seen += position.num_samples
         return batch, position
+
+    def step(self) -> Iterator[tuple[Any, Position]]:
+        """The micro-batches of the next optimizer step, as :meth:`next` gives them."""
+        while True:
+            batch, position = self.next()
+            yield batch, position
+            if position.ends_step:
+                return
+
+    def largest_of(self, num_batches: int) -> Any:
+        """The largest of the next so many micro-batches, or of those that an epoch has."""
+        return largest(self.next()[0] for _ in range(num_batches) if not self.has_restarted)
 
     def restart(self) -> None:
         """Leave the epoch that is running and start another, so that its start is known."""

@@ -79,15 +79,15 @@ def _trace_first(steps: WatchedSteps) -> tuple[Trace, bool]:
     training, sees_saves = steps.training, True
     tracer = Tracer(training.model, training.optimizer, training.device)
     try:
-        stepped = steps.step(tracer)
+        skipped = steps.step(tracer).skipped
     except RuntimeError as error:
         if _FORBIDDEN not in str(error):
             raise
         sees_saves = False
         tracer = Tracer(training.model, training.optimizer, training.device, sees_saves)
-        stepped = steps.step(tracer)
-    while not stepped and steps.num_steps < _MOST_SKIPPED:
-        stepped = steps.step(Watch())
+        skipped = steps.step(tracer).skipped
+    while skipped and steps.num_steps < _MOST_SKIPPED:
+        skipped = steps.step(Watch()).skipped
     return tracer.trace(), sees_saves
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from ..nested import tensors_in
 from ..task import Task
 from ..training import Training
 from ..units import ceil_mib, format_bytes
@@ -63,7 +62,8 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
             parity = run_parity(training, task, options, leaks.note)
     with _timed(phases_s, "warmup"):
         if options.largest_of:
-            _run_largest(steps, options.largest_of)
+            steps.repeat(steps.feed.largest_of(options.largest_of))
+            steps.settle()
         warnings = _warm_up(steps, charge, leaks, options.trial_time_s * _WARMUP_SHARE)
     with _timed(phases_s, "timed"):
         optimizer_time, other_work = OptimizerTime(training.device), OtherWork()
@@ -90,20 +90,6 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         phases_s=phases_s,
         warnings=(*warnings, *found),
     )
-
-
-def _run_largest(steps: Steps, num_batches: int) -> None:
-    """One optimizer step on the largest of the first batches of one epoch, so that the peak is that batch's."""
-    largest, size = None, -1
-    for _ in range(num_batches):
-        batch, _ = steps.feed.next()
-        elements = sum(tensor.numel() for tensor in tensors_in(batch))
-        if elements > size:
-            largest, size = batch, elements
-        if steps.feed.has_restarted:
-            break
-    steps.repeat(largest)
-    steps.settle()
 
 
 def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> list[str]:

@@ -34,9 +34,9 @@ class Window:
     """Optimizer steps."""
     wait_s: float
     """Seconds of it spent waiting for data."""
-    elapsed_s: float = 0.0
+    elapsed_s: float
     """Wall time, epoch starts included."""
-    cpu_s: float = 0.0
+    cpu_s: float
     """Processor time of this process meanwhile, all of its threads."""
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from ..training import StepResult, Training
+from ..positions import Position
+from ..training import Training
 from .errors import NonFiniteLoss
-from .feed import Feed
+from .feed import Feed, repeated
 
 __all__ = ["Step", "Steps"]
 
@@ -38,22 +40,11 @@ class Steps:
 
     def step(self) -> Step:
         """One whole optimizer step."""
-        num_samples = 0
-        while True:
-            batch, position = self.feed.next()
-            result = self.training.step(batch)
-            self._keep(result)
-            num_samples += position.num_samples
-            if position.ends_step:
-                self.num_steps += 1
-                return Step(num_samples, not result.stepped)
+        return self._step(self.feed.step())
 
     def repeat(self, batch: Any) -> None:
         """One optimizer step in which every micro-batch is this one."""
-        self.training.loader.positions.clear()
-        for _ in range(self.training.batch.accumulate):
-            self._keep(self.training.step(batch))
-        self.num_steps += 1
+        self._step(repeated(self.training.loader, batch))
 
     def settle(self) -> None:
         """Wait for the device, and look at the losses since the last time.
@@ -71,6 +62,12 @@ class Steps:
             raise NonFiniteLoss(step, value)
         self._losses.clear()
 
-    def _keep(self, result: StepResult) -> None:
-        if result.weight:  # a micro-batch that counts for nothing has no mean
-            self._losses.append((self.num_steps + 1, result.loss.float().reshape(())))
+    def _step(self, micro_batches: Iterator[tuple[Any, Position]]) -> Step:
+        self.num_steps += 1
+        num_samples = 0
+        for batch, position in micro_batches:
+            result = self.training.step(batch)
+            num_samples += position.num_samples
+            if result.weight:  # a micro-batch that counts for nothing has no mean
+                self._losses.append((self.num_steps, result.loss.float().reshape(())))
+        return Step(num_samples, not result.stepped)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self, TypeVar
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..nested import tensors_in
+from ..positions import Position
 from ..task import Task
 from ..training import Training
 from .allocations import Phase
 from .errors import NonFiniteLoss
-from .feed import Feed
+from .feed import Feed, repeated
+from .steps import Step
 
-__all__ = ["Watch", "WatchedSteps", "nodes_of"]
+__all__ = ["Watch", "WatchedSteps", "nodes_of", "watched_step"]
 
 W = TypeVar("W", bound="Watch")
 
@@ -42,8 +43,26 @@ class Watch:
         return nullcontext()
 
 
+def watched_step(
+    training: Training, task: Task, micro_batches: Iterable[tuple[Any, Position]], watch: Watch
+) -> tuple[Step, Any]:
+    """One optimizer step and the last micro-batch's loss: what ``Training.step`` does, in its pieces."""
+    num_samples = 0
+    with watch:
+        for batch, position in micro_batches:
+            num_samples += position.num_samples
+            watch.batch(batch)
+            with watch.phase("forward"), training.forward_context():
+                loss = task.compute_loss(training.model, batch)
+            with watch.phase("backward", loss):
+                training.backward(loss)
+        with watch.phase("optimizer"):
+            stepped = training.optimizer_step()
+    return Step(num_samples, not stepped), loss
+
+
 class WatchedSteps:
-    """Does what ``Training.step`` does over the training's own loader, in its pieces."""
+    """Optimizer steps over the training's own loader."""
 
     def __init__(self, training: Training, task: Task, largest_of: int | None = None) -> None:
         """
@@ -55,17 +74,24 @@ class WatchedSteps:
         self.training = training
         self.num_steps = 0
         """Optimizer steps so far."""
-        self._compute_loss = task.compute_loss
+        self._task = task
         self._feed = Feed(training.loader)
-        self._largest = None if largest_of is None else self._find_largest(largest_of)
+        self._largest = None if largest_of is None else self._feed.largest_of(largest_of)
 
-    def step(self, watch: Watch) -> bool:
-        """One optimizer step; whether the loss scaler let it through.
+    def step(self, watch: Watch) -> Step:
+        """One optimizer step.
 
         Raises:
             NonFiniteLoss: the loss was NaN or infinite.
         """
-        return self._step(watch)[1]
+        self.num_steps += 1
+        loader = self.training.loader
+        micro_batches = self._feed.step() if self._largest is None else repeated(loader, self._largest)
+        step, loss = watched_step(self.training, self._task, micro_batches, watch)
+        value = float((loss[0] if isinstance(loss, tuple) else loss).detach())
+        if not math.isfinite(value):
+            raise NonFiniteLoss(self.num_steps, value)
+        return step
 
     def whole_step(self, watch: Callable[[], W]) -> W:
         """Steps until one has all its samples, each under a watch of its own.
@@ -75,54 +101,9 @@ class WatchedSteps:
         """
         for _ in range(_MOST_TRIES):
             eyes = watch()
-            if self._step(eyes)[0] >= self.training.batch.num_samples:
+            if self.step(eyes).num_samples >= self.training.batch.num_samples:
                 break
         return eyes
-
-    def _step(self, watch: Watch) -> tuple[int, bool]:
-        self.num_steps += 1
-        num_samples = 0
-        with watch:
-            for batch, size, ends_step in self._micro_batches():
-                num_samples += size
-                watch.batch(batch)
-                with watch.phase("forward"), self.training.forward_context():
-                    loss = self._compute_loss(self.training.model, batch)
-                with watch.phase("backward", loss):
-                    self.training.backward(loss)
-                if ends_step:
-                    break
-            with watch.phase("optimizer"):
-                stepped = self.training.optimizer_step()
-        self._check(loss)
-        return num_samples, stepped
-
-    def _micro_batches(self) -> Iterator[tuple[Any, int, bool]]:
-        batch = self.training.batch
-        if self._largest is not None:
-            for number in range(batch.accumulate):
-                self.training.loader.positions.clear()
-                yield self._largest, batch.micro, number == batch.accumulate - 1
-            return
-        while True:
-            found, position = self._feed.next()
-            yield found, position.num_samples, position.ends_step
-
-    def _find_largest(self, num_batches: int) -> Any:
-        largest, size = None, -1
-        for _ in range(num_batches):
-            batch, _ = self._feed.next()
-            elements = sum(tensor.numel() for tensor in tensors_in(batch))
-            if elements > size:
-                largest, size = batch, elements
-            if self._feed.has_restarted:
-                break
-        return largest
-
-    def _check(self, loss: Any) -> None:
-        value = float((loss[0] if isinstance(loss, tuple) else loss).detach())
-        if not math.isfinite(value):
-            raise NonFiniteLoss(self.num_steps, value)
 
 
 def nodes_of(loss: Any) -> Iterator[Any]:

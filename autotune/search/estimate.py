@@ -11,12 +11,11 @@ from typing import Literal
 
 from ..errors import NothingFits, StudyError, TaskError
 from ..estimate import Calibration, Estimate, EstimateOptions, Interval, PredictOptions
-from ..plan import Budget, Plan
 from ..search_spaces import load_space
 from ..techniques import Device, Facts, Settings, Technique
 from ..techniques.checkpointing import Checkpointing
 from ..units import ceil_mib, format_bytes
-from ..workers import Estimated, Executor, Failed, Outcome, Predicted, TrialRequest
+from ..workers import Estimated, Executor, Failed, Outcome, Predicted, PredictRequest
 from ..workers.environment import own_thread_variables
 from ..workers.traces import first_line
 from .calibration import learn_calibration
@@ -154,10 +153,8 @@ def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts 
     choices = space.choices(facts)
     may_choose = any(choice.model_dump(exclude_defaults=True) for choice in choices.get("checkpointing", ()))
     for settings in _combinations(choices):
-        name = f"estimate-{len(found) + 1}"
-        wanted = asked.model_copy(update={"choose_blocks": may_choose and not found})
-        plan = Plan(settings=settings, budget=Budget(device="cpu"))
-        request = _request(name, what, pace).model_copy(update={"kind": "estimate", "plan": plan, "estimate": wanted})
+        wanted = asked.model_copy(update={"settings": settings, "choose_blocks": may_choose and not found})
+        request = _request(f"estimate-{len(found) + 1}", what, pace, wanted)
         one = Combination(settings, executor.ask(request))
         if not found:
             _check_base(one.outcome, what)
@@ -211,11 +208,12 @@ def _is_open(technique: Technique) -> bool:
     return isinstance(technique, Checkpointing) and technique.is_open
 
 
-def _request(name: str, what: WhatToEstimate, pace: Pace) -> TrialRequest:
-    return TrialRequest(
+def _request(name: str, what: WhatToEstimate, pace: Pace, options: PredictOptions | EstimateOptions) -> PredictRequest:
+    return PredictRequest(
         id=name,
         task=os.path.abspath(what.task),
         device="cpu",
+        options=options,
         deadline_s=pace.deadline_s(0.0, spare_finalists=False),
         environment=own_thread_variables(),
     )
@@ -253,7 +251,7 @@ def _calibration(what: WhatToEstimate, facts: Facts, executor: Executor, pace: P
         model_bytes=4 * facts.num_parameters,
         most_s=_MOST_CALIBRATING_S,
     )
-    outcome = executor.ask(_request("calibrate", what, pace).model_copy(update={"kind": "predict", "predict": asked}))
+    outcome = executor.ask(_request("calibrate", what, pace, asked))
     if not isinstance(outcome, Predicted):
         reason = first_line(failure(outcome))
         raise _Uncalibrated(f"the trials of study {study.name} could not be predicted: {reason}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ..estimate import Prediction
 from ..techniques import Facts, Settings
 from ..techniques.data_loading import DataLoading
-from ..workers import Predicted, TrialRequest
+from ..workers import Predicted, PredictRequest
 from ..workers.traces import first_line
 from .candidates import ConfigurationSpace, Predict
 from .events import PredictionEnded, PredictionStarted
@@ -124,7 +124,7 @@ class _Foresight:
             f"{missing} of {len(known)} configurations it will be all: {why}"
         )
 
-    def _request(self, every: Sequence[Settings]) -> TrialRequest:
+    def _request(self, every: Sequence[Settings]) -> PredictRequest:
         pace = self._session.pace
         most_s = max(self._ends_s - pace.elapsed_s(), _LEAST_S)
         deadline_s = pace.deadline_s(most_s, spare_finalists=True)

@@ -20,11 +20,13 @@ from ..workers import (
     Executor,
     Failed,
     Inspected,
+    InspectRequest,
+    MeasureRequest,
     NonFinite,
     Outcome,
     OutOfMemory,
+    PredictRequest,
     TimedOut,
-    TrialRequest,
 )
 from ..workers.environment import own_thread_variables
 from .options import SearchOptions
@@ -43,7 +45,7 @@ _OUTPUT_LINES = 20
 
 @dataclass(frozen=True)
 class Inquiry:
-    """Makes measure requests for one task and budget."""
+    """Makes requests for one task and budget."""
 
     task: str
     seed: int
@@ -51,30 +53,29 @@ class Inquiry:
     """With its device."""
     facts: Facts
 
-    def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> TrialRequest:
+    def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
         """One configuration, to be measured in a fresh process."""
-        return TrialRequest(
+        return MeasureRequest(
             id=name,
             task=os.path.abspath(self.task),  # a worker's current directory may be another,
             seed=self.seed,
             device=self.facts.device.type,
             plan=Plan(settings=settings, budget=self.budget),
-            measure=measure,
+            options=measure,
             deadline_s=deadline_s,
             environment=own_thread_variables(),
         )
 
-    def predict_request(self, every: Sequence[Settings], most_s: float | None, deadline_s: float) -> TrialRequest:
+    def predict_request(self, every: Sequence[Settings], most_s: float | None, deadline_s: float) -> PredictRequest:
         """What is known of configurations before they are measured; where it is open which blocks are recomputed, they
         are chosen for the budget or, without one, for all of the device's memory."""
         limit_bytes = self.budget.limit or self.facts.device.memory_bytes
-        return TrialRequest(
+        return PredictRequest(
             id="predict",
             task=os.path.abspath(self.task),
             seed=self.seed,
-            kind="predict",
             device=self.facts.device.type,
-            predict=PredictOptions(
+            options=PredictOptions(
                 settings=tuple(every),
                 target=self.facts.device.type,
                 capability=self.facts.device.capability,
@@ -137,13 +138,12 @@ def inspected(options: SearchOptions, executor: Executor, pace: Pace, runs_model
         NothingFits: the device does not hold the model with one sample.
         Interrupted: the executor was closed on the user's Ctrl-C.
     """
-    request = TrialRequest(
+    request = InspectRequest(
         id="inspect",
         task=os.path.abspath(options.task),
         seed=options.seed,
-        kind="inspect",
         device=options.device,
-        inspect=InspectOptions(
+        options=InspectOptions(
             effective_batch=options.effective_batch, allow_split=options.allow_split, runs_model=runs_model
         ),
         deadline_s=pace.deadline_s(0.0, spare_finalists=False),

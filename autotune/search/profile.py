@@ -13,7 +13,7 @@ from ..measure.profiled import Profile, ProfileOptions
 from ..plan import Budget, Plan
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch
-from ..workers import STOPPED, Executor, Failed, Outcome, OutOfMemory, Profiled, TrialRequest
+from ..workers import STOPPED, Executor, Failed, Outcome, OutOfMemory, Profiled, ProfileRequest
 from ..workers.environment import own_thread_variables
 from .inquiry import LARGEST_OF, check_plan, failure, inspect, reference_settings
 from .options import SearchOptions
@@ -113,19 +113,18 @@ class _Asked:
     facts: Facts
     deadline_s: float
 
-    def request(self, name: str, settings: Settings, is_base: bool = True) -> TrialRequest:
+    def request(self, name: str, settings: Settings, is_base: bool = True) -> ProfileRequest:
         """With times and a Chrome trace for the base alone."""
         trace = str(self.what.trace) if self.what.trace and is_base else None
         largest_of = LARGEST_OF if self.facts.shapes_vary else None
         timed = {} if is_base else {"num_timed_steps": 0}
-        return TrialRequest(
+        return ProfileRequest(
             id=name,
             task=os.path.abspath(self.what.task),
             seed=self.what.seed,
-            kind="profile",
             device=self.what.device,
             plan=Plan(settings=settings, budget=Budget(device=self.what.device)),
-            profile=ProfileOptions(trace=trace, largest_of=largest_of, **timed),
+            options=ProfileOptions(trace=trace, largest_of=largest_of, **timed),
             deadline_s=self.deadline_s,
             environment=own_thread_variables(),
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ..files import FOLDER
 from ..plan import Budget
 from ..techniques import Facts, Settings
-from ..workers import STOPPED, Executor, Measured, Outcome, TrialRequest
+from ..workers import STOPPED, Executor, Measured, MeasureRequest, Outcome
 from .events import Event, Warned
 from .inquiry import Inquiry, exactness, reference_settings
 from .options import SearchOptions
@@ -73,7 +73,9 @@ class Session:
         """Wall time of the search so far, with the trials of drivers before this one."""
         return self._earlier_s + self.pace.elapsed_s()
 
-    def request(self, name: str, settings: Settings, share_s: float, finalist_round: int | None = None) -> TrialRequest:
+    def request(
+        self, name: str, settings: Settings, share_s: float, finalist_round: int | None = None
+    ) -> MeasureRequest:
         """For a measurement; the reference is not held to the budget.
 
         Args:

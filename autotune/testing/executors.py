@@ -22,7 +22,7 @@ from ..plan import Budget, Plan
 from ..techniques import Settings
 from ..techniques.allocator import Allocator, installed_allocators
 from ..units import MIB
-from ..workers import Executor, TrialRequest
+from ..workers import Executor, InspectRequest, MeasureRequest
 from ..workers.outcome import (
     Crashed,
     Failed,
@@ -52,17 +52,17 @@ class ExecutorContract:
         """The executor under test."""
         raise NotImplementedError
 
-    def request(self, name: str, folder: Path | None = None, **changes: Any) -> TrialRequest:
+    def request(self, name: str, folder: Path | None = None, **changes: Any) -> MeasureRequest:
         """A short measuring request for a task of ``tasks``, or of a copy of it; ``changes`` replace its fields."""
         fields: dict[str, Any] = {
             "id": name,
             "task": str((folder or self.tasks) / f"{name}.py"),
             "device": "cpu",
             "plan": Plan(settings=Settings()),
-            "measure": MeasureOptions(trial_time_s=0.2, parity_batch=8),
+            "options": MeasureOptions(trial_time_s=0.2, parity_batch=8),
             "deadline_s": _PATIENCE_S,
         }
-        return TrialRequest(**{**fields, **changes})
+        return MeasureRequest(**{**fields, **changes})
 
     def test_a_measure_request_is_answered_with_a_measurement(self, executor: Executor) -> None:
         """A task that does everything right comes back measured."""
@@ -73,7 +73,8 @@ class ExecutorContract:
 
     def test_an_inspect_request_is_answered_with_facts(self, executor: Executor) -> None:
         """No plan is needed to inspect a task."""
-        outcome = executor.submit(self.request("healthy", kind="inspect", plan=None, measure=None)).result()
+        request = InspectRequest(id="inspect", task=str(self.tasks / "healthy.py"), device="cpu")
+        outcome = executor.submit(request).result()
         assert isinstance(outcome, Inspected), outcome
         assert outcome.facts.device.type == "cpu"
 
@@ -312,8 +313,8 @@ class IsolationContract(ExecutorContract):
         hang = self.request("hostile_hang_with_processes", folder)
         program = (
             f"from {self.executor_class.__module__} import {self.executor_class.__name__} as Executor\n"
-            "from autotune.workers import TrialRequest\n"
-            f"Executor().submit(TrialRequest.model_validate_json({hang.model_dump_json(by_alias=True)!r})).result()\n"
+            "from autotune.workers import REQUEST\n"
+            f"Executor().submit(REQUEST.validate_json({hang.model_dump_json(by_alias=True)!r})).result()\n"
         )
         driver = subprocess.Popen([sys.executable, "-P", "-c", program], start_new_session=True)
         started = pids.read(3)

@@ -12,7 +12,7 @@ from autotune.plan import Plan
 from autotune.search.pace import NUM_FINALISTS
 from autotune.search.verdict import judge
 from autotune.techniques import Settings
-from autotune.workers import Measured, Outcome, OutOfMemory, TrialRequest
+from autotune.workers import Measured, MeasureRequest, Outcome, OutOfMemory
 from autotune.workers.table import TableExecutor
 
 from .problem import Competitor, Problem, Result
@@ -98,9 +98,9 @@ def _is_over(outcome: Outcome, limit_bytes: int) -> bool:
 
 
 def _trial(executor: TableExecutor, table: Table, truth: Truth, settings: Settings) -> Result:
-    measure = MeasureOptions(parity_batch=1)
+    options = MeasureOptions(parity_batch=1)
     plan = Plan(settings=settings, budget=truth.budget)
-    request = TrialRequest(id="trial", task=table.name, device=table.device, plan=plan, measure=measure)
+    request = MeasureRequest(id="trial", task=table.name, device=table.device, plan=plan, options=options)
     outcome = executor.submit(request).result()
     outcome = outcome.model_copy(update={"seconds": _seconds(table, settings, outcome)})
     return Result(settings, outcome, judge(outcome, truth.budget, 0))

@@ -1,0 +1,102 @@
+"""What goes into an isolated trial: one question for one process."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
+
+from ..estimate import EstimateOptions, PredictOptions
+from ..measure import InspectOptions, MeasureOptions
+from ..measure.profiled import ProfileOptions
+from ..plan import Plan
+from ..techniques import Settings
+
+__all__ = [
+    "REQUEST",
+    "InspectRequest",
+    "MeasureRequest",
+    "PredictRequest",
+    "ProfileRequest",
+    "TrialRequest",
+]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    id: str
+    """Names the trial in logs."""
+    task: str
+    """``path/to/model.py`` or ``path/to/model.py:name``."""
+    seed: int = 0
+    """Seeds everything before the model is built."""
+    device: Literal["cpu", "cuda"]
+    """torch's device type."""
+    fresh: bool = False
+    """Start a new interpreter, as a job is started, instead of forking a server that has imported torch."""
+    deadline_s: PositiveFloat = 600.0
+    """The trial and its descendants are ended after this."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that the driver hands on (thread counts); the plan's own are added where the trial runs."""
+
+    @property
+    def applied(self) -> Settings:
+        """What is in force in the trial; its variables have to be there when the process starts."""
+        return Settings()
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """What the watchdog ends the trial at; None where it is not enforced."""
+        return None
+
+
+class _PlanRequest(_Request):
+    plan: Plan
+    """What to apply: settings, and the budget to hold."""
+
+    @property
+    def applied(self) -> Settings:
+        """The plan's."""
+        return self.plan.settings
+
+
+class InspectRequest(_Request):
+    """What is known of the task?"""
+
+    kind: Literal["inspect"] = "inspect"
+    options: InspectOptions = InspectOptions()
+
+
+class MeasureRequest(_PlanRequest):
+    """What does the plan cost?"""
+
+    kind: Literal["measure"] = "measure"
+    options: MeasureOptions
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """On a CPU: the budget and a quarter."""
+        limit = self.plan.budget.limit
+        return None if self.device != "cpu" or not self.options.enforce or limit is None else limit * 5 // 4
+
+
+class ProfileRequest(_PlanRequest):
+    """What does a step of the plan take, module by module?"""
+
+    kind: Literal["profile"] = "profile"
+    options: ProfileOptions = ProfileOptions()
+
+
+class PredictRequest(_Request):
+    """What do configurations take, or which batch of one fits, without having run?"""
+
+    kind: Literal["predict"] = "predict"
+    options: PredictOptions | EstimateOptions
+
+
+TrialRequest = Annotated[InspectRequest | MeasureRequest | ProfileRequest | PredictRequest, Field(discriminator="kind")]
+"""Any of them; ``kind`` tells which."""
+
+REQUEST: TypeAdapter[TrialRequest] = TypeAdapter(TrialRequest)
+"""Reads a request from JSON: ``REQUEST.validate_json(text)``."""
