@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy
 from sqlalchemy.engine import Engine
 
+from autotune.files import FOLDER
 from autotune.plan import Plan
 from autotune.search.candidates import ConfigurationSpace, Predict
 from autotune.search.driver import search
@@ -20,6 +23,7 @@ from autotune.search.events import Event
 from autotune.search.inquiry import reference_settings
 from autotune.search.options import SearchOptions
 from autotune.search.pace import Pace
+from autotune.search.store import Store
 from autotune.search_spaces import SearchSpace, load_space
 from autotune.techniques import Device, Facts, Settings
 from autotune.workers import Outcome, TrialRequest
@@ -166,9 +170,21 @@ def run_search(
     replaced = [*table(known, space), *(rows or ())]
     executor = executor or TableExecutor(known, replaced, predict=predict)
     run = Run(executor, [])
+    if options.storage is None and not options.resume and not FOLDER.exists():
+        FOLDER.mkdir()
+        (FOLDER / f"{Path(options.task).stem}.db").write_bytes(_empty_database())
     pace = Pace(options.trial_time_s, options.max_time_s, **rest)
     run.plan = search(options, executor, run.events.append, stop or threading.Event(), pace)
     return run
+
+
+@cache
+def _empty_database() -> bytes:
+    """A storage without a study: to make one takes a third of a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.db"
+        Store(f"sqlite:///{path}").close()
+        return path.read_bytes()
 
 
 def search_until(
