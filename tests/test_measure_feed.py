@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.apply_plan import build_loader, loader_spec
+from autotune.apply_plan import build_loader
 from autotune.errors import TaskError
 from autotune.measure.feed import Feed
 from autotune.task import Task
+from autotune.techniques import LoaderSpec
 from autotune.techniques.batch import Batch
 
 CPU = torch.device("cpu")
@@ -25,7 +26,8 @@ class Stream(IterableDataset):
 
 def _feed(dataset, batch, **entries):
     task = Task(lambda: None, lambda: dataset, lambda model, batch: None, **entries)
-    return Feed(build_loader(task, loader_spec(task, dataset, CPU), batch))
+    spec = LoaderSpec(dataset, task.collate, dict(task.loader_options), CPU, user_dataset=dataset)
+    return Feed(build_loader(task, spec, batch))
 
 
 def _numbers(length):

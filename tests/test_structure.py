@@ -26,7 +26,7 @@ FLOORS = (
     ("estimate",),
     ("measure",),
     ("apply_plan",),
-    ("training", "fingerprint"),
+    ("apply_pieces", "training", "fingerprint"),
     ("loader", "unfilled"),
     ("plan", "search_spaces", "task"),
     ("techniques",),

@@ -8,7 +8,7 @@ from typing import get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from ._base import Exactness, LoaderSpec, Technique
+from ._base import Exactness, LoaderSpec, Stage, Technique
 from .allocator import Allocator
 from .batch import Batch
 from .checkpointing import Checkpointing
@@ -20,7 +20,7 @@ from .memory_format import MemoryFormat
 from .optimizer import Optimizer
 from .precision import Kind, Precision
 
-__all__ = ["TECHNIQUES", "Device", "Exactness", "Facts", "LoaderSpec", "Settings", "Technique"]
+__all__ = ["TECHNIQUES", "Device", "Exactness", "Facts", "LoaderSpec", "Settings", "Stage", "Technique"]
 
 
 class Settings(BaseModel):
@@ -40,6 +40,10 @@ class Settings(BaseModel):
     def techniques(self) -> Iterator[Technique]:
         """Every technique with its chosen setting, in field order; the batch only where it is set."""
         return (value for name in type(self).model_fields if (value := getattr(self, name)) is not None)
+
+    def at(self, stage: Stage) -> Iterator[Technique]:
+        """Those that come into force then."""
+        return (technique for technique in self.techniques() if technique.stage is stage)
 
     def in_force(self, precision: Kind | None) -> Settings:
         """What these come to in a task that states a precision of its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -18,12 +19,35 @@ if TYPE_CHECKING:
 
     from .facts import Facts
 
-__all__ = ["Exactness", "LoaderSpec", "Run", "Technique"]
+__all__ = ["Exactness", "LoaderSpec", "Run", "Stage", "Technique"]
 
 Run = Callable[["nn.Module"], Any]
 """Runs a model."""
 Exactness = Literal["exact", "rounding", "lossy"]
 """``exact``: same arithmetic up to reordering. ``rounding``: lower precision. ``lossy``: changes the function."""
+
+
+class Stage(IntEnum):
+    """When a technique comes into force: ``apply`` goes through these in order."""
+
+    PROCESS = auto()
+    """Before the process starts."""
+    PRUNING = auto()
+    """Parameters go."""
+    LAYERS = auto()
+    """Layers become others."""
+    CHECKPOINTING = auto()
+    """Blocks, with the layers that they have now, are wrapped."""
+    DEVICE = auto()
+    """The model is moved to its device, then the order of its tensors' elements changes."""
+    PRECISION = auto()
+    """What is computed in."""
+    COMPILE = auto()
+    """Whatever the model is by now becomes one program."""
+    OPTIMIZER = auto()
+    """It has been built from the model's parameters."""
+    LOADER = auto()
+    """What feeds it all."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +77,8 @@ class Technique(BaseModel):
 
     name: ClassVar[str]
     """The key in a plan's settings and in a search space."""
+    stage: ClassVar[Stage]
+    """Its place in ``apply``."""
     ordered: ClassVar[bool] = False
     """Whether ``choices`` lie on a line (small to large), so that a sampler may interpolate."""
     trades_time: ClassVar[bool] = False
@@ -111,8 +137,13 @@ class Technique(BaseModel):
         """What of :meth:`environment` the running process was started without, in words; None when all is there."""
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
-        """Change the model in place.
+    def undo(self, model: nn.Module) -> nn.Module:
+        """The model without what an earlier plan's setting of this technique put on it, whichever that was: a notebook
+        applies several plans to one model."""
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """The model with this setting in force: the same, changed in place, or another around it.
 
         Args:
             model: as the techniques before have left it.
@@ -120,9 +151,18 @@ class Technique(BaseModel):
             run: its forward and loss on two samples, with the model that it is given; None where samples can be read
                 only once.
         """
+        return model
 
-    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Change the optimizer in place."""
+    def on_optimizer(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
+    ) -> torch.optim.Optimizer:
+        """The optimizer with this setting in force: the same, changed in place, or another around it.
+
+        Args:
+            optimizer: as the techniques before have left it, or as an earlier plan has.
+            max_grad_norm: what the norm of all gradients is clipped at before it steps; None where it is not.
+        """
+        return optimizer
 
     def on_loader(self, spec: LoaderSpec) -> LoaderSpec:
         """What the loader is built from instead."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Technique
+from ._base import Stage, Technique
 from .facts import Facts
 from .preload import find_library
 
@@ -29,6 +29,7 @@ class Allocator(Technique):
     """The C allocator of the process, or the CUDA caching allocator's segments."""
 
     name: ClassVar[str] = "allocator"
+    stage: ClassVar[Stage] = Stage.PROCESS
 
     kind: Literal["system", "tcmalloc", "jemalloc", "expandable_segments"] = "system"
     """``system`` is the C library's; ``tcmalloc`` and ``jemalloc`` are preloaded; ``expandable_segments`` is CUDA's."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt, model_validator
 
-from ._base import Exactness, Technique
+from ._base import Exactness, Stage, Technique
 from .facts import Facts
 
 __all__ = ["Batch", "refused_split"]
@@ -27,6 +27,7 @@ class Batch(Technique):
     """Micro-batches of ``micro`` samples, ``accumulate`` of them to one optimizer step."""
 
     name: ClassVar[str] = "batch"
+    stage: ClassVar[Stage] = Stage.LOADER
     ordered: ClassVar[bool] = True
 
     micro: PositiveInt = Field(strict=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError, TaskError
-from ._base import Run, Technique
+from ._base import Run, Stage, Technique
 from .facts import Facts
 from .recomputed import Buffers, recomputed
 
@@ -37,6 +37,7 @@ class Checkpointing(Technique):
     """
 
     name: ClassVar[str] = "checkpointing"
+    stage: ClassVar[Stage] = Stage.CHECKPOINTING
     trades_time: ClassVar[bool] = True
 
     kind: Literal["none", "blocks", "chosen"] = "none"
@@ -94,16 +95,26 @@ class Checkpointing(Technique):
             return f"the model has {facts.num_blocks} blocks, numbered from 0, and no {beyond}"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
+    def undo(self, model: nn.Module) -> nn.Module:
+        """Blocks with their own forward."""
+        for module in model.modules():
+            forward = vars(module).get("forward")
+            if isinstance(forward, functools.partial) and forward.func is recomputed:
+                del module.forward
+                if module.forward != forward.args[0]:
+                    module.forward = forward.args[0]
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Give the chosen blocks a forward that checkpoints; parameters, hooks and ``state_dict`` keys stay.
 
         Raises:
             PlanError: ``every`` exceeds the number of blocks, one of ``blocks`` is beyond them, or it has none.
         """
-        _keep_everything(model)
         for block in self._recomputed(blocks):
             # On the instance, so that hooks run once, outside; a bound method, so that deepcopy rebinds it.
             block.forward = functools.partial(recomputed, block.forward, Buffers(block))
+        return model
 
     def _recomputed(self, blocks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         if self.kind == "none":
@@ -127,16 +138,6 @@ class Checkpointing(Technique):
     def _beyond(self, num_blocks: int) -> str:
         """Numbers that no block has, for people."""
         return ", ".join(str(number) for number in self.blocks if number >= num_blocks)
-
-
-def _keep_everything(model: nn.Module) -> None:
-    """Take off what an earlier plan put on: a notebook applies several to one model."""
-    for module in model.modules():
-        forward = vars(module).get("forward")
-        if isinstance(forward, functools.partial) and forward.func is recomputed:
-            del module.forward
-            if module.forward != forward.args[0]:
-                module.forward = forward.args[0]
 
 
 def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:

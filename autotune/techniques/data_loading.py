@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ..errors import PlanError
-from ._base import LoaderSpec, Technique
+from ._base import LoaderSpec, Stage, Technique
 from .facts import Facts
 
 __all__ = ["DataLoading"]
@@ -25,6 +25,7 @@ class DataLoading(Technique):
     """The DataLoader's own options, and a cache. What is left out stays as the user has it."""
 
     name: ClassVar[str] = "data_loading"
+    stage: ClassVar[Stage] = Stage.LOADER
 
     num_workers: NonNegativeInt | None = Field(default=None, le=1024)
     """Loader worker processes, at most 1024; 0 loads in the training process."""

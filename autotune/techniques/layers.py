@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ._base import Exactness, Run, Technique
+from ._base import Exactness, Run, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class Layers(Technique):
     """
 
     name: ClassVar[str] = "layers"
+    stage: ClassVar[Stage] = Stage.LAYERS
     trades_time: ClassVar[bool] = True
 
     kind: Literal["none", "exact", "rounding", "recompute"] = "none"
@@ -46,13 +47,20 @@ class Layers(Technique):
             return "the model has no convolutions, so that no BatchNorm stands before one"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
-        """Convert the model in place, or take off what an earlier plan put on."""
-        from ..layers import convert, restore
+    def undo(self, model: nn.Module) -> nn.Module:
+        """Stock layers."""
+        from ..layers import restore
 
         restore(model)
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """Convert the model in place."""
         if self.kind != "none":
+            from ..layers import convert
+
             convert(model, run, recompute=self.kind == "recompute", rounding=self.kind == "rounding")
+        return model
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Answer what the loss itself calls, such as a cross-entropy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Technique
+from ._base import Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Optimizer(Technique):
     """How the user's optimizer computes its update; which optimizer, and its hyper-parameters, stay the user's."""
 
     name: ClassVar[str] = "optimizer"
+    stage: ClassVar[Stage] = Stage.OPTIMIZER
 
     kind: Implementation = "default"
     """``default`` is as the user built it; ``foreach`` needs temporaries the size of the parameters."""
@@ -43,7 +44,9 @@ class Optimizer(Technique):
         known = ", ".join(facts.optimizer_implementations) or "no choice of implementation"
         return f"{facts.optimizer} has {known}"
 
-    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def on_optimizer(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
+    ) -> torch.optim.Optimizer:
         """Set the class's own ``foreach`` and ``fused`` flags, before the first step.
 
         Raises:
@@ -52,7 +55,7 @@ class Optimizer(Technique):
         Source: https://docs.pytorch.org/docs/stable/optim.html#algorithms
         """
         if self.kind == "default":
-            return
+            return optimizer
         supported = supported_implementations(optimizer)
         if self.kind not in supported:
             raise PlanError(
@@ -63,6 +66,7 @@ class Optimizer(Technique):
         optimizer.defaults.update(flags)
         for group in optimizer.param_groups:
             group.update(flags)
+        return optimizer
 
 
 def supported_implementations(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:

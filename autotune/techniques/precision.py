@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Exactness, Run, Technique
+from ._base import Exactness, Run, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Precision(Technique):
     """Parameters stay as the user made them (fp32); what changes is what autocast or TF32 computes in."""
 
     name: ClassVar[str] = "precision"
+    stage: ClassVar[Stage] = Stage.PRECISION
 
     kind: Literal["default", "fp32", "tf32", "bf16", "fp16"] = "default"
     """``default`` is what the task states, or without that the model as it stands, fp32; ``bf16`` and ``fp16`` are
@@ -74,7 +75,12 @@ class Precision(Technique):
             return f"{device.name} has no TF32 (compute capability 8.0 and up)"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
+    def undo(self, model: nn.Module) -> nn.Module:
+        """Torch's flags as the user had them."""
+        _restore_flags()
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Allow TF32 in matrix products and convolutions, process-wide as torch has it.
 
         By torch's older names: once the newer ``fp32_precision`` is set, reading an older one raises.
@@ -82,16 +88,16 @@ class Precision(Technique):
         Raises:
             PlanError: this device cannot compute in TF32.
         """
+        if self.kind != "tf32":
+            return model
         import torch
 
-        _restore_flags()
-        if self.kind != "tf32":
-            return
         if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
             raise PlanError("settings.precision.kind: tf32 needs a CUDA device of compute capability 8.0. Use fp32.")
         _flags_before.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
+        return model
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Autocast around forward and loss.
