@@ -15,12 +15,12 @@ from autotune.report.live import draw, watching
 from autotune.report.preview import explain
 from autotune.report.progress import Progress
 from autotune.report.show import summary
-from autotune.report.words import outcome_words, purpose, rate, remark, roughly, settings_words, size
+from autotune.report.words import outcome_words, rate, remark, roughly, settings_words, size
 from autotune.search import events
 from autotune.search.duration import Expected
 from autotune.search.options import SearchOptions
 from autotune.search.preview import Preview
-from autotune.techniques import TECHNIQUES, Device, Facts, Settings
+from autotune.techniques import Device, Facts, Settings
 from autotune.units import MIB
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 
@@ -144,13 +144,6 @@ def test_blocks_that_are_named_are_named_in_words(blocks, words):
 def test_an_uneven_batch_says_how_many_samples_there_are():
     uneven = Settings.model_validate({"batch": {"micro": 3, "accumulate": 4, "effective": 10}})
     assert settings_words(uneven) == "micro-batch 3 × 4 (the last smaller, 10 in all)"
-
-
-@pytest.mark.parametrize("name", TECHNIQUES)
-def test_every_technique_has_a_purpose(name):
-    technique = TECHNIQUES[name]
-    choice = technique.choices(FACTS)[-1]
-    assert purpose(choice).endswith(".")
 
 
 @pytest.mark.parametrize(

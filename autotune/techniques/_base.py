@@ -5,7 +5,7 @@ Hooks import torch inside the function, so that reading a plan, or driving a sea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum, auto
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
     from .facts import Facts
 
-__all__ = ["Exactness", "LoaderSpec", "Run", "Stage", "Technique"]
+__all__ = ["Effect", "Exactness", "LoaderSpec", "Run", "Stage", "Technique"]
 
 Run = Callable[["nn.Module"], Any]
 """Runs a model."""
+Effect = Literal["tensors", "layout", "code", "samples", "update", "loader", "process"]
+"""``tensors``: which tensors a step makes, and how long they are kept. ``layout``: the order of their elements.
+``code``: memory of the kernels and modules that are in use. ``samples``: how many a forward pass sees. ``update``: how
+long the optimizer's step takes, and what it needs for a moment. ``loader``: how long data take, and what loads them.
+``process``: what is charged beside all this."""
 Exactness = Literal["exact", "rounding", "lossy"]
 """``exact``: same arithmetic up to reordering. ``rounding``: lower precision. ``lossy``: changes the function."""
 
@@ -79,10 +84,14 @@ class Technique(BaseModel):
     """The key in a plan's settings and in a search space."""
     stage: ClassVar[Stage]
     """Its place in ``apply``."""
+    affects: ClassVar[frozenset[Effect]]
+    """What a setting of it changes beside the time of a step: what predictions and searches go by."""
     ordered: ClassVar[bool] = False
     """Whether ``choices`` lie on a line (small to large), so that a sampler may interpolate."""
     trades_time: ClassVar[bool] = False
     """Whether it only ever buys memory with time: no first guess where the reference fits."""
+    purposes: ClassVar[Mapping[str, str]] = {}
+    """What a setting does, in one sentence, by its ``kind``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -98,11 +107,25 @@ class Technique(BaseModel):
         kinds = get_args(field.annotation) if first == "kind" else ("…",)
         return ", ".join(f"{{{first}: {kind}}}" for kind in ([value] if value in kinds else kinds))
 
+    def describe(self, facts: Facts | None = None) -> str:
+        """This setting in a few words: its kind, and what else is chosen.
+
+        Args:
+            facts: add what only the task knows, such as the number of blocks.
+        """
+        chosen = self.model_dump(exclude_defaults=True)
+        kind = chosen.pop("kind", None)
+        rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in chosen.items())
+        return " ".join(filter(None, [str(kind or self.name.replace("_", " ")), f"({rest})" if rest else ""]))
+
+    def purpose(self) -> str:
+        """What this setting does, in one sentence; the class's own first line where nothing better is said."""
+        return self.purposes.get(getattr(self, "kind", ""), (type(self).__doc__ or "").strip().splitlines()[0])
+
     @classmethod
     def is_in_step(cls) -> bool:
-        """Whether it has a hook that may change which tensors a training step makes."""
-        hooks = ("on_model", "on_optimizer", "forward_context")
-        return any(getattr(cls, hook) is not getattr(Technique, hook) for hook in hooks)
+        """Whether it may change the tensors of one and the same training step."""
+        return bool(cls.affects & {"tensors", "layout", "update"})
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Self, ...]:
@@ -124,6 +147,34 @@ class Technique(BaseModel):
     def unavailable(self, facts: Facts) -> str | None:
         """Why this setting cannot be had for this model and device, in words; None when it can."""
         return None
+
+    @classmethod
+    def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
+        """Of these choices of this technique, those whose memory does not lie between others', the user's own included:
+        what is worth an estimate by itself."""
+        return tuple(choices)
+
+    def as_predicted(self, facts: Facts) -> Self:
+        """This setting as far as predictions of memory and work tell it from others."""
+        return self
+
+    def cached_bytes(self, facts: Facts) -> int:
+        """What it keeps on the device for as long as the process lives, beside the tensors of a step."""
+        return 0
+
+    def samples_per_s(self, facts: Facts) -> float | None:
+        """How fast its own part of a step is by itself, as far as that is known without a trial; infinite where nothing
+        is left to do."""
+        return None
+
+    def takes_processors(self, facts: Facts) -> bool:
+        """Whether it computes beside the training, on what that computes on."""
+        return False
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients underflow without a loss scaler."""
+        return False
 
     def or_default(self, facts: Facts) -> Self:
         """This setting, or the default where that is the same for this task."""

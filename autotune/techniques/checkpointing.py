@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError, TaskError
-from ._base import Run, Stage, Technique
+from ._base import Effect, Run, Stage, Technique
 from .facts import Facts
 from .recomputed import Buffers, recomputed
 
@@ -38,7 +38,12 @@ class Checkpointing(Technique):
 
     name: ClassVar[str] = "checkpointing"
     stage: ClassVar[Stage] = Stage.CHECKPOINTING
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
+    purposes: ClassVar[Mapping[str, str]] = {
+        "blocks": "Keeps only these blocks' inputs and computes their inside again in backward.",
+        "chosen": "Keeps only these blocks' inputs and computes their inside again in backward.",
+    }
 
     kind: Literal["none", "blocks", "chosen"] = "none"
     """``none`` keeps everything, as stock; ``blocks`` recomputes every k-th block, ``chosen`` those in ``blocks``."""
@@ -65,11 +70,34 @@ class Checkpointing(Technique):
             raise ValueError(f"blocks: must ascend, each once, but got {numbers}. Use {sorted(set(numbers))}.")
         return self
 
+    def describe(self, facts: Facts | None = None) -> str:
+        """Which of the blocks."""
+        if self.kind == "none":
+            return super().describe(facts)
+        blocks = f"{facts.num_blocks} blocks" if facts else "blocks"
+        if self.is_open:
+            return f"checkpoint as many of {blocks if facts else 'the blocks'} as it takes"
+        if self.kind == "chosen":
+            *before, last = map(str, self.blocks)
+            named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"
+            return f"checkpoint {named}{f' of {facts.num_blocks}' if facts else ''}"
+        if self.every == 1:
+            return f"checkpoint all {blocks}"
+        suffix = {2: "nd", 3: "rd"}.get(self.every, "th")
+        return f"checkpoint every {self.every}{suffix} of {blocks if facts else 'the blocks'}"
+
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Checkpointing, ...]:
         """None, all, every second, every third and every fourth of the blocks there are."""
         steps = [every for every in (1, 2, 3, 4) if every <= facts.num_blocks]
         return (cls(), *(cls(kind="blocks", every=every) for every in steps))
+
+    @classmethod
+    def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
+        """None and all blocks: whatever recomputes some lies between."""
+        every = cls(kind="blocks")
+        some = [every if isinstance(one, Checkpointing) and one.is_open else one for one in choices if one != cls()]
+        return (*(one for one in choices if one == cls()), *some[:1])
 
     @property
     def is_open(self) -> bool:

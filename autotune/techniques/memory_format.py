@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ._base import Run, Stage, Technique
+from ._base import Effect, Run, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ class MemoryFormat(Technique):
 
     name: ClassVar[str] = "memory_format"
     stage: ClassVar[Stage] = Stage.DEVICE
+    affects: ClassVar[frozenset[Effect]] = frozenset({"layout"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "channels_last": "Stores images channels last (NHWC), which convolutions read faster.",
+    }
 
     kind: Literal["contiguous", "channels_last"] = "contiguous"
     """``contiguous`` leaves the model as it is; ``channels_last`` stores 4-D and 5-D weights with channels last."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Stage, Technique
+from ._base import Effect, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -26,9 +27,19 @@ class Optimizer(Technique):
 
     name: ClassVar[str] = "optimizer"
     stage: ClassVar[Stage] = Stage.OPTIMIZER
+    affects: ClassVar[frozenset[Effect]] = frozenset({"update"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "foreach": "One grouped kernel per operation of the update; the same arithmetic.",
+        "fused": "The whole update in one kernel; the same arithmetic.",
+        "for_loop": "One parameter at a time: no temporaries the size of the model.",
+    }
 
     kind: Implementation = "default"
     """``default`` is as the user built it; ``foreach`` needs temporaries the size of the parameters."""
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """``fused optimizer``."""
+        return f"{self.kind.replace('_', '-')} optimizer"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Optimizer, ...]:
@@ -43,6 +54,10 @@ class Optimizer(Technique):
             return None
         known = ", ".join(facts.optimizer_implementations) or "no choice of implementation"
         return f"{facts.optimizer} has {known}"
+
+    def as_predicted(self, facts: Facts) -> Optimizer:
+        """How it is implemented shows for a moment at the end of a step."""
+        return Optimizer()
 
     def on_optimizer(
         self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None

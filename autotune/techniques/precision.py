@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Exactness, Run, Stage, Technique
+from ._base import Effect, Exactness, Run, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -26,6 +26,13 @@ class Precision(Technique):
 
     name: ClassVar[str] = "precision"
     stage: ClassVar[Stage] = Stage.PRECISION
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "fp32": "Everything computes in the types that it has: no autocast.",
+        "bf16": "Matrix products and convolutions compute in bfloat16; parameters stay fp32.",
+        "fp16": "Matrix products and convolutions compute in float16, with a loss scaler.",
+        "tf32": "Matrix products and convolutions round their inputs to TF32.",
+    }
 
     kind: Literal["default", "fp32", "tf32", "bf16", "fp16"] = "default"
     """``default`` is what the task states, or without that the model as it stands, fp32; ``bf16`` and ``fp16`` are
@@ -33,7 +40,7 @@ class Precision(Technique):
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the loss scaler is on: fp16 gradients underflow without it."""
+        """fp16's do."""
         return self.kind == "fp16"
 
     @classmethod
@@ -42,6 +49,12 @@ class Precision(Technique):
         others = (cls(kind="bf16"), cls(kind="tf32"), cls(kind="fp16"), cls(kind="fp32"))
         offered = [choice.or_default(facts) for choice in others if choice.unavailable(facts) is None]
         return tuple(dict.fromkeys([cls(), *offered]))
+
+    @classmethod
+    def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
+        """Those that change what a tensor takes, and fp16 where there is no bf16."""
+        alike = {"tf32", "fp16"} if cls(kind="bf16") in choices else {"tf32"}
+        return tuple(one for one in choices if not isinstance(one, Precision) or one.kind not in alike)
 
     def or_default(self, facts: Facts) -> Precision:
         """What the task states is the default, and fp32 where it states nothing."""

@@ -90,6 +90,12 @@ class TechniqueContract:
         assert all(choice.unavailable(facts_of(zoo_task)) is None for choice in choices)
         assert self.default() in choices
 
+    def test_every_choice_is_told_in_words_of_its_own(self, zoo_task: Task) -> None:
+        """No two choices read alike; each has a sentence that says what it does."""
+        choices, facts = self._choices(zoo_task), facts_of(zoo_task)
+        assert len({choice.describe(facts) for choice in choices}) == len(choices)
+        assert all(choice.purpose().endswith(".") for choice in (*choices, *self.lacking))
+
     def test_the_users_own_setting_is_believed_to_gain_nothing(self) -> None:
         """A prior is of another setting, and says how sure it is."""
         assert self.default().prior_gain() == (0.0, 0.0)
