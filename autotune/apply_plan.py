@@ -66,12 +66,14 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     model = build_model(task)
     dataset = task.build_dataset()
     _check_task(plan, task, model, dataset)
+    batch = settings.batch or reference_batch(task, dataset)
+    if (reason := settings.model_copy(update={"batch": batch}).conflict()) is not None:
+        raise PlanError(f"settings: {reason}.")
     _warn_of_environment(plan)
 
     run = _run_on_two_samples(task, dataset)
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
     optimizer = apply_to_optimizer(in_force, task.make_optimizer(model), max_grad_norm=task.max_grad_norm)
-    batch = settings.batch or reference_batch(task, dataset)
     _warn_of_batch(task, dataset, batch, stated=settings.batch is not None and not in_pieces)
     spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
     return Training(model, optimizer, build_loader(task, spec, batch, seed), task, settings)

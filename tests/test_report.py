@@ -215,7 +215,9 @@ def test_lines_say_what_comes_after_the_trials():
 
 
 def test_a_dry_run_says_what_is_likely_and_the_most():
-    found = Preview(FACTS, {}, (), 96, 24, 11, Expected(low_s=100.0, high_s=200.0, most_s=2000.0))
+    found = Preview(
+        FACTS, {}, (), {"bf16: not with tcmalloc": 6}, 96, 24, 11, Expected(low_s=100.0, high_s=200.0, most_s=2000.0)
+    )
     console = Console(file=io.StringIO(), width=200)
     console.print(explain(found, SearchOptions(task="model.py")))
     words = "likely 1.5 min to 3.5 min: about 11 of at most 24 trials, then the best again in fresh processes"

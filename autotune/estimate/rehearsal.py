@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.data import IterableDataset, default_collate
 
+from ..apply_pieces import apply_to_optimizer
 from ..apply_plan import apply, build_loader
 from ..loader import tensors_in
 from ..measure.allocations import Phase, Trace
@@ -79,7 +80,11 @@ class Rehearsal:
         self._spec, self._settings = real.loader.spec, real.settings
         self._sample = largest_sample(self._spec.dataset, largest_of)
         self._given: set[Tensor] | None = None
+        self._optimizer: torch.optim.Optimizer
         self._open(real)
+        plan = Plan(settings=real.settings)  # what hangs on a parameter is not copied with it
+        self._optimizer = apply_to_optimizer(plan, self._optimizer, max_grad_norm=task.max_grad_norm)
+        self._reached = _reached_by(self._optimizer)
         if target == "cuda":
             choose_as_on_cuda(self._optimizer)
 
@@ -167,6 +172,7 @@ class Rehearsal:
     def _step(self, training: Training, watch: Tracer, batch: Any, num_forward: int | None = None) -> list[Tensor]:
         """Run an optimizer step; returns parameters that were given optimizer state, but got no gradient."""
         num_micro = training.batch.accumulate
+        self._reached.clear()
         with self._guard(), watch:
             for number in range(num_micro):
                 arrived = self._copied(batch)
@@ -178,7 +184,7 @@ class Rehearsal:
                     raise Unlike
                 with watch.phase("backward", loss):
                     training.backward(loss)
-            idle = [parameter for parameter in self._given or () if parameter.grad is None]
+            idle = [parameter for parameter in self._given or () if id(parameter) not in self._reached]
             with watch.phase("optimizer"):
                 training.optimizer_step()
         return idle
@@ -215,6 +221,14 @@ class _Scratch:
             return None
         self.kernels.append(kernel)
         return kernel.num_bytes()
+
+
+def _reached_by(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Ids of its parameters, which backward adds as it comes to them: their gradients may be gone once it has ended."""
+    reached: set[int] = set()
+    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+        parameter.register_post_accumulate_grad_hook(lambda parameter: reached.add(id(parameter)))
+    return reached
 
 
 def largest_sample(dataset: Any, largest_of: int) -> Any:

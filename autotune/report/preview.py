@@ -33,6 +33,7 @@ def as_json(found: Preview) -> dict[str, Any]:
             {"technique": row.technique, "setting": row.setting.model_dump(mode="json"), "reason": row.reason}
             for row in found.unavailable
         ],
+        "conflicts": dict(found.conflicts),
         "facts": found.facts.model_dump(mode="json"),
     }
 
@@ -42,6 +43,7 @@ def explain(found: Preview, options: SearchOptions) -> RenderableType:
     within = "" if (budget := budget_words(asked(options))) == "none" else f" within {budget}"
     size = count(found.num_configurations, "configuration")
     missing = [(row.technique, f"{row.setting.describe()}: {row.reason}") for row in found.unavailable]
+    missing += [(count(number, "combination"), reason) for reason, number in found.conflicts.items()]
     parts: list[RenderableType] = [
         Text(f"{options.task}{within}: {size}", style="bold"),
         Text("\nTask", style="bold"),

@@ -14,6 +14,7 @@ from ..estimate import Calibration, Estimate, EstimateOptions, Interval, Predict
 from ..plan import Budget, Plan
 from ..search_spaces import load_space
 from ..techniques import TECHNIQUES, Device, Facts, Settings, Technique
+from ..techniques.batch import Batch
 from ..units import ceil_mib, format_bytes
 from ..workers import Estimated, Executor, Failed, Outcome, Predicted, TrialRequest
 from ..workers.environment import own_thread_variables
@@ -149,7 +150,7 @@ def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts 
     found: list[Combination] = []
     choices = space.choices(facts)
     may_choose = any(choice.model_dump(exclude_defaults=True) for choice in choices.get("checkpointing", ()))
-    for settings in _combinations(choices):
+    for settings in _combinations(choices, facts):
         name = f"estimate-{len(found) + 1}"
         wanted = asked.model_copy(update={"choose_blocks": may_choose and not found})
         plan = Plan(settings=settings, budget=Budget(device="cpu"))
@@ -186,15 +187,15 @@ def _options(what: WhatToEstimate, facts: Facts, limit_bytes: int) -> EstimateOp
     )
 
 
-def _combinations(choices: dict[str, tuple[Technique, ...]]) -> Iterator[Settings]:
+def _combinations(choices: dict[str, tuple[Technique, ...]], facts: Facts) -> Iterator[Settings]:
     """The job as it stands, then each technique alone, then together: of those that change a step's tensors, since the
     others move a peak little, or not at all."""
     techniques = (technique for technique in TECHNIQUES.values() if "tensors" in technique.affects)
     rows = [technique.extremes(choices.get(technique.name, ())) for technique in techniques]
     together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*filter(None, rows)))
-    yield from sorted(
-        dict.fromkeys([Settings(), *together]), key=lambda one: len(one.model_dump(exclude_defaults=True))
-    )
+    own = {"batch": Batch.reference(facts)}
+    goes = (one for one in together if one.in_force(facts.precision).model_copy(update=own).conflict() is None)
+    yield from sorted(dict.fromkeys([Settings(), *goes]), key=lambda one: len(one.model_dump(exclude_defaults=True)))
 
 
 def _request(name: str, what: WhatToEstimate, pace: Pace) -> TrialRequest:

@@ -63,6 +63,11 @@ class Settings(BaseModel):
         """What these come to in a task that states a precision of its own."""
         return self.model_copy(update={"precision": self.precision.in_force(precision)})
 
+    def conflict(self) -> str | None:
+        """The first two that do not go together, in words; None where all do."""
+        found = ((one.name, one.conflicts(self)) for one in self.techniques())
+        return next((f"{name}: {reason}" for name, reason in found if reason is not None), None)
+
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """The variables that these settings need before the process starts, for a trial as for a job.
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from . import Settings
     from .facts import Facts
 
 __all__ = ["Effect", "Exactness", "LoaderSpec", "Run", "Stage", "Technique"]
@@ -175,6 +176,15 @@ class Technique(BaseModel):
     def scales_loss(self) -> bool:
         """Whether gradients underflow without a loss scaler."""
         return False
+
+    def conflicts(self, settings: Settings) -> str | None:
+        """What of the other settings this one does not go with, or needs, and what to use, in words without numbers;
+        None where they go together. ``settings`` are those in force, with the batch where it is known."""
+        return None
+
+    def warm_up_steps(self) -> int:
+        """Optimizer steps that it takes until it runs at its own speed, however long they last."""
+        return 0
 
     def or_default(self, facts: Facts) -> Self:
         """This setting, or the default where that is the same for this task."""
