@@ -18,6 +18,7 @@ from .facts import Device, Facts
 from .layers import Layers
 from .memory_format import MemoryFormat
 from .optimizer import Optimizer
+from .optimizer_step import OptimizerStep
 from .precision import Kind, Precision
 
 __all__ = ["TECHNIQUES", "Device", "Effect", "Exactness", "Facts", "LoaderSpec", "Settings", "Stage", "Technique"]
@@ -35,6 +36,7 @@ class Settings(BaseModel):
     memory_format: MemoryFormat = MemoryFormat()
     data_loading: DataLoading = DataLoading()
     optimizer: Optimizer = Optimizer()
+    optimizer_step: OptimizerStep = OptimizerStep()
     allocator: Allocator = Allocator()
 
     def techniques(self) -> Iterator[Technique]:
