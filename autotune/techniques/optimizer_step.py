@@ -65,7 +65,7 @@ class OptimizerStep(Technique):
         if self.kind == "after_backward":
             return None
         if settings.batch is not None and settings.batch.accumulate > 1:
-            return "in_backward frees each gradient in its backward pass, and accumulation adds them up over several"
+            return "in_backward frees each gradient at once, and accumulation adds them up: use accumulate 1"
         if any(one.scales_loss for one in settings.techniques()):
             return "in_backward updates before the loss scaler has seen all gradients: use bf16"
         return None
