@@ -14,12 +14,28 @@ _HOMES = {
     "Task": "task",
     "Training": "training",
     "apply": "apply_plan",
+    "apply_to_loader": "apply_pieces",
+    "apply_to_model": "apply_pieces",
+    "apply_to_optimizer": "apply_pieces",
     "load_plan": "plan",
     "load_task": "task",
 }
-__all__ = ["Plan", "StepResult", "Task", "Training", "__version__", "apply", "load_plan", "load_task"]
+__all__ = [
+    "Plan",
+    "StepResult",
+    "Task",
+    "Training",
+    "__version__",
+    "apply",
+    "apply_to_loader",
+    "apply_to_model",
+    "apply_to_optimizer",
+    "load_plan",
+    "load_task",
+]
 
 if TYPE_CHECKING:
+    from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
     from .apply_plan import apply
     from .plan import Plan, load_plan
     from .task import Task, load_task

@@ -1,4 +1,4 @@
-"""``apply(plan, task) -> Training``: the only apply path, and the only place where techniques are put in order."""
+"""``apply(plan, task) -> Training``: the only apply path."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
 
+from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
 from .errors import PlanError, TaskError
 from .fingerprint import fingerprint, identify
 from .loader import Loader
@@ -22,11 +23,10 @@ from .task import SIGNATURES, Task
 from .techniques import LoaderSpec
 from .techniques._base import Run
 from .techniques.batch import Batch
-from .techniques.checkpointing import Checkpointing, find_blocks
 from .techniques.facts import difference
 from .training import Training
 
-__all__ = ["apply", "build_loader", "build_model", "loader_spec", "reference_batch"]
+__all__ = ["apply", "build_loader", "build_model", "reference_batch"]
 
 _ASSUMED_BATCH = 32
 
@@ -61,29 +61,23 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     _refuse_ranks()
     device = _device(plan)
     settings = plan.settings.in_force(task.precision)
+    in_force = plan.model_copy(update={"settings": settings})
     seed = seed if seed is not None else plan.search.seed if plan.search else 0
     seed_everything(seed)
     model = build_model(task)
     dataset = task.build_dataset()
     _check_task(plan, task, model, dataset)
+    batch = settings.batch or reference_batch(task, dataset)
+    if (reason := settings.model_copy(update={"batch": batch}).conflict()) is not None:
+        raise PlanError(f"settings: {reason}.")
     _warn_of_environment(plan)
 
-    # pruning -> layers -> checkpointing -> memory format and device -> compile -> optimizer
-    blocks = find_blocks(model, task.blocks)
-    Checkpointing().on_model(model, blocks)  # an earlier plan's stands over the layers: it goes first
-    settings.layers.on_model(model, blocks, _run_on_two_samples(task, dataset))
-    settings.checkpointing.on_model(model, blocks)
-    model = model.to(device)
-    settings.memory_format.on_model(model, blocks)
-    settings.precision.on_model(model, blocks)
-    optimizer = task.make_optimizer(model)
-    settings.optimizer.on_optimizer(optimizer)
-
-    batch = settings.batch or reference_batch(task, dataset)
+    run = _run_on_two_samples(task, dataset)
+    model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
+    optimizer = apply_to_optimizer(in_force, task.make_optimizer(model), max_grad_norm=task.max_grad_norm)
     _warn_of_batch(task, dataset, batch, stated=settings.batch is not None and not in_pieces)
-    spec = loader_spec(task, dataset, device)
-    loader = build_loader(task, settings.data_loading.on_loader(spec), batch, seed)
-    return Training(model, optimizer, loader, task, settings)
+    spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
+    return Training(model, optimizer, build_loader(task, spec, batch, seed), task, settings)
 
 
 def _run_on_two_samples(task: Task, dataset: Any) -> Run | None:
@@ -112,11 +106,6 @@ def build_model(task: Task) -> nn.Module:
             f"Wanted: {SIGNATURES['build_model']}."
         )
     return model
-
-
-def loader_spec(task: Task, dataset: Any, device: torch.device) -> LoaderSpec:
-    """What the user's own DataLoader is built from."""
-    return LoaderSpec(dataset, task.collate, dict(task.loader_options), device, user_dataset=dataset)
 
 
 def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0) -> Loader:

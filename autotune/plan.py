@@ -213,6 +213,13 @@ class Plan(_Section):
             raise ValueError(OPEN)
         return settings
 
+    @field_validator("settings")
+    @classmethod
+    def _check_go_together(cls, settings: Settings) -> Settings:
+        if (reason := settings.conflict()) is not None:
+            raise ValueError(reason)
+        return settings
+
     def to_yaml(self) -> str:
         """The file's text; :meth:`from_yaml` reads it back to an equal plan."""
         data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"settings", "gain"})

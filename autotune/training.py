@@ -63,7 +63,8 @@ class Training:
         self.loader = loader
         self.settings = settings
         self.device = loader.device
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=settings.precision.scales_loss)
+        scales = any(technique.scales_loss for technique in settings.techniques())
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scales)
         self._task, self._compute_loss = task, task.compute_loss
         self._weight: float | torch.Tensor = 0.0
         self._expected: float | torch.Tensor = 0.0

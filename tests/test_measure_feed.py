@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.apply_plan import apply, build_loader, loader_spec
+from autotune.apply_plan import apply, build_loader
 from autotune.errors import TaskError
 from autotune.measure.feed import Feed, repeated
 from autotune.measure.steps import Steps
 from autotune.plan import Plan
 from autotune.task import Task
-from autotune.techniques import Settings
+from autotune.techniques import LoaderSpec, Settings
 from autotune.techniques.batch import Batch
 from autotune.testing.zoo import ZOO
 
@@ -30,7 +30,8 @@ class Stream(IterableDataset):
 
 def _feed(dataset, batch, **entries):
     task = Task(lambda: None, lambda: dataset, lambda model, batch: None, **entries)
-    return Feed(build_loader(task, loader_spec(task, dataset, CPU), batch))
+    spec = LoaderSpec(dataset, task.collate, dict(task.loader_options), CPU, user_dataset=dataset)
+    return Feed(build_loader(task, spec, batch))
 
 
 def _numbers(length):

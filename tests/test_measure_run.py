@@ -16,6 +16,7 @@ from autotune.measure.run import measure
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.precision import Precision
 from autotune.testing.zoo import BATCH_SIZE, ZOO
 
 pytestmark = pytest.mark.alone
@@ -182,6 +183,23 @@ def test_a_loss_scaler_that_still_skips_is_said_with_the_time_that_would_do():
     assert [said.partition(";")[0] for said in found.warnings] == [
         "the loss scaler still skipped steps while it was timed"
     ]
+
+
+def test_a_technique_has_the_steps_that_it_asks_for_before_anything_is_timed(monkeypatch):
+    """However little time there is for warming up; the loss is computed once a step, and each timed one is counted."""
+    counts = {}
+    for asked in (0, 40):
+        monkeypatch.setattr(Precision, "warm_up_steps", lambda self, asked=asked: asked)
+        calls = []
+
+        def compute_loss(model, batch, calls=calls):
+            calls.append(0)
+            return ZOO["mlp"].compute_loss(model, batch)
+
+        task = dataclasses.replace(ZOO["mlp"], compute_loss=compute_loss)
+        found = _measure(task, trial_time_s=1e-3, parity_batch=None)
+        counts[asked] = len(calls) - found.num_steps
+    assert counts[40] >= 40 > counts[0]
 
 
 @pytest.mark.gpu

@@ -284,7 +284,7 @@ def test_a_tensor_that_is_given_as_several_is_one_when_it_is_computed_again():
         return torch.autograd.grad(loss, x)[0]
 
     recomputed = gradient()
-    Checkpointing().on_model(model, [model["attend"]])
+    Checkpointing().undo(model)
     assert torch.equal(recomputed, gradient())
 
 
@@ -361,7 +361,7 @@ def test_a_second_plan_replaces_the_first():
         training = autotune.apply(plan, model=model, dataset=dataset, loss=ZOO["mlp"].compute_loss, batch_size=8)
     calls = forwards_per_module(training)
     assert [calls[f"blocks.{index}.linear"] for index in range(4)] == [2, 1, 2, 1]
-    Checkpointing().on_model(model, find_blocks(model))
+    Checkpointing().undo(model)
     assert "forward" not in vars(model.blocks[0])
 
 

@@ -93,7 +93,8 @@ def _largest(prediction: Predictor, limit_bytes: int, most: int, takes: Callable
     gradients come on top."""
 
     def does(micro: int) -> bool:
-        fit = prediction.fit_or_none(micro) if prediction.may_fit(micro, limit_bytes) else None
+        may_fit = prediction.goes(micro) and prediction.may_fit(micro, limit_bytes)
+        fit = prediction.fit_or_none(micro) if may_fit else None
         return fit is not None and takes(fit) <= limit_bytes
 
     whole = prediction.whole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.nn.attention import SDPBackend
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode, has_torch_function_unary
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -70,16 +71,38 @@ def answers(
     Args:
         target: whose kernels are thought of.
         fakes: the mode that the tensors are of.
-        is_optimizer: whether it is the optimizer's.
+        is_optimizer: whether it is the optimizer's; one that steps within backward is noticed.
         sees: is shown each operation.
     """
     with ExitStack() as stack:
         stack.enter_context(known_values())
-        stack.enter_context(_Answers(target, fakes, is_optimizer, sees))
+        steps = stack.enter_context(_Steps(is_optimizer))
+        stack.enter_context(_Answers(target, fakes, steps, sees))
         if target == "cuda":
             stack.enter_context(_Functions())
             stack.enter_context(_dropout_in_backward())
         return stack.pop_all()
+
+
+class _Steps:
+    """Whether an optimizer steps: in its own part of a step, or within backward."""
+
+    def __init__(self, is_running: bool) -> None:
+        self.is_running = self._is_always = is_running
+
+    def __enter__(self) -> Self:
+        self._hooks = (
+            register_optimizer_step_pre_hook(lambda *_: self._set(True)),
+            register_optimizer_step_post_hook(lambda *_: self._set(self._is_always)),
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _set(self, is_running: bool) -> None:
+        self.is_running = is_running
 
 
 class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -90,11 +113,11 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     one besides torch's, which it hands operations to by itself.
     """
 
-    def __init__(self, target: Target, fakes: FakeTensorMode, is_optimizer: bool, sees: Sees | None) -> None:
+    def __init__(self, target: Target, fakes: FakeTensorMode, steps: _Steps, sees: Sees | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._target = target
         self._fakes = fakes
-        self._is_optimizer = is_optimizer
+        self._steps = steps
         self._sees = sees
         self._accumulation = Accumulation()
 
@@ -114,7 +137,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
     def _answer(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if func is _ITEM and self._is_optimizer:
+        if func is _ITEM and self._steps.is_running:
             dtype = args[0].dtype
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
         if func is _ATTENTION:

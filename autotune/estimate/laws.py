@@ -23,7 +23,7 @@ from ..nested import tensors_in
 from ..plan import Plan
 from ..randomness import seed_everything, undisturbed
 from ..task import Task
-from ..techniques import Settings
+from ..techniques import Effect, Settings
 from ..unfilled import unfilled
 from .answers import Target
 from .law import MemoryLaw, memory_law
@@ -33,8 +33,8 @@ from .threads import num_threads
 
 __all__ = ["Laws"]
 
-_WITHOUT_TRACE = ("batch", "allocator", "data_loading")
-"""Techniques that no trace depends on."""
+_WITHOUT_TRACE: tuple[Effect, ...] = ("samples", "process", "loader")
+"""What no trace depends on."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = re.compile(rf"{re.escape(sysconfig.get_path('stdlib'))}/|/(site|dist)-packages/")
 """Where source files are not the user's."""
@@ -90,8 +90,7 @@ class Laws:
         return restored
 
     def _path(self, settings: Settings, accumulates: bool) -> Path:
-        stock = {name: getattr(Settings(), name) for name in _WITHOUT_TRACE}
-        combination = settings.model_copy(update=stock).canonical()
+        combination = settings.stock(*_WITHOUT_TRACE).canonical()
         said = [self._task.source, combination, accumulates, self._largest_of, self._target]
         return FOLDER / "laws" / f"{_hash(json.dumps(said))[:32]}.json.gz"
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ..measure.device import available_host_bytes
 from ..task import Task
-from ..techniques import Settings
+from ..techniques import TECHNIQUES, Effect, Settings
 from ..techniques.checkpointing import Checkpointing
 from .baseline import resident_bytes
 from .block_choice import Places
@@ -24,9 +24,9 @@ from .segments import base_bytes
 
 __all__ = ["Predicted", "predict"]
 
-_WITHOUT_LAW = ("batch", "optimizer", "allocator", "data_loading")
-"""Techniques that one law serves, whatever they are: the batch is the law's variable, the optimizer's implementation
-matters for a moment at the end of a step, an allocator in what it adds, and loader workers come on top."""
+_WITHOUT_LAW: tuple[Effect, ...] = ("samples", "update", "process", "loader")
+"""What one law serves, whatever it is: samples are the law's variable, the optimizer's implementation matters for a
+moment at the end of a step, an allocator in what it adds, and loader workers come on top."""
 
 _COPIES = 2
 """Of the model that a process holds at a time, at most: it is built, and applied to."""
@@ -34,9 +34,6 @@ _COPIES = 2
 _MOST_KEPT = 4
 """Predictors of a combination, since each holds its traces, and the task's model where it was probed: of no blocks, of
 all, and of the last choices."""
-
-_BRINGS_CODE = ("precision", "layers", "checkpointing")
-"""Techniques whose kernels and modules take memory of their own."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +83,9 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
 def _by_combination(every: Iterable[Settings]) -> dict[Settings, list[Settings]]:
     """Configurations by what they have in common beside their batch and checkpointing, the fewest changes first."""
     found: dict[Settings, list[Settings]] = {}
-    names = (*_WITHOUT_LAW, "checkpointing")
-    stock = {name: Settings.model_fields[name].get_default(call_default_factory=True) for name in names}
     for settings in every:
-        found.setdefault(settings.model_copy(update=stock), []).append(settings)
+        stock = settings.stock(*_WITHOUT_LAW).model_copy(update={"checkpointing": Checkpointing()})
+        found.setdefault(stock, []).append(settings)
     return dict(sorted(found.items(), key=lambda row: len(row[0].model_dump(exclude_defaults=True))))
 
 
@@ -112,7 +108,7 @@ class _Bases:
             return
         settings = Settings()
         self._stock = known = resident_bytes(settings.in_force(task.precision))
-        for name in _BRINGS_CODE:
+        for name in (name for name, technique in TECHNIQUES.items() if "code" in technique.affects):
             changed = next(
                 (one for each in options.settings if (one := getattr(each, name)) != getattr(settings, name)), None
             )

@@ -11,6 +11,7 @@ from ..plan import Budget, Plan
 from ..task import Task
 from ..techniques import Settings
 from ..techniques.allocator import Allocator
+from ..techniques.batch import Batch
 from . import segments
 from .baseline import process_interval, resident_bytes, workers_bytes
 from .estimated import EstimateOptions, Fit, Interval
@@ -114,9 +115,15 @@ class Predictor:
         except Untraceable:
             return False
 
+    def goes(self, micro: int) -> bool:
+        """Whether the settings go with a step cut so."""
+        batch = Batch(micro=micro, accumulate=self._passes(micro))
+        settings = self._plan.settings.in_force(self._task.precision)
+        return settings.model_copy(update={"batch": batch}).conflict() is None
+
     def smallest(self) -> Fit:
         """The smallest micro-batch that there is."""
-        return self.fit_or_none(1) or self.fit(2)
+        return (self.fit_or_none(1) or self.fit(2)) if self.goes(1) else self.fit(self.whole)
 
     def _find(self, accumulates: bool, micro: int) -> Found:
         try:

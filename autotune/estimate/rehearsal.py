@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.data import IterableDataset, default_collate
 
+from ..apply_pieces import apply_to_optimizer
 from ..apply_plan import apply, build_loader
 from ..measure.allocations import Phase, Trace
 from ..measure.feed import largest, repeated
@@ -80,7 +81,11 @@ class Rehearsal:
         self._spec, self._settings = real.loader.spec, real.settings
         self._sample = largest_sample(self._spec.dataset, largest_of)
         self._given: set[Tensor] | None = None
+        self._optimizer: torch.optim.Optimizer
         self._open(real)
+        plan = Plan(settings=real.settings)  # what hangs on a parameter is not copied with it
+        self._optimizer = apply_to_optimizer(plan, self._optimizer, max_grad_norm=task.max_grad_norm)
+        self._reached = _reached_by(self._optimizer)
         if target == "cuda":
             choose_as_on_cuda(self._optimizer)
 
@@ -118,7 +123,7 @@ class Rehearsal:
                 work = WorkCounter()
                 model, optimizer, device = training.model, training.optimizer, training.device
                 tracer = _Tracer(model, optimizer, device, True, scratch, work, self._shows())
-                tracer.num_expected, tracer.given = num_forward, self._given
+                tracer.num_expected, tracer.given, tracer.reached = num_forward, self._given, self._reached
                 self._step(training, tracer, batch)
                 if not tracer.idle:
                     break
@@ -168,6 +173,7 @@ class Rehearsal:
 
     def _step(self, training: Training, watch: Tracer, batch: Any) -> None:
         """Run an optimizer step."""
+        self._reached.clear()
         with self._guard():
             watched_step(training, self._task, repeated(training.loader, batch, self._copied), watch)
 
@@ -197,6 +203,8 @@ class _Tracer(Tracer):
     """Allocations of the first forward, as far as they are known."""
     given: Collection[Tensor] = ()
     """Parameters that have optimizer state."""
+    reached: Collection[int] = ()
+    """Ids of parameters that got a gradient."""
     idle: Sequence[Tensor] = ()
     """Those of them that got no gradient."""
 
@@ -208,7 +216,7 @@ class _Tracer(Tracer):
             if expected not in (None, self.num_forward):
                 raise Unlike
         if phase == "optimizer":
-            self.idle = [parameter for parameter in self.given if parameter.grad is None]
+            self.idle = [parameter for parameter in self.given if id(parameter) not in self.reached]
         with super().phase(phase, loss):
             yield
 
@@ -226,6 +234,14 @@ class _Scratch:
             return None
         self.kernels.append(kernel)
         return kernel.num_bytes()
+
+
+def _reached_by(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Ids of its parameters, which backward adds as it comes to them: their gradients may be gone once it has ended."""
+    reached: set[int] = set()
+    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+        parameter.register_post_accumulate_grad_hook(lambda parameter: reached.add(id(parameter)))
+    return reached
 
 
 def largest_sample(dataset: Any, largest_of: int) -> Any:

@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
-from ..apply_plan import build_loader, build_model, loader_spec, reference_batch
+from ..apply_plan import build_loader, build_model, reference_batch
 from ..errors import TaskError
 from ..fingerprint import identify
 from ..own_loader import OwnLoader
 from ..randomness import seed_everything
 from ..task import Task
-from ..techniques import Facts
+from ..techniques import Facts, LoaderSpec
 from ..techniques.allocator import installed_allocators
 from ..techniques.batch import refused_split
 from ..techniques.checkpointing import find_blocks
@@ -57,7 +57,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     model = model.to(device)
     batch = reference_batch(task, dataset, options.effective_batch)
     split = _split(task, model, data, device) if options.runs_model else Split(None, _NOT_RUN, 0.0)
-    spec = loader_spec(task, dataset, torch.device(device))
+    spec = LoaderSpec(dataset, task.collate, dict(task.loader_options), torch.device(device), user_dataset=dataset)
     streams = isinstance(dataset, IterableDataset)
     most_workers = 1 if streams and not task.shards_by_worker else num_processors()
     own = isinstance(dataset, OwnLoader)

@@ -93,17 +93,22 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
 
 
 def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> list[str]:
-    """Until the loader's head start is used up, the loss scaler has stopped skipping, and the peak is stable; or the
-    time is. A peak that still grows then is not worth a word: it is read once all has run."""
+    """Until every technique has had the steps that it asks for; and the loader's head start is used up, the loss scaler
+    has stopped skipping, and the peak is stable, or the time is. A peak that still grows then is not worth a word: it
+    is read once all has run."""
     options = steps.training.loader.options
     head_start = 2 * options["num_workers"] * (options["prefetch_factor"] or 0)
+    num_left = max(technique.warm_up_steps() for technique in steps.training.settings.techniques())
     peak_bytes, num_calm, began_s = charge.high_water_bytes(), 0, perf_counter()
     while True:
         skipped = steps.step().skipped
         steps.settle()
         leaks.note(steps.num_steps)
         before, peak_bytes = peak_bytes, charge.high_water_bytes()
+        num_left -= 1
         num_calm = num_calm + 1 if not skipped and peak_bytes <= before * _STABLE else 0
+        if num_left > 0:
+            continue
         if num_calm >= _CALM_STEPS and steps.feed.num_batches >= head_start:
             return []
         elapsed_s = perf_counter() - began_s

@@ -17,7 +17,7 @@ from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..workers.devices import visible_gpus
 from ..workers.environment import THREAD_VARIABLES
 from .tables import rows_table
-from .words import size, technique_words
+from .words import size
 
 __all__ = ["examine", "explain"]
 
@@ -88,7 +88,7 @@ def _skipped(device: Device) -> Iterator[dict[str, str]]:
         for setting in _kinds(technique):
             reason = setting.unavailable(facts)
             if reason is not None:
-                yield {"device": device.type, "technique": name, "setting": technique_words(setting), "reason": reason}
+                yield {"device": device.type, "technique": name, "setting": setting.describe(), "reason": reason}
 
 
 def _kinds(technique: type[Technique]) -> Iterator[Technique]:

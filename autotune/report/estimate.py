@@ -19,7 +19,7 @@ from ..units import format_bytes
 from .lines import facts_words
 from .profile import KINDS
 from .tables import rows_table
-from .words import count, outcome_words, settings_words, size, technique_words
+from .words import count, outcome_words, settings_words, size
 
 __all__ = ["WIDTH", "as_json", "explain", "line"]
 
@@ -172,7 +172,7 @@ def _helps(found: Estimation) -> Iterator[tuple[str, str]]:
     base = found.base.estimate
     blocks = base.blocks if base is not None else None
     if blocks and base is not None:
-        chosen = technique_words(Checkpointing.of(blocks, found.facts.num_blocks), found.facts)
+        chosen = Checkpointing.of(blocks, found.facts.num_blocks).describe(found.facts)
         yield chosen, f"the least for the job's own batch of {base.reference.micro:,}"
     if not helps and not blocks:
         yield "", "nothing: the job as it stands takes as large a micro-batch as any technique alone"

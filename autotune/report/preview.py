@@ -13,7 +13,7 @@ from ..search.preview import Preview
 from ..techniques import Technique
 from .lines import facts_words
 from .tables import rows_table
-from .words import count, roughly, technique_words
+from .words import count, roughly
 
 __all__ = ["as_json", "explain"]
 
@@ -33,6 +33,7 @@ def as_json(found: Preview) -> dict[str, Any]:
             {"technique": row.technique, "setting": row.setting.model_dump(mode="json"), "reason": row.reason}
             for row in found.unavailable
         ],
+        "conflicts": dict(found.conflicts),
         "facts": found.facts.model_dump(mode="json"),
     }
 
@@ -41,7 +42,8 @@ def explain(found: Preview, options: SearchOptions) -> RenderableType:
     """The same for people."""
     within = "" if (budget := budget_words(asked(options))) == "none" else f" within {budget}"
     size = count(found.num_configurations, "configuration")
-    missing = [(row.technique, f"{technique_words(row.setting)}: {row.reason}") for row in found.unavailable]
+    missing = [(row.technique, f"{row.setting.describe()}: {row.reason}") for row in found.unavailable]
+    missing += [(count(number, "combination"), reason) for reason, number in found.conflicts.items()]
     parts: list[RenderableType] = [
         Text(f"{options.task}{within}: {size}", style="bold"),
         Text("\nTask", style="bold"),
@@ -69,7 +71,6 @@ def _time(found: Preview) -> str:
 
 def _choices(choices: tuple[Technique, ...], found: Preview) -> str:
     words = (
-        technique_words(choice, found.facts) if choice.model_dump(exclude_defaults=True) else "as it is"
-        for choice in choices
+        choice.describe(found.facts) if choice.model_dump(exclude_defaults=True) else "as it is" for choice in choices
     )
     return " | ".join(words)

@@ -18,7 +18,7 @@ from .fitting import FittingTable
 from .folding import Line, lines
 from .lines import facts_words
 from .tables import rows_table
-from .words import outcome_words, printable, settings_words, size, technique_words
+from .words import outcome_words, printable, settings_words, size
 
 __all__ = [
     "KINDS",
@@ -65,7 +65,7 @@ def line(event: Facts | Settings | Change, facts: Facts | None = None) -> str:
         case Settings():
             return f"profiles: {settings_words(event, facts)}"
         case Change(technique=technique):
-            return f"with {technique_words(technique, facts)}: {_outcome(event)}"
+            return f"with {technique.describe(facts)}: {_outcome(event)}"
 
 
 def as_json(found: Profiling) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def columns(found: Profiling) -> tuple[str, ...]:
 def cells(row: Line, found: Profiling) -> tuple[str, ...]:
     """One line of the table, in the order of :func:`columns`."""
     best = _best_change(found, row)
-    freed = f"{size(best[1])} by {technique_words(best[0].technique, found.facts)}" if best else ""
+    freed = f"{size(best[1])} by {best[0].technique.describe(found.facts)}" if best else ""
     parameters, kept, at_peak = (row.sum(name) for name in ("num_parameters", "kept_bytes", "peak_bytes"))
     found_cells = (
         "  " * row.depth + printable(row.label),
@@ -166,11 +166,11 @@ def changes(found: Profiling) -> Iterator[tuple[str, str]]:
     order = sorted(found.changes, key=lambda one: one.profile.peak.num_bytes if one.profile else math.inf)
     for one in order:
         if one not in without:
-            yield technique_words(one.technique, found.facts), _outcome(one, found.base)
+            yield one.technique.describe(found.facts), _outcome(one, found.base)
     if without:
-        yield "no change by", ", ".join(technique_words(one.technique, found.facts) for one in without)
+        yield "no change by", ", ".join(one.technique.describe(found.facts) for one in without)
     if found.not_measured:
-        left_out = ", ".join(technique_words(one, found.facts) for one in found.not_measured)
+        left_out = ", ".join(one.describe(found.facts) for one in found.not_measured)
         yield "not measured", f"{left_out}: interrupted"
 
 

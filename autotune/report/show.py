@@ -19,7 +19,7 @@ from ..plan import Budget, Evidence, Plan, Speed
 from ..search.budget import budget_words
 from ..units import format_duration
 from .tables import rows_table
-from .words import count, purpose, rate, settings_words, size, technique_words, times
+from .words import count, rate, settings_words, size, times
 
 __all__ = ["as_json", "explain", "peak_words", "speed_words", "summary"]
 
@@ -75,7 +75,7 @@ def _headline(plan: Plan, path: Path) -> str:
 
 def _settings(plan: Plan) -> RenderableType:
     rows = [
-        (technique.name, Text(technique_words(technique)).append(f"\n{purpose(technique)}", style="dim"))
+        (technique.name, Text(technique.describe()).append(f"\n{technique.purpose()}", style="dim"))
         for technique in plan.settings.techniques()
         if technique.model_dump(exclude_defaults=True)
     ]

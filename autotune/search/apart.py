@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from ..measure import Measurement
-from ..techniques import Facts, Settings, Technique
-from ..techniques.data_loading import DataLoading
+from ..techniques import TECHNIQUES, Effect, Facts, Settings, Technique
 from ..workers import Measured
 from .beliefs import GAIN
 from .candidates import ConfigurationSpace
@@ -20,11 +19,11 @@ from .study import Study, Tried
 
 __all__ = ["Apart"]
 
-_SHARES: Mapping[str, Callable[[Measurement], float]] = {
-    "data_loading": lambda measurement: measurement.loader_wait,
-    "optimizer": lambda measurement: measurement.optimizer_share,
+_SHARES: Mapping[Effect, Callable[[Measurement], float]] = {
+    "loader": lambda measurement: measurement.loader_wait,
+    "update": lambda measurement: measurement.optimizer_share,
 }
-"""Of each such technique, the share of a training's time that it can take away at most."""
+"""Of techniques that affect nothing else, the share of a training's time that they can take away at most."""
 _STARVED = 0.1
 """Share of the reference's time spent waiting for data, from which on nothing else would show."""
 
@@ -40,17 +39,21 @@ class Apart:
             facts: how fast the loader is by itself.
         """
         self._study, self._facts = study, facts
-        self._choices = {name: space.choices[name] for name in _SHARES if name in space.choices}
+        apart = {name for name, technique in TECHNIQUES.items() if technique.affects <= _SHARES.keys()}
+        self._choices = {name: row for name, row in space.choices.items() if name in apart}
 
     def base(self, reference: Settings) -> dict[str, Technique]:
         """What they are while everything else is searched: as the reference has them, but for a loader that keeps it
         waiting, in whose place is the one that is fastest by itself and leaves it room."""
         found = {name: self._own(name, reference) for name in self._choices}
-        for row in self._study.tried:
-            if row.number == 0 and isinstance(row.outcome, Measured) and _share("data_loading", row) >= _STARVED:
-                room = max(self._study.record.usable_bytes - row.outcome.measurement.peak.process, 0)
-                fitting = [one for one in self._loaders() if one.cached_bytes(self._facts) <= room]
-                found |= {"data_loading": max(fitting, key=self._rate)} if fitting else {}
+        first = next((row for row in self._study.tried if row.number == 0), None)
+        if first is None or not isinstance(first.outcome, Measured):
+            return found
+        room = max(self._study.record.usable_bytes - first.outcome.measurement.peak.process, 0)
+        for name in self._choices:
+            fitting = [one for one in self._fastest(name) if one.cached_bytes(self._facts) <= room]
+            if fitting and _share(name, first) >= _STARVED:
+                found[name] = fitting[0]
         return found
 
     def unconfirmed(self) -> Iterator[Settings]:
@@ -62,26 +65,23 @@ class Apart:
         same = [row.settings for row in self._study.tried if self._rest(row.settings) == self._rest(best.settings)]
         for name, choices in self._choices.items():
             tried = [getattr(settings, name) for settings in same]
-            worthwhile = self._fastest_loaders() if name == "data_loading" else choices
+            worthwhile = self._fastest_of_either(name) or choices
             if self._may_gain(name, best):
                 yield from (best.settings.model_copy(update={name: one}) for one in worthwhile if one not in tried)
 
     def _may_gain(self, name: str, best: Tried) -> bool:
-        takes_processors = (
-            name == "data_loading"
-            and self._facts.device.type == "cpu"
-            and self._num_workers(best.settings.data_loading) > 0
-        )
-        return takes_processors or _share(name, best) >= math.expm1(GAIN)
+        return getattr(best.settings, name).takes_processors(self._facts) or _share(name, best) >= math.expm1(GAIN)
 
-    def _loaders(self) -> list[DataLoading]:
-        return [one for one in self._choices.get("data_loading", ()) if isinstance(one, DataLoading)]
+    def _fastest(self, name: str) -> list[Technique]:
+        """The choices whose own speed is known, the fastest first."""
+        rated = [(rate, one) for one in self._choices[name] if (rate := one.samples_per_s(self._facts)) is not None]
+        return [one for _, one in sorted(rated, key=lambda row: -row[0])]
 
-    def _fastest_loaders(self) -> list[DataLoading]:
+    def _fastest_of_either(self, name: str) -> list[Technique]:
         """A cached epoch, and what loads samples anew: the fastest of either."""
-        found: dict[bool, DataLoading] = {}
-        for loader in sorted(self._loaders(), key=self._rate, reverse=True):
-            found.setdefault(loader.cache != "none", loader)
+        found: dict[bool, Technique] = {}
+        for one in self._fastest(name):
+            found.setdefault(one.samples_per_s(self._facts) == math.inf, one)
         return list(found.values())
 
     def _rest(self, settings: Settings) -> Settings:
@@ -91,16 +91,8 @@ class Apart:
         own, choices = getattr(reference, name), self._choices[name]
         return own if own in choices else choices[0]
 
-    def _rate(self, loader: DataLoading) -> float:
-        """Samples per second of the loader alone; an epoch in memory is the fastest."""
-        if loader.cache != "none":
-            return math.inf
-        return self._facts.loader_samples_per_s.get(self._num_workers(loader), 0.0)
-
-    def _num_workers(self, loader: DataLoading) -> int:
-        own = self._facts.loader_options.get("num_workers", 0)
-        return own if loader.num_workers is None else loader.num_workers
-
 
 def _share(name: str, tried: Tried) -> float:
-    return _SHARES[name](tried.outcome.measurement) if isinstance(tried.outcome, Measured) else 0.0
+    if not isinstance(tried.outcome, Measured):
+        return 0.0
+    return sum(_SHARES[effect](tried.outcome.measurement) for effect in TECHNIQUES[name].affects)

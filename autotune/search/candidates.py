@@ -9,8 +9,10 @@ import itertools
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import optuna
@@ -20,6 +22,7 @@ from ..estimate import Prediction
 from ..techniques import Settings, Technique
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
+from ..techniques.precision import Kind
 from .configurations import Configuration, Configurations
 from .expected_gain import ExpectedGainSampler
 from .options import SamplerName
@@ -48,6 +51,7 @@ class ConfigurationSpace:
         reference: Settings,
         num_blocks: int = 0,
         predict: Predict = lambda settings: None,
+        precision: Kind | None = None,
     ) -> None:
         """
         Args:
@@ -55,9 +59,10 @@ class ConfigurationSpace:
             reference: the job as it stands.
             num_blocks: of the model, for the choice of which to recompute.
             predict: what is known of each configuration, such as that choice where it was left open.
+            precision: what the task states.
         """
         self.choices = dict(choices)
-        self._reference, self._num_blocks, self._predict = reference, num_blocks, predict
+        self._reference, self._num_blocks, self._predict, self._precision = reference, num_blocks, predict, precision
         recomputed = [choice for choice in choices.get("checkpointing", ()) if isinstance(choice, Checkpointing)]
         self._open = [choice for choice in recomputed if choice.is_open]
         self._concrete = [choice for choice in recomputed if not choice.is_open]
@@ -70,13 +75,13 @@ class ConfigurationSpace:
 
     def foretold(self, predict: Predict) -> ConfigurationSpace:
         """The same with what is known of each configuration."""
-        return ConfigurationSpace(self.choices, self._reference, self._num_blocks, predict)
+        return ConfigurationSpace(self.choices, self._reference, self._num_blocks, predict, self._precision)
 
     def narrowed(self, fixed: Mapping[str, Technique]) -> ConfigurationSpace:
         """The same with one choice alone of some techniques; Optuna sees it among all."""
         assert not any(choice.ordered for choice in fixed.values()), "Optuna sees their place in the whole row"
         choices = {**self.choices, **{name: (choice,) for name, choice in fixed.items()}}
-        narrowed = ConfigurationSpace(choices, self._reference, self._num_blocks, self._predict)
+        narrowed = ConfigurationSpace(choices, self._reference, self._num_blocks, self._predict, self._precision)
         narrowed.distributions = self.distributions
         return narrowed
 
@@ -87,8 +92,21 @@ class ConfigurationSpace:
 
     @property
     def num_configurations(self) -> int:
-        """Settings that may be measured, the reference included; at most, where anything is open."""
-        return math.prod(map(len, self.choices.values())) + (self.params(self._reference) is None)
+        """Settings that may be measured, the reference included; at most, where anything is open or they are many."""
+        return self._size - self.conflicts.total() + (self.params(self._reference) is None)
+
+    @property
+    def _size(self) -> int:
+        return math.prod(map(len, self.choices.values()))
+
+    @cached_property
+    def conflicts(self) -> Counter[str]:
+        """Why configurations are left out, and how many, of at most :data:`_MOST` that are looked at."""
+        return Counter(filter(None, map(self.conflict, itertools.islice(self._combined("conflicts"), _MOST))))
+
+    def conflict(self, settings: Settings) -> str | None:
+        """Why a configuration cannot be had, in words."""
+        return settings.in_force(self._precision).conflict()
 
     def settings(self, params: Mapping[str, Any]) -> Settings:
         """The settings that Optuna's ``params`` stand for; what is not a parameter stays as the reference has it, and
@@ -164,7 +182,10 @@ class ConfigurationSpace:
         return words.checkpointing.is_open and self.decided(words).checkpointing in self._concrete
 
     def _shuffled(self, seed: str) -> Iterator[Settings]:
-        size = math.prod(map(len, self.choices.values()))
+        return (settings for settings in self._combined(seed) if self.conflict(settings) is None)
+
+    def _combined(self, seed: str) -> Iterator[Settings]:
+        size = self._size
         rng = random.Random(seed)
         start, stride = rng.randrange(size), rng.randrange(1, size + 1)
         while math.gcd(stride, size) != 1:  # a stride prime to the size visits every index once
@@ -312,7 +333,7 @@ class Candidates:
 
     def _is_new(self, settings: Settings) -> bool:
         known = settings.canonical() in self._in_flight or self._measured(settings) or self._witness(settings)
-        return not known
+        return not known and self._space.conflict(settings) is None
 
     def _measured(self, settings: Settings) -> Tried | None:
         return self._study.by_settings.get(settings.canonical())

@@ -122,8 +122,12 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     for row in space.unavailable(session.facts):
         session.warn(f"--space: {row.technique} {row.setting.model_dump_json(exclude_defaults=True)}: {row.reason}.")
     reference = reference_settings(session.facts)
-    configurations = ConfigurationSpace(space.choices(session.facts), reference, session.facts.num_blocks)
+    configurations = ConfigurationSpace(
+        space.choices(session.facts), reference, session.facts.num_blocks, precision=session.facts.precision
+    )
     size = configurations.num_configurations
+    for reason, number in configurations.conflicts.items():
+        session.warn(f"--space: {number:,} combination{'' if number == 1 else 's'} left out: {reason}.")
     num_trials = min(session.options.trials, size)
     session.observe(SearchStarted(session.study.name, size, num_trials, tuple(_earlier(session))))
     candidates = Candidates(session.study, configurations, reference)

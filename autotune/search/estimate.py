@@ -12,15 +12,14 @@ from typing import Literal
 from ..errors import NothingFits, StudyError, TaskError
 from ..estimate import Calibration, Estimate, EstimateOptions, Interval, PredictOptions
 from ..search_spaces import load_space
-from ..techniques import Device, Facts, Settings, Technique
-from ..techniques.checkpointing import Checkpointing
+from ..techniques import TECHNIQUES, Device, Facts, Settings, Technique
+from ..techniques.batch import Batch
 from ..units import ceil_mib, format_bytes
 from ..workers import Estimated, Executor, Failed, Outcome, Predicted, PredictRequest
 from ..workers.environment import own_thread_variables
 from ..workers.traces import first_line
 from .calibration import learn_calibration
 from .finished import Finished, finished
-from .foresight import as_laws_see
 from .inquiry import LARGEST_OF, failure, inspect
 from .options import SearchOptions
 from .pace import Pace
@@ -29,8 +28,6 @@ from .storage_url import masked
 
 __all__ = ["Combination", "Estimation", "WhatToEstimate", "estimate"]
 
-_CHANGE_MEMORY = ("precision", "layers", "checkpointing")
-"""Techniques that are combined: the others move a peak little, or not at all."""
 _MOST_MICRO = 2**16
 _MOST_CALIBRATING_S = 60.0
 """Seconds after which no further law is traced for trials; those of a search are kept."""
@@ -152,7 +149,7 @@ def estimate(what: WhatToEstimate, executor: Executor, observe: Callable[[Facts 
     found: list[Combination] = []
     choices = space.choices(facts)
     may_choose = any(choice.model_dump(exclude_defaults=True) for choice in choices.get("checkpointing", ()))
-    for settings in _combinations(choices):
+    for settings in _combinations(choices, facts):
         wanted = asked.model_copy(update={"settings": settings, "choose_blocks": may_choose and not found})
         request = _request(f"estimate-{len(found) + 1}", what, pace, wanted)
         one = Combination(settings, executor.ask(request))
@@ -187,25 +184,15 @@ def _options(what: WhatToEstimate, facts: Facts, limit_bytes: int) -> EstimateOp
     )
 
 
-def _combinations(choices: dict[str, tuple[Technique, ...]]) -> Iterator[Settings]:
-    """The job as it stands, then each technique alone, then together. Of checkpointing, none and all blocks: every
-    second lies between. Of precisions, those that change what a tensor takes, and fp16 where there is no bf16."""
-    rows: list[tuple[Technique, ...]] = []
-    for name in _CHANGE_MEMORY:
-        row = [Checkpointing(kind="blocks") if _is_open(one) else one for one in choices.get(name, ())]
-        stock = [one for one in row if not one.model_dump(exclude_defaults=True)]
-        kinds = {getattr(one, "kind", None) for one in row}
-        alike = {"tf32", "fp16"} if "bf16" in kinds else {"tf32"}
-        others = [one for one in row if one not in stock and getattr(one, "kind", None) not in alike]
-        rows.append((*stock, *(others[:1] if name == "checkpointing" else others)))
+def _combinations(choices: dict[str, tuple[Technique, ...]], facts: Facts) -> Iterator[Settings]:
+    """The job as it stands, then each technique alone, then together: of those that change a step's tensors, since the
+    others move a peak little, or not at all."""
+    techniques = (technique for technique in TECHNIQUES.values() if "tensors" in technique.affects)
+    rows = [technique.extremes(choices.get(technique.name, ())) for technique in techniques]
     together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*filter(None, rows)))
-    yield from sorted(
-        dict.fromkeys([Settings(), *together]), key=lambda one: len(one.model_dump(exclude_defaults=True))
-    )
-
-
-def _is_open(technique: Technique) -> bool:
-    return isinstance(technique, Checkpointing) and technique.is_open
+    own = {"batch": Batch.reference(facts)}
+    goes = (one for one in together if one.in_force(facts.precision).model_copy(update=own).conflict() is None)
+    yield from sorted(dict.fromkeys([Settings(), *goes]), key=lambda one: len(one.model_dump(exclude_defaults=True)))
 
 
 def _request(name: str, what: WhatToEstimate, pace: Pace, options: PredictOptions | EstimateOptions) -> PredictRequest:
@@ -237,7 +224,7 @@ def _calibration(what: WhatToEstimate, facts: Facts, executor: Executor, pace: P
     alone = [
         (seen, measurement.peak.process)
         for settings, measurement in study.measured
-        if not (seen := as_laws_see(settings, study.facts)).data_loading.num_workers
+        if not (seen := settings.as_predicted(study.facts)).data_loading.num_workers
         and settings.data_loading.cache == "none"  # an epoch that is kept in memory is no matter of the laws
     ]
     if not alone:

@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from ..estimate import Prediction
-from ..techniques import Facts, Settings
-from ..techniques.data_loading import DataLoading
+from ..techniques import Settings
 from ..workers import Predicted, PredictRequest
 from ..workers.traces import first_line
 from .candidates import ConfigurationSpace, Predict
@@ -16,7 +15,7 @@ from .inquiry import failure
 from .session import Session
 from .trades import buys_memory
 
-__all__ = ["as_laws_see", "foresee"]
+__all__ = ["foresee"]
 
 _EVIDENCE = "predicted"
 """The study's key for it begins so; what was asked follows."""
@@ -49,18 +48,6 @@ def _is_open(settings: Settings) -> bool:
     return settings.checkpointing.is_open
 
 
-def as_laws_see(settings: Settings, facts: Facts) -> Settings:
-    """Configurations that the laws do not tell apart are one: of data loading they know the number of workers, and how
-    the optimizer is implemented shows for a moment at the end of a step."""
-    num_workers = settings.data_loading.num_workers
-    if num_workers is None:
-        num_workers = facts.loader_options.get("num_workers", 0)
-    if facts.dataset_kind == "iterable" and not facts.shards_by_worker:
-        num_workers = min(num_workers, 1)  # more would read the same samples
-    update = {"data_loading": DataLoading(num_workers=num_workers or None), "optimizer": Settings().optimizer}
-    return settings.model_copy(update=update)
-
-
 class _Foresight:
     """What is known so far, and the time that is left to know more."""
 
@@ -75,7 +62,7 @@ class _Foresight:
     def predict(self, settings: Settings) -> Prediction | None:
         """What is known of a configuration, an epoch that it keeps in the device's memory included."""
         known = self.known.get(self.key(settings).canonical())
-        cached = settings.data_loading.cached_bytes(self._session.facts)
+        cached = settings.cached_bytes(self._session.facts)
         if known is None or not cached:
             return known
         high = None if known.high_bytes is None else known.high_bytes + cached
@@ -83,7 +70,7 @@ class _Foresight:
 
     def key(self, settings: Settings) -> Settings:
         """What is asked in its place."""
-        return as_laws_see(settings, self._session.facts)
+        return settings.as_predicted(self._session.facts)
 
     def ask(self, every: Sequence[Settings]) -> None:
         """Ask for predictions, or take those that the study has."""

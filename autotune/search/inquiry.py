@@ -184,6 +184,8 @@ def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:
     for technique in plan.settings.techniques():
         if (reason := technique.unavailable(facts)) is not None:
             raise PlanError(f"plan: settings.{technique.name}: cannot be had here: {reason}.")
+    if (reason := plan.settings.in_force(facts.precision).conflict()) is not None:
+        raise PlanError(f"plan: settings: {reason}.")
     return facts
 
 

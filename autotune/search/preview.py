@@ -28,6 +28,8 @@ class Preview:
     """What may be tried, by technique."""
     unavailable: tuple[Unavailable, ...]
     """What the space names and cannot be had."""
+    conflicts: Mapping[str, int]
+    """Why combinations of choices are left out, and how many."""
     num_configurations: int
     """Size of the space, the reference included."""
     num_trials: int
@@ -52,12 +54,14 @@ def preview(options: SearchOptions, executor: Executor) -> Preview:
     facts = found.facts
     check_possible(asked(options), facts)
     choices = space.choices(facts)
-    size = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks).num_configurations
+    configurations = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks, precision=facts.precision)
+    size = configurations.num_configurations
     num_trials = min(options.trials, size)
     return Preview(
         facts=facts,
         choices=choices,
         unavailable=space.unavailable(facts),
+        conflicts=configurations.conflicts,
         num_configurations=size,
         num_trials=num_trials,
         num_likely=likely_trials(num_trials, options.sampler),

@@ -165,8 +165,11 @@ def _base(outcome: Outcome, what: WhatToProfile) -> Profile:
 
 
 def _techniques(settings: Settings, facts: Facts) -> Iterator[Technique]:
-    """Each choice for this model and device that may change the tensors of a step, other than what is in force."""
+    """Each choice for this model and device that may change the tensors of a step, other than what is in force, and
+    that goes with the rest of that."""
     for name, technique in TECHNIQUES.items():
         for choice in technique.choices(facts) if technique.is_in_step() else ():
-            if choice != getattr(settings, name).or_default(facts) and choice.unavailable(facts) is None:
+            changed = settings.model_copy(update={name: choice}).in_force(facts.precision)
+            goes = choice.unavailable(facts) is None and changed.conflict() is None
+            if goes and choice != getattr(settings, name).or_default(facts):
                 yield choice

@@ -8,7 +8,7 @@ from typing import get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from ._base import Exactness, LoaderSpec, Technique
+from ._base import Effect, Exactness, LoaderSpec, Stage, Technique
 from .allocator import Allocator
 from .batch import Batch
 from .checkpointing import Checkpointing
@@ -18,9 +18,10 @@ from .facts import Device, Facts
 from .layers import Layers
 from .memory_format import MemoryFormat
 from .optimizer import Optimizer
+from .optimizer_step import OptimizerStep
 from .precision import Kind, Precision
 
-__all__ = ["TECHNIQUES", "Device", "Exactness", "Facts", "LoaderSpec", "Settings", "Technique"]
+__all__ = ["TECHNIQUES", "Device", "Effect", "Exactness", "Facts", "LoaderSpec", "Settings", "Stage", "Technique"]
 
 
 class Settings(BaseModel):
@@ -35,15 +36,39 @@ class Settings(BaseModel):
     memory_format: MemoryFormat = MemoryFormat()
     data_loading: DataLoading = DataLoading()
     optimizer: Optimizer = Optimizer()
+    optimizer_step: OptimizerStep = OptimizerStep()
     allocator: Allocator = Allocator()
 
     def techniques(self) -> Iterator[Technique]:
         """Every technique with its chosen setting, in field order; the batch only where it is set."""
         return (value for name in type(self).model_fields if (value := getattr(self, name)) is not None)
 
+    def at(self, stage: Stage) -> Iterator[Technique]:
+        """Those that come into force then."""
+        return (technique for technique in self.techniques() if technique.stage is stage)
+
+    def stock(self, *affecting: Effect) -> Settings:
+        """With the user's own setting of every technique that affects any of these, and nothing else."""
+        stock = Settings()
+        others = (name for name, one in TECHNIQUES.items() if one.affects <= {*affecting})
+        return self.model_copy(update={name: getattr(stock, name) for name in others})
+
+    def as_predicted(self, facts: Facts) -> Settings:
+        """As far as predictions of memory and work tell configurations apart."""
+        return self.model_copy(update={one.name: one.as_predicted(facts) for one in self.techniques()})
+
+    def cached_bytes(self, facts: Facts) -> int:
+        """What these keep on the device for as long as the process lives, beside the tensors of a step."""
+        return sum(one.cached_bytes(facts) for one in self.techniques())
+
     def in_force(self, precision: Kind | None) -> Settings:
         """What these come to in a task that states a precision of its own."""
         return self.model_copy(update={"precision": self.precision.in_force(precision)})
+
+    def conflict(self) -> str | None:
+        """The first two that do not go together, in words; None where all do."""
+        found = ((one.name, one.conflicts(self)) for one in self.techniques())
+        return next((f"{name}: {reason}" for name, reason in found if reason is not None), None)
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """The variables that these settings need before the process starts, for a trial as for a job.

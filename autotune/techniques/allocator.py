@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Technique
+from ._base import Effect, Stage, Technique
 from .facts import Facts
 from .preload import find_library
 
@@ -29,6 +30,13 @@ class Allocator(Technique):
     """The C allocator of the process, or the CUDA caching allocator's segments."""
 
     name: ClassVar[str] = "allocator"
+    stage: ClassVar[Stage] = Stage.PROCESS
+    affects: ClassVar[frozenset[Effect]] = frozenset({"process"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "tcmalloc": "Preloads tcmalloc for malloc: less memory, the same peak each time.",
+        "jemalloc": "Preloads jemalloc for malloc: less memory.",
+        "expandable_segments": "Lets the CUDA allocator grow its segments: less fragmentation.",
+    }
 
     kind: Literal["system", "tcmalloc", "jemalloc", "expandable_segments"] = "system"
     """``system`` is the C library's; ``tcmalloc`` and ``jemalloc`` are preloaded; ``expandable_segments`` is CUDA's."""

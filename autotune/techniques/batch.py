@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt, model_validator
 
-from ._base import Exactness, Technique
+from ._base import Effect, Exactness, Stage, Technique
 from .facts import Facts
 
 __all__ = ["Batch", "refused_split"]
@@ -27,6 +27,8 @@ class Batch(Technique):
     """Micro-batches of ``micro`` samples, ``accumulate`` of them to one optimizer step."""
 
     name: ClassVar[str] = "batch"
+    stage: ClassVar[Stage] = Stage.LOADER
+    affects: ClassVar[frozenset[Effect]] = frozenset({"samples"})
     ordered: ClassVar[bool] = True
 
     micro: PositiveInt = Field(strict=True)
@@ -46,6 +48,17 @@ class Batch(Technique):
                 f"Leave it out for {full}."
             )
         return self
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """``micro-batch 64 × 4``."""
+        if self.accumulate == 1:
+            return f"batch {self.micro}"
+        whole = f" (the last smaller, {self.effective} in all)" if self.effective else ""
+        return f"micro-batch {self.micro} × {self.accumulate}{whole}"
+
+    def purpose(self) -> str:
+        """What its two numbers are."""
+        return "Samples in one forward pass, and how many such passes make one optimizer step."
 
     @property
     def num_samples(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError, TaskError
-from ._base import Run, Technique
+from ._base import Effect, Run, Stage, Technique
 from .facts import Facts
 from .recomputed import Buffers, recomputed
 
@@ -37,7 +37,13 @@ class Checkpointing(Technique):
     """
 
     name: ClassVar[str] = "checkpointing"
+    stage: ClassVar[Stage] = Stage.CHECKPOINTING
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
+    purposes: ClassVar[Mapping[str, str]] = {
+        "blocks": "Keeps only these blocks' inputs and computes their inside again in backward.",
+        "chosen": "Keeps only these blocks' inputs and computes their inside again in backward.",
+    }
 
     kind: Literal["none", "blocks", "chosen"] = "none"
     """``none`` keeps everything, as stock; ``blocks`` recomputes every k-th block, ``chosen`` those in ``blocks``."""
@@ -64,11 +70,34 @@ class Checkpointing(Technique):
             raise ValueError(f"blocks: must ascend, each once, but got {numbers}. Use {sorted(set(numbers))}.")
         return self
 
+    def describe(self, facts: Facts | None = None) -> str:
+        """Which of the blocks."""
+        if self.kind == "none":
+            return super().describe(facts)
+        blocks = f"{facts.num_blocks} blocks" if facts else "blocks"
+        if self.is_open:
+            return f"checkpoint as many of {blocks if facts else 'the blocks'} as it takes"
+        if self.kind == "chosen":
+            *before, last = map(str, self.blocks)
+            named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"
+            return f"checkpoint {named}{f' of {facts.num_blocks}' if facts else ''}"
+        if self.every == 1:
+            return f"checkpoint all {blocks}"
+        suffix = {2: "nd", 3: "rd"}.get(self.every, "th")
+        return f"checkpoint every {self.every}{suffix} of {blocks if facts else 'the blocks'}"
+
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Checkpointing, ...]:
         """None, all, every second, every third and every fourth of the blocks there are."""
         steps = [every for every in (1, 2, 3, 4) if every <= facts.num_blocks]
         return (cls(), *(cls(kind="blocks", every=every) for every in steps))
+
+    @classmethod
+    def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
+        """None and all blocks: whatever recomputes some lies between."""
+        every = cls(kind="blocks")
+        some = [every if isinstance(one, Checkpointing) and one.is_open else one for one in choices if one != cls()]
+        return (*(one for one in choices if one == cls()), *some[:1])
 
     @property
     def is_open(self) -> bool:
@@ -94,16 +123,26 @@ class Checkpointing(Technique):
             return f"the model has {facts.num_blocks} blocks, numbered from 0, and no {beyond}"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
+    def undo(self, model: nn.Module) -> nn.Module:
+        """Blocks with their own forward."""
+        for module in model.modules():
+            forward = vars(module).get("forward")
+            if isinstance(forward, functools.partial) and forward.func is recomputed:
+                del module.forward
+                if module.forward != forward.args[0]:
+                    module.forward = forward.args[0]
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Give the chosen blocks a forward that checkpoints; parameters, hooks and ``state_dict`` keys stay.
 
         Raises:
             PlanError: ``every`` exceeds the number of blocks, one of ``blocks`` is beyond them, or it has none.
         """
-        _keep_everything(model)
         for block in self._recomputed(blocks):
             # On the instance, so that hooks run once, outside; a bound method, so that deepcopy rebinds it.
             block.forward = functools.partial(recomputed, block.forward, Buffers(block))
+        return model
 
     def _recomputed(self, blocks: Sequence[nn.Module]) -> Sequence[nn.Module]:
         if self.kind == "none":
@@ -127,16 +166,6 @@ class Checkpointing(Technique):
     def _beyond(self, num_blocks: int) -> str:
         """Numbers that no block has, for people."""
         return ", ".join(str(number) for number in self.blocks if number >= num_blocks)
-
-
-def _keep_everything(model: nn.Module) -> None:
-    """Take off what an earlier plan put on: a notebook applies several to one model."""
-    for module in model.modules():
-        forward = vars(module).get("forward")
-        if isinstance(forward, functools.partial) and forward.func is recomputed:
-            del module.forward
-            if module.forward != forward.args[0]:
-                module.forward = forward.args[0]
 
 
 def find_blocks(model: nn.Module, paths: Sequence[str] = ()) -> list[nn.Module]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ..errors import PlanError
-from ._base import LoaderSpec, Technique
+from ._base import Effect, LoaderSpec, Stage, Technique
 from .facts import Facts
 
 __all__ = ["DataLoading"]
@@ -25,6 +26,8 @@ class DataLoading(Technique):
     """The DataLoader's own options, and a cache. What is left out stays as the user has it."""
 
     name: ClassVar[str] = "data_loading"
+    stage: ClassVar[Stage] = Stage.LOADER
+    affects: ClassVar[frozenset[Effect]] = frozenset({"loader"})
 
     num_workers: NonNegativeInt | None = Field(default=None, le=1024)
     """Loader worker processes, at most 1024; 0 loads in the training process."""
@@ -44,6 +47,25 @@ class DataLoading(Technique):
         if self.cache != "none" and self.num_workers:
             raise ValueError(f"num_workers: a cached epoch needs no workers, but got {self.num_workers}. Use 0.")
         return self
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """``2 loader workers (prefetch 2, pinned)``."""
+        details = [f"prefetch {self.prefetch_factor}"] if self.prefetch_factor is not None else []
+        details += [
+            word for word, chosen in (("pinned", self.pin_memory), ("persistent", self.persistent_workers)) if chosen
+        ]
+        what = f"epoch cached in {self.cache} memory"
+        if self.cache == "none":
+            workers = f"{self.num_workers} loader worker{'' if self.num_workers == 1 else 's'}"
+            what = "loader" if self.num_workers is None else workers
+        return f"{what} ({', '.join(details)})" if details else what
+
+    def purpose(self) -> str:
+        """Of workers, or of the cache."""
+        if self.cache == "none":
+            return "How many processes load data beside the training, and how far ahead."
+        where = "in host memory" if self.cache == "host" else "on the device"
+        return f"Reads the dataset once, when training starts, and keeps it {where}."
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[DataLoading, ...]:
@@ -83,10 +105,31 @@ class DataLoading(Technique):
         changed = dataclasses.replace(spec, options={**spec.options, **chosen})
         return changed if self.cache == "none" else _cached(changed, self.cache)
 
+    def as_predicted(self, facts: Facts) -> DataLoading:
+        """By the number of workers."""
+        num_workers = self._num_workers(facts)
+        if facts.dataset_kind == "iterable" and not facts.shards_by_worker:
+            num_workers = min(num_workers, 1)  # more would read the same samples
+        return DataLoading(num_workers=num_workers or None)
+
     def cached_bytes(self, facts: Facts) -> int:
         """Of an epoch that is kept in the device's memory, which a CPU's host memory is."""
         kept = ("host", "device") if facts.device.type == "cpu" else ("device",)
         return (facts.dataset_bytes or 0) if self.cache in kept else 0
+
+    def samples_per_s(self, facts: Facts) -> float:
+        """Of the loader alone; an epoch in memory is the fastest."""
+        if self.cache != "none":
+            return math.inf
+        return facts.loader_samples_per_s.get(self._num_workers(facts), 0.0)
+
+    def takes_processors(self, facts: Facts) -> bool:
+        """Workers do, where training is on the CPU."""
+        return facts.device.type == "cpu" and self._num_workers(facts) > 0
+
+    def _num_workers(self, facts: Facts) -> int:
+        own = facts.loader_options.get("num_workers", 0)
+        return own if self.num_workers is None else self.num_workers
 
     def _is_worth_trying(self, facts: Facts) -> bool:
         """Device memory is host memory on a CPU: there, the stacked epoch is called host."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ._base import Exactness, Run, Technique
+from ._base import Effect, Exactness, Run, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -22,12 +22,24 @@ class Layers(Technique):
     """
 
     name: ClassVar[str] = "layers"
+    stage: ClassVar[Stage] = Stage.LAYERS
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
+    purposes: ClassVar[Mapping[str, str]] = {
+        "exact": "Keeps for backward only what it reads: bits, or nothing, instead of whole tensors.",
+        "rounding": "The same, and keeps the derivatives of GELU and SiLU in 8 bits.",
+        "recompute": "The same, and computes BatchNorm and ReLU again for the convolution behind them.",
+    }
 
     kind: Literal["none", "exact", "rounding", "recompute"] = "none"
     """``none`` keeps what stock torch keeps; ``exact`` has the same values and gradients from less memory;
     ``rounding`` also keeps the derivatives of GELU and SiLU in 8 bits; ``recompute`` instead computes BatchNorm,
     residual sums and ReLU again for the convolution behind them."""
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """Layers, and what they do beside saving."""
+        beside = {"recompute": " that recompute norms", "rounding": " with 8-bit derivatives"}.get(self.kind, "")
+        return super().describe(facts) if self.kind == "none" else f"memory-saving layers{beside}"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Layers, ...]:
@@ -46,13 +58,20 @@ class Layers(Technique):
             return "the model has no convolutions, so that no BatchNorm stands before one"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
-        """Convert the model in place, or take off what an earlier plan put on."""
-        from ..layers import convert, restore
+    def undo(self, model: nn.Module) -> nn.Module:
+        """Stock layers."""
+        from ..layers import restore
 
         restore(model)
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """Convert the model in place."""
         if self.kind != "none":
+            from ..layers import convert
+
             convert(model, run, recompute=self.kind == "recompute", rounding=self.kind == "rounding")
+        return model
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Answer what the loss itself calls, such as a cross-entropy."""

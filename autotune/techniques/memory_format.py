@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ._base import Run, Technique
+from ._base import Effect, Run, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -18,6 +18,11 @@ class MemoryFormat(Technique):
     """The order of a convolution's weights in memory; activations follow them from the first convolution on."""
 
     name: ClassVar[str] = "memory_format"
+    stage: ClassVar[Stage] = Stage.DEVICE
+    affects: ClassVar[frozenset[Effect]] = frozenset({"layout"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "channels_last": "Stores images channels last (NHWC), which convolutions read faster.",
+    }
 
     kind: Literal["contiguous", "channels_last"] = "contiguous"
     """``contiguous`` leaves the model as it is; ``channels_last`` stores 4-D and 5-D weights with channels last."""
@@ -38,16 +43,17 @@ class MemoryFormat(Technique):
             return "the model has no 2-D or 3-D convolutions"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Change the weights' strides in place, 4-D as channels_last and 5-D as channels_last_3d.
 
         Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html
         """
         if self.kind == "contiguous":
-            return
+            return model
         import torch
 
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         for parameter in model.parameters():
             if parameter.ndim in formats:
                 parameter.data = parameter.data.to(memory_format=formats[parameter.ndim])
+        return model

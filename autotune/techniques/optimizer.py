@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Technique
+from ._base import Effect, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -25,9 +26,20 @@ class Optimizer(Technique):
     """How the user's optimizer computes its update; which optimizer, and its hyper-parameters, stay the user's."""
 
     name: ClassVar[str] = "optimizer"
+    stage: ClassVar[Stage] = Stage.OPTIMIZER
+    affects: ClassVar[frozenset[Effect]] = frozenset({"update"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "foreach": "One grouped kernel per operation of the update; the same arithmetic.",
+        "fused": "The whole update in one kernel; the same arithmetic.",
+        "for_loop": "One parameter at a time: no temporaries the size of the model.",
+    }
 
     kind: Implementation = "default"
     """``default`` is as the user built it; ``foreach`` needs temporaries the size of the parameters."""
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """``fused optimizer``."""
+        return f"{self.kind.replace('_', '-')} optimizer"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Optimizer, ...]:
@@ -43,7 +55,13 @@ class Optimizer(Technique):
         known = ", ".join(facts.optimizer_implementations) or "no choice of implementation"
         return f"{facts.optimizer} has {known}"
 
-    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def as_predicted(self, facts: Facts) -> Optimizer:
+        """How it is implemented shows for a moment at the end of a step."""
+        return Optimizer()
+
+    def on_optimizer(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
+    ) -> torch.optim.Optimizer:
         """Set the class's own ``foreach`` and ``fused`` flags, before the first step.
 
         Raises:
@@ -52,7 +70,7 @@ class Optimizer(Technique):
         Source: https://docs.pytorch.org/docs/stable/optim.html#algorithms
         """
         if self.kind == "default":
-            return
+            return optimizer
         supported = supported_implementations(optimizer)
         if self.kind not in supported:
             raise PlanError(
@@ -63,6 +81,7 @@ class Optimizer(Technique):
         optimizer.defaults.update(flags)
         for group in optimizer.param_groups:
             group.update(flags)
+        return optimizer
 
 
 def supported_implementations(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:

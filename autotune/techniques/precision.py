@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Exactness, Run, Technique
+from ._base import Effect, Exactness, Run, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -25,6 +25,14 @@ class Precision(Technique):
     """Parameters stay as the user made them (fp32); what changes is what autocast or TF32 computes in."""
 
     name: ClassVar[str] = "precision"
+    stage: ClassVar[Stage] = Stage.PRECISION
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "fp32": "Everything computes in the types that it has: no autocast.",
+        "bf16": "Matrix products and convolutions compute in bfloat16; parameters stay fp32.",
+        "fp16": "Matrix products and convolutions compute in float16, with a loss scaler.",
+        "tf32": "Matrix products and convolutions round their inputs to TF32.",
+    }
 
     kind: Literal["default", "fp32", "tf32", "bf16", "fp16"] = "default"
     """``default`` is what the task states, or without that the model as it stands, fp32; ``bf16`` and ``fp16`` are
@@ -32,7 +40,7 @@ class Precision(Technique):
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the loss scaler is on: fp16 gradients underflow without it."""
+        """fp16's do."""
         return self.kind == "fp16"
 
     @classmethod
@@ -41,6 +49,12 @@ class Precision(Technique):
         others = (cls(kind="bf16"), cls(kind="tf32"), cls(kind="fp16"), cls(kind="fp32"))
         offered = [choice.or_default(facts) for choice in others if choice.unavailable(facts) is None]
         return tuple(dict.fromkeys([cls(), *offered]))
+
+    @classmethod
+    def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
+        """Those that change what a tensor takes, and fp16 where there is no bf16."""
+        alike = {"tf32", "fp16"} if cls(kind="bf16") in choices else {"tf32"}
+        return tuple(one for one in choices if not isinstance(one, Precision) or one.kind not in alike)
 
     def or_default(self, facts: Facts) -> Precision:
         """What the task states is the default, and fp32 where it states nothing."""
@@ -74,7 +88,12 @@ class Precision(Technique):
             return f"{device.name} has no TF32 (compute capability 8.0 and up)"
         return None
 
-    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> None:
+    def undo(self, model: nn.Module) -> nn.Module:
+        """Torch's flags as the user had them."""
+        _restore_flags()
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Allow TF32 in matrix products and convolutions, process-wide as torch has it.
 
         By torch's older names: once the newer ``fp32_precision`` is set, reading an older one raises.
@@ -82,16 +101,16 @@ class Precision(Technique):
         Raises:
             PlanError: this device cannot compute in TF32.
         """
+        if self.kind != "tf32":
+            return model
         import torch
 
-        _restore_flags()
-        if self.kind != "tf32":
-            return
         if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
             raise PlanError("settings.precision.kind: tf32 needs a CUDA device of compute capability 8.0. Use fp32.")
         _flags_before.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
+        return model
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Autocast around forward and loss.

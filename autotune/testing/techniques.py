@@ -39,6 +39,8 @@ class TechniqueContract:
     """Whether every setting gives the very bits of a stock loop, and not only the same up to reordering."""
     keeps_random_numbers: ClassVar[bool] = True
     """Whether dropout draws what it draws in a stock loop; where it does not, dropout is off for the comparison."""
+    keeps_gradients: ClassVar[bool] = True
+    """Whether gradients are there once backward has ended; losses and trained states are compared in any case."""
     lacking: ClassVar[tuple[Technique, ...]]
     """Settings that a bare machine and model (:data:`autotune.testing.zoo_facts.BARE`) cannot have; at least one."""
 
@@ -70,7 +72,7 @@ class TechniqueContract:
             elif exactness == "lossy":
                 assert all(loss.isfinite() for loss in applied.losses), choice
             else:
-                for name, difference in _differences(applied, stock):
+                for name, difference in self._differences(applied, stock):
                     assert difference <= _LARGEST_DIFFERENCE[exactness][name], (
                         f"{choice!r}: {name} differ by {difference}"
                     )
@@ -89,6 +91,12 @@ class TechniqueContract:
         assert len(set(choices)) == len(choices)
         assert all(choice.unavailable(facts_of(zoo_task)) is None for choice in choices)
         assert self.default() in choices
+
+    def test_every_choice_is_told_in_words_of_its_own(self, zoo_task: Task) -> None:
+        """No two choices read alike; each has a sentence that says what it does."""
+        choices, facts = self._choices(zoo_task), facts_of(zoo_task)
+        assert len({choice.describe(facts) for choice in choices}) == len(choices)
+        assert all(choice.purpose().endswith(".") for choice in (*choices, *self.lacking))
 
     def test_the_users_own_setting_is_believed_to_gain_nothing(self) -> None:
         """A prior is of another setting, and says how sure it is."""
@@ -124,7 +132,7 @@ class TechniqueContract:
             losses = [_loss_and_backward(zoo_task, each, batch) for each in (copied, model)]
             assert torch.equal(*losses), choice
             pairs = zip(copied.parameters(), model.parameters(), strict=True)
-            assert all(a is not b and _equal_gradients(a, b) for a, b in pairs), choice
+            assert all(a is not b and (_equal_gradients(a, b) or not self.keeps_gradients) for a, b in pairs), choice
 
     def _settings(self, choice: Technique) -> Settings:
         batch = choice if isinstance(choice, Batch) else Batch(micro=BATCH_SIZE)
@@ -133,17 +141,17 @@ class TechniqueContract:
     def _choices(self, task: Task) -> tuple[Technique, ...]:
         return self.technique.choices(facts_of(task))
 
+    def _differences(self, one: Run, other: Run) -> Iterator[tuple[str, float]]:
+        assert len(one.losses) == len(other.losses)
+        losses = ({str(step): loss for step, loss in enumerate(run.losses)} for run in (one, other))
+        yield "losses", relative_difference(*losses)
+        if self.keeps_gradients:
+            yield "gradients", relative_difference(one.gradients, other.gradients)
+        yield "trained states", relative_difference(one.state, other.state)
+
     def _applied_models(self, task: Task) -> Iterator[tuple[Technique, nn.Module]]:
         for choice in self._choices(task):
             yield choice, apply(Plan(settings=self._settings(choice)), task).model
-
-
-def _differences(one: Run, other: Run) -> Iterator[tuple[str, float]]:
-    assert len(one.losses) == len(other.losses)
-    losses = ({str(step): loss for step, loss in enumerate(run.losses)} for run in (one, other))
-    yield "losses", relative_difference(*losses)
-    yield "gradients", relative_difference(one.gradients, other.gradients)
-    yield "trained states", relative_difference(one.state, other.state)
 
 
 def _signature(model: nn.Module) -> list[tuple[str, torch.Size, torch.dtype]]:

@@ -1,0 +1,105 @@
+"""What ``apply`` is made of: a plan put on a model, on an optimizer, on a dataset. For trainers that build the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .plan import Plan
+from .techniques import LoaderSpec, Stage
+from .techniques._base import Run
+from .techniques.checkpointing import find_blocks
+
+__all__ = ["apply_to_loader", "apply_to_model", "apply_to_optimizer"]
+
+
+def apply_to_model(
+    plan: Plan,
+    model: nn.Module,
+    *,
+    blocks: Sequence[str] = (),
+    run: Run | None = None,
+    device: torch.device | str | None = None,
+) -> nn.Module:
+    """Put a plan on a model, before its optimizer is built. What an earlier plan put on it is taken off.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+        model: the user's, or what an earlier call returned.
+        blocks: module paths of its blocks, or of containers of them; none are found by themselves.
+        run: its forward and loss on two samples, with the model that it is given: memory-saving layers look at it.
+        device: where the model goes; None is where it is.
+
+    Returns:
+        The model to train: as a rule the same, changed in place.
+
+    Raises:
+        PlanError: the plan asks for what this model or device cannot do.
+        TaskError: ``blocks`` names no module of the model.
+    """
+    settings = plan.settings
+    for stage in reversed(Stage):
+        for technique in settings.at(stage):
+            model = technique.undo(model)
+    found = find_blocks(model, blocks)
+    for stage in Stage:
+        if stage is Stage.DEVICE and device is not None:
+            model = model.to(device)
+        for technique in settings.at(stage):
+            model = technique.on_model(model, found, run)
+    return model
+
+
+def apply_to_optimizer(
+    plan: Plan, optimizer: torch.optim.Optimizer, *, max_grad_norm: float | None = None
+) -> torch.optim.Optimizer:
+    """Put a plan on an optimizer, before its first step. What an earlier plan put on it is taken off.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+        optimizer: built from the parameters of the model that :func:`apply_to_model` returned.
+        max_grad_norm: what the norm of all gradients is clipped at before each step; None where it is not.
+
+    Returns:
+        The optimizer to step: as a rule the same, changed in place.
+
+    Raises:
+        PlanError: the plan asks for what this optimizer cannot do.
+    """
+    for stage in Stage:
+        for technique in plan.settings.at(stage):
+            optimizer = technique.on_optimizer(optimizer, max_grad_norm)
+    return optimizer
+
+
+def apply_to_loader(
+    plan: Plan,
+    dataset: Any,
+    *,
+    collate: Callable[[list[Any]], Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    device: torch.device | str = "cpu",
+) -> LoaderSpec:
+    """What a DataLoader is to be built from with a plan in force; batching is the caller's, by ``plan.settings.batch``.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+        dataset: map-style or iterable.
+        collate: the user's collate function; None is torch's default_collate.
+        options: DataLoader keywords of today, other than dataset, batching, sampler and collate_fn.
+        device: where batches go.
+
+    Returns:
+        ``dataset`` (maybe a cache of it), ``collate`` and ``options``.
+
+    Raises:
+        PlanError: the plan asks for a cache that cannot hold this dataset.
+    """
+    spec = LoaderSpec(dataset, collate, dict(options or {}), torch.device(device), user_dataset=dataset)
+    for stage in Stage:
+        for technique in plan.settings.at(stage):
+            spec = technique.on_loader(spec)
+    return spec
