@@ -205,11 +205,12 @@ def test_an_optimizer_that_looks_at_all_gradients_is_refused():
             autotune.apply_to_optimizer(PLAN, optimizer)
 
 
-def test_it_is_offered_where_nothing_wants_all_gradients():
+def test_it_is_offered_where_nothing_wants_all_gradients_and_they_take_32_mib():
+    enough = {"num_trainable": 2**23}
     kinds = {"after_backward", "in_backward"}
-    assert {choice.kind for choice in OptimizerStep.choices(facts())} == kinds
-    for changed in ({"optimizer": "LBFGS"}, {"max_grad_norm": 1.0}):
-        assert OptimizerStep.choices(facts(**changed)) == (OptimizerStep(),)
+    assert {choice.kind for choice in OptimizerStep.choices(facts(**enough))} == kinds
+    for changed in ({"optimizer": "LBFGS"}, {"max_grad_norm": 1.0}, {"num_trainable": 2**23 - 1}):
+        assert OptimizerStep.choices(facts(**{**enough, **changed})) == (OptimizerStep(),)
 
 
 @pytest.mark.parametrize(("build", "state"), [(lambda p: torch.optim.SGD(p, lr=0.1), 0), (torch.optim.AdamW, 2)])

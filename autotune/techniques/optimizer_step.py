@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
+from ..units import MIB
 from ._base import Effect, Stage, Technique
 from .facts import Facts
 
@@ -23,6 +24,10 @@ _CLASSES = (
     "SGD", "SparseAdam",
 )  # fmt: skip
 """torch's own that update each parameter by itself: of those, only L-BFGS does not."""
+_GRADIENT_BYTES = 4
+"""Of a parameter in fp32."""
+_LEAST_BYTES = 32 * MIB
+"""Gradients that take less are no reason to trace every combination once more."""
 
 
 class OptimizerStep(Technique):
@@ -48,9 +53,10 @@ class OptimizerStep(Technique):
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[OptimizerStep, ...]:
-        """Both where the optimizer updates each parameter by itself."""
+        """Both where the optimizer updates each parameter by itself, and all gradients together are worth freeing."""
         other = cls(kind="in_backward")
-        return (cls(), other) if other.unavailable(facts) is None else (cls(),)
+        is_worth = facts.num_trainable * _GRADIENT_BYTES >= _LEAST_BYTES and other.unavailable(facts) is None
+        return (cls(), other) if is_worth else (cls(),)
 
     def unavailable(self, facts: Facts) -> str | None:
         """It takes an optimizer that updates each parameter by itself, and gradients that are not clipped."""
