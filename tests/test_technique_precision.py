@@ -77,14 +77,16 @@ def test_clipping_sees_true_gradients(fused: bool):
 
 
 def test_the_documented_clipping_runs_and_clips():
-    """The very block of docs/task.md: a gradient of 4 is 1 by the time that the optimizer reads it."""
+    """The very block of docs/task.md: a gradient of 4 is 1 by the time that the optimizer reads it, and the average
+    is there after the step."""
     text = (Path(__file__).parent.parent / "docs" / "task.md").read_text()
-    block = text.partition("## Gradient clipping")[2].partition("```python\n")[2].partition("```")[0]
+    block = text.partition("## After the backward pass")[2].partition("```python\n")[2].partition("```")[0]
     names = {"torch": torch, "nn": torch.nn}
     exec(block, names)
-    task = line([torch.tensor(4.0)], build_optimizer=names["build_optimizer"])
+    task = line([torch.tensor(4.0)], after_backward=names["after_backward"], after_step=names["after_step"])
     training = training_of(task, batch=Batch(micro=1))
-    assert step_gradients(training) == [pytest.approx(1.0, abs=1e-5)]
+    assert step_gradients(training) == [1.0]
+    assert list(names["averages"]) == ["weight"]
 
 
 def test_an_infinite_gradient_is_skipped_and_the_scale_halved():
