@@ -47,7 +47,7 @@ def _row(kind: type[Technique]) -> tuple[Any, Any]:
     auto = Annotated[Literal["auto"], BeforeValidator(only_auto), Tag(UNION_TAGS[0])]
     explicit = Annotated[tuple[kind, ...], Field(min_length=1), Tag(UNION_TAGS[1])]  # type: ignore[valid-type]
     either = Annotated[auto | explicit, Discriminator(lambda row: UNION_TAGS[isinstance(row, list | tuple)])]
-    summary = (kind.__doc__ or "").strip().splitlines()[0]
+    summary = (kind.__doc__ or kind.name).strip().splitlines()[0]  # python -OO has no docstrings
     return either | None, Field(default=None, description=f"{summary} `auto`, or a list of choices.")
 
 

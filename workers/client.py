@@ -60,6 +60,7 @@ class ForkServer:
                 start_new_session=True,  # the terminal's Ctrl-C is for the driver
             )
         except OSError:
+            self._log.close()
             self._scratch.remove()
             raise
         finally:
@@ -87,6 +88,10 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and everything that came of it. May be called while another thread waits in :meth:`run`."""
+        self._end()
+        self._log.close()
+
+    def _end(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
@@ -101,15 +106,19 @@ class ForkServer:
 
     def _without_answer(self, request: TrialRequest) -> Outcome:
         ended_by_itself = self._has_ended()
-        self.close()
+        self._end()
+        said = "it said nothing"
+        with contextlib.suppress(ValueError):  # closed by another thread
+            said = text_of(self._log)[-_LOG_CHARACTERS:] or said
+        self._log.close()
         code = self._process.returncode
         if code > 0:
-            return Lost(message=f"the fork server ended with code {code}: {self._said()}")
+            return Lost(message=f"the fork server ended with code {code}: {said}")
         if not ended_by_itself:
             return Lost(message="the fork server fell silent. The machine may have been paused, or be overloaded.")
         name = signal.Signals(-code).name if code else "exit"
         if -code in _FAULTS and any(technique.environment() for technique in request.applied.techniques()):
-            return Crashed(message=f"{name} of the fork server, which has the plan's environment: {self._said()}")
+            return Crashed(message=f"{name} of the fork server, which has the plan's environment: {said}")
         return Lost(message=f"the fork server was killed ({name}). The machine's log (dmesg) may say by whom.")
 
     def _has_ended(self) -> bool:
@@ -117,6 +126,3 @@ class ForkServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_S)
         return not self.is_up()
-
-    def _said(self) -> str:
-        return text_of(self._log)[-_LOG_CHARACTERS:] or "it said nothing"

@@ -277,5 +277,6 @@ class RayExecutor(Executor):
             self._process.kill()
             self._process.wait()
             end_all_with(self._mark)
+            self._log.close()
         end_orphans()
         self._scratch.remove()

@@ -25,7 +25,7 @@ class Lock:
             StudyError: another driver holds it, or it cannot be written (a full disk).
         """
         self._file: IO[str] | None = None
-        self._path = path
+        self._path = None if path is None else Path(os.path.abspath(path))  # the working folder may be removed
         self._made = False
         self.hold()
 
