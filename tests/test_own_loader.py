@@ -193,7 +193,7 @@ def test_what_is_no_loader_is_an_error_when_it_is_read(name):
         train(training)
 
 
-@pytest.mark.parametrize("name", set(BAD) - {"a smaller size", "all dropped"})
+@pytest.mark.parametrize("name", [name for name in BAD if name not in ("a smaller size", "all dropped")])
 def test_and_before_anything_is_measured(name):
     message = BAD[name][1].replace("2", r"\d+")
     with pytest.raises(TaskError, match=message):

@@ -16,6 +16,7 @@ from ..search_spaces import SearchSpace, load_space
 from ..task import task_file
 from ..techniques import Facts
 from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
+from ..workers.folder import check_working_folder
 from .apart import Apart
 from .budget import asked, check_possible
 from .candidates import Candidates, ConfigurationSpace, Proposal
@@ -86,6 +87,8 @@ def _run(
     found = inspected(options, executor, pace)
     observe(Inspected(found.facts))
     check_possible(asked(options), found.facts)
+    if gone := check_working_folder():
+        raise TrialsLost(gone.message)
     study = _open_study(options, space, found.facts)
     try:
         facts = study.record.facts
