@@ -44,7 +44,7 @@ def a_copy_of(example: str, tmp_path: Path) -> Path:
 def test_a_search_writes_a_plan_with_which_it_learns(example: str, tmp_path: Path):
     """The first guess and the reference are compared, a plan is written, and training with it passes the bar."""
     folder = a_copy_of(example, tmp_path)
-    brief = ["--trials", "2", "--trial-time", "1s", "--max-time", "180s", "--executor", "local", "--device", "cpu"]
+    brief = ["--trials", "2", "--trial-time", "1s", "--max-time", "100s", "--executor", "local", "--device", "cpu"]
     run(folder, "-m", "autotune", "search", "model.py", *brief)
     plan = load_plan(folder / "plan.yaml")
     assert plan.measured is not None
