@@ -161,7 +161,7 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
 
 
 def _why_unsure(session: Session, final: Final) -> str | None:
-    """Why the plan's figures are less sure than they should be; None where they are sure."""
+    """Why the plan's figures are less sure than they should be, or that other work ran beside them; else None."""
     num_rounds, num_disturbed = len(final.rounds), len(final.rounds) - len(calm(final.rounds))
     most = max((pair.disturbed for pair in final.rounds), default=0.0)
     if are_sure(final.rounds, session.budget):

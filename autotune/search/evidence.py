@@ -17,8 +17,8 @@ __all__ = ["Interval", "Pair", "are_sure", "calm", "combine", "gain", "interval"
 
 _DISTURBED = 0.05
 """From this share of a run's time on that other work took, the run is measured again."""
-_LIKE_THAT = 3
-"""Rounds after which other work is taken for the machine's usual state."""
+_MANY_ROUNDS = 3
+"""From so many rounds on, other work in all but one of them is taken for the machine's usual state."""
 _OFF = 0.05
 """Relative distance from the median from which on one value of several may be off."""
 _OFF_DEVIATIONS = 3.0
@@ -26,7 +26,7 @@ _OFF_DEVIATIONS = 3.0
 _NORMAL_MAD = 1.4826
 """Standard deviation of a normal variable over its median absolute deviation."""
 _KNOWN = 0.02
-"""Standard error of the mean speed, relative: no larger is sure. Two runs may lie 4 % apart, four 8 %."""
+"""Standard error of the mean speed, relative: no larger is sure. Two runs may lie 4 % apart."""
 _WORTH = math.log(1.02)
 """Logarithm of the speed ratio below which a gain is none: where no more is possible, that is known."""
 _ROOM = 2.0
@@ -106,13 +106,13 @@ def are_sure(rounds: Sequence[Pair], budget: Budget) -> bool:
     """Whether more rounds would tell nothing new: the winner's speed is known well, it is known to be faster than the
     reference, or not to be, and its peaks leave room.
 
-    Disturbed rounds do not count, unless fewer than two of at least three are calm: then the machine is like that.
+    Disturbed rounds do not count. Where fewer than two of three or more are calm, all count: the machine is so.
 
     Args:
         rounds: all so far.
         budget: what the winner's peaks are held against.
     """
-    pairs = undisturbed(rounds) if len(rounds) >= _LIKE_THAT else calm(rounds)
+    pairs = undisturbed(rounds) if len(rounds) >= _MANY_ROUNDS else calm(rounds)
     if len(pairs) < 2:
         return False
     speeds = [pair.winner.samples_per_s.value for pair in pairs]
