@@ -115,6 +115,8 @@ class Evidence(_Section):
     """Its speed."""
     peak: Peak
     """Its memory."""
+    compile_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Seconds that torch.compile took at the median of the processes, which the speed leaves out; absent without it."""
     fits: bool = True
     """Whether it stays within the budget (a reference may not)."""
 

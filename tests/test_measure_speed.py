@@ -19,23 +19,23 @@ class Clock:
 
 class FakeFeed:
     wait_s = 0.0
-    between_s = 0.0
     epoch_start_s = 0.0
     epoch_samples = None
 
 
 class FakeSteps:
-    """Steps of 32 samples whose seconds, waiting and epoch starts are given in a table."""
+    """Steps of 32 samples whose seconds, waiting, and epoch starts or compiling are given in a table."""
 
     def __init__(self, clock, table):
         self.feed = FakeFeed()
+        self.aside_s = 0.0
         self._clock, self._table = clock, itertools.cycle(table)
 
     def step(self):
-        seconds, wait_s, between_s = next(self._table)
+        seconds, wait_s, aside_s = next(self._table)
         self.feed.wait_s += wait_s
-        self.feed.between_s += between_s
-        self._clock.now_s += seconds + between_s
+        self.aside_s += aside_s
+        self._clock.now_s += seconds + aside_s
         return Step(32, False)
 
     def settle(self):

@@ -82,6 +82,8 @@ class Measurement(_Frozen):
     """Share of the timed windows that other work on the machine, or a pause of it, took."""
     epoch_start_s: float = Field(ge=0)
     """Seconds from asking for an epoch to its first batch."""
+    compile_s: float = Field(default=0.0, ge=0)
+    """Seconds that torch.compile took; with a warm cache where something alike was compiled on this machine before."""
     leak_bytes_per_step: float | None = None
     """Memory gained by each optimizer step without end; None where it is stable."""
     phases_s: dict[str, float]

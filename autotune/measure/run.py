@@ -86,6 +86,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         optimizer_share=min(1.0, optimizer_time.seconds() / sum(window.seconds for window in timed)),
         disturbed=min(1.0, max(missing_share(timed), others_s / sum(window.elapsed_s for window in timed))),
         epoch_start_s=steps.feed.epoch_start_s,
+        compile_s=steps.compile_time.seconds(),
         leak_bytes_per_step=leak,
         phases_s=phases_s,
         warnings=(*warnings, *found),
@@ -94,24 +95,27 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
 
 def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> list[str]:
     """Until every technique has had the steps that it asks for; and the loader's head start is used up, the loss scaler
-    has stopped skipping, and the peak is stable, or the time is. A peak that still grows then is not worth a word: it
-    is read once all has run."""
+    has stopped skipping, nothing is compiled, and the peak is stable, or the time is, which compiling does not count
+    against. A peak that still grows then is not worth a word: it is read once all has run."""
     options = steps.training.loader.options
     head_start = 2 * options["num_workers"] * (options["prefetch_factor"] or 0)
     num_left = max(technique.warm_up_steps() for technique in steps.training.settings.techniques())
     peak_bytes, num_calm, began_s = charge.high_water_bytes(), 0, perf_counter()
+    first_s = compiled_s = steps.compile_time.seconds()
     while True:
         skipped = steps.step().skipped
         steps.settle()
         leaks.note(steps.num_steps)
         before, peak_bytes = peak_bytes, charge.high_water_bytes()
+        compiled_before_s, compiled_s = compiled_s, steps.compile_time.seconds()
         num_left -= 1
-        num_calm = num_calm + 1 if not skipped and peak_bytes <= before * _STABLE else 0
+        is_calm = not skipped and compiled_s == compiled_before_s and peak_bytes <= before * _STABLE
+        num_calm = num_calm + 1 if is_calm else 0
         if num_left > 0:
             continue
         if num_calm >= _CALM_STEPS and steps.feed.num_batches >= head_start:
             return []
-        elapsed_s = perf_counter() - began_s
+        elapsed_s = perf_counter() - began_s - (compiled_s - first_s)
         if elapsed_s <= limit_s:
             continue
         if steps.feed.num_batches < head_start:

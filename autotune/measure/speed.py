@@ -24,7 +24,7 @@ _NEXT_LOOK = 1.25
 
 @dataclass(frozen=True)
 class Window:
-    """Some whole optimizer steps, the device waited for at both ends. Epoch starts are left out."""
+    """Some whole optimizer steps, the device waited for at both ends. Epoch starts and compiling are left out."""
 
     seconds: float
     """Wall time."""
@@ -35,7 +35,7 @@ class Window:
     wait_s: float
     """Seconds of it spent waiting for data."""
     elapsed_s: float
-    """Wall time, epoch starts included."""
+    """Wall time, with epoch starts and compiling."""
     cpu_s: float
     """Processor time of this process meanwhile, all of its threads."""
 
@@ -97,15 +97,15 @@ def speed_of(windows: Sequence[Window], feed: Feed) -> Speed:
 def _time_window(steps: Steps) -> Window:
     feed = steps.feed
     steps.settle()
-    wait_s, between_s = feed.wait_s, feed.between_s
+    wait_s, aside_s = feed.wait_s, steps.aside_s
     num_samples = num_steps = 0
     began_s, cpu_s = perf_counter(), process_time()
-    while perf_counter() - began_s - (feed.between_s - between_s) < _SHORTEST_S:
+    while perf_counter() - began_s - (steps.aside_s - aside_s) < _SHORTEST_S:
         num_samples += steps.step().num_samples
         num_steps += 1
     steps.settle()
     elapsed_s, cpu_s = perf_counter() - began_s, process_time() - cpu_s
-    seconds = elapsed_s - (feed.between_s - between_s)
+    seconds = elapsed_s - (steps.aside_s - aside_s)
     return Window(seconds, num_samples, num_steps, min(feed.wait_s - wait_s, seconds), elapsed_s, cpu_s)
 
 

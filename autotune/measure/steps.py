@@ -9,6 +9,7 @@ import torch
 
 from ..positions import Position
 from ..training import Training
+from .compile_time import CompileTime
 from .errors import NonFiniteLoss
 from .feed import Feed, repeated
 
@@ -36,7 +37,13 @@ class Steps:
         self.training = training
         self.feed = Feed(training.loader)
         self.num_steps = num_steps
+        self.compile_time = CompileTime()
         self._losses: list[tuple[int, torch.Tensor]] = []
+
+    @property
+    def aside_s(self) -> float:
+        """Seconds so far that belong to no step: between epochs, and compiling."""
+        return self.feed.between_s + self.compile_time.seconds()
 
     def step(self) -> Step:
         """One whole optimizer step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,8 @@ def _measured(plan: Plan) -> Rows:
     rows: Rows = []
     if plan.measured is not None:
         rows += [("speed", speed_words(plan.measured.samples_per_s)), ("peak", peak_words(plan.measured, plan.budget))]
+    if plan.measured is not None and plan.measured.compile_s is not None:
+        rows.append(("compiling", _compiling(plan.measured.compile_s, plan)))
     if plan.reference is not None:
         over = "" if plan.reference.fits else ", over the budget"
         speed, peak = plan.reference.samples_per_s, size(plan.reference.peak.process)
@@ -93,6 +96,16 @@ def _measured(plan: Plan) -> Rows:
     if plan.gain is not None:
         rows.append(("gain", _gain(plan)))
     return rows
+
+
+def _compiling(compile_s: float, plan: Plan) -> str:
+    """How long it takes, and after how many steps the job is ahead of the reference all the same."""
+    words = f"{format_duration(compile_s)} at the start of each process, longer in the first on a machine"
+    batch, slower, faster = plan.settings.batch, plan.reference, plan.measured
+    if batch is None or slower is None or faster is None:
+        return words
+    gained_s = batch.num_samples * (1 / slower.samples_per_s.value - 1 / faster.samples_per_s.value)
+    return f"{words}; made up for after {math.ceil(compile_s / gained_s)} optimizer steps" if gained_s > 0 else words
 
 
 def speed_words(speed: Speed) -> str:

@@ -152,6 +152,7 @@ def combine(repeats: Sequence[Measurement], budget: Budget, disturbed: Sequence[
     low = min(over.low, over.value * statistics.fmean(speed.low / speed.value for speed in speeds))
     high = max(over.high, over.value * statistics.fmean(speed.high / speed.value for speed in speeds))
     peaks = [repeat.peak for repeat in (*repeats, *disturbed)]
+    compile_s = statistics.median(repeat.compile_s for repeat in repeats)
     return Evidence(
         samples_per_s=Speed(
             value=_rounded(over.value), low=_rounded(max(low, 0.0)), high=_rounded(high), repeats=len(repeats)
@@ -164,6 +165,7 @@ def combine(repeats: Sequence[Measurement], budget: Budget, disturbed: Sequence[
             allocator_retries=max(peak.allocator_retries for peak in peaks),
             largest_of=peaks[0].largest_of,
         ),
+        compile_s=_rounded(compile_s) if compile_s else None,
         fits=all(budget.holds(peak.process) for peak in peaks),
     )
 

@@ -1,0 +1,35 @@
+"""How long torch.compile takes within a training: tracing, partitioning and the compiler's own runs."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+__all__ = ["CompileTime"]
+
+
+class CompileTime:
+    """Watches torch.compile in this process from here on, whoever called it, for as long as the process lives."""
+
+    def __init__(self) -> None:
+        from torch._dynamo.callback import callback_handler
+
+        self._seconds = 0.0
+        self._began_s = 0.0
+        self._depth = 0
+        callback_handler.register_start_callback(self._begin)
+        callback_handler.register_end_callback(self._end)
+
+    def seconds(self) -> float:
+        """Wall time so far."""
+        return self._seconds
+
+    def _begin(self, _: Any) -> None:
+        if self._depth == 0:
+            self._began_s = perf_counter()
+        self._depth += 1
+
+    def _end(self, _: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._seconds += perf_counter() - self._began_s
