@@ -19,6 +19,7 @@ from ..techniques import Facts, LoaderSpec
 from ..techniques.allocator import installed_allocators
 from ..techniques.batch import refused_split
 from ..techniques.checkpointing import find_blocks
+from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
 from ..unfilled import unfilled
 from .dataset import DatasetFacts, inspect_dataset
@@ -99,6 +100,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         optimizer_implementations=supported_implementations(optimizer),
         optimizer_implementation=implementation_of(optimizer),
         allocators=installed_allocators(),
+        no_compiler=lacking_compiler(device),
         warnings=tuple(_warnings(task, options, model, data, split)),
     )
     refused = refused_split(facts)

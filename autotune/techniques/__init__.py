@@ -12,6 +12,7 @@ from ._base import Effect, Exactness, LoaderSpec, Stage, Technique
 from .allocator import Allocator
 from .batch import Batch
 from .checkpointing import Checkpointing
+from .compile import Compile
 from .data_loading import DataLoading
 from .environment import joined
 from .facts import Device, Facts
@@ -34,6 +35,7 @@ class Settings(BaseModel):
     layers: Layers = Layers()
     checkpointing: Checkpointing = Checkpointing()
     memory_format: MemoryFormat = MemoryFormat()
+    compile: Compile = Compile()
     data_loading: DataLoading = DataLoading()
     optimizer: Optimizer = Optimizer()
     optimizer_step: OptimizerStep = OptimizerStep()

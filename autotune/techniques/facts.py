@@ -120,6 +120,8 @@ class Facts(_Frozen):
     """The one of them that the user's own takes; None where its groups differ."""
     allocators: tuple[str, ...]
     """Of ``tcmalloc``, ``jemalloc``: what is installed where trials run."""
+    no_compiler: str | None = None
+    """Why torch.compile cannot run where trials run, in words; None where it can."""
     warnings: tuple[str, ...] = ()
     """What the user should hear before the search starts."""
 

@@ -1,0 +1,174 @@
+"""Compile: the model, or each of its repeated blocks, as one program of fused kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from ..errors import PlanError
+from ..units import MIB
+from ._base import Effect, Run, Stage, Technique
+from .compiler import lacking_compiler
+from .facts import Facts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from . import Settings
+
+__all__ = ["Compile"]
+
+_INDUCTOR_BYTES = 113 * MIB
+"""What torch's inductor adds to a process on a CPU: for a GPT of six blocks, torch 2.13."""
+
+
+class Compile(Technique):
+    """``torch.compile``, by inductor, in place.
+
+    What was compiled lies in torch's cache on disk (``TORCHINDUCTOR_CACHE_DIR``), so that later processes on the
+    machine, trials and jobs alike, start in a fraction of the time.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.compile;
+    https://pytorch.org/blog/activation-checkpointing-techniques/
+    """
+
+    name: ClassVar[str] = "compile"
+    stage: ClassVar[Stage] = Stage.COMPILE
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "blocks": "Compiles each repeated block by itself: blocks that are alike share one program.",
+        "model": "Compiles the whole model into one program of fused kernels.",
+    }
+
+    kind: Literal["none", "blocks", "model"] = "none"
+    """``none`` runs operation by operation, as stock; ``blocks`` compiles each repeated block by itself, ``model`` all
+    at once."""
+    activation_memory_budget: float = Field(default=1.0, ge=0, le=1)
+    """How much of what a compiled program keeps for backward it may keep: 1 is all that makes it fast, 0 recomputes
+    everything from the program's inputs."""
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Compile:
+        if self.kind == "none" and self.activation_memory_budget != 1:
+            raise ValueError(
+                f"activation_memory_budget: kind none compiles nothing, but got {self.activation_memory_budget:g}. "
+                "Use kind: blocks or kind: model."
+            )
+        return self
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """What is compiled, and what it may keep."""
+        if self.kind == "none":
+            return super().describe(facts)
+        what = "each block" if self.kind == "blocks" else "the model"
+        budget = self.activation_memory_budget
+        return f"compile {what}" + (f", keeping {budget:.0%} of its activations" if budget < 1 else "")
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[Compile, ...]:
+        """On CUDA: none, each block, the model. On a CPU none: it gained nothing there."""
+        if facts.device.type == "cpu":
+            return (cls(),)
+        offered = (cls(kind="blocks"), cls(kind="model"))
+        return (cls(), *(one for one in offered if one.unavailable(facts) is None))
+
+    def prior_gain(self) -> tuple[float, float]:
+        """Not at all on a CPU (0.75 against 0.75 s a step of a GPT); what it gains on a card differs from model to
+        model."""
+        return (0.0, 0.0) if self.kind == "none" else (0.1, 0.3)
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """It takes a compiler, and blocks where blocks are to be compiled."""
+        if self.kind == "none":
+            return None
+        if self.kind == "blocks" and facts.num_blocks == 0:
+            return "the model has no blocks"
+        return facts.no_compiler
+
+    def conflicts(self, settings: Settings) -> str | None:
+        """What it would trace into, or would leave out without a word."""
+        if self.kind == "none":
+            return None
+        if settings.layers.kind != "none":
+            return "a compiled program keeps what it chooses, and memory-saving layers would not be in force: use one"
+        if settings.checkpointing.kind != "none":
+            return "blocks that are recomputed cannot be compiled: use activation_memory_budget, or checkpointing"
+        return None
+
+    def as_predicted(self, facts: Facts) -> Compile:
+        """What a program keeps is its compiler's choice: it is predicted as if nothing was compiled."""
+        return Compile()
+
+    def cached_bytes(self, facts: Facts) -> int:
+        """The compiler's own memory, which stays in the process."""
+        return _INDUCTOR_BYTES if self.kind != "none" and facts.device.type == "cpu" else 0
+
+    def undo(self, model: nn.Module) -> nn.Module:
+        """A model that runs operation by operation, where it was compiled here; what the user compiled stays so."""
+        for module in model.modules():
+            if vars(module).pop(_MARK, False):
+                module._compiled_call_impl = None
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """Have the modules compiled in place as they are first called; parameters, hooks and ``state_dict`` keys stay.
+        A copy of the model is not compiled, as torch has it.
+
+        Raises:
+            PlanError: there are no blocks, or there is nothing to compile with.
+        """
+        import torch
+
+        if self.kind == "none":
+            return model
+        if self.kind == "blocks" and not blocks:
+            raise PlanError("settings.compile.kind: the model has no blocks to compile. Use kind: model, or none.")
+        device = next((p.device.type for p in model.parameters()), "cpu")
+        if (reason := lacking_compiler(device)) is not None:
+            raise PlanError(f"settings.compile.kind: {reason}. Use kind: none here.")
+        backend = "inductor" if self.activation_memory_budget == 1 else _Inductor(self.activation_memory_budget)
+        modules = blocks if self.kind == "blocks" else (model,)
+        for module, entry in zip(modules, _entries(modules), strict=True):
+            module._compiled_call_impl = torch.compile(entry, backend=backend)
+            vars(module)[_MARK] = True
+        return model
+
+
+_MARK = "_compiled_by_autotune"
+"""On modules that are compiled by this technique."""
+
+
+def _entries(modules: Sequence[nn.Module]) -> Iterator[Callable[..., Any]]:
+    """What calls each of them, from a file that is none of torch's: what begins in one of those, as ``nn.Sequential``
+    does, torch leaves uncompiled without a word (``nn.Module.compile`` in torch 2.13).
+
+    torch keeps up to eight programs for each piece of Python code, and runs the rest uncompiled. So modules have code
+    of their own, but for those that are alike, which share a program.
+    """
+    codes: dict[Any, CodeType] = {}
+    for module in modules:
+        alike = type(module), tuple((p.shape, p.dtype, p.requires_grad) for p in module.parameters())
+        code = codes.setdefault(alike, _called.__code__.replace())
+        yield MethodType(FunctionType(code, globals()), module)
+
+
+def _called(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)
+
+
+class _Inductor:
+    """torch's default backend, with a bound on what a program keeps for backward: torch has it as a setting of the
+    whole process, which is read as a program is compiled."""
+
+    def __init__(self, activation_memory_budget: float) -> None:
+        self._budget = activation_memory_budget
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        from torch._functorch import config
+        from torch._inductor.compile_fx import compile_fx
+
+        with config.patch(activation_memory_budget=self._budget):
+            return compile_fx(graph, inputs)

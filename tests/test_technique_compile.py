@@ -1,0 +1,212 @@
+"""``compile``: its contract on a CPU's compiler, what it keeps for backward, what it takes, and what it goes with."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from line_task import training_of
+from search_tables import facts
+from torch import nn
+
+import autotune
+from autotune.errors import PlanError
+from autotune.measure import MeasureOptions
+from autotune.measure.run import measure
+from autotune.plan import Plan
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.compile import Compile
+from autotune.techniques.compiler import lacking_compiler
+from autotune.techniques.layers import Layers
+from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.testing.runs import one_thread, relative_difference, run_applied, run_by_hand, without_dropout
+from autotune.testing.techniques import TechniqueContract
+from autotune.testing.zoo import ZOO
+
+needs_compiler = pytest.mark.skipif(lacking_compiler("cpu") is not None, reason=str(lacking_compiler("cpu")))
+BLOCKS, MODEL = Compile(kind="blocks"), Compile(kind="model")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with one_thread():
+        yield
+
+
+class TestCompile(TechniqueContract):
+    """On a CPU it offers nothing, so that this compiles nothing: those below do."""
+
+    technique = Compile
+    lacking = (BLOCKS,)
+
+
+@needs_compiler
+@pytest.mark.parametrize("choice", [BLOCKS, MODEL])
+def test_a_compiled_model_trains_what_a_stock_one_does(choice):
+    """A GPT: losses, gradients and trained parameters up to the order of additions; keys of ``state_dict`` stay."""
+    task = without_dropout(ZOO["gpt"])
+    stock = run_by_hand(task)
+    compiled = run_applied(task, Settings(batch=Batch(micro=8), compile=choice))
+    pairs = zip(compiled.losses, stock.losses, strict=True)
+    assert all(float((a - b).abs()) <= 2e-5 * abs(float(b)) for a, b in pairs)
+    assert relative_difference(compiled.gradients, stock.gradients) <= 2e-5
+    assert relative_difference(compiled.state, stock.state) <= 2e-5
+    assert compiled.state.keys() == stock.state.keys()
+
+
+@needs_compiler
+def test_the_optimizer_steps_within_a_compiled_models_backward():
+    """Two techniques at once: each parameter is updated as its gradient comes out of the program."""
+    task = without_dropout(ZOO["gpt"])
+    compiled = run_applied(
+        task, Settings(batch=Batch(micro=8), compile=MODEL, optimizer_step=OptimizerStep(kind="in_backward"))
+    )
+    assert relative_difference(compiled.state, run_by_hand(task).state) <= 2e-5
+
+
+def saved_bytes(model: nn.Module, x: torch.Tensor) -> int:
+    """What a forward keeps for backward, the model's own parameters included."""
+    sizes: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(x).sum()
+    return sum(sizes)
+
+
+class Wave(nn.Module):
+    """Eight sines, each of which keeps its input of 4 KiB for backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = torch.sin(x) @ torch.eye(32)
+        return x
+
+
+@needs_compiler
+def test_a_budget_of_nothing_keeps_a_programs_inputs_alone():
+    """4 KiB of ``x``, where a whole budget keeps each sine's input; the gradient is the same."""
+    x = torch.randn(32, 32, requires_grad=True)
+    kept, gradients = {}, {}
+    for budget in (1.0, 0.0):
+        plan = Plan(settings=Settings(compile=Compile(kind="model", activation_memory_budget=budget)))
+        model = autotune.apply_to_model(plan, Wave())
+        kept[budget] = saved_bytes(model, x)
+        (gradients[budget],) = torch.autograd.grad(model(x).sum(), x)
+    assert kept[1.0] >= 8 * 4096
+    assert kept[0.0] <= 2 * 4096
+    torch.testing.assert_close(gradients[0.0], gradients[1.0])
+
+
+@needs_compiler
+def test_compiling_is_measured_and_is_no_part_of_the_speed():
+    """A training that compiles for seconds says so; no timed window has them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        training = training_of(ZOO["mlp"], compile=MODEL)
+        found = measure(training, ZOO["mlp"], MeasureOptions(trial_time_s=0.3, parity_batch=None))
+    windows_s = found.num_steps * ZOO["mlp"].batch_size / found.samples_per_s.value
+    assert found.compile_s > 0
+    assert windows_s + found.compile_s <= found.phases_s["warmup"] + found.phases_s["timed"]
+
+
+def test_what_compiles_nothing_takes_no_time():
+    """Seconds of compiling are zero without it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = measure(training_of(ZOO["mlp"]), ZOO["mlp"], MeasureOptions(trial_time_s=0.1, parity_batch=None))
+    assert found.compile_s == 0.0
+
+
+@needs_compiler
+def test_blocks_of_torchs_own_classes_are_compiled_and_share_a_program_where_they_are_alike():
+    """Four ``nn.Sequential`` in a row, which ``nn.Module.compile`` leaves as they are without a word: three
+    widths, three programs, although torch may keep but one for each piece of code."""
+    from torch._dynamo import config
+    from torch._dynamo.utils import counters
+
+    blocks = [nn.Sequential(nn.Linear(*widths), nn.ReLU()) for widths in ((5, 5), (5, 5), (5, 3), (3, 3))]
+    model = autotune.apply_to_model(Plan(settings=Settings(compile=BLOCKS)), nn.Sequential(*blocks))
+    counters.clear()
+    with config.patch(recompile_limit=1):
+        model(torch.ones(2, 5, requires_grad=True))
+    assert counters["stats"]["unique_graphs"] == 3
+
+
+@needs_compiler
+def test_a_later_process_finds_what_an_earlier_one_compiled(tmp_path, monkeypatch):
+    """Inductor's cache on disk: of the same program, the second process compiles none."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    code = (
+        "import torch, autotune\n"
+        "from autotune.plan import Plan\n"
+        "from autotune.techniques import Settings\n"
+        "from autotune.techniques.compile import Compile\n"
+        "plan = Plan(settings=Settings(compile=Compile(kind='model', activation_memory_budget=0.5)))\n"
+        "model = autotune.apply_to_model(plan, torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()))\n"
+        "model(torch.ones(2, 3)).sum().backward()\n"
+        "from torch._dynamo.utils import counters\n"
+        "print(counters['inductor']['fxgraph_cache_hit'] + counters['aot_autograd']['autograd_cache_hit'])\n"
+    )
+    first, second = (
+        int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(2)
+    )
+    assert (first, second > 0) == (0, True)
+
+
+def test_an_earlier_plans_compiling_is_taken_off_and_the_users_own_stays():
+    """``apply_to_model`` twice on one model; a module that the user compiled is left alone."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].compile(backend="eager")
+    own = model[0]._compiled_call_impl
+    applied = autotune.apply_to_model(Plan(settings=Settings(compile=MODEL)), model)
+    assert applied is model
+    assert model._compiled_call_impl is not None
+    assert copy.deepcopy(model)._compiled_call_impl is None
+    autotune.apply_to_model(Plan(settings=Settings()), model)
+    assert model._compiled_call_impl is None
+    assert model[0]._compiled_call_impl is own
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"checkpointing": Checkpointing(kind="blocks")}, "use activation_memory_budget, or checkpointing"),
+        ({"layers": Layers(kind="exact")}, "memory-saving layers would not be in force"),
+    ],
+)
+def test_what_it_does_not_go_with_is_said(other, said):
+    """Two settings of which one would not be in force."""
+    with pytest.raises(ValueError, match=said):
+        Plan(settings=Settings(compile=MODEL, **other))
+
+
+def test_without_a_compiler_it_is_not_offered(monkeypatch):
+    """On CUDA both kinds are offered where there is a compiler; where there is none the reason is told."""
+    cuda = facts().model_copy(
+        update={"num_blocks": 2, "device": facts().device.model_copy(update={"type": "cuda"}), "no_compiler": None}
+    )
+    assert Compile.choices(cuda) == (Compile(), BLOCKS, MODEL)
+    bare = cuda.model_copy(update={"no_compiler": "there is no C++ compiler here"})
+    assert Compile.choices(bare) == (Compile(),)
+    assert MODEL.unavailable(bare) == "there is no C++ compiler here"
+    monkeypatch.setenv("PATH", "")
+    assert "apt-get install g++" in str(lacking_compiler("cpu"))
+    with pytest.raises(PlanError, match=r"no C\+\+ compiler .* Use kind: none here"):
+        autotune.apply_to_model(Plan(settings=Settings(compile=MODEL)), nn.Linear(1, 1))
+
+
+def test_a_budget_without_compiling_is_refused():
+    """It bounds what a compiled program keeps."""
+    with pytest.raises(ValueError, match=r"kind none compiles nothing, but got 0\.5\. Use kind: blocks"):
+        Compile(activation_memory_budget=0.5)
