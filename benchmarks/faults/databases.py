@@ -217,7 +217,8 @@ def _second(place: Place, link: Callable[[Place], str], executor: str) -> Compla
     second = place.start(*SEARCH, "--executor", "local", "--storage", url, "-o", "other.yaml", environment=away)
     if second.comes(r" starts", LONG_S):
         second.send(signal.SIGINT)
-    found = clean(second.finish(), REFUSES, "another search is using this study")
+    said = "hard links" if link is _hard else "another search is using this study"
+    found = clean(second.finish(), REFUSES, said)
     first.send(signal.SIGINT)
     held.release()
     found += clean(first.finish(), (0, 130))
