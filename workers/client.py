@@ -17,7 +17,10 @@ from .protocol import receive, send
 from .request import TrialRequest
 from .scratch import Scratch
 
-__all__ = ["ForkServer"]
+__all__ = ["FOLDERS", "ForkServer"]
+
+FOLDERS = "autotune-"
+"""What the names of fork servers' folders begin with."""
 
 _GRACE_S = 120.0
 """How long over a trial's deadline a server may stay silent: it may be importing torch from a slow disk."""
@@ -44,7 +47,7 @@ class ForkServer:
         """
         self._mark = f"{_MARK}={uuid.uuid4()}"
         self._log = unnamed_file()
-        self._scratch = Scratch("autotune-")
+        self._scratch = Scratch(FOLDERS)
         self._socket, theirs = socket.socketpair()
         name, _, value = self._mark.partition("=")
         module, handle = f"{__package__}.fork_server", theirs.fileno()

@@ -27,13 +27,14 @@ from ..errors import TrialsLost, UserError
 from ..measure.processes import descendants
 from ..task import split_source
 from ._base import Executor
+from .client import FOLDERS
 from .orphans import end_orphans, start_child
 from .outcome import STOPPED, Failed, Outcome
 from .pool import done
 from .process import ProcessId, end_all_with, identify, is_alive, name_of, text_of, unnamed_file
 from .protocol import receive, send
 from .request import TrialRequest
-from .scratch import Scratch
+from .scratch import Scratch, remove_abandoned
 
 __all__ = ["WORKER_CONFIG", "Answer", "Ask", "ClusterOptions", "RayExecutor", "Ready", "Refused"]
 
@@ -280,3 +281,4 @@ class RayExecutor(Executor):
             self._log.close()
         end_orphans()
         self._scratch.remove()
+        remove_abandoned(FOLDERS)  # of fork servers that were killed with their actor

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Scratch"]
+__all__ = ["Scratch", "remove_abandoned"]
 
 _OWNER = "owner"
 
@@ -31,8 +31,7 @@ class Scratch:
         Raises:
             OSError: it cannot be made; the message names it.
         """
-        parent = parent or tempfile.gettempdir()
-        _remove_left(Path(parent), prefix)
+        remove_abandoned(prefix, parent)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
             self._owner: IO[bytes] = (self.path / f"{_OWNER}.new").open("wb")
@@ -49,8 +48,14 @@ class Scratch:
             self._owner.close()
 
 
-def _remove_left(parent: Path, prefix: str) -> None:
-    for folder in parent.glob(f"{prefix}*"):
+def remove_abandoned(prefix: str, parent: str | None = None) -> None:
+    """Remove folders whose owners are gone.
+
+    Args:
+        prefix: what their names begin with.
+        parent: where they are; None is where temporary files go (``TMPDIR``).
+    """
+    for folder in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError), (folder / _OWNER).open("rb") as owner:
             if folder.stat().st_uid == os.getuid():
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,6 +24,8 @@ _KILLED = -signal.SIGKILL
 _NUM_LOSSES = 3
 _NEXT_S = 25.0
 _START_S = 30.0
+_RAYS_DRIVER = "workers.ray_pool"
+"""In the command of the process that Ray lives in."""
 
 
 def faults() -> Iterator[Fault]:
@@ -145,15 +147,15 @@ def _of_ray() -> Iterator[Fault]:
     for moment in ("inspection", "trial"):
         what = Disturbance(partial(_kill_part, part="_TrialActor"), codes=(0, 130), resumes=False)
         yield _fault("actor's worker SIGKILL", "ray", moment, what, "asked again: 0 or 130")
-    what = Disturbance(partial(_kill_part, part="workers.reaper"), codes=(0, 130), resumes=False)
-    yield _fault("reaper SIGKILL", "ray", "trial", what, "it goes on, and nothing is left")
+    what = Disturbance(partial(_kill_part, part=_RAYS_DRIVER), codes=(0, 2, 130), resumes=True)
+    yield _fault("Ray's driver SIGKILL", "ray", "trial", what, expected)
     for part in ("log_monitor", "runtime_env"):
         what = Disturbance(partial(_kill_part, part=part), codes=(0, 2, 130), resumes=False)
         yield _fault(f"{part} SIGKILL", "ray", "trial", what, expected)
-    both = Disturbance(_kill_driver_and_reaper, codes=(_KILLED,), is_environments=False, interrupts=False)
-    reason = "with the driver and its reaper killed at once nobody is left to remove Ray's folder"
+    both = Disturbance(_kill_driver_and_rays, codes=(_KILLED,), is_environments=False, interrupts=False)
+    reason = "with the search and Ray's driver killed at once nobody is left to remove Ray's folder"
     do = partial(disturb, executor="ray", moment="trial", what=both)
-    yield Fault("driver and reaper SIGKILL, trial", _KIND, "ray", "nothing left", do, undefended=reason)
+    yield Fault("search and Ray's driver SIGKILL, trial", _KIND, "ray", "nothing left", do, undefended=reason)
 
 
 def _kill_part(held: Held, part: str) -> None:
@@ -165,8 +167,8 @@ def _kill_part(held: Held, part: str) -> None:
             os.kill(process.pid, signal.SIGKILL)
 
 
-def _kill_driver_and_reaper(held: Held) -> None:
-    _kill_part(held, "workers.reaper")
+def _kill_driver_and_rays(held: Held) -> None:
+    _kill_part(held, _RAYS_DRIVER)
     _kill_driver(held)
 
 
