@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -57,6 +59,30 @@ def test_a_process_that_takes_turns_with_another_on_one_processor_is_disturbed()
         other.kill()
         other.wait()
     assert float(watching.stdout) > 0.1
+
+
+PAUSED = """
+import sys, time
+from autotune.measure.disturbance import Pauses
+watch, ends_s = Pauses(), time.monotonic() + 1.0
+print(flush=True)
+while time.monotonic() < ends_s:
+    time.sleep(0.01)
+print(watch.seconds())
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_process_that_was_stopped_while_it_waited_has_paused(is_stopped):
+    """Two seconds of SIGSTOP are seen, though it was asleep; sleeping by itself is no pause."""
+    child = subprocess.Popen([sys.executable, "-c", PAUSED], stdout=subprocess.PIPE, text=True)
+    child.stdout.readline()
+    if is_stopped:
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        child.send_signal(signal.SIGCONT)
+    found, _ = child.communicate()
+    assert (float(found) > 1.0) == is_stopped
 
 
 def test_what_its_own_children_take_is_its_own():

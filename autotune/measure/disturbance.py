@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 
 from .processes import descendants
 from .speed import Window
 
-__all__ = ["OtherWork", "missing_share"]
+__all__ = ["OtherWork", "Pauses", "missing_share"]
 
 _USUAL = 0.75
 """Quantile of the windows' processor time, over their time, that is taken for an undisturbed window's."""
@@ -35,6 +36,40 @@ def missing_share(windows: Sequence[Window]) -> float:
         if window.cpu_s < _TOLERANCE * usual * seconds:
             missing_s += seconds - window.cpu_s / usual
     return missing_s / sum(window.elapsed_s for window in windows)
+
+
+_BEAT_S = 0.05
+_LATE_S = 0.5
+"""A beat this late, or later, may be a pause; a thread that has Python to itself delays them by milliseconds."""
+
+
+class Pauses:
+    """Watches, from its making on, for moments at which the whole process stood still: stopped, or its machine was.
+
+    Windows do not tell those from waiting for data. A thread that should wake twenty times a second does.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="autotune-pauses", daemon=True)
+        self._thread.start()
+
+    def seconds(self) -> float:
+        """Wall time of all of them; nothing is watched for from here on."""
+        self._ended.set()
+        self._thread.join()
+        return self._seconds
+
+    def _watch(self) -> None:
+        is_ended, before_s, before_cpu_s = False, perf_counter(), process_time()
+        while not is_ended:
+            is_ended = self._ended.wait(_BEAT_S)
+            now_s, cpu_s = perf_counter(), process_time()
+            late_s, busy_s = now_s - before_s - _BEAT_S, cpu_s - before_cpu_s
+            if late_s >= _LATE_S and busy_s < late_s / 2:  # else one call into C kept Python to itself
+                self._seconds += late_s - busy_s
+            before_s, before_cpu_s = now_s, cpu_s
 
 
 class OtherWork:

@@ -11,7 +11,7 @@ from time import perf_counter
 from ..task import Task
 from ..training import Training
 from ..units import ceil_mib, format_bytes
-from .disturbance import OtherWork, missing_share
+from .disturbance import OtherWork, Pauses, missing_share
 from .leak import LeakWatch
 from .measurement import Measurement, MeasureOptions, Parity
 from .memory import Charge
@@ -66,10 +66,10 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
             steps.settle()
         warnings = _warm_up(steps, charge, leaks, options.trial_time_s * _WARMUP_SHARE)
     with _timed(phases_s, "timed"):
-        optimizer_time, other_work = OptimizerTime(training.device), OtherWork()
+        optimizer_time, other_work, pauses = OptimizerTime(training.device), OtherWork(), Pauses()
         with optimizer_time.watching(training.optimizer):
             timed = _time(steps, charge, leaks, options)
-        others_s = other_work.seconds()
+        others_s = other_work.seconds() + pauses.seconds()
     peak = charge.peak()
     leak, found = _look_for_leak(steps, leaks, options.trial_time_s * _WARMUP_SHARE)
     if training.loader.options["persistent_workers"] and not steps.feed.has_restarted:
