@@ -25,6 +25,7 @@ from .techniques._base import Run
 from .techniques.batch import Batch
 from .techniques.facts import difference
 from .training import Training
+from .weights import load_weights
 
 __all__ = ["apply", "build_loader", "build_model", "reference_batch"]
 
@@ -94,10 +95,10 @@ def _run_on_two_samples(task: Task, dataset: Any) -> Run | None:
 
 
 def build_model(task: Task) -> nn.Module:
-    """The user's model.
+    """The user's model, with the weights that its task names.
 
     Raises:
-        TaskError: ``build_model`` returned something else.
+        TaskError: ``build_model`` returned something else, or the weights are another model's.
     """
     model = task.build_model()
     if not isinstance(model, nn.Module):
@@ -105,6 +106,7 @@ def build_model(task: Task) -> nn.Module:
             f"{task.source or 'task'}: build_model returned {type(model).__name__}. "
             f"Wanted: {SIGNATURES['build_model']}."
         )
+    load_weights(task, model)
     return model
 
 

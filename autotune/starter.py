@@ -86,7 +86,7 @@ batch_size = 128
 #         parameter.data.clamp_(-8.0, 8.0)
 
 
-# def evaluate(model):  # Higher is better; a search does not use it yet.
+# def evaluate(model):  # Quality on data held out; higher is better. Lossy techniques are judged by it.
 #     inputs, targets = build_dataset().tensors
 #     return (model(inputs).argmax(dim=1) == targets).float().mean().item()
 

@@ -31,7 +31,7 @@ SIGNATURES = {
     "build_loader": "def build_loader(batch_size) -> torch.utils.data.DataLoader  # in place of build_dataset",
     "after_backward": "def after_backward(model) -> None  # gradients are whole and true, and not clipped yet",
     "after_step": "def after_step(model) -> None  # the optimizer has stepped",
-    "evaluate": "def evaluate(model) -> float  # higher is better",
+    "evaluate": "def evaluate(model) -> float  # higher is better; or (value, standard error)",
 }
 """The functions a task file may define, with the signature each must have."""
 
@@ -102,8 +102,11 @@ class Task:
     after_step: Callable[[nn.Module], Any] | None = None
     """Called once the optimizer has stepped and the gradients are cleared: for a weight average. Not where a loss
     scaler skips the step."""
-    evaluate: Callable[[nn.Module], float] | None = None
-    """Quality, higher is better. A search does not use it yet."""
+    evaluate: Callable[[nn.Module], float | tuple[float, float]] | None = None
+    """Quality on data held out, higher is better; or (quality, standard error). What lossy techniques are judged by."""
+    weights: str | Path | Callable[[], Mapping[str, torch.Tensor]] | None = None
+    """What the job trains on from: a state dict's file (relative to the task's), or a function that returns a state
+    dict; None is the model as ``build_model`` leaves it."""
     batch_size: int | None = None
     """The effective batch that the user trains with, held fixed; None leaves it free."""
     micro_batch_size: int | None = None
@@ -129,6 +132,7 @@ class Task:
         ]
         problems += self._wrong_arguments()
         problems += self._wrong_job()
+        problems += self._wrong_weights()
         if not isinstance(self.loader_options, Mapping):
             problems.append(f"loader_options must be a dict, but got {type(self.loader_options).__name__}")
         elif unknown := sorted(map(str, set(self.loader_options) - _LOADER_OPTIONS)):
@@ -164,10 +168,10 @@ class Task:
                 yield f"{name} is missing. Wanted: {SIGNATURES[name]}"
 
     def _wrong_arguments(self) -> Iterator[str]:
-        """Functions that cannot be called as they will be; ``evaluate`` is called by nobody yet."""
+        """Functions that cannot be called as they will be."""
         for name, signature in SIGNATURES.items():
             value = getattr(self, name)
-            if name == "evaluate" or not callable(value):
+            if not callable(value):
                 continue
             try:
                 takes = inspect.signature(value)
@@ -178,6 +182,13 @@ class Task:
                 takes.bind(*filter(None, called.split(",")))
             except TypeError:
                 yield f"{name} takes {takes}, but is called with ({called}). Wanted: {signature}"
+
+    def _wrong_weights(self) -> Iterator[str]:
+        if self.weights is not None and not (isinstance(self.weights, str | Path) or callable(self.weights)):
+            yield (
+                "weights must be the path of a state dict's file, or a function that returns a state dict, but got "
+                f"{type(self.weights).__name__}"
+            )
 
     def _wrong_job(self) -> Iterator[str]:
         """Numbers that say how the job trains today, and do not say it."""

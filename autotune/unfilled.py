@@ -32,7 +32,7 @@ def unfilled(task: Task) -> Task:
         except Exception:  # noqa: BLE001 - one that looks at its values may raise anything
             return task.build_model()
 
-    return replace(task, build_model=build)
+    return replace(task, build_model=build, weights=None)
 
 
 class _Looks(Exception):

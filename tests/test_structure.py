@@ -27,7 +27,7 @@ FLOORS = (
     ("measure",),
     ("apply_plan",),
     ("apply_pieces", "training", "fingerprint"),
-    ("loader", "unfilled"),
+    ("loader", "unfilled", "weights"),
     ("cut", "plan", "search_spaces", "task"),
     ("techniques",),
     ("layers",),

@@ -21,6 +21,7 @@ from ..measure.memory import enforce_budget, lift_budget
 from ..measure.parity import run_parity
 from ..measure.plain_loop import as_in_a_plain_loop
 from ..measure.profile import profile
+from ..measure.quality import measure_quality
 from ..measure.run import measure
 from ..task import Task, load_task
 from .failure import outcome_of
@@ -109,6 +110,9 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
         del training
         folder.write_measured()
         measurement = _with_parity(measurement, request, task)
+    if options.quality is not None:
+        folder.write_measured()
+        measurement = _with_quality(measurement, request, task)
     phases_s = {"load": load_s, "apply": apply_s, **measurement.phases_s}
     return Measured(measurement=measurement.model_copy(update={"phases_s": phases_s}))
 
@@ -121,6 +125,17 @@ def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) 
     parity = run_parity(apply(request.plan, task, seed=request.seed), task, request.options)
     phases_s = {**measurement.phases_s, "parity": time.monotonic() - began_s}
     return measurement.model_copy(update={"parity": parity, "phases_s": phases_s})
+
+
+def _with_quality(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:
+    """Train a model applied anew, so that each configuration has had the same steps, and evaluate it."""
+    assert request.options.quality is not None, "the caller sees to it"
+    began_s = time.monotonic()
+    gc.collect()
+    lift_budget()
+    quality = measure_quality(apply(request.plan, task, seed=request.seed), task, request.options.quality)
+    phases_s = {**measurement.phases_s, "quality": time.monotonic() - began_s}
+    return measurement.model_copy(update={"quality": quality, "phases_s": phases_s})
 
 
 def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profiled:

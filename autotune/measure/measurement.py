@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from ..plan import Budget, Peak, Speed
 
-__all__ = ["InspectOptions", "MeasureOptions", "Measurement", "Parity"]
+__all__ = ["InspectOptions", "MeasureOptions", "Measurement", "Parity", "Quality", "QualityOptions"]
 
 
 class _Frozen(BaseModel):
@@ -22,6 +22,15 @@ class InspectOptions(_Frozen):
     """``--allow-split``."""
     runs_model: bool = True
     """Run the model and time the loader; False leaves unknown what only that tells."""
+
+
+class QualityOptions(_Frozen):
+    """How quality is measured: after more training, by the task's ``evaluate``."""
+
+    num_samples: PositiveInt
+    """Samples to train on first, in whole optimizer steps."""
+    least_early: float | None = None
+    """A quality below this after a quarter of them ends it there; None goes on whatever it is."""
 
 
 class MeasureOptions(_Frozen):
@@ -48,6 +57,8 @@ class MeasureOptions(_Frozen):
     """Largest deviation of step 1 from the reference, as a share of its mean loss; step n may deviate n times that."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: take the peak on the largest of so many batches."""
+    quality: QualityOptions | None = None
+    """Measure quality too, in the same process, once its peak is known; None does not."""
 
 
 class Parity(_Frozen):
@@ -59,6 +70,21 @@ class Parity(_Frozen):
     """Largest difference from the reference, as a share of the reference's mean loss."""
     strayed_at: PositiveInt | None = None
     """First optimizer step beyond the limit, counted from 1; None where all are within it."""
+
+
+class Quality(_Frozen):
+    """What ``evaluate`` says after more training; higher is better."""
+
+    value: float = Field(allow_inf_nan=False)
+    """After all of it; after a quarter where that ruled it out."""
+    error: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Its standard error as ``evaluate`` has it; 0 where it says none."""
+    early: float | None = None
+    """After a quarter."""
+    is_whole: bool = True
+    """Whether all of the training was done."""
+    seconds: float = Field(default=0.0, ge=0)
+    """What training and evaluating took."""
 
 
 class Measurement(_Frozen):
@@ -86,6 +112,8 @@ class Measurement(_Frozen):
     """Seconds that torch.compile took; with a warm cache where something alike was compiled on this machine before."""
     leak_bytes_per_step: float | None = None
     """Memory gained by each optimizer step without end; None where it is stable."""
+    quality: Quality | None = None
+    """Of the model after more training; None where it was not asked for."""
     phases_s: dict[str, float]
     """Seconds in ``load`` (torch and the user's file), ``apply``, ``parity``, ``warmup``, ``timed``."""
     warnings: tuple[str, ...] = ()
