@@ -17,7 +17,7 @@ from sqlalchemy.engine import Engine
 
 from autotune.files import FOLDER
 from autotune.plan import Plan
-from autotune.search.candidates import ConfigurationSpace, Predict
+from autotune.search.configuration_space import ConfigurationSpace, Predict
 from autotune.search.driver import search
 from autotune.search.events import Event
 from autotune.search.inquiry import reference_settings

@@ -13,7 +13,7 @@ from search_tables import MIB, facts, options, row, run_search
 
 from autotune.estimate import Prediction
 from autotune.plan import Budget, load_plan
-from autotune.search.candidates import ConfigurationSpace, Foreseen
+from autotune.search.configuration_space import ConfigurationSpace, Foreseen
 from autotune.search.driver import search
 from autotune.search.events import TrialEnded, Warned
 from autotune.search.inquiry import Inquiry, inspect, reference_settings

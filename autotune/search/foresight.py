@@ -10,7 +10,7 @@ from ..techniques import Settings
 from ..techniques.checkpointing import Checkpointing
 from ..workers import Predicted, PredictRequest
 from ..workers.traces import first_line
-from .candidates import ConfigurationSpace, Foreseen
+from .configuration_space import ConfigurationSpace, Foreseen
 from .events import PredictionEnded, PredictionStarted
 from .inquiry import failure
 from .session import Session

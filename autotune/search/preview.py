@@ -9,7 +9,7 @@ from ..search_spaces import Unavailable, load_space
 from ..techniques import Facts, Technique
 from ..workers import Executor
 from .budget import asked, check_possible
-from .candidates import ConfigurationSpace
+from .configuration_space import ConfigurationSpace
 from .duration import Expected, expected, likely_trials
 from .inquiry import inspected, reference_settings
 from .options import SearchOptions
