@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.commands import Where
+from autotune.commands.where import Where
 from autotune.estimate import Prediction
 from autotune.plan import Budget
 from autotune.search.configuration_space import ConfigurationSpace
