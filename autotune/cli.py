@@ -49,7 +49,7 @@ from .arguments import (
 )
 from .errors import AutotuneError
 from .interrupts import interruptible
-from .report.printing import GONE, discard, escaped, listened_to, print_json
+from .report.printing import GONE, discard, listened_to, print_json, tell
 from .search.options import SearchOptions
 
 __all__ = ["app", "main"]
@@ -112,7 +112,7 @@ def search(  # the command's options, one line each: typer's form
 
     Ctrl-C once finishes the running trials and writes the best so far; twice stops at once.
     """
-    from . import commands
+    from .commands.where import Where, default_device
 
     options = SearchOptions(
         task=task,
@@ -130,20 +130,23 @@ def search(  # the command's options, one line each: typer's form
         sampler=sampler,
         storage=storage,
         resume=resume,
-        device=device or commands.default_device(),
+        device=device or default_device(),
     )
-    command = commands.preview if dry_run else commands.search
+    if dry_run:
+        from .commands.preview import preview as command
+    else:
+        from .commands.search import search as command
     with _one_document(json):
-        raise typer.Exit(command(options, commands.Where(executor, address, verbose), json))
+        raise typer.Exit(command(options, Where(executor, address, verbose), json))
 
 
 @app.command(short_help="Explain a plan in words.")
 def show(plan: PlanPath, json: Json = False) -> None:
     """Explain a plan in words: what each row does, what it was measured at, and how to apply it."""
-    from . import commands
+    from .commands.show import show as command
 
     with _one_document(json):
-        commands.show(plan, json)
+        command(plan, json)
 
 
 @app.command(short_help="Measure a plan again.")
@@ -163,10 +166,11 @@ def verify(
     json: Json = False,
 ) -> None:
     """Measure a plan again. Exits with 0 when it holds, 3 when it is over its budget, 2 for another model."""
-    from . import commands
+    from .commands.verify import verify as command
+    from .commands.where import Where
 
     with _one_document(json):
-        found = commands.verify(plan, task, commands.Where(executor, address, verbose), trial_time, json)
+        found = command(plan, task, Where(executor, address, verbose), trial_time, json)
     if not found.holds or (strict and found.slower):
         raise typer.Exit(3)
 
@@ -190,12 +194,14 @@ def profile(
     One step of MODEL.PY is traced in a process of its own, then once more with each technique that may change it.
     Ctrl-C leaves out those techniques that have not been measured yet.
     """
-    from . import commands
-    from .search.profile import WhatToProfile
+    from .commands.profile import ProfileForm
+    from .commands.profile import profile as command
+    from .commands.where import default_device
+    from .results import WhatToProfile
 
-    what = WhatToProfile(task, device or commands.default_device(), batch=batch, alone=alone, trace=trace, seed=seed)
+    what = WhatToProfile(task, device or default_device(), batch=batch, alone=alone, trace=trace, seed=seed)
     with _one_document(json):
-        raise typer.Exit(commands.profile(what, plan, commands.ProfileForm(depth, html, json), verbose))
+        raise typer.Exit(command(what, plan, ProfileForm(depth, html, json), verbose))
 
 
 @app.command(short_help="Tell without a device which micro-batch fits, and what fills the memory.")
@@ -216,13 +222,14 @@ def estimate(
     allocations are extended to any batch. A model that cannot be traced runs a few small steps instead. Where a search
     has measured this task, its trials calibrate the estimate. Exits with 3 when nothing fits.
     """
-    from . import commands
-    from .search.estimate import WhatToEstimate
+    from .commands.estimate import estimate as command
+    from .commands.where import default_device
+    from .results import WhatToEstimate
 
-    target = device or ("cuda" if device_memory is not None else commands.default_device())
+    target = device or ("cuda" if device_memory is not None else default_device())
     what = WhatToEstimate(task, budget, target, device_memory, space, effective_batch, storage)
     with _one_document(json):
-        commands.estimate(what, json, verbose)
+        command(what, json, verbose)
 
 
 @app.command(
@@ -237,9 +244,9 @@ def run(
 
     Some settings (the allocator) have to be there before a process starts; this puts them there.
     """
-    from . import commands
+    from .commands.run import run as start
 
-    commands.run(plan, command[1:] if command[0] == "--" else command)
+    start(plan, command[1:] if command[0] == "--" else command)
 
 
 @app.command(short_help="Write a commented task file that runs.")
@@ -259,9 +266,9 @@ def init(
 @app.command(short_help="Tell what this machine offers and lacks.")
 def doctor(json: Json = False) -> None:
     """Tell what this machine offers: devices, memory, versions, allocators; what is missing and how to get it."""
-    from . import commands
+    from .commands.doctor import doctor as command
 
-    commands.doctor(json)
+    command(json)
 
 
 @contextmanager
@@ -302,10 +309,10 @@ def _run() -> NoReturn:
             print_json({"exit_code": 2, "error": error.format_message()})
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
-        _tell("Interrupted.")
+        tell("Interrupted.")
         sys.exit(130)
     except AutotuneError as error:
-        _tell(str(error))
+        tell(str(error))
         sys.exit(error.exit_code)
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):
@@ -321,28 +328,20 @@ def _run() -> NoReturn:
 def _end_for(error: OSError) -> NoReturn:
     """What the system refused: a stream that has gone is no error, and some paths no system has."""
     if error.errno == errno.ENAMETOOLONG:
-        _tell(f"{str(error.filename)[:80]}…: {error.strerror}. Choose a shorter path.")
+        tell(f"{str(error.filename)[:80]}…: {error.strerror}. Choose a shorter path.")
         sys.exit(2)
     if error.errno not in (*GONE, errno.ENOSPC):
         _report_bug()
     discard(1)
     if error.errno in GONE:
         sys.exit(0)
-    _tell(f"What was to be printed could not be written: {error.strerror}.")
+    tell(f"What was to be printed could not be written: {error.strerror}.")
     sys.exit(2)
 
 
 def _report_bug() -> NoReturn:
-    _tell(
-        f"{traceback.format_exc()}This is a bug in autotune, not in your input. Please report it with the text above."
-    )
+    tell(f"{traceback.format_exc()}This is a bug in autotune, not in your input. Please report it with the text above.")
     sys.exit(1)
-
-
-def _tell(words: str) -> None:
-    """Say why it ends, to whoever listens."""
-    with suppress(OSError):
-        print(escaped(words), file=sys.stderr)
 
 
 def _have_standard_streams() -> None:

@@ -44,7 +44,7 @@ _LARGEST = 2**63
 _PREFIX, _SUFFIX = ".autotune-", ".tmp"
 """Of names that files have while they are written."""
 
-UNION_TAGS = ("(auto)", "(list)")
+UNION_TAGS = ("(auto)", "(list)", "(setting)", "(directive)")
 """Names of a union's members, which pydantic puts into the place of an error and no file has."""
 
 

@@ -18,7 +18,6 @@ from pydantic import (
 from .errors import PlanError
 from .files import dump_yaml, explain, read_text, read_yaml, write_text
 from .techniques import Settings
-from .techniques.checkpointing import OPEN
 from .techniques.facts import Identity
 from .units import Bytes, Percent, Ratio
 
@@ -207,13 +206,6 @@ class Plan(_Section):
     """Where it was measured."""
     search: SearchRecord | None = None
     """How it was found."""
-
-    @field_validator("settings")
-    @classmethod
-    def _check_is_decided(cls, settings: Settings) -> Settings:
-        if settings.checkpointing.is_open:
-            raise ValueError(OPEN)
-        return settings
 
     @field_validator("settings")
     @classmethod

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from autotune.commands import Where
+from autotune.commands.where import Where
 from autotune.search.driver import search
 from autotune.search.options import SearchOptions
 from autotune.units import format_percent

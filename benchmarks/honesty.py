@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from autotune.commands import Where
+from autotune.commands.where import Where
 from autotune.plan import Budget, Plan, load_plan
 from autotune.search.driver import search
 from autotune.search.inquiry import Inquiry, inspect, reference_settings

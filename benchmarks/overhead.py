@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.commands import Where
+from autotune.commands.where import Where
 from autotune.search.driver import search
 from autotune.search.events import Event, PredictionEnded, SearchStarted, Stopped, TrialEnded
 from autotune.search.options import SearchOptions

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from autotune.commands import Where
+from autotune.commands.where import Where
 from autotune.plan import Budget, Plan
 from autotune.search.driver import search
 from autotune.search.events import Event, PredictionEnded, Stopped, TrialEnded

@@ -37,7 +37,7 @@ class _Space(BaseModel):
 
 
 def _row(kind: type[Technique]) -> tuple[Any, Any]:
-    """One field of the model: ``auto``, or a list of ``kind``."""
+    """One field of the model: ``auto``, or a list of ``kind`` and its directive."""
 
     def only_auto(row: Any) -> Any:
         if row != "auto":
@@ -45,10 +45,23 @@ def _row(kind: type[Technique]) -> tuple[Any, Any]:
         return row
 
     auto = Annotated[Literal["auto"], BeforeValidator(only_auto), Tag(UNION_TAGS[0])]
-    explicit = Annotated[tuple[kind, ...], Field(min_length=1), Tag(UNION_TAGS[1])]  # type: ignore[valid-type]
-    either = Annotated[auto | explicit, Discriminator(lambda row: UNION_TAGS[isinstance(row, list | tuple)])]
+    explicit: Any = Annotated[tuple[_choice(kind), ...], Field(min_length=1), Tag(UNION_TAGS[1])]  # type: ignore[misc]
+    either: Any = Annotated[auto | explicit, Discriminator(lambda row: UNION_TAGS[isinstance(row, list | tuple)])]
     summary = (kind.__doc__ or kind.name).strip().splitlines()[0]  # python -OO has no docstrings
     return either | None, Field(default=None, description=f"{summary} `auto`, or a list of choices.")
+
+
+def _choice(kind: type[Technique]) -> Any:
+    """What a list may hold: settings of ``kind``, or its directive."""
+    directive = kind.directive
+    if directive is None:
+        return kind
+    setting, directed = UNION_TAGS[2:]
+    return Annotated[
+        Annotated[kind, Tag(setting)] | Annotated[type(directive), Tag(directed)],
+        Discriminator(lambda one: directed if one in (directive, directive.model_dump()) else setting),
+        Field(json_schema_extra=lambda schema: schema.update(anyOf=schema.pop("oneOf"))),
+    ]
 
 
 _fields: dict[str, Any] = {name: _row(kind) for name, kind in TECHNIQUES.items()}

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Engine
 
 from autotune.files import FOLDER
 from autotune.plan import Plan
-from autotune.search.candidates import ConfigurationSpace, Predict
+from autotune.search.configuration_space import ConfigurationSpace, Predict
 from autotune.search.driver import search
 from autotune.search.events import Event
 from autotune.search.inquiry import reference_settings
@@ -162,13 +162,14 @@ def run_search(
     executor: TableExecutor | None = None,
     stop: threading.Event | None = None,
     predict: Predict = lambda settings: None,
+    choose: Predict = lambda settings: None,
     **rest: Any,
 ) -> Run:
     """Search a table: all of it unless ``rows`` replace some; in the current directory."""
     known = known or facts()
     space = load_space(options.space)
     replaced = [*table(known, space), *(rows or ())]
-    executor = executor or TableExecutor(known, replaced, predict=predict)
+    executor = executor or TableExecutor(known, replaced, predict=predict, choose=choose)
     run = Run(executor, [])
     if options.storage is None and not options.resume and not FOLDER.exists():
         FOLDER.mkdir()

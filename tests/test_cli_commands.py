@@ -75,10 +75,9 @@ def test_every_command_is_listed_and_has_help(command, tmp_path):
 
 
 def test_reading_a_plan_imports_no_torch(plan):
-    program = (
-        f"import sys\nfrom autotune.commands import show\nfrom pathlib import Path\nshow(Path({str(plan)!r}), False)"
-    )
-    program += "\nprint(sorted({'torch', 'optuna', 'ray'} & set(sys.modules)))"
+    program = "import sys\nfrom autotune.commands.show import show\nfrom pathlib import Path\n"
+    program += f"show(Path({str(plan)!r}), False)\n"
+    program += "print(sorted({'torch', 'optuna', 'ray'} & set(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert ended.stdout.splitlines()[-1] == "[]", ended.stdout + ended.stderr
 

@@ -13,7 +13,7 @@ import autotune
 from autotune.errors import PlanError
 from autotune.plan import Plan
 from autotune.search import events
-from autotune.search.candidates import ConfigurationSpace
+from autotune.search.configuration_space import ConfigurationSpace
 from autotune.search.inquiry import check_plan, reference_settings
 from autotune.techniques import Settings
 from autotune.techniques.precision import Precision

@@ -11,10 +11,11 @@ import pytest
 from command_line import Ended, autotune
 from rich.console import Console
 
+from autotune.commands.estimate import estimate_task
 from autotune.errors import NothingFits
 from autotune.estimate import Estimate, Fill, Fit, Interval
 from autotune.report.estimate import as_json, explain, line
-from autotune.search.estimate import Combination, WhatToEstimate, estimate
+from autotune.results import Combination, WhatToEstimate
 from autotune.techniques import Settings
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
@@ -172,7 +173,7 @@ WHAT = WhatToEstimate("model.py", 100 * MIB)
 
 def test_combinations_begin_with_the_job_as_it_stands_and_single_techniques():
     executor = Says(micro_of)
-    found = estimate(WHAT, executor, lambda event: None)
+    found = estimate_task(WHAT, executor, lambda event: None)
     assert found.base.settings == Settings()
     changes = [one.num_changes for one in found.combinations]
     assert changes == sorted(changes)
@@ -185,12 +186,12 @@ def test_combinations_begin_with_the_job_as_it_stands_and_single_techniques():
 def test_one_precision_of_two_bytes_is_looked_at(has_bf16, half):
     card = CARD.model_copy(update={"type": "cuda", "bf16": has_bf16})
     executor = Says(micro_of, BLOCKS.model_copy(update={"device": card}))
-    estimate(WHAT, executor, lambda event: None)
+    estimate_task(WHAT, executor, lambda event: None)
     assert {request.options.settings.precision.kind for request in executor.asked} == {"default", half}
 
 
 def test_what_helps_is_told_by_single_techniques_the_most_first():
-    found = estimate(WHAT, Says(micro_of), lambda event: None)
+    found = estimate_task(WHAT, Says(micro_of), lambda event: None)
     kinds = [(one.settings.checkpointing.kind, one.settings.precision.kind, one.micro) for one in found.helps()]
     assert kinds == [("blocks", "default", 120), ("none", "bf16", 50)]
     assert all(one.settings.layers == Layers() for one in found.helps())
@@ -208,7 +209,7 @@ def test_the_blocks_for_the_jobs_own_batch_are_asked_of_the_job_as_it_stands_and
             return future
 
     executor = Names(micro_of)
-    found = estimate(WHAT, executor, lambda event: None)
+    found = estimate_task(WHAT, executor, lambda event: None)
     assert [one.options.settings for one in executor.asked if one.options.choose_blocks] == [Settings()]
     console = Console(width=140)
     with console.capture() as said:
@@ -219,12 +220,14 @@ def test_the_blocks_for_the_jobs_own_batch_are_asked_of_the_job_as_it_stands_and
 
 def test_nothing_fits_says_what_the_nearest_takes():
     with pytest.raises(NothingFits, match=r"not even a micro-batch of 1\. The nearest takes about 11 MiB"):
-        estimate(WHAT, Says(lambda settings: 0), lambda event: None)
+        estimate_task(WHAT, Says(lambda settings: 0), lambda event: None)
 
 
 def test_a_combination_that_crashes_is_told_and_the_others_go_on():
     crash = Crashed(message="Segmentation fault (SIGSEGV)")
-    found = estimate(WHAT, Says(lambda settings: crash if settings.layers.kind == "exact" else 5), lambda event: None)
+    found = estimate_task(
+        WHAT, Says(lambda settings: crash if settings.layers.kind == "exact" else 5), lambda event: None
+    )
     said = [line(one) for one in found.combinations if one.estimate is None]
     assert said
     assert all("Segmentation fault" in words for words in said)

@@ -170,12 +170,12 @@ class Deep(nn.Module):
 
 
 MANY = 2**16
-OPEN = settings(MANY, checkpointing={"kind": "chosen"})
+TO_CHOOSE = (settings(MANY),)
 
 
 def chosen(limit_bytes: int | None) -> Prediction:
     """For a CUDA device, whose base is the same each time."""
-    options = PredictOptions(settings=(OPEN,), target="cuda", limit_bytes=limit_bytes)
+    options = PredictOptions(settings=(), to_choose=TO_CHOOSE, target="cuda", limit_bytes=limit_bytes)
     (found,) = predict(task(Deep), options).predictions
     assert found is not None
     return found
@@ -220,6 +220,7 @@ def test_where_steps_are_probed_no_blocks_are_chosen_and_the_prediction_is_of_al
     assert stock is not None
     assert every is not None
     limit_bytes = (stock.peak_bytes + every.peak_bytes) // 2
-    found = predict(task(Reads), PredictOptions(settings=(OPEN,), target="cuda", limit_bytes=limit_bytes))
+    options = PredictOptions(settings=(), to_choose=TO_CHOOSE, target="cuda", limit_bytes=limit_bytes)
+    found = predict(task(Reads), options)
     assert found.predictions == (every,)
     assert every.blocks is None

@@ -15,6 +15,7 @@ import pytest
 from command_line import Ended, autotune, start
 from rich.console import Console
 
+from autotune.commands.profile import profile_task
 from autotune.errors import NothingFits, PlanError, TaskError
 from autotune.measure.allocations import OUTSIDE
 from autotune.measure.profiled import Area, ModuleRow, PeakMoment, Profile, Timeline
@@ -23,7 +24,7 @@ from autotune.report.chart import HEIGHT, WIDTH, chart
 from autotune.report.folding import lines
 from autotune.report.page import page
 from autotune.report.profile import as_json, cells, changes, columns, explain, line, notes
-from autotune.search.profile import Change, Profiling, WhatToProfile, profile
+from autotune.results import Change, Profiling, WhatToProfile
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
@@ -219,7 +220,7 @@ class Answers(Executor):
 
 
 def ask(executor, **changes):
-    return profile(WhatToProfile("healthy.py", "cpu", **changes), executor, lambda event: None)
+    return profile_task(WhatToProfile("healthy.py", "cpu", **changes), executor, lambda event: None)
 
 
 def test_each_choice_in_the_step_is_asked_for_once_and_the_job_alone_is_timed():

@@ -16,10 +16,10 @@ from autotune.report.preview import explain
 from autotune.report.progress import Progress
 from autotune.report.show import summary
 from autotune.report.words import outcome_words, rate, remark, roughly, settings_words, size
+from autotune.results import Preview
 from autotune.search import events
 from autotune.search.duration import Expected
 from autotune.search.options import SearchOptions
-from autotune.search.preview import Preview
 from autotune.techniques import Device, Facts, Settings
 from autotune.units import MIB
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut

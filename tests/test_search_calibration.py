@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 from search_tables import FINGERPRINT, MIB, facts, options, run_search, table
 
+from autotune.commands.estimate import estimate_task
 from autotune.errors import StudyError
 from autotune.estimate import Calibration, Estimate, EstimateOptions, Fit, Interval, Prediction
 from autotune.report.estimate import as_json, explain
+from autotune.results import WhatToEstimate
 from autotune.search.calibration import learn_calibration
-from autotune.search.estimate import WhatToEstimate, estimate
 from autotune.search.finished import finished
 from autotune.workers import Crashed, Estimated, Executor, Inspected, Predicted, TrialRequest
 from autotune.workers.table import TableExecutor
@@ -119,7 +120,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_study_nothing_is_asked_and_none_is_made():
     executor = Says()
-    found = estimate(WHAT, executor, lambda event: None)
+    found = estimate_task(WHAT, executor, lambda event: None)
     assert {asks(request) for request in executor.asked} == {"inspect", "estimate"}
     assert (found.calibration, found.study, as_json(found)["calibration"]) == (None, None, None)
     assert not Path(".autotune").exists()
@@ -128,7 +129,7 @@ def test_without_a_study_nothing_is_asked_and_none_is_made():
 def test_a_searchs_trials_are_predicted_and_every_combination_is_told_what_was_learned():
     run_search(options(trials=6))
     executor = Says()
-    found = estimate(WHAT, executor, lambda event: None)
+    found = estimate_task(WHAT, executor, lambda event: None)
     (predicted,) = (request for request in executor.asked if asks(request) == "predict")
     study = finished(URL, "model", FINGERPRINT)
     assert study is not None
@@ -159,7 +160,7 @@ def test_trials_of_another_job_say_nothing_and_that_is_said(what, known, reason)
     run_search(options(trials=2))
     executor = Says()
     executor.facts = facts(**known)
-    found = estimate(what, executor, lambda event: None)
+    found = estimate_task(what, executor, lambda event: None)
     assert (found.calibration, found.uncalibrated) == (None, reason)
     assert {asks(request) for request in executor.asked} == {"inspect", "estimate"}
     console = Console(width=300)
@@ -181,7 +182,7 @@ def test_trials_that_cannot_be_predicted_are_told():
             future.set_result(Crashed(message="SIGSEGV"))
             return future
 
-    found = estimate(WHAT, Crashes(), lambda event: None)
+    found = estimate_task(WHAT, Crashes(), lambda event: None)
     assert found.uncalibrated == "the trials of study model-1 could not be predicted: SIGSEGV"
 
 
@@ -191,7 +192,7 @@ def test_trials_with_loader_workers_are_left_out():
     run_search(options(trials=2), known)
     executor = Says()
     executor.facts = known
-    found = estimate(WHAT, executor, lambda event: None)
+    found = estimate_task(WHAT, executor, lambda event: None)
     assert "had loader workers" in found.uncalibrated
 
 
@@ -221,16 +222,16 @@ def test_a_file_that_is_no_study_ends_nothing_unless_it_was_named(content, reaso
     path = Path(".autotune/model.db")
     path.parent.mkdir()
     path.write_text(content)
-    found = estimate(WHAT, Says(), lambda event: None)
+    found = estimate_task(WHAT, Says(), lambda event: None)
     assert found.calibration is None
     assert (found.uncalibrated is None) == (reason is None)
     assert (reason or "") in (found.uncalibrated or "")
     assert path.read_text() == content
     with pytest.raises(StudyError):
-        estimate(dataclasses.replace(WHAT, storage=URL), Says(), lambda event: None)
+        estimate_task(dataclasses.replace(WHAT, storage=URL), Says(), lambda event: None)
 
 
 def test_a_named_storage_without_the_task_is_an_error():
     with pytest.raises(StudyError, match="has measured anything there"):
-        estimate(dataclasses.replace(WHAT, storage="sqlite:///typo.db"), Says(), lambda event: None)
+        estimate_task(dataclasses.replace(WHAT, storage="sqlite:///typo.db"), Says(), lambda event: None)
     assert not Path("typo.db").exists()

@@ -13,7 +13,7 @@ from search_tables import MIB, facts, options, row, run_search
 
 from autotune.estimate import Prediction
 from autotune.plan import Budget, load_plan
-from autotune.search.candidates import ConfigurationSpace
+from autotune.search.configuration_space import ConfigurationSpace, Foreseen
 from autotune.search.driver import search
 from autotune.search.events import TrialEnded, Warned
 from autotune.search.inquiry import Inquiry, inspect, reference_settings
@@ -23,7 +23,7 @@ from autotune.search_spaces import load_space
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator, installed_allocators
 from autotune.techniques.batch import Batch
-from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.checkpointing import BlocksToChoose, Checkpointing
 from autotune.workers.local import LocalExecutor
 from autotune.workers.table import Row
 
@@ -57,16 +57,19 @@ def rows() -> list[Row]:
 
 
 def predict(settings: Settings) -> Prediction:
-    """The peak to the byte; of what is open, the fewest first blocks that fit."""
-    if not settings.checkpointing.is_open:
-        return Prediction(peak_bytes=peak(settings.batch, len(settings.checkpointing.blocks)))
+    """The peak to the byte."""
+    return Prediction(peak_bytes=peak(settings.batch, len(settings.checkpointing.numbers(NUM_BLOCKS))))
+
+
+def choose(settings: Settings) -> Prediction:
+    """The fewest first blocks that fit."""
     fitting = [number for number in range(NUM_BLOCKS + 1) if peak(settings.batch, number) * 1.03 <= LIMIT]
     number = min(fitting, default=NUM_BLOCKS)
     return Prediction(peak_bytes=peak(settings.batch, number), blocks=tuple(range(number)))
 
 
 def run(**changes):
-    return run_search(options(budget_bytes=LIMIT, **changes), rows=rows(), predict=predict)
+    return run_search(options(budget_bytes=LIMIT, **changes), rows=rows(), predict=predict, choose=choose)
 
 
 @pytest.mark.parametrize("sampler", ["law", "tpe"])
@@ -116,9 +119,9 @@ def test_a_choice_that_is_another_of_the_space_has_its_name():
     Path("space.yaml").write_text(SPACE.replace("{kind: none}", "{kind: none}, {kind: blocks, every: 2}"))
     known = facts(num_blocks=4)
     space = ConfigurationSpace(load_space("space.yaml").choices(known), reference_settings(known), 4)
-    space = space.foretold(lambda settings: Prediction(peak_bytes=1, blocks=(0, 2)))
-    words = Settings(batch=BATCHES[0], checkpointing=Checkpointing(kind="chosen"))
-    assert space.decided(words).checkpointing == Checkpointing(kind="blocks", every=2)
+    space = space.foretold(Foreseen(blocks=lambda settings: (0, 2)))
+    point = {"batch": BATCHES[0], "checkpointing": BlocksToChoose(kind="chosen")}
+    assert space.resolved(point).checkpointing == Checkpointing(kind="blocks", every=2)
     assert len(list(space.shuffled("all"))) == 2 * 7
 
 

@@ -14,7 +14,7 @@ from search_tables import MIB, configurations, every, facts, options, row, run_s
 
 from autotune.errors import StudyError, TaskError
 from autotune.plan import Peak, Plan
-from autotune.search.candidates import ConfigurationSpace
+from autotune.search.configuration_space import ConfigurationSpace
 from autotune.search.events import SearchStarted, TrialEnded, Warned
 from autotune.search.inquiry import reference_settings
 from autotune.search.lock import Lock

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from search_tables import MIB, configurations, facts, options, peak, row, run_search, speed
 
+from autotune.commands.preview import preview_search
+from autotune.commands.verify import verify_plan
 from autotune.errors import PlanError, SpaceError, TaskError
 from autotune.plan import Plan
+from autotune.results import Verification
 from autotune.search.events import Event
-from autotune.search.preview import preview
-from autotune.search.verify import Verification, verify
 from autotune.techniques import Facts, Settings
 from autotune.techniques.batch import Batch
 from autotune.workers import Crashed, Failed, OutOfMemory
@@ -37,7 +38,7 @@ def check(plan: Plan, changed: Row | None = None, known: Facts | None = None) ->
     rows = [row(settings) for settings in configurations(facts())] + ([changed] if changed else [])
     executor = TableExecutor(known or facts(), rows)
     events: list[Event] = []
-    return verify(plan, "model.py", executor, events.append), executor
+    return verify_plan(plan, "model.py", executor, events.append), executor
 
 
 def test_a_plan_that_is_as_it_was_holds(plan: Plan):
@@ -123,7 +124,7 @@ def test_a_plan_written_by_hand_is_measured_without_anything_to_compare():
 
 def test_a_dry_run_counts_the_space_and_measures_nothing():
     executor = TableExecutor(facts(), [])
-    found = preview(options(trials=3), executor)
+    found = preview_search(options(trials=3), executor)
     assert {name: len(row) for name, row in found.choices.items()} == {"precision": 2, "allocator": 2}
     assert (found.num_configurations, found.num_trials) == (4, 3)
     assert found.num_likely == 3
@@ -134,11 +135,11 @@ def test_a_dry_run_counts_the_space_and_measures_nothing():
 
 def test_a_dry_run_names_what_cannot_be_had():
     Path("space.yaml").write_text("schema: autotune/space@1\nprecision: [{kind: fp32}, {kind: tf32}]\n")
-    (missing,) = preview(options(), TableExecutor(facts(), [])).unavailable
+    (missing,) = preview_search(options(), TableExecutor(facts(), [])).unavailable
     assert missing.setting.model_dump() == {"kind": "tf32"}
 
 
 def test_a_dry_run_of_a_bad_space_is_a_space_error():
     Path("space.yaml").write_text("schema: autotune/space@1\nprecison: auto\n")
     with pytest.raises(SpaceError, match="precison"):
-        preview(options(), TableExecutor(facts(), []))
+        preview_search(options(), TableExecutor(facts(), []))

@@ -11,6 +11,7 @@ from autotune.errors import SpaceError
 from autotune.search_spaces import SearchSpace, load_space, presets
 from autotune.techniques import TECHNIQUES
 from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import BlocksToChoose, Checkpointing
 from autotune.techniques.precision import Precision
 
 HEAD = "schema: autotune/space@1\n"
@@ -102,6 +103,21 @@ def test_what_is_no_mapping_is_answered_with_what_to_write(row, words):
         SearchSpace.from_yaml(HEAD + row)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_space_may_leave_the_blocks_to_the_search():
+    """``{kind: chosen}`` is no setting: those are always concrete."""
+    row = "checkpointing: [{kind: none}, {kind: chosen}, {kind: chosen, blocks: [1]}]"
+    space = SearchSpace.from_yaml(HEAD + row)
+    named = Checkpointing(kind="chosen", blocks=(1,))
+    assert space.choices(facts())["checkpointing"] == (Checkpointing(), BlocksToChoose(kind="chosen"), named)
+    (missing, _) = space.unavailable(facts(num_blocks=0))
+    assert missing.reason == "the model has 0 blocks"
+
+
+def test_a_list_of_no_blocks_is_no_choice():
+    with pytest.raises(SpaceError, match=r"checkpointing.0: blocks: kind chosen needs .* at least one block"):
+        SearchSpace.from_yaml(HEAD + "checkpointing: [{kind: chosen, blocks: []}]")
 
 
 def test_an_empty_list_is_refused():

@@ -86,6 +86,7 @@ class TableExecutor(Executor):
         rows: Iterable[Row],
         num_slots: int = 1,
         predict: Callable[[Settings], Prediction | None] = lambda settings: None,
+        choose: Callable[[Settings], Prediction | None] = lambda settings: None,
     ) -> None:
         """Take the table.
 
@@ -94,11 +95,12 @@ class TableExecutor(Executor):
             rows: one for each configuration that may be asked for.
             num_slots: what to say of trials at once; every answer is there at once anyway.
             predict: what to say of a configuration before it is measured.
+            choose: the same, of one whose blocks are to be chosen.
         """
         self.num_slots = num_slots
         self.requests: list[TrialRequest] = []
         self._facts = facts
-        self._predict = predict
+        self._predict, self._choose = predict, choose
         self._rows = {row.settings.canonical(): row for row in rows}
         self._asked: Counter[str] = Counter()
         self._is_closed = False
@@ -119,7 +121,8 @@ class TableExecutor(Executor):
             case InspectRequest():
                 return Inspected(facts=self._facts)
             case PredictRequest(options=PredictOptions() as options):
-                return Predicted(predictions=tuple(map(self._predict, options.settings)))
+                found = *map(self._predict, options.settings), *map(self._choose, options.to_choose)
+                return Predicted(predictions=found)
         key = request.applied.canonical()
         if key not in self._rows:
             return Failed(message=f"the table has no row for {key}; it has {len(self._rows)} others")

@@ -93,7 +93,9 @@ class PredictOptions(_Options):
     """Of which configurations something is to be said before they are measured."""
 
     settings: tuple[Settings, ...]
-    """Each with its batch; which blocks are recomputed may be left open, and is chosen for the limit."""
+    """Each with its batch."""
+    to_choose: tuple[Settings, ...] = ()
+    """Others, for each of which the blocks to recompute are chosen for the limit, whatever its own checkpointing."""
     model_bytes: NonNegativeInt = 0
     """Of the parameters: so many processes are started as have room for theirs."""
     most_s: PositiveFloat | None = None
@@ -112,8 +114,8 @@ class Prediction(_Frozen):
     bytes_per_sample: float | None = None
     """Bytes that it reads and writes."""
     blocks: tuple[int, ...] | None = None
-    """Where it was left open which blocks are recomputed, their numbers: all where even those are not enough. None
-    where they could not be chosen, and the prediction is for all."""
+    """Where the blocks to recompute were to be chosen, their numbers: all where even those are not enough. None where
+    they could not be chosen, and the prediction is for all."""
 
 
 class Fill(_Frozen):

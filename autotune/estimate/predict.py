@@ -24,6 +24,9 @@ from .segments import base_bytes
 
 __all__ = ["Predicted", "predict"]
 
+_Asked = tuple[Settings, bool]
+"""A configuration, and whether the blocks to recompute are to be chosen for it."""
+
 _WITHOUT_LAW: tuple[Effect, ...] = ("samples", "update", "process", "loader")
 """What one law serves, whatever it is: samples are the law's variable, the optimizer's implementation matters for a
 moment at the end of a step, an allocator in what it adds, and loader workers come on top."""
@@ -41,7 +44,8 @@ class Predicted:
     """What there is to say."""
 
     predictions: tuple[Prediction | None, ...]
-    """Of each configuration that was asked for; None where the time was used up, or a batch cannot run."""
+    """Of each configuration that was asked for, those to choose blocks for last; None where the time was used up, or a
+    batch cannot run."""
     probed: str | None
     """Why some were probed by real steps instead of traced."""
 
@@ -61,38 +65,40 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
         dataset = task.build_dataset()
         task = replace(task, build_dataset=lambda: dataset)
     bases = _Bases(options, task)
-    places = Places.of(task) if any(one.checkpointing.is_open for one in options.settings) else None
+    places = Places.of(task) if options.to_choose else None
 
     laws = Laws(task, options.largest_of, options.target)
     laws.open()
 
-    def answers(row: tuple[Settings, list[Settings]]) -> tuple[dict[Settings, Prediction], str | None]:
+    def answers(row: tuple[Settings, list[_Asked]]) -> tuple[dict[_Asked, Prediction], str | None]:
         """Of one combination."""
         predictors = _Predictors(*row, task, options, bases, places, laws)
         return dict(predictors.predictions(ends_s)), predictors.reason
 
     room = available_host_bytes() // (_COPIES * max(options.model_bytes, 1))
-    found: dict[Settings, Prediction] = {}
+    found: dict[_Asked, Prediction] = {}
     probed: str | None = None
-    for predictions, reason in in_forks(answers, list(_by_combination(options.settings).items()), room, ends_s):
+    asked = [*((one, False) for one in options.settings), *((one, True) for one in options.to_choose)]
+    for predictions, reason in in_forks(answers, list(_by_combination(asked).items()), room, ends_s):
         found |= predictions
         probed = probed or reason
-    return Predicted(tuple(found.get(settings) for settings in options.settings), probed)
+    return Predicted(tuple(map(found.get, asked)), probed)
 
 
-def _by_combination(every: Iterable[Settings]) -> dict[Settings, list[Settings]]:
+def _by_combination(every: Iterable[_Asked]) -> dict[Settings, list[_Asked]]:
     """Configurations by what they have in common beside their batch and checkpointing, the fewest changes first."""
-    found: dict[Settings, list[Settings]] = {}
-    for settings in every:
+    found: dict[Settings, list[_Asked]] = {}
+    for settings, is_open in every:
         stock = settings.stock(*_WITHOUT_LAW).model_copy(update={"checkpointing": Checkpointing()})
-        found.setdefault(stock, []).append(settings)
+        found.setdefault(stock, []).append((settings, is_open))
     return dict(sorted(found.items(), key=lambda row: len(row[0].model_dump(exclude_defaults=True))))
 
 
-def _order(settings: Settings) -> tuple[object, ...]:
-    """One checkpointing after the other, what is open last: its choices start from the laws of nothing and of all."""
-    chosen = settings.checkpointing
-    return chosen.is_open, chosen.kind != "none", chosen.every, chosen.blocks, _micro(settings)
+def _order(asked: _Asked) -> tuple[object, ...]:
+    """One checkpointing after the other, choices last: they start from the laws of nothing and of all."""
+    settings, is_open = asked
+    named = settings.checkpointing
+    return is_open, named.kind != "none", named.every, named.blocks, _micro(settings)
 
 
 class _Bases:
@@ -130,49 +136,51 @@ class _Predictors:
     def __init__(
         self,
         combination: Settings,
-        members: list[Settings],
+        asked: list[_Asked],
         task: Task,
         options: PredictOptions,
         bases: _Bases,
         places: Places | None,
         laws: Laws,
     ) -> None:
+        members = [settings for settings, _ in asked]
         split = next((one.batch for one in members if one.batch is not None and one.batch.accumulate > 1), None)
-        self._asked = EstimateOptions(
+        self._options = EstimateOptions(
             target=options.target,
             capability=options.capability,
             reference_batch=split.num_samples if split else 1,
             is_held=split is not None,
             largest_of=options.largest_of,
         )
-        self._combination, self._members, self._task = combination, members, task
+        self._combination, self._asked, self._task = combination, asked, task
         self._bases, self._places, self._laws = bases, places, laws
         self._limit_bytes = options.limit_bytes
         self._micros = set(map(_micro, members))
+        self._named = {settings.checkpointing for settings, is_open in asked if not is_open}
         self.of = lru_cache(_MOST_KEPT)(self._predictor)
         """The combination with this checkpointing."""
         self.reason: str | None = None
         """Why one was probed."""
 
-    def predictions(self, ends_s: float) -> Iterator[tuple[Settings, Prediction]]:
+    def predictions(self, ends_s: float) -> Iterator[tuple[_Asked, Prediction]]:
         """What is known of each; once the time has ended, no checkpointing is begun that was not before."""
         begun: set[Checkpointing] = set()
-        for settings in sorted(self._members, key=_order):
-            if time.monotonic() > ends_s and (settings.checkpointing.is_open or settings.checkpointing not in begun):
+        for settings, is_open in sorted(self._asked, key=_order):
+            if time.monotonic() > ends_s and (is_open or settings.checkpointing not in begun):
                 continue
             begun.add(settings.checkpointing)
             with suppress(Untraceable):  # this batch alone: a BatchNorm wants more than one value
-                yield settings, self._prediction(settings)
+                yield (settings, is_open), self._prediction(settings, is_open)
 
-    def _prediction(self, settings: Settings) -> Prediction:
+    def _prediction(self, settings: Settings, is_open: bool) -> Prediction:
         """What is known of a configuration.
 
         Raises:
             Untraceable: this batch had to be traced, and could not be.
         """
         checkpointing, blocks = settings.checkpointing, None
-        if checkpointing.is_open:
-            assert self._places is not None, "they are found where a setting is open"
+        if is_open:
+            assert self._places is not None, "they are found where blocks are to be chosen"
             blocks = self._choose(settings, self._places)
             every = tuple(range(self._places.num_blocks))
             checkpointing = Checkpointing.of(every if blocks is None else blocks, len(every))
@@ -194,10 +202,10 @@ class _Predictors:
 
     def _predictor(self, checkpointing: Checkpointing) -> Predictor:
         settings = self._combination.model_copy(update={"checkpointing": checkpointing})
-        is_named = not checkpointing.blocks or any(one.checkpointing == checkpointing for one in self._members)
+        is_named = not checkpointing.blocks or checkpointing in self._named
         micros = self._micros if is_named else ()  # blocks that are chosen for one micro-batch seldom are for another
-        asked = self._asked.model_copy(update={"settings": settings})
-        return Predictor(self._task, asked, self._bases.of(settings), self._laws, micros)
+        options = self._options.model_copy(update={"settings": settings})
+        return Predictor(self._task, options, self._bases.of(settings), self._laws, micros)
 
 
 def _prediction(predictor: Predictor, settings: Settings) -> Prediction:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..estimate import Calibration, Estimate, Fill, Interval
 from ..measure.allocations import OUTSIDE
 from ..plan import Budget
-from ..search.estimate import Combination, Estimation
+from ..results import Combination, Estimation
 from ..techniques import Facts
 from ..techniques.checkpointing import Checkpointing
 from ..units import format_bytes

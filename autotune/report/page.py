@@ -6,7 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ..measure.allocations import OUTSIDE
 from ..measure.profiled import Profile
-from ..search.profile import Profiling
+from ..results import Profiling
 from . import chart as drawing
 from .folding import lines
 from .profile import KINDS, cells, changes, columns, moment_words, notes, peak_words, title

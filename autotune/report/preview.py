@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ..results import Preview
 from ..search.budget import asked, budget_words
 from ..search.options import SearchOptions
-from ..search.preview import Preview
 from ..techniques import Technique
 from .lines import facts_words
 from .tables import rows_table

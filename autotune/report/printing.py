@@ -15,7 +15,7 @@ from ..units import printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["GONE", "console", "discard", "escaped", "listened_to", "print_json", "print_words"]
+__all__ = ["GONE", "console", "discard", "escaped", "listened_to", "print_json", "print_words", "tell"]
 
 GONE = (errno.EPIPE, errno.EIO)
 """What a stream answers once its reader, or its terminal, has gone."""
@@ -28,6 +28,12 @@ def escaped(text: str) -> str:
         if text.isprintable()
         else "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
     )
+
+
+def tell(words: str) -> None:
+    """Print lines of progress, or why it ends, on stderr; a reader that has gone ends nothing."""
+    with suppress(OSError):
+        print(escaped(words), file=sys.stderr)
 
 
 def console(file: Any) -> Console:

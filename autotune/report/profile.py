@@ -12,7 +12,7 @@ from rich.text import Text
 from ..measure.allocations import OUTSIDE, Kind
 from ..measure.profiled import PeakMoment, Profile
 from ..plan import Budget
-from ..search.profile import Change, Profiling
+from ..results import Change, Profiling
 from ..techniques import Facts, Settings, Technique
 from .fitting import FittingTable
 from .folding import Line, lines

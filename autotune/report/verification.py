@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..plan import Plan
+from ..results import Verification
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
-from ..search.verify import Verification
 from .lines import facts_words
 from .show import peak_words, speed_words
 from .tables import rows_table

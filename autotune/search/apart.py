@@ -14,7 +14,7 @@ from ..measure import Measurement
 from ..techniques import TECHNIQUES, Effect, Facts, Settings, Technique
 from ..workers import Measured
 from .beliefs import GAIN
-from .candidates import ConfigurationSpace
+from .configuration_space import ConfigurationSpace
 from .study import Study, Tried
 
 __all__ = ["Apart"]

@@ -6,196 +6,22 @@ Where not everything could be predicted, this package's own sampler begins with 
 from __future__ import annotations
 
 import itertools
-import json
-import math
-import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from ..estimate import Prediction
 from ..techniques import Settings, Technique
-from ..techniques.batch import Batch
-from ..techniques.checkpointing import Checkpointing
-from ..techniques.precision import Kind
-from .configurations import Configuration, Configurations
-from .expected_gain import ExpectedGainSampler
+from .configuration_space import ConfigurationSpace, Foreseen, Point
 from .options import SamplerName
 from .sampler import build_sampler
 from .study import Study, Tried
-from .trades import is_needless
 
-__all__ = ["Candidates", "ConfigurationSpace", "Predict", "Proposal"]
-
-Predict = Callable[[Settings], Prediction | None]
-"""What is known of a configuration before it is measured."""
+__all__ = ["Candidates", "Proposal"]
 
 _PATIENCE = 5
 """Proposals in a row that need no measuring before one is drawn from what is left."""
-
-_MOST = 10_000
-"""Configurations that are weighed against each other."""
-
-
-class ConfigurationSpace:
-    """The choices as Optuna sees them: an index where they lie on a line, a label elsewhere."""
-
-    def __init__(
-        self,
-        choices: Mapping[str, tuple[Technique, ...]],
-        reference: Settings,
-        num_blocks: int = 0,
-        predict: Predict = lambda settings: None,
-        precision: Kind | None = None,
-    ) -> None:
-        """
-        Args:
-            choices: of each technique.
-            reference: the job as it stands.
-            num_blocks: of the model, for the choice of which to recompute.
-            predict: what is known of each configuration, such as that choice where it was left open.
-            precision: what the task states.
-        """
-        self.choices = dict(choices)
-        self._reference, self._num_blocks, self._predict, self._precision = reference, num_blocks, predict, precision
-        recomputed = [choice for choice in choices.get("checkpointing", ()) if isinstance(choice, Checkpointing)]
-        self._open = [choice for choice in recomputed if choice.is_open]
-        self._concrete = [choice for choice in recomputed if not choice.is_open]
-        self._labels = {name: tuple(map(_label, row)) for name, row in self.choices.items()}
-        self.distributions: dict[str, BaseDistribution] = {
-            name: IntDistribution(0, len(row) - 1) if row[0].ordered else CategoricalDistribution(self._labels[name])
-            for name, row in self.choices.items()
-            if len(row) > 1
-        }
-
-    def foretold(self, predict: Predict) -> ConfigurationSpace:
-        """The same with what is known of each configuration."""
-        return ConfigurationSpace(self.choices, self._reference, self._num_blocks, predict, self._precision)
-
-    def narrowed(self, fixed: Mapping[str, Technique]) -> ConfigurationSpace:
-        """The same with one choice alone of some techniques; Optuna sees it among all."""
-        assert not any(choice.ordered for choice in fixed.values()), "Optuna sees their place in the whole row"
-        choices = {**self.choices, **{name: (choice,) for name, choice in fixed.items()}}
-        narrowed = ConfigurationSpace(choices, self._reference, self._num_blocks, self._predict, self._precision)
-        narrowed.distributions = self.distributions
-        return narrowed
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it is left open for any configuration which blocks are recomputed."""
-        return bool(self._open)
-
-    @property
-    def num_configurations(self) -> int:
-        """Settings that may be measured, the reference included; at most, where anything is open or they are many."""
-        return self._size - self.conflicts.total() + (self.params(self._reference) is None)
-
-    @property
-    def _size(self) -> int:
-        return math.prod(map(len, self.choices.values()))
-
-    @cached_property
-    def conflicts(self) -> Counter[str]:
-        """Why configurations are left out, and how many, of at most :data:`_MOST` that are looked at."""
-        return Counter(filter(None, map(self.conflict, itertools.islice(self._combined("conflicts"), _MOST))))
-
-    def conflict(self, settings: Settings) -> str | None:
-        """Why a configuration cannot be had, in words."""
-        return settings.in_force(self._precision).conflict()
-
-    def settings(self, params: Mapping[str, Any]) -> Settings:
-        """The settings that Optuna's ``params`` stand for; what is not a parameter stays as the reference has it, and
-        what is open is decided."""
-        chosen = {name: row[0] for name, row in self.choices.items()}
-        for name, value in params.items():
-            row = self.choices[name]
-            chosen[name] = row[value] if row[0].ordered else row[self._labels[name].index(value)]
-        return self.decided(self._reference.model_copy(update=chosen))
-
-    def decided(self, settings: Settings) -> Settings:
-        """With the blocks to recompute, where that is open: those that were foretold, else all. Where another choice of
-        the space recomputes the same, it is that one."""
-        if not settings.checkpointing.is_open:
-            return settings
-        known = self._predict(settings)
-        every = tuple(range(self._num_blocks))
-        blocks = every if known is None or known.blocks is None else known.blocks
-        others = (choice for choice in self._concrete if choice.numbers(self._num_blocks) == blocks)
-        chosen = next(others, Checkpointing.of(blocks, self._num_blocks))
-        return settings.model_copy(update={"checkpointing": chosen})
-
-    def in_words(self, settings: Settings) -> Settings:
-        """The reverse: as the space has it."""
-        for choice in self._open:
-            words = settings.model_copy(update={"checkpointing": choice})
-            if settings.checkpointing not in self._concrete and self.decided(words) == settings:
-                return words
-        return settings
-
-    def params(self, settings: Settings) -> dict[str, Any] | None:
-        """The reverse of :meth:`settings`; None where a choice is not in the space."""
-        settings = self.in_words(settings)
-        params: dict[str, Any] = {}
-        for name, row in self.choices.items():
-            choice = getattr(settings, name)
-            if choice not in row:
-                return None
-            if name in self.distributions:
-                params[name] = row.index(choice) if row[0].ordered else _label(choice)
-        return params
-
-    def sampler(self, study: Study) -> ExpectedGainSampler:
-        """This package's own, over all configurations of the choices that may be of use."""
-        record, rows = study.record, []
-        for words in self.weighed(record.seed):
-            if not self.is_needless(words, record.usable_bytes) and not self._is_repeated(words):
-                micro_batch = words.batch.micro if words.batch else None
-                known = self._predict(words)
-                gains = words.in_force(record.facts.precision).prior_gains()
-                rows.append(Configuration(self.params(words) or {}, micro_batch, known, gains))
-        configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
-        margin = record.budget.margin
-        return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)
-
-    def is_needless(self, settings: Settings, usable_bytes: float) -> bool:
-        """Whether it buys memory with time where none is wanting, by what is known."""
-        largest = self.choices["batch"][-1] if "batch" in self.choices else settings.batch
-        assert largest is None or isinstance(largest, Batch)
-        return is_needless(settings, largest, self._predict, usable_bytes)
-
-    def weighed(self, seed: int) -> Iterator[Settings]:
-        """What is weighed against each other, as the space has it: every configuration, or of a larger space so many at
-        random."""
-        return itertools.islice(self._shuffled(f"{seed}:weighed"), _MOST)
-
-    def shuffled(self, seed: str) -> Iterator[Settings]:
-        """Every configuration of the choices once, decided, in an order of its own for each ``seed``."""
-        return (self.decided(words) for words in self._shuffled(seed) if not self._is_repeated(words))
-
-    def _is_repeated(self, words: Settings) -> bool:
-        """Whether an open choice came to be another of the space."""
-        return words.checkpointing.is_open and self.decided(words).checkpointing in self._concrete
-
-    def _shuffled(self, seed: str) -> Iterator[Settings]:
-        return (settings for settings in self._combined(seed) if self.conflict(settings) is None)
-
-    def _combined(self, seed: str) -> Iterator[Settings]:
-        size = self._size
-        rng = random.Random(seed)
-        start, stride = rng.randrange(size), rng.randrange(1, size + 1)
-        while math.gcd(stride, size) != 1:  # a stride prime to the size visits every index once
-            stride += 1
-        for step in range(size):
-            rest, chosen = (start + step * stride) % size, {}
-            for name, row in self.choices.items():
-                rest, index = divmod(rest, len(row))
-                chosen[name] = row[index]
-            yield self._reference.model_copy(update=chosen)
 
 
 @dataclass(frozen=True)
@@ -220,12 +46,13 @@ class Candidates:
         self._study, self._space, self._reference = study, space, reference
         self._searched = space
         self._in_flight: set[str] = set()
-        self._guesses = self._unconfirmed = _nothing
+        self._guesses: Callable[[], Iterator[Point]] = _nothing
+        self._unconfirmed: Callable[[], Iterator[Settings]] = _nothing
 
     def use(
         self,
         sampler: SamplerName,
-        predict: Predict,
+        foreseen: Foreseen,
         fixed: Mapping[str, Technique],
         unconfirmed: Callable[[], Iterator[Settings]],
     ) -> None:
@@ -233,11 +60,11 @@ class Candidates:
 
         Args:
             sampler: its name.
-            predict: what is known of each configuration.
+            foreseen: what is known of each configuration.
             fixed: what ``law`` does not choose.
             unconfirmed: what ``law`` measures of that once it expects no more.
         """
-        self._space = self._searched = self._space.foretold(predict)
+        self._space = self._searched = self._space.foretold(foreseen)
         if sampler == "law":
             self._searched = self._space.narrowed(fixed)
             knowing = self._searched.sampler(self._study)
@@ -258,7 +85,7 @@ class Candidates:
         Args:
             trials_left: this one included; the last are for what is still to be confirmed.
         """
-        for guess in itertools.chain(self._study.lost, map(self._space.decided, self._guesses())):
+        for guess in itertools.chain(self._study.lost, map(self._space.resolved, self._guesses())):
             if self._is_new(guess):
                 return self._ask_for(guess)
         unconfirmed = self._new_unconfirmed()
@@ -292,7 +119,7 @@ class Candidates:
     def _new_unconfirmed(self) -> list[Settings]:
         return [settings for settings in self._unconfirmed() if self._is_new(settings)]
 
-    def _promising(self) -> Iterator[Settings]:
+    def _promising(self) -> Iterator[Point]:
         """Before the sampler: the most promising choice of everything at the largest batch that fits, by bisection; and
         again with what buys memory for time, where the reference's own batch did not fit without."""
         for with_trades in (False, True):
@@ -301,12 +128,11 @@ class Candidates:
                 for name, row in self._searched.choices.items()
                 if name != "batch" and (with_trades or not row[0].trades_time)
             }
-            combination = self._reference.model_copy(update=promising)
-            yield combination
-            first = self._measured(self._space.decided(combination))
+            yield promising
+            first = self._measured(self._space.resolved(promising))
             if first is None or not first.verdict.over_memory:
                 return
-            yield from self._bisect(combination)
+            yield from self._bisect(promising)
 
     def _most_promising(self, name: str) -> Technique:
         """The choice after the first, unless it is believed to be slower than that and buys nothing with it."""
@@ -318,18 +144,18 @@ class Candidates:
         gains = [one.prior_gains().get(name, (0.0, 0.0)) for one in settings]
         return first if gains[1] < gains[0] else others[0]
 
-    def _bisect(self, combination: Settings) -> Iterator[Settings]:
+    def _bisect(self, combination: Point) -> Iterator[Point]:
         """The next batch between the largest that is known to fit and the smallest that is known not to."""
         batches = self._space.choices.get("batch", ())
         fits, over = -1, len(batches)
         for index, batch in enumerate(batches):
-            known = self._measured(self._space.decided(combination.model_copy(update={"batch": batch})))
+            known = self._measured(self._space.resolved({**combination, "batch": batch}))
             if known is not None and known.verdict.over_memory:
                 over = min(over, index)
             elif known is not None:
                 fits = max(fits, index)
         if over - fits > 1:
-            yield combination.model_copy(update={"batch": batches[(fits + over) // 2]})
+            yield {**combination, "batch": batches[(fits + over) // 2]}
 
     def _is_new(self, settings: Settings) -> bool:
         known = settings.canonical() in self._in_flight or self._measured(settings) or self._witness(settings)
@@ -367,10 +193,5 @@ class Candidates:
         return Proposal(trial, self._study.begin(trial, settings), settings)
 
 
-def _nothing() -> Iterator[Settings]:
+def _nothing() -> Iterator[Any]:
     return iter(())
-
-
-def _label(choice: Technique) -> str:
-    """A text that stands for a choice in the study, whatever other choices there are."""
-    return json.dumps(choice.model_dump(mode="json", exclude_defaults=True), sort_keys=True)

@@ -19,8 +19,9 @@ from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
 from ..workers.folder import check_working_folder
 from .apart import Apart
 from .budget import asked, check_possible
-from .candidates import Candidates, ConfigurationSpace, Proposal
+from .candidates import Candidates, Proposal
 from .conclude import conclude
+from .configuration_space import ConfigurationSpace
 from .doubt import Doubt
 from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED

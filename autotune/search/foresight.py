@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from ..estimate import Prediction
 from ..techniques import Settings
+from ..techniques.checkpointing import Checkpointing
 from ..workers import Predicted, PredictRequest
 from ..workers.traces import first_line
-from .candidates import ConfigurationSpace, Predict
+from .configuration_space import ConfigurationSpace, Foreseen
 from .events import PredictionEnded, PredictionStarted
 from .inquiry import failure
 from .session import Session
@@ -27,25 +28,26 @@ _LEAST_S = 0.1
 """A request with no time left still answers for one combination."""
 
 
-def foresee(session: Session, space: ConfigurationSpace) -> Predict:
+def foresee(session: Session, space: ConfigurationSpace) -> Foreseen:
     """Ask for predictions, or take those that the study has; without any, trials have to teach everything."""
     foresight, usable = _Foresight(session), session.study.record.usable_bytes
+    foreseen = Foreseen(foresight.predict, foresight.blocks)
     if session.stop.is_set() or (session.options.sampler != "law" and not space.is_open):
-        return foresight.predict
-    every = list(dict.fromkeys(map(foresight.key, space.weighed(session.study.record.seed))))
+        return foreseen
+    weighed = space.weighed(session.study.record.seed)
+    named, to_choose = (list(dict.fromkeys(map(foresight.key, row))) for row in weighed)
     if session.options.sampler == "law":
-        foresight.ask([settings for settings in every if not buys_memory(settings)])
-        plain = space.foretold(foresight.predict)
-        trading = [settings for settings in every if buys_memory(settings) and not plain.is_needless(settings, usable)]
+        foresight.ask([settings for settings in named if not buys_memory(settings)])
+        plain = space.foretold(foreseen)
+        named, to_choose = (
+            [settings for settings in row if buys_memory(settings) and not plain.is_needless(settings, usable)]
+            for row in (named, to_choose)
+        )
     else:  # Optuna's samplers ask for nothing but which blocks to recompute
-        trading = list(filter(_is_open, every))
-    foresight.ask(trading)
-    foresight.tell_of_choices(list(filter(_is_open, trading)))
-    return foresight.predict
-
-
-def _is_open(settings: Settings) -> bool:
-    return settings.checkpointing.is_open
+        named = []
+    foresight.ask(named, to_choose)
+    foresight.tell_of_choices(to_choose)
+    return foreseen
 
 
 class _Foresight:
@@ -53,7 +55,9 @@ class _Foresight:
 
     def __init__(self, session: Session) -> None:
         self.known: dict[str, Prediction] = {}
-        """By ``settings.canonical()`` of what was asked for."""
+        """By ``settings.canonical()``."""
+        self._blocks: dict[str, tuple[int, ...]] = {}
+        """The same, with all blocks recomputed."""
         self._session = session
         self._num_asked = 0
         most_s = _MOST_S if session.options.max_time_s is None else _PART * session.options.max_time_s
@@ -68,37 +72,42 @@ class _Foresight:
         high = None if known.high_bytes is None else known.high_bytes + cached
         return known.model_copy(update={"peak_bytes": known.peak_bytes + cached, "high_bytes": high})
 
+    def blocks(self, settings: Settings) -> tuple[int, ...] | None:
+        """Which blocks were chosen for a configuration, whatever its own checkpointing; None where none could be."""
+        every = settings.model_copy(update={"checkpointing": Checkpointing(kind="blocks")})
+        return self._blocks.get(self.key(every).canonical())
+
     def key(self, settings: Settings) -> Settings:
         """What is asked in its place."""
         return settings.as_predicted(self._session.facts)
 
-    def ask(self, every: Sequence[Settings]) -> None:
-        """Ask for predictions, or take those that the study has."""
-        session = self._session
-        if not every or session.stop.is_set() or session.pace.elapsed_s() > self._ends_s:
+    def ask(self, named: Sequence[Settings], to_choose: Sequence[Settings] = ()) -> None:
+        """Ask for predictions, or take those that the study has; ``to_choose`` are those to choose blocks for."""
+        session, num_asked = self._session, len(named) + len(to_choose)
+        if not num_asked or session.stop.is_set() or session.pace.elapsed_s() > self._ends_s:
             return
-        session.observe(PredictionStarted(len(every)))
-        before = len(self.known)
-        asked = hashlib.sha256("\n".join(settings.canonical() for settings in every).encode()).hexdigest()
+        session.observe(PredictionStarted(num_asked))
+        asked = hashlib.sha256(repr((*named, "", *to_choose)).encode()).hexdigest()
         key = f"{_EVIDENCE}:{asked[:12]}"
         outcome = session.study.evidence(key)
         if outcome is None:
-            request = self._request(every)
+            request = self._request(named, to_choose)
             outcome = session.executor.ask(request)
             session.keep_output(request.id, outcome)
             if isinstance(outcome, Predicted):
                 session.study.keep_evidence(key, outcome)
+        num_known = 0
         if isinstance(outcome, Predicted):
-            self._take(every, outcome)
+            num_known = sum(one is not None for one in outcome.predictions)
+            self._take(named, to_choose, outcome)
         elif not session.was_cut_off(outcome):
             why = first_line(failure(outcome))
             session.warn(f"memory cannot be predicted, so that trials are spent on learning it: {why}")
-        session.observe(PredictionEnded(len(self.known) - before, len(every)))
+        session.observe(PredictionEnded(num_known, num_asked))
 
     def tell_of_choices(self, every: Sequence[Settings]) -> None:
         """Say where all blocks will be recomputed although only those that it takes were to be."""
-        known = [self.predict(settings) for settings in every]
-        missing = sum(found is None or found.blocks is None for found in known)
+        missing = sum(self.blocks(settings) is None for settings in every)
         if not missing or self._session.stop.is_set():
             return
         why = "what each block keeps could not be traced."
@@ -108,19 +117,25 @@ class _Foresight:
                 why += f" They get {_PART:.0%} of --max-time: allow more."
         self._session.warn(
             "checkpointing was to recompute only as many blocks as it takes, which is faster than all of them. For "
-            f"{missing} of {len(known)} configurations it will be all: {why}"
+            f"{missing} of {len(every)} configurations it will be all: {why}"
         )
 
-    def _request(self, every: Sequence[Settings]) -> PredictRequest:
+    def _request(self, named: Sequence[Settings], to_choose: Sequence[Settings]) -> PredictRequest:
         pace = self._session.pace
         most_s = max(self._ends_s - pace.elapsed_s(), _LEAST_S)
         deadline_s = pace.deadline_s(most_s, spare_finalists=True)
         self._num_asked += 1
-        request = self._session.inquiry.predict_request(every, most_s, deadline_s)
+        request = self._session.inquiry.predict_request(named, most_s, deadline_s, to_choose)
         return request.model_copy(update={"id": f"predict-{self._num_asked}"})
 
-    def _take(self, every: Sequence[Settings], outcome: Predicted) -> None:
+    def _take(self, named: Sequence[Settings], to_choose: Sequence[Settings], outcome: Predicted) -> None:
         if outcome.probed is not None:
             self._session.warn(f"memory is predicted from real steps at small batches: {outcome.probed}")
-        pairs = zip(every, outcome.predictions, strict=False)
-        self.known |= {settings.canonical(): one for settings, one in pairs if one is not None}
+        for number, (settings, one) in enumerate(zip((*named, *to_choose), outcome.predictions, strict=True)):
+            if one is None:
+                continue
+            if number >= len(named) and one.blocks is not None:
+                self._blocks[settings.canonical()] = one.blocks
+                chosen = Checkpointing.of(one.blocks, self._session.facts.num_blocks)
+                settings = settings.model_copy(update={"checkpointing": chosen})
+            self.known[settings.canonical()] = one

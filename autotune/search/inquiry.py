@@ -66,9 +66,11 @@ class Inquiry:
             environment=own_thread_variables(),
         )
 
-    def predict_request(self, every: Sequence[Settings], most_s: float | None, deadline_s: float) -> PredictRequest:
-        """What is known of configurations before they are measured; where it is open which blocks are recomputed, they
-        are chosen for the budget or, without one, for all of the device's memory."""
+    def predict_request(
+        self, every: Sequence[Settings], most_s: float | None, deadline_s: float, to_choose: Sequence[Settings] = ()
+    ) -> PredictRequest:
+        """What is known of configurations before they are measured, and which blocks ``to_choose`` are to recompute
+        within the budget or, without one, within all of the device's memory."""
         limit_bytes = self.budget.limit or self.facts.device.memory_bytes
         return PredictRequest(
             id="predict",
@@ -77,6 +79,7 @@ class Inquiry:
             device=self.facts.device.type,
             options=PredictOptions(
                 settings=tuple(every),
+                to_choose=tuple(to_choose),
                 target=self.facts.device.type,
                 capability=self.facts.device.capability,
                 limit_bytes=int(limit_bytes / (1 + self.budget.margin)),

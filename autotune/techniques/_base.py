@@ -91,6 +91,8 @@ class Technique(BaseModel):
     """Whether ``choices`` lie on a line (small to large), so that a sampler may interpolate."""
     trades_time: ClassVar[bool] = False
     """Whether it only ever buys memory with time: no first guess where the reference fits."""
+    directive: ClassVar[Technique | None] = None
+    """What a search space may list in place of a setting: that the search finds it."""
     purposes: ClassVar[Mapping[str, str]] = {}
     """What a setting does, in one sentence, by its ``kind``."""
 

@@ -18,20 +18,32 @@ from .recomputed import Buffers, recomputed
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["OPEN", "Checkpointing", "find_blocks"]
+__all__ = ["BlocksToChoose", "Checkpointing", "find_blocks"]
 
-OPEN = (
-    "checkpointing: blocks: kind chosen needs the number of at least one block, but got none. "
-    "Use {kind: chosen, blocks: [0]} for the first, or kind: none; only in a search space are they left out."
-)
-"""Why a setting whose blocks are left to a search cannot be applied."""
 _COVERAGE = 0.8
 """Share of the outer blocks' parameters that inner blocks must hold to be chosen instead: the blocks of a stage do,
 the heads of an attention layer do not."""
 
 
+class BlocksToChoose(Technique):
+    """In a search space: the search chooses which blocks are recomputed, for each batch."""
+
+    name: ClassVar[str] = "checkpointing"
+    trades_time: ClassVar[bool] = True
+
+    kind: Literal["chosen"]
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """Of how many blocks."""
+        return f"checkpoint as many of {f'{facts.num_blocks}' if facts else 'the'} blocks as it takes"
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """There must be blocks."""
+        return Checkpointing(kind="blocks").unavailable(facts)
+
+
 class Checkpointing(Technique):
-    """Recompute some of the model's repeated blocks, non-reentrant: every k-th, or those that are named or chosen.
+    """Recompute some of the model's repeated blocks, non-reentrant: every k-th, or those that are named.
 
     Source: Chen et al. 2016, arXiv:1604.06174; https://docs.pytorch.org/docs/stable/checkpoint.html
     """
@@ -40,6 +52,7 @@ class Checkpointing(Technique):
     stage: ClassVar[Stage] = Stage.CHECKPOINTING
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
+    directive: ClassVar[Technique] = BlocksToChoose(kind="chosen")
     purposes: ClassVar[Mapping[str, str]] = {
         "blocks": "Keeps only these blocks' inputs and computes their inside again in backward.",
         "chosen": "Keeps only these blocks' inputs and computes their inside again in backward.",
@@ -50,8 +63,7 @@ class Checkpointing(Technique):
     every: PositiveInt = 1
     """Of kind ``blocks``: recompute the first of each ``every`` blocks; 1 is all of them."""
     blocks: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
-    """Of kind ``chosen``: numbers of the blocks to recompute, from 0 in the model's order; ascending, each once. A
-    search space may leave them out: the search then chooses them for each batch."""
+    """Of kind ``chosen``: numbers of the blocks to recompute, from 0 in the model's order; ascending, each once."""
 
     @model_validator(mode="after")
     def _check_every(self) -> Checkpointing:
@@ -64,6 +76,11 @@ class Checkpointing(Technique):
     @model_validator(mode="after")
     def _check_blocks(self) -> Checkpointing:
         numbers = list(self.blocks)
+        if self.kind == "chosen" and not numbers:
+            raise ValueError(
+                "blocks: kind chosen needs the number of at least one block, but got none. Use {kind: chosen, "
+                "blocks: [0]} for the first, or kind: none; `- {kind: chosen}` in a search space has them chosen."
+            )
         if self.kind != "chosen" and numbers:
             raise ValueError(f"blocks: kind {self.kind} names no blocks, but got {numbers}. Use kind: chosen.")
         if any(after <= before for before, after in itertools.pairwise(numbers)):
@@ -75,8 +92,6 @@ class Checkpointing(Technique):
         if self.kind == "none":
             return super().describe(facts)
         blocks = f"{facts.num_blocks} blocks" if facts else "blocks"
-        if self.is_open:
-            return f"checkpoint as many of {blocks if facts else 'the blocks'} as it takes"
         if self.kind == "chosen":
             *before, last = map(str, self.blocks)
             named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"
@@ -96,13 +111,8 @@ class Checkpointing(Technique):
     def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
         """None and all blocks: whatever recomputes some lies between."""
         every = cls(kind="blocks")
-        some = [every if isinstance(one, Checkpointing) and one.is_open else one for one in choices if one != cls()]
+        some = [one if isinstance(one, cls) else every for one in choices if one != cls()]
         return (*(one for one in choices if one == cls()), *some[:1])
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a search is to choose the blocks; such a setting cannot be applied."""
-        return self.kind == "chosen" and not self.blocks
 
     @classmethod
     def of(cls, blocks: tuple[int, ...], num_blocks: int) -> Checkpointing:
@@ -159,8 +169,6 @@ class Checkpointing(Technique):
                 f"settings.checkpointing.blocks: must be numbers of the model's {len(blocks)} blocks, "
                 f"but got {beyond}. Use 0 to {len(blocks) - 1}, or kind: none."
             )
-        if self.is_open:
-            raise PlanError(f"settings: {OPEN}")
         return [blocks[number] for number in self.numbers(len(blocks))]
 
     def _beyond(self, num_blocks: int) -> str:

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.commands import Where
+from autotune.commands.where import Where
 from autotune.estimate import Prediction
 from autotune.plan import Budget
-from autotune.search.candidates import ConfigurationSpace
+from autotune.search.configuration_space import ConfigurationSpace
 from autotune.search.inquiry import Inquiry, failure, inspect, reference_settings
 from autotune.search.options import SearchOptions
 from autotune.search.pace import Pace

@@ -3,75 +3,95 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
-from ..errors import Interrupted, NothingFits, PlanError, TaskError
+from ..errors import Interrupted, NothingFits, PlanError, TaskError, UserError
+from ..files import check_output, replacing, write_text
+from ..interrupts import interrupts
 from ..measure.profiled import Profile, ProfileOptions
-from ..plan import Budget, Plan
+from ..plan import Budget, Plan, load_plan
+from ..report.page import page
+from ..report.printing import print_json, print_words, tell
+from ..report.profile import WIDTH, as_json, explain, line
+from ..results import Change, Profiling, WhatToProfile
+from ..search.inquiry import LARGEST_OF, check_plan, failure, inspect, reference_settings
+from ..search.options import SearchOptions
+from ..search.pace import Pace
+from ..task import task_file
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch
 from ..workers import STOPPED, Executor, Failed, Outcome, OutOfMemory, Profiled, ProfileRequest
 from ..workers.environment import own_thread_variables
-from .inquiry import LARGEST_OF, check_plan, failure, inspect, reference_settings
-from .options import SearchOptions
-from .pace import Pace
+from .where import Where, trials
 
-__all__ = ["Change", "Profiling", "WhatToProfile", "profile"]
+__all__ = ["ProfileForm", "profile", "profile_task"]
 
 
 @dataclass(frozen=True)
-class WhatToProfile:
-    """What the user asked for. Every field is a command-line option of ``autotune profile``."""
+class ProfileForm:
+    """How a profile is shown."""
 
-    task: str
-    """``model.py`` or ``model.py:name``."""
-    device: Literal["cpu", "cuda"]
-    """torch's device type."""
-    plan: Plan | None = None
-    """``--plan``: its settings are in force; None is the job as it stands."""
-    batch: int | None = None
-    """``--batch``: samples in one forward pass, and in one optimizer step; None is the plan's or the task's."""
-    alone: bool = False
-    """``--alone``: without asking what each technique would change."""
-    trace: Path | None = None
-    """``--trace``: a Chrome trace of the job, besides."""
-    seed: int = 0
-    """``--seed``."""
+    depth: int | None = None
+    """Levels of modules of the table; None is as many as fit a screen."""
+    html: Path | None = None
+    """Where the page goes; None writes none."""
+    json: bool = False
+    """Print one JSON document."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """The same step with one technique changed."""
+def profile(what: WhatToProfile, plan: Path | None, form: ProfileForm, verbose: bool) -> int:
+    """Profile a task, print what was found, and write the files that were asked for.
 
-    technique: Technique
-    """The only setting that differs."""
-    outcome: Outcome
-    """``Profiled``, or why not."""
+    Args:
+        what: the task and what to do with it; its ``trace`` is where the Chrome trace is to be in the end.
+        plan: the plan to put in force; None is the job as it stands.
+        form: what is printed and written.
+        verbose: show what the task prints.
 
-    @property
-    def profile(self) -> Profile | None:
-        """The step; None where it did not come to its end."""
-        return self.outcome.profile if isinstance(self.outcome, Profiled) else None
+    Returns:
+        The exit code: 0, or 130 after a Ctrl-C.
+
+    Raises:
+        UserError: a file cannot be written, said before anything runs; or as :func:`profile_task`.
+    """
+    taken = {"the task": task_file(what.task), "the plan": plan}
+    for option, path, other in (("--html", form.html, what.trace), ("--trace", what.trace, None)):
+        if path is not None:
+            check_output(path, {**taken, "the other output": other}, UserError, option)
+    tell(f"reading the task: {what.task}")
+    told: list[Facts] = []
+
+    def observe(event: Facts | Settings | Change) -> None:
+        tell(line(event, *told))
+        told.extend([event] if isinstance(event, Facts) else [])
+
+    in_force = load_plan(plan) if plan else None
+    stop = threading.Event()
+    with (
+        trials(Where("local", verbose=verbose), what.task, what.device) as executor,
+        interrupts(stop, executor.close),
+        replacing(what.trace, UserError, "--trace") if what.trace else nullcontext() as trace,
+    ):
+        found = profile_task(replace(what, plan=in_force, trace=trace), executor, observe)
+    code = Interrupted.exit_code if stop.is_set() else 0
+    if form.html is not None:
+        write_text(form.html, page(found, form.depth), UserError, "--html")
+    if form.json:
+        files = {"html": form.html and str(form.html), "trace": what.trace and str(what.trace)}
+        print_json({"exit_code": code, **files, **as_json(found)})
+    else:
+        print_words(sys.stdout, explain(found, form.depth), WIDTH)
+    return code
 
 
-@dataclass(frozen=True)
-class Profiling:
-    """A step, and what each technique would make of it."""
-
-    task: str
-    settings: Settings
-    """In force."""
-    facts: Facts
-    base: Profile
-    changes: tuple[Change, ...]
-    not_measured: tuple[Technique, ...] = ()
-    """What the user's Ctrl-C left out."""
-
-
-def profile(what: WhatToProfile, executor: Executor, observe: Callable[[Facts | Settings | Change], None]) -> Profiling:
+def profile_task(
+    what: WhatToProfile, executor: Executor, observe: Callable[[Facts | Settings | Change], None]
+) -> Profiling:
     """Profile a task in a fresh process, then once more for each setting that may change its step.
 
     Args:

@@ -2,44 +2,79 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from pathlib import Path
 
-from ..errors import PlanError, TaskError
+from ..errors import PlanError, TaskError, UserError
 from ..measure import Measurement
-from ..plan import Budget, Evidence, Plan
+from ..plan import Budget, Evidence, Plan, load_plan
+from ..report.printing import print_json, print_words, tell
+from ..report.verification import as_json, explain, line
+from ..results import Verification
+from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
+from ..search.evidence import combine
+from ..search.inquiry import Inquiry, check_plan, failure, inspect
+from ..search.options import SearchOptions
+from ..search.pace import NUM_REPEATS, Pace
+from ..task import split_source
 from ..techniques import Facts
 from ..units import ceil_mib, format_bytes
 from ..workers import Executor, Failed, Measured, Outcome, OutOfMemory
-from .events import Event, FinalistEnded, Inspected, TrialStarted, Warned
-from .evidence import combine
-from .inquiry import Inquiry, check_plan, failure, inspect
-from .options import SearchOptions
-from .pace import NUM_REPEATS, Pace
+from .where import Where, default_device, trials
 
-__all__ = ["Verification", "verify"]
+__all__ = ["verify", "verify_plan"]
 
 
-@dataclass(frozen=True)
-class Verification:
-    """A plan, measured again."""
+def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json: bool) -> Verification:
+    """Measure a plan again and print what was found.
 
-    measured: Evidence | None
-    """What it cost now; None where it ran out of memory."""
-    over_budget: str | None
-    """By how much, or that it leaks, in words; None where it holds."""
-    slower: str | None
-    """By how much, in words; None where it is as fast as stated, or nothing is stated."""
-    warnings: tuple[str, ...]
-    """What else is not as it was: another torch, another device."""
+    Args:
+        path: the plan.
+        task: None is the plan's own, beside the plan.
+        where: what runs it.
+        trial_time_s: the time share of each repeat's timed windows, seconds.
+        json: print one JSON document.
+    """
+    plan = load_plan(path).on(default_device())
+    task = task or _beside(path, plan)
+    tell(f"runs {task} with {path}")
 
-    @property
-    def holds(self) -> bool:
-        """Whether the plan stays within its budget."""
-        return self.over_budget is None
+    def observe(event: Event) -> None:
+        said = line(event, plan)
+        if said is not None:
+            tell(said)
+
+    assert plan.budget.device is not None, "set above"
+    with trials(where, task, plan.budget.device) as executor:
+        found = verify_plan(plan, task, executor, observe, trial_time_s)
+    if json:
+        print_json({"path": str(path), "task": task, **as_json(found, plan)})
+    else:
+        print_words(sys.stdout, explain(found, plan))
+    return found
 
 
-def verify(
+def _beside(path: Path, plan: Plan) -> str:
+    """The plan's own task: below the plan's folder as it is named, or beside the plan. A plan runs no other file.
+
+    Raises:
+        UserError: there is none.
+    """
+    if plan.task is None:
+        raise UserError(f"{path}: it names no task. Give it: `autotune verify {path} model.py`.")
+    folder, source = path.parent, plan.task.source
+    for candidate in (str(folder / source), str(folder / Path(source).name)):
+        try:
+            file, _ = split_source(candidate)
+        except TaskError:
+            continue
+        if file.resolve().is_relative_to(folder.resolve()):
+            return candidate
+    raise UserError(f"{path}: its task {source} is not beside it. Give it: `autotune verify {path} path/to/model.py`.")
+
+
+def verify_plan(
     plan: Plan, task: str, executor: Executor, observe: Callable[[Event], None], trial_time_s: float = 60.0
 ) -> Verification:
     """Measure a plan in three fresh interpreters.

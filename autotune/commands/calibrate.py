@@ -1,0 +1,116 @@
+"""What the trials of a search say of an estimate of the same task."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import StudyError
+from ..estimate import Calibration, EstimateOptions, Interval, PredictOptions
+from ..results import WhatToEstimate
+from ..search.calibration import learn_calibration
+from ..search.finished import Finished, finished
+from ..search.inquiry import LARGEST_OF, failure
+from ..search.pace import Pace
+from ..search.storage import default_url
+from ..search.storage_url import masked
+from ..techniques import Facts
+from ..workers import Executor, Predicted, PredictRequest
+from ..workers.environment import own_thread_variables
+from ..workers.traces import first_line
+
+__all__ = ["Uncalibrated", "calibrate", "predict_request"]
+
+_MOST_CALIBRATING_S = 60.0
+"""Seconds after which no further law is traced for trials; those of a search are kept."""
+
+
+class Uncalibrated(Exception):
+    """Trials say nothing; the message says why, and is empty where there are none."""
+
+
+def calibrate(what: WhatToEstimate, facts: Facts, executor: Executor, pace: Pace) -> tuple[str, Calibration]:
+    """Hold what a search has measured against what would have been predicted of it.
+
+    Returns:
+        The study's name, and what was learned.
+
+    Raises:
+        Uncalibrated: that is nothing.
+        StudyError: the storage that the user named cannot be read, or has no study of the task.
+    """
+    study = _study(what, facts)
+    alone = [
+        (seen, measurement.peak.process)
+        for settings, measurement in study.measured
+        if not (seen := settings.as_predicted(study.facts)).data_loading.num_workers
+        and settings.data_loading.cache == "none"  # an epoch that is kept in memory is no matter of the laws
+    ]
+    if not alone:
+        raise Uncalibrated(f"every trial of study {study.name} had loader workers or a cached epoch, which come on top")
+    asked = PredictOptions(
+        settings=tuple(settings for settings, _ in alone),
+        target=what.device,
+        largest_of=LARGEST_OF if facts.shapes_vary else None,
+        model_bytes=4 * facts.num_parameters,
+        most_s=_MOST_CALIBRATING_S,
+    )
+    outcome = executor.ask(predict_request("calibrate", what, pace, asked))
+    if not isinstance(outcome, Predicted):
+        reason = first_line(failure(outcome))
+        raise Uncalibrated(f"the trials of study {study.name} could not be predicted: {reason}")
+    rows = [
+        (Interval(low=one.peak_bytes, value=one.peak_bytes, high=one.high_bytes), measured)
+        for one, (_, measured) in zip(outcome.predictions, alone, strict=True)
+        if one is not None and one.high_bytes is not None
+    ]
+    if not rows:
+        raise Uncalibrated(f"none of the trials of study {study.name} could be predicted")
+    return study.name, learn_calibration(rows)
+
+
+def predict_request(
+    name: str, what: WhatToEstimate, pace: Pace, options: PredictOptions | EstimateOptions
+) -> PredictRequest:
+    """What is asked of a process of its own."""
+    return PredictRequest(
+        id=name,
+        task=os.path.abspath(what.task),
+        device="cpu",
+        options=options,
+        deadline_s=pace.deadline_s(0.0, spare_finalists=False),
+        environment=own_thread_variables(),
+    )
+
+
+def _study(what: WhatToEstimate, facts: Facts) -> Finished:
+    """The one whose trials were of this job, on this kind of device."""
+    stem = Path(what.task).stem
+    try:
+        study = finished(what.storage or default_url(stem), stem, facts.fingerprint)
+    except StudyError as error:
+        if what.storage is not None:
+            raise
+        raise Uncalibrated(str(error)) from None
+    if study is None and what.storage is not None:
+        raise StudyError(
+            f"--storage {masked(what.storage)}: no study of {what.task} has measured anything there. "
+            "Name the storage of a search, or leave it out."
+        )
+    if study is None:
+        raise Uncalibrated
+    different = [name for name, before, now in _compared(study.facts, facts) if before != now]
+    if different:
+        raise Uncalibrated(f"study {study.name} was of {', '.join(different)}")
+    return study
+
+
+def _compared(study: Facts, facts: Facts) -> Iterator[tuple[str, object, object]]:
+    yield "another kind of device", study.device.type, facts.device.type
+    yield "another torch", study.torch_version, facts.torch_version
+    yield "another precision", study.precision, facts.precision
+    yield "another dataset", (study.dataset_length, study.dataset_bytes), (facts.dataset_length, facts.dataset_bytes)
+    if facts.device.type == "cpu":
+        yield "another processor", study.device.name, facts.device.name
+        yield "another number of threads", study.num_threads, facts.num_threads

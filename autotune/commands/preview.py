@@ -1,0 +1,62 @@
+"""``autotune search --dry-run``: what a search would try, and how long it may take."""
+
+from __future__ import annotations
+
+import sys
+
+from ..report.preview import as_json, explain
+from ..report.printing import print_json, print_words, tell
+from ..results import Preview
+from ..search.budget import asked, check_possible
+from ..search.duration import expected, likely_trials
+from ..search.inquiry import inspected, reference_settings
+from ..search.options import SearchOptions
+from ..search.pace import Pace
+from ..search_spaces import load_space
+from ..workers import Executor
+from .where import Where, trials
+
+__all__ = ["preview", "preview_search"]
+
+
+def preview(options: SearchOptions, where: Where, json: bool) -> int:
+    """Print what a search would try, and return 0."""
+    tell(f"reading the task: {options.task}; no trial is run")
+    with trials(where, options.task, options.device) as executor:
+        found = preview_search(options, executor)
+    if json:
+        print_json(as_json(found))
+    else:
+        print_words(sys.stdout, explain(found, options))
+    return 0
+
+
+def preview_search(options: SearchOptions, executor: Executor) -> Preview:
+    """Inspect the task and say what a search would do; measures nothing and writes nothing.
+
+    Raises:
+        UserError: the budget is below what any process takes.
+        TaskError: the task cannot be loaded or inspected.
+        SpaceError: an unknown technique or value in the space.
+    """
+    from ..search.configuration_space import ConfigurationSpace  # it takes a moment, and something is shown by now
+
+    pace = Pace(options.trial_time_s, options.max_time_s)
+    space = load_space(options.space)
+    found = inspected(options, executor, pace)
+    facts = found.facts
+    check_possible(asked(options), facts)
+    choices = space.choices(facts)
+    configurations = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks, precision=facts.precision)
+    size = configurations.num_configurations
+    num_trials = min(options.trials, size)
+    return Preview(
+        facts=facts,
+        choices=choices,
+        unavailable=space.unavailable(facts),
+        conflicts=configurations.conflicts,
+        num_configurations=size,
+        num_trials=num_trials,
+        num_likely=likely_trials(num_trials, options.sampler),
+        expected=expected(facts, found.seconds, options, num_trials),
+    )

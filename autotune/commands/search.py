@@ -1,0 +1,52 @@
+"""``autotune search``: a search, watched, and what it comes to."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+
+from ..errors import Interrupted
+from ..interrupts import interrupts
+from ..report.live import watching
+from ..report.printing import console, listened_to, print_json, print_words, tell
+from ..report.show import as_json, summary
+from ..search.options import SearchOptions
+from ..search.pace import Pace
+from ..task import refuse_script
+from .where import Where, trials
+
+__all__ = ["search"]
+
+
+def search(options: SearchOptions, where: Where, json: bool) -> int:
+    """Run a search and print the plan's path, or one JSON document.
+
+    Returns:
+        The exit code: 0, or 130 after a Ctrl-C.
+    """
+    refuse_script(options.task)  # before anything is said of reading it
+    stop = threading.Event()
+    pace = Pace(options.trial_time_s, options.max_time_s)  # the executor's start is in the time that was given
+    try:
+        with (
+            watching(options, console(sys.stderr)) as display,
+            trials(where, options.task, options.device) as executor,
+            interrupts(stop, executor.close, display.interrupted),
+        ):
+            from ..search.driver import search as run_search  # it takes a moment, and something is shown by now
+
+            plan = run_search(options, executor, display.observe, stop, pace)
+    except KeyboardInterrupt:
+        tell("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.")
+        return Interrupted.exit_code
+    code = Interrupted.exit_code if stop.is_set() else 0
+    with suppress(OSError):  # the plan is written, whoever listens
+        print_words(sys.stderr, summary(plan, options.output))
+    if json:
+        stopped = plan.search.stopped if plan.search else None
+        print_json({"exit_code": code, "path": str(options.output), "stopped": stopped, "plan": as_json(plan)})
+    else:
+        with listened_to(sys.stdout):
+            print(options.output)
+    return code

@@ -1,0 +1,87 @@
+"""Where a command's trials run, and whether they are heard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import UserError
+from ..interrupts import ignore_interrupts
+from ..ranks import world_size
+from ..report.printing import tell
+from ..task import refuse_script, split_source
+from ..units import printable
+
+if TYPE_CHECKING:
+    from ..workers import Executor
+
+__all__ = ["Where", "default_device", "trials"]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where trials run, and whether they are heard."""
+
+    executor: Literal["local", "ray"]
+    address: str | None = None
+    """A Ray cluster's; None is this machine."""
+    verbose: bool = False
+    """Show on stderr what the task prints."""
+
+    def open(self, task: str, device: Literal["cpu", "cuda"]) -> Executor:
+        """An executor; the caller closes it.
+
+        Raises:
+            UserError: no such task file, or nothing of a task in it; Ray is asked for and is not installed, or
+                ``address`` is given without it.
+        """
+        path, _ = split_source(task)  # first, since an executor takes seconds to start
+        refuse_script(task)
+        if self.executor == "local":
+            if self.address is not None:
+                raise UserError("--address names a Ray cluster, but --executor is local. Leave one of them out.")
+            from ..workers.local import LocalExecutor
+
+            return LocalExecutor(device=device)
+        from ..workers.cluster import RayExecutor
+
+        return RayExecutor(device=device, address=self.address, working_dir=path.parent)
+
+
+def default_device() -> Literal["cpu", "cuda"]:
+    """``cuda`` where this machine shows a GPU and torch is built for it, found without importing torch."""
+    from ..workers.devices import visible_gpus
+
+    return "cuda" if not version("torch").endswith("+cpu") and visible_gpus() else "cpu"
+
+
+@contextmanager
+def trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[Executor]:
+    """An executor. No signal keeps it from being closed, and nothing that comes of it outlives it.
+
+    Raises:
+        UserError: the command was started once a rank; or as :meth:`Where.open`.
+    """
+    from ..workers.orphans import adopt_orphans
+    from ..workers.overheard import Overheard
+
+    if (size := world_size()) > 1:
+        raise UserError(
+            f"autotune was started as one of {size} ranks (WORLD_SIZE), but it measures in processes of its own and "
+            "runs once, not once a rank. Start it without torchrun, or with WORLD_SIZE=1."
+        )
+    adopt_orphans()
+    with where.open(task, device) as executor:
+        try:
+            yield Overheard(executor, _hear) if where.verbose else executor
+        finally:
+            ignore_interrupts()
+
+
+def _hear(name: str, output: str) -> None:
+    """Print what a process of the task's has printed, under its name, which its log has, too."""
+    for text in output.splitlines():
+        tell(f"{name} | {printable(text)}")
