@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ..estimate import Prediction
+from ..estimate import Prediction, untried
 from ..techniques import Settings
 from ..workers import Predicted, PredictRequest
 from ..workers.traces import first_line
@@ -32,6 +32,8 @@ def foresee(session: Session, space: ConfigurationSpace) -> Predict:
     foresight, usable = _Foresight(session), session.study.record.usable_bytes
     if session.stop.is_set() or (session.options.sampler != "law" and not space.is_open):
         return foresight.predict
+    if unsure := untried(session.facts.torch_version):
+        session.warn(unsure)
     every = list(dict.fromkeys(map(foresight.key, space.weighed(session.study.record.seed))))
     if session.options.sampler == "law":
         foresight.ask([settings for settings in every if not buys_memory(settings)])
