@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autotune.commands.estimate import estimate_task
 from autotune.errors import NothingFits
-from autotune.estimate import Estimate, Fill, Fit, Interval
+from autotune.estimate import Estimate, Fill, Fit, Interval, untried
 from autotune.report.estimate import as_json, explain, line
 from autotune.results import Combination, WhatToEstimate
 from autotune.techniques import Settings
@@ -247,3 +247,9 @@ def test_a_line_says_that_a_combination_was_probed_and_why():
 )
 def test_the_limit_is_the_smaller_of_the_budget_and_the_card(budget, memory, limit):
     assert WhatToEstimate("model.py", budget, "cuda", memory).limit_bytes == limit
+
+
+@pytest.mark.parametrize(("version", "is_tried"), [("2.13.0", True), ("2.13.1+cpu", True), ("2.14.0", False)])
+def test_a_torch_that_predictions_were_not_tried_with_is_told(version: str, is_tried: bool):
+    assert (untried(version) is None) == is_tried
+    assert is_tried or f"tried with torch 2.13, and this is {version}" in untried(version)

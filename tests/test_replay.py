@@ -49,7 +49,7 @@ def by_hand(tmp_path: Path, *speeds_and_peaks: tuple[list[float], list[int]]) ->
 def problem(of: Table, budget: str = "middle") -> Problem:
     truth = Truth(of, of.limit_bytes(budget))
     predicted = {entry.settings.canonical(): entry.predicted for entry in of.entries}
-    return Problem(predicted, tuple(entry.settings for entry in of.entries), truth.budget)
+    return Problem(of.name, predicted, tuple(entry.settings for entry in of.entries), truth.budget)
 
 
 def test_in_recorded_tables_what_buys_memory_is_faster_no_more_often_than_by_chance():

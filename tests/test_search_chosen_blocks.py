@@ -114,6 +114,12 @@ def test_where_blocks_cannot_be_chosen_all_are_recomputed_and_it_is_said(sampler
     assert "For 7 of 7 configurations it will be all: what each block keeps could not be traced." in said
 
 
+def test_a_torch_that_predictions_were_not_tried_with_is_said_once():
+    found = run_search(options(budget_bytes=LIMIT, trials=2), rows=rows(), known=facts(torch_version="2.14.0"))
+    (said,) = [event.message for event in found.seen(Warned) if "tried with torch" in event.message]
+    assert "this is 2.14.0" in said
+
+
 def test_a_choice_that_is_another_of_the_space_has_its_name():
     """Of four blocks, every second is 0 and 2."""
     Path("space.yaml").write_text(SPACE.replace("{kind: none}", "{kind: none}, {kind: blocks, every: 2}"))

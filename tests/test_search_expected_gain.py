@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from autotune.estimate import Prediction
-from autotune.search.beliefs import Observation
+from autotune.search.acquisition import Observation
 from autotune.search.configurations import Configuration, Configurations
 from autotune.search.expected_gain import ExpectedGainSampler, observe, withdraw
 
@@ -106,10 +106,10 @@ def test_what_is_believed_is_thought_out_once_for_each_trial():
     own = sampler()
     found = study(own)
     found.optimize(objective, n_trials=2)
-    before = own.beliefs(found)
-    assert own.beliefs(found) is before
+    before = own.acquisition(found)
+    assert own.acquisition(found) is before
     found.optimize(objective, n_trials=1)
-    assert [len(each.observed) for each in (before, own.beliefs(found))] == [2, 3]
+    assert [len(each.observed) for each in (before, own.acquisition(found))] == [2, 3]
 
 
 def test_another_process_goes_on_as_the_first_would_have(tmp_path: Path):
@@ -143,7 +143,7 @@ def test_what_fails_is_not_proposed_again_and_soon_its_like_neither():
     found.optimize(fails, n_trials=12, catch=(RuntimeError,), callbacks=[own.stop_when_settled])
     params = proposed(found)
     assert len({tuple(each.items()) for each in params}) == len(params) <= 6
-    assert own.configurations.rows[own.beliefs(found).best].params == {"batch": 5, "precision": "fp32"}
+    assert own.configurations.rows[own.acquisition(found).best].params == {"batch": 5, "precision": "fp32"}
 
 
 def test_a_failed_trial_that_was_run_again_counts_as_what_came_of_it():
@@ -153,7 +153,7 @@ def test_a_failed_trial_that_was_run_again_counts_as_what_came_of_it():
     found.tell(lost, state=TrialState.FAIL)
     found.enqueue_trial(lost.params)
     found.optimize(objective, n_trials=1)
-    assert own.beliefs(found).failure is None
+    assert own.acquisition(found).failure is None
 
 
 def test_a_trial_that_was_never_run_says_nothing_of_its_configuration():
@@ -162,7 +162,7 @@ def test_a_trial_that_was_never_run_says_nothing_of_its_configuration():
     asked = found.ask(DISTRIBUTIONS)
     withdraw(asked)
     found.tell(asked, state=TrialState.FAIL)
-    assert own.beliefs(found).observed == ()
+    assert own.acquisition(found).observed == ()
     assert found.ask(DISTRIBUTIONS).params == asked.params
 
 
@@ -171,7 +171,7 @@ def test_trials_outside_its_configurations_are_left_aside():
     found = study(own)
     found.enqueue_trial({"batch": 0})
     found.tell(found.ask({"batch": IntDistribution(0, 5)}), 7.0)
-    assert own.beliefs(found).observed == ()
+    assert own.acquisition(found).observed == ()
 
 
 def test_values_alone_are_enough():

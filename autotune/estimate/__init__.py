@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from .estimated import Calibration, Estimate, EstimateOptions, Fill, Fit, Interval, Prediction, PredictOptions
+from .estimated import Calibration, Estimate, EstimateOptions, Fill, Fit, Interval, Prediction, PredictOptions, untried
 
-__all__ = ["Calibration", "Estimate", "EstimateOptions", "Fill", "Fit", "Interval", "PredictOptions", "Prediction"]
+__all__ = [
+    "Calibration",
+    "Estimate",
+    "EstimateOptions",
+    "Fill",
+    "Fit",
+    "Interval",
+    "PredictOptions",
+    "Prediction",
+    "untried",
+]

@@ -9,7 +9,31 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, Posit
 from ..measure.allocations import Kind
 from ..techniques import Settings
 
-__all__ = ["Calibration", "Estimate", "EstimateOptions", "Fill", "Fit", "Interval", "PredictOptions", "Prediction"]
+__all__ = [
+    "Calibration",
+    "Estimate",
+    "EstimateOptions",
+    "Fill",
+    "Fit",
+    "Interval",
+    "PredictOptions",
+    "Prediction",
+    "untried",
+]
+
+
+_TRIED_WITH = ("2.13",)
+"""Versions of torch whose privates the fake steps were held against (``python -m benchmarks.estimate``)."""
+
+
+def untried(torch_version: str) -> str | None:
+    """That predictions were not tried with this torch, in words; None where they were."""
+    if ".".join(torch_version.split(".")[:2]) in _TRIED_WITH:
+        return None
+    return (
+        f"memory is predicted by parts of torch that may change from version to version: tried with torch "
+        f"{', '.join(_TRIED_WITH)}, and this is {torch_version}. Predictions may be further off; trials are not."
+    )
 
 
 class _Frozen(BaseModel):

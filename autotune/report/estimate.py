@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..estimate import Calibration, Estimate, Fill, Interval
+from ..estimate import Calibration, Estimate, Fill, Interval, untried
 from ..measure.allocations import OUTSIDE
 from ..plan import Budget
 from ..results import Combination, Estimation
@@ -180,6 +180,8 @@ def _helps(found: Estimation) -> Iterator[tuple[str, str]]:
 
 def _notes(found: Estimation) -> Iterator[str]:
     """What the figures are, and are not."""
+    if unsure := untried(found.facts.torch_version):
+        yield unsure
     left_out = len(found.combinations) - len(found.distinct())
     if left_out:
         yield f"{count(left_out, 'combination')} more, taking just what one above takes"

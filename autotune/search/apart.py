@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ..measure import Measurement
 from ..techniques import TECHNIQUES, Effect, Facts, Settings, Technique
 from ..workers import Measured
-from .beliefs import GAIN
+from .acquisition import GAIN
 from .configuration_space import ConfigurationSpace
 from .study import Study, Tried
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from ..estimate import Prediction
-from .process import Array, Surface
+from .surrogate import Array
 
 __all__ = ["Configuration", "Configurations"]
 
@@ -83,13 +84,11 @@ class Configurations:
         """Number of the configuration with these parameters; None where there is none."""
         return self._index.get(self._key(params)) if params.keys() >= self.distributions.keys() else None
 
-    def surface(self, means: Array, trends: Array, own: Array | None = None) -> Surface:
-        """The configurations as a process sees them, given what is thought of them beforehand."""
+    def inputs(self) -> tuple[Array, NDArray[np.bool_]]:
+        """(configurations, parameters): as a surrogate sees them; and (parameters,), which are ordered."""
         columns = [self._column(name) for name in self.distributions]
-        positions = np.column_stack(columns) if columns else np.zeros((len(self), 0))
         ordered = [not isinstance(kind, CategoricalDistribution) for kind in self.distributions.values()]
-        own = np.ones(len(self)) if own is None else own
-        return Surface(positions, np.array(ordered, dtype=bool), means, trends, own)
+        return np.array(columns).reshape(len(columns), len(self)).T, np.array(ordered, dtype=bool)
 
     def micro_batches(self) -> Array:
         """(configurations,): samples in one forward pass; 1 where nothing chooses it."""

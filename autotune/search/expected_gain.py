@@ -22,7 +22,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from .beliefs import GAIN, Beliefs, Observation
+from .acquisition import GAIN, Acquisition, Observation
 from .configurations import Configurations
 from .priors import Priors
 
@@ -86,8 +86,8 @@ class ExpectedGainSampler(BaseSampler):
         self.configurations = configurations
         self._limit, self._margin = limit_bytes, margin
         self._seed = seed
-        self._priors = Priors.of(configurations, limit_bytes, seed)
-        self._believed: Beliefs | None = None
+        self._priors = Priors.of(configurations, limit_bytes)
+        self._acquisition: Acquisition | None = None
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """All parameters, known beforehand."""
@@ -114,30 +114,30 @@ class ExpectedGainSampler(BaseSampler):
 
     def propose(self, study: optuna.Study) -> int:
         """Number of the most promising configuration."""
-        beliefs = self.beliefs(study)
-        left = beliefs.left
+        acquisition = self.acquisition(study)
+        left = acquisition.left
         if len(left) == 0:
-            return beliefs.best or 0
-        return int(left[np.argmax(beliefs.promise(left))])
+            return acquisition.best or 0
+        return int(left[np.argmax(acquisition.promise()[left])])
 
-    def beliefs(self, study: optuna.Study) -> Beliefs:
+    def acquisition(self, study: optuna.Study) -> Acquisition:
         """What is believed after the study's trials; the same is not thought out twice."""
         observed = tuple(self._observed(_told(study)))
-        if self._believed is None or self._believed.observed != observed:
-            self._believed = Beliefs(self._priors, observed, self._limit, self._margin)
-        return self._believed
+        if self._acquisition is None or self._acquisition.observed != observed:
+            self._acquisition = Acquisition(self._priors, observed, self._limit, self._margin)
+        return self._acquisition
 
     def stop_reason(self, study: optuna.Study) -> str | None:
         """Why there is no point in going on, in words; None where there is one."""
-        beliefs = self.beliefs(study)
-        if len(beliefs.left) == 0:
+        acquisition = self.acquisition(study)
+        if len(acquisition.left) == 0:
             return EXHAUSTED
-        if beliefs.best is None and beliefs.may_need_less():
+        if acquisition.best is None and acquisition.may_need_less():
             return None
-        chance = beliefs.chance_left(self._seed)
+        chance = acquisition.chance_left(self._seed)
         if chance >= _SETTLED:
             return None
-        gain = "fits" if beliefs.best is None else f"is more than {math.expm1(GAIN):.0%} faster"
+        gain = "fits" if acquisition.best is None else f"is more than {math.expm1(GAIN):.0%} faster"
         return f"stopped after {_num_measured(study)} trials: {chance:.0%} chance that anything left {gain}"
 
     def stop_when_settled(self, study: optuna.Study, trial: FrozenTrial) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ..estimate import Prediction
+from ..estimate import Prediction, untried
 from ..techniques import Settings
 from ..techniques.checkpointing import Checkpointing
 from ..workers import Predicted, PredictRequest
@@ -34,6 +34,8 @@ def foresee(session: Session, space: ConfigurationSpace) -> Foreseen:
     foreseen = Foreseen(foresight.predict, foresight.blocks)
     if session.stop.is_set() or (session.options.sampler != "law" and not space.is_open):
         return foreseen
+    if unsure := untried(session.facts.torch_version):
+        session.warn(unsure)
     weighed = space.weighed(session.study.record.seed)
     named, to_choose = (list(dict.fromkeys(map(foresight.key, row))) for row in weighed)
     if session.options.sampler == "law":

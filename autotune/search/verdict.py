@@ -22,7 +22,7 @@ from ..workers import (
     Profiled,
     TimedOut,
 )
-from .beliefs import Observation
+from .acquisition import Observation
 
 __all__ = ["CONSTRAINTS", "Verdict", "judge", "observation"]
 
@@ -114,7 +114,7 @@ def _log_ratio(value: float, limit: float) -> float:
 
 
 def observation(outcome: Outcome, verdict: Verdict) -> Observation:
-    """What a trial showed, for the sampler that keeps beliefs."""
+    """What a trial showed, for this package's own sampler."""
     seconds = outcome.seconds or None
     if isinstance(outcome, OutOfMemory):
         return Observation("out of memory", peak_bytes=outcome.peak_bytes, seconds=seconds)

@@ -12,17 +12,21 @@ from typing import Any
 
 from autotune.measure.device import num_processors
 
+from .gains import gains_of_other_tables, no_gains
 from .play import Replay, play
 from .problem import Competitor, Space
-from .samplers import expected_gain, optuna_sampler
+from .samplers import expected_gain, optuna_sampler, prior_alone
 from .strategies import deepspeed, grid, lightning, paddle
 from .table import Table
 
 __all__ = ["COMPETITORS", "replay"]
 
 COMPETITORS: dict[str, Competitor] = {
-    "law": expected_gain(is_derived=True),
+    "law": expected_gain(),
     "law, raw space": expected_gain(is_derived=False),
+    "law, other tables' gains": expected_gain(gains=gains_of_other_tables),
+    "law, no gains": expected_gain(gains=no_gains),
+    "prior alone": prior_alone,
     **{
         f"{kind}, {name} space": optuna_sampler(kind, space)
         for kind, (name, space) in itertools.product(

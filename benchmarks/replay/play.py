@@ -72,7 +72,7 @@ def play(table: Table, budget: str, competitor: Competitor, seed: int, num_trial
     truth = Truth(table, table.limit_bytes(budget))
     executor = table.executor(truth.limit_bytes, seed)
     predicted = {entry.settings.canonical(): entry.predicted for entry in table.entries}
-    problem = Problem(predicted, tuple(entry.settings for entry in table.entries), truth.budget)
+    problem = Problem(table.name, predicted, tuple(entry.settings for entry in table.entries), truth.budget)
     results: list[Result] = []
     regrets: list[float] = []
     searching, stopped = competitor(problem, seed), None

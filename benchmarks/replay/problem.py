@@ -19,7 +19,7 @@ from autotune.search.verdict import Verdict
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.workers import Outcome
 
-__all__ = ["Competitor", "Problem", "Result", "Space"]
+__all__ = ["Competitor", "Gains", "Problem", "Result", "Space"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class Result:
     verdict: Verdict
 
 
+Gains = Callable[[Settings], Mapping[str, tuple[float, float]]]
+"""By technique, mean and standard deviation of what it is believed to add to the logarithm of the speed."""
+
 Competitor = Callable[["Problem", int], Generator[Settings, Result, str | None]]
 """From a problem and a seed: yields what to measure, is sent what came of it, returns why it stopped, if it did."""
 
@@ -39,6 +42,8 @@ Competitor = Callable[["Problem", int], Generator[Settings, Result, str | None]]
 class Problem:
     """A search, as a competitor sees it."""
 
+    table: str
+    """Its name."""
     predicted: Mapping[str, Prediction | None]
     """What may be measured, by ``settings.canonical()``, and what is known of it beforehand."""
     settings: tuple[Settings, ...]
@@ -95,11 +100,11 @@ class Space:
         """Of a configuration that is in the space."""
         return next(json.loads(key) for key, each in self.by_params.items() if each == settings)
 
-    def configurations(self, problem: Problem, with_needless: bool) -> Configurations:
-        """The same as a set, each configuration once."""
+    def configurations(self, problem: Problem, with_needless: bool, gains: Gains) -> Configurations:
+        """The same as a set, each configuration once, with what ``gains`` believes of each."""
         once = {each: json.loads(key) for key, each in reversed(self.by_params.items())}
         rows = [
-            Configuration(params, micro_batch(each), problem.predicted[each.canonical()], each.prior_gains())
+            Configuration(params, micro_batch(each), problem.predicted[each.canonical()], gains(each))
             for each, params in reversed(once.items())
             if with_needless or not problem.is_needless(each)
         ]

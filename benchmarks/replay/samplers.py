@@ -1,4 +1,4 @@
-"""Competitors that are Optuna samplers, told what this package tells them."""
+"""Competitors that are Optuna samplers, told what this package tells them; and its own sampler without some of it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,41 @@ import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from autotune.search.configurations import Configurations
 from autotune.search.expected_gain import ExpectedGainSampler, observe
+from autotune.search.priors import Priors
 from autotune.search.sampler import build_sampler
 from autotune.search.verdict import CONSTRAINTS, Verdict, observation
 from autotune.techniques import Settings
 
-from .problem import Problem, Result, Space
+from .gains import stated_gains
+from .problem import Gains, Problem, Result, Space
 
-__all__ = ["expected_gain", "optuna_sampler"]
+__all__ = ["expected_gain", "optuna_sampler", "prior_alone"]
 
 _PATIENCE = 5
 """Proposals in a row that were measured before, until one is drawn from what is left."""
 
 
-def expected_gain(is_derived: bool) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
-    """This package's own, which also stops by itself; over everything, or, as in a search, over what may be of use and
-    batches about the largest predicted to fit."""
+def expected_gain(
+    is_derived: bool = True, gains: Callable[[Problem], Gains] = stated_gains
+) -> Callable[[Problem, int], Generator[Settings, Result, str | None]]:
+    """This package's own, which also stops by itself.
+
+    Args:
+        is_derived: over what may be of use and batches about the largest predicted to fit, as in a search; else over
+            everything.
+        gains: what is believed of techniques beforehand.
+    """
 
     def play(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:
         known = Space.raw(problem)
         limit, margin = problem.budget.limit, problem.budget.margin
-        configurations = known.configurations(problem, with_needless=not is_derived)
-        if is_derived and limit is not None:
-            configurations = configurations.derived(limit / (1 + margin))
+        configurations = _configurations(known, problem, is_derived, gains(problem))
         sampler = ExpectedGainSampler(configurations, limit_bytes=limit, margin=margin, seed=seed)
         study = _study(sampler)
         while (reason := sampler.stop_reason(study)) is None:
@@ -46,6 +55,23 @@ def expected_gain(is_derived: bool) -> Callable[[Problem, int], Generator[Settin
         return reason
 
     return play
+
+
+def prior_alone(problem: Problem, seed: int) -> Generator[Settings, Result, str | None]:
+    """The same without learning anything: what is predicted to fit, by the speed that is believed before any trial, the
+    fastest first; then what is not. It never stops by itself."""
+    known = Space.raw(problem)
+    configurations = _configurations(known, problem, True, stated_gains(problem))
+    speeds = Priors.of(configurations, problem.budget.limit).speed.mean
+    ranked = [known.settings(configurations.rows[number].params) for number in np.argsort(-speeds, kind="stable")]
+    yield from sorted(filter(None, ranked), key=lambda settings: not problem.predicted_to_fit(settings))
+    return None
+
+
+def _configurations(space: Space, problem: Problem, is_derived: bool, gains: Gains) -> Configurations:
+    found = space.configurations(problem, not is_derived, gains)
+    limit = problem.budget.limit
+    return found.derived(limit / (1 + problem.budget.margin)) if is_derived and limit is not None else found
 
 
 def optuna_sampler(

@@ -1,0 +1,230 @@
+"""What to measure next, and what is left to gain: expected improvement under a limit, from surrogates of each quantity.
+
+Sources: Jones, Schonlau, Welch 1998 (expected improvement); Gardner et al. 2014 (times the chance to be feasible);
+Snoek, Larochelle, Adams 2012, arXiv:1206.2944, 3.2 (per second).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from scipy.special import ndtr
+
+from .priors import Priors
+from .surrogate import Array, Indices, Posterior, Surrogate
+
+__all__ = ["GAIN", "Acquisition", "Observation"]
+
+GAIN = math.log(1.01)
+"""Logarithm of the least gain in speed that is worth another trial."""
+
+_FAILS = 0.5
+"""A configuration is taken to fail where its score, 1 for failure and 0 for none, is above."""
+_OVER_COSTS = 20.0
+"""Cost multiplier of a trial that is over the budget or fails."""
+_MOST_DRAWN = 96
+"""Configurations in a joint draw: the most promising."""
+_NUM_DRAWS = 512
+"""Joint draws that a chance is counted in: 5 % is within 1 %."""
+_RIDGE = 0.3
+"""Weight of the guess that a trial is half fixed and half proportional to the time of a sample, in trials."""
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a trial showed."""
+
+    outcome: Literal["measured", "out of memory", "failed", "running"]
+    """``failed``: for any other reason than memory."""
+    log_speed: float | None = None
+    """Natural logarithm of samples per second."""
+    relative_error: float = 0.0
+    """Standard error of the speed as the measurement states it, as a share."""
+    peak_bytes: int | None = None
+    """Peak memory; of ``out of memory`` a lower bound."""
+    seconds: float | None = None
+    """The trial's whole duration."""
+
+
+class Acquisition:
+    """What is believed after some trials, and what another one promises."""
+
+    def __init__(
+        self,
+        priors: Priors,
+        observed: Sequence[tuple[int, Observation]],
+        limit_bytes: float | None,
+        margin: float = 0.0,
+    ) -> None:
+        """Learn from trials.
+
+        Args:
+            priors: what was believed before.
+            observed: the number of a configuration, and what a trial of it showed.
+            limit_bytes: what a peak times ``1 + margin`` must not exceed; None where nothing is held to a limit.
+            margin: share of the peak. A trial within it cannot be used, but does no harm.
+        """
+        self.observed = tuple(observed)
+        self._priors = priors
+        self._log_margin = math.log1p(margin)
+        self._log_limit = None if limit_bytes is None else math.log(limit_bytes) - self._log_margin
+        self.speed = self._learn(priors.speed, [(n, one.log_speed, one.relative_error) for n, one in self.observed])
+        self.peak = None if limit_bytes is None else self._learn_peak()
+        self.failure = self._learn_failure()
+        self.best = self._find_best()
+        """The configuration that is fastest by what is believed, among those that were measured and fit; or None."""
+
+    @cached_property
+    def left(self) -> Indices:
+        """Configurations that were not tried and are not being tried."""
+        return np.setdiff1d(np.arange(len(self.speed.mean)), [number for number, _ in self.observed])
+
+    @cached_property
+    def chance_usable(self) -> Array:
+        """(configurations,): that a trial neither fails nor is over the limit, margin included."""
+        return self._chance(0.0)
+
+    def promise(self) -> Array:
+        """(configurations,): expected gain in speed over the best, times the chance that it can be used, over the
+        cost."""
+        if self.best is None:
+            gain = self.speed.mean - self.speed.mean.min() + 1.0
+        else:
+            mean, deviation = self._above_best
+            z = mean / deviation
+            gain = np.maximum(mean * ndtr(z) + deviation * np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi), 0.0)
+        harmless = self._chance(self._log_margin)
+        cost = self._expected_seconds() * (1 + _OVER_COSTS * (1 - harmless))
+        return np.asarray(gain * self.chance_usable / cost)
+
+    def chance_left(self, seed: int) -> float:
+        """That anything left can be used and is more than :data:`GAIN` faster than the best; or, where nothing that
+        was measured can be used, that anything left can be.
+
+        By joint draws from all that is believed, of the most promising that are left.
+        """
+        asked, generator = self._most_promising(), np.random.default_rng(seed)
+        if len(asked) == 0:
+            return 0.0
+        usable = np.ones((_NUM_DRAWS, len(asked)), dtype=bool)
+        if self.peak is not None:
+            noise = math.sqrt(self.peak.noise_variance) * generator.standard_normal(usable.shape)
+            usable &= _draw(self.peak, asked, generator) + noise <= self._room[asked]
+        if self.failure is not None:
+            usable &= _draw(self.failure, asked, generator) <= _FAILS
+        if self.best is not None:
+            speeds = _draw(self.speed, np.append(asked, self.best), generator)
+            usable &= speeds[:, :-1] > speeds[:, -1:] + GAIN
+        return float(usable.any(1).mean())
+
+    def may_need_less(self) -> bool:
+        """Whether anything left is expected to need less memory than everything that was tried."""
+        return self.peak is not None and bool(np.argmin(self.peak.mean + self._priors.log_predicted) in self.left)
+
+    def _chance(self, more_room: float) -> Array:
+        """(configurations,): that a trial does not fail, and fits the limit with ``more_room`` added to its
+        logarithm."""
+        chance = np.ones(len(self.speed.mean))
+        if self.peak is not None:
+            room = self._room + more_room - self.peak.mean
+            chance = ndtr(room / np.sqrt(self.peak.variance + self.peak.noise_variance))
+        if self.failure is not None:
+            chance = chance * ndtr((_FAILS - self.failure.mean) / np.sqrt(self.failure.variance + _TINY))
+        return np.asarray(chance)
+
+    def _most_promising(self) -> Indices:
+        """Of what is left, the most likely to be usable and faster."""
+        chance = self.chance_usable[self.left]
+        if self.best is not None:
+            mean, deviation = self._above_best
+            chance = chance * ndtr((mean - GAIN) / deviation)[self.left]
+        return self.left[np.argsort(-chance, kind="stable")[:_MOST_DRAWN]]
+
+    @cached_property
+    def _above_best(self) -> tuple[Array, Array]:
+        """(configurations,): mean and standard deviation of how much faster than the best, in logarithms."""
+        assert self.best is not None
+        between = self.speed.covariance(np.arange(len(self.speed.mean)), np.array([self.best]))[:, 0]
+        variance = self.speed.variance + self.speed.variance[self.best] - 2 * between
+        return self.speed.mean - self.speed.mean[self.best], np.sqrt(np.maximum(variance, _TINY))
+
+    @property
+    def _room(self) -> Array:
+        """(configurations,): logarithm of how far the measured peak may exceed the predicted one."""
+        assert self._log_limit is not None
+        return self._log_limit - self._priors.log_predicted
+
+    def _learn_peak(self) -> Posterior:
+        """What ran out of memory counts as what was seen then, or as expected where that is more."""
+        rows: list[tuple[int, float, float]] = []
+        bounds: list[tuple[int, float]] = []
+        for number, seen in self.observed:
+            if seen.peak_bytes is not None:
+                ratio = math.log(seen.peak_bytes) - self._priors.log_predicted[number]
+                if seen.outcome == "measured":
+                    rows.append((number, ratio, 0.0))
+                elif seen.outcome == "out of memory":
+                    bounds.append((number, ratio))
+        if bounds:
+            expected = self._learn(self._priors.peak, rows).mean
+            rows += [(number, max(bound, float(expected[number])), 0.0) for number, bound in bounds]
+        return self._learn(self._priors.peak, rows)
+
+    def _learn_failure(self) -> Posterior | None:
+        """None as long as nothing has failed."""
+        if all(seen.outcome != "failed" for _, seen in self.observed):
+            return None
+        known = [(n, float(seen.outcome == "failed"), 0.0) for n, seen in self.observed if seen.outcome != "running"]
+        return self._learn(self._priors.failure, known)
+
+    def _learn(self, prior: Surrogate, rows: Sequence[tuple[int, float | None, float]]) -> Posterior:
+        """From (number, value, standard error); what is running is taken to be as it is expected to be."""
+        known = [row for row in rows if row[1] is not None]
+        posterior = _posterior(prior, known)
+        running = [number for number, seen in self.observed if seen.outcome == "running"]
+        if not running:
+            return posterior
+        return _posterior(prior, [*known, *((number, float(posterior.mean[number]), 0.0) for number in running)])
+
+    def _find_best(self) -> int | None:
+        fits = {number: True for number, seen in self.observed if seen.outcome == "measured"}
+        for number, seen in self.observed:
+            over = self._log_limit is not None and math.log(seen.peak_bytes or 1) > self._log_limit
+            if number in fits and (over or seen.outcome in ("failed", "out of memory")):
+                fits[number] = False
+        usable = np.array([number for number, yes in fits.items() if yes], dtype=np.intp)
+        return int(usable[np.argmax(self.speed.mean[usable])]) if len(usable) else None
+
+    def _expected_seconds(self) -> Array:
+        """(configurations,): of a trial: some, and a number of samples at its speed; what cannot be used ends early."""
+        rows = [
+            (seen.log_speed, seen.seconds) for _, seen in self.observed if seen.log_speed is not None and seen.seconds
+        ]
+        if not rows:
+            return np.ones(len(self.speed.mean))
+        per_sample, seconds = np.exp(-np.array([row[0] for row in rows])), np.array([row[1] for row in rows])
+        scale = per_sample.mean()
+        design = np.vstack([np.column_stack([np.ones(len(rows)), per_sample / scale]), np.eye(2) * _RIDGE])
+        wanted = np.append(seconds, [_RIDGE * seconds.mean() / 2] * 2)
+        fixed, growing = np.maximum(np.linalg.lstsq(design, wanted, rcond=None)[0], 1e-3 * seconds.mean())
+        return np.asarray(fixed + self.chance_usable * growing * np.exp(-self.speed.mean) / scale)
+
+
+def _posterior(prior: Surrogate, rows: Sequence[tuple[int, float | None, float]]) -> Posterior:
+    number, value, error = zip(*rows, strict=True) if rows else ((), (), ())
+    return Posterior(prior, np.array(number, dtype=np.intp), np.array(value, dtype=float), np.array(error, dtype=float))
+
+
+def _draw(posterior: Posterior, asked: Indices, generator: np.random.Generator) -> Array:
+    """(draws, asked)."""
+    covariance = posterior.covariance(asked, asked)
+    jitter = 1e-9 * np.trace(covariance) / len(asked) + 1e-10
+    root = np.linalg.cholesky(covariance + jitter * np.eye(len(asked)))
+    drawn: Array = posterior.mean[asked] + generator.standard_normal((_NUM_DRAWS, len(asked))) @ root.T
+    return drawn
