@@ -84,7 +84,7 @@ def test_a_record_that_is_not_there_is_named(tmp_path):
     with pytest.raises(PlanError, match=rf"{beside.name}: the plan's record .* Copy it beside the plan"):
         autotune.load_plan(path)
     unread = Plan.from_yaml(path.read_text())
-    with pytest.raises(PlanError, match=r"record, pruning-.*, that is not here\. Read the plan with autotune\.load_plan"):
+    with pytest.raises(PlanError, match=r"pruning-.*, that is not here\. Read the plan with autotune\.load_plan"):
         autotune.apply(unread, ZOO["cnn"])
 
 
@@ -158,9 +158,9 @@ def test_what_cannot_be_meant_is_refused_as_a_plan_is_read(row, said):
     [
         ("lstm", QUARTER, r"recurrent layers \(LSTM\)"),
         ("stream", QUARTER, "an iterable dataset is read only once"),
-        ("cnn", Pruning(kind="structured", ratio=0.01), "ratio 0.01 cuts nothing"),
-        ("cnn", Pruning(kind="structured", ratio=0.95), "ratio 0.95 leaves nothing of 0"),
-        ("cnn", Pruning(kind="structured", round_to=16), "leaves nothing of 0, rounded to multiples of 16"),
+        ("cnn", Pruning(kind="structured", untouchable=("0", "3")), "ratio 0.25 cuts nothing of this model"),
+        ("cnn", Pruning(kind="structured", ratio=0.95), "ratio 0.95 leaves nothing of 3"),
+        ("cnn", Pruning(kind="structured", round_to=16), "leaves nothing of 3, rounded to multiples of 16"),
         ("cnn", Pruning(kind="structured", untouchable=("stem",)), "the model has no module stem"),
     ],
 )
@@ -179,7 +179,7 @@ def test_it_is_offered_where_it_can_be_had():
 def test_the_lossy_preset_has_it_and_others_do_not():
     from autotune.search_spaces import load_space
 
-    assert load_space("lossy").pruning is not None
+    assert load_space("lossy").pruning == "auto"
     assert load_space("default").pruning is None
     assert load_space("exact").pruning is None
 

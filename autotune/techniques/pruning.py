@@ -32,7 +32,7 @@ class Pruning(Technique):
 
     name: ClassVar[str] = "pruning"
     stage: ClassVar[Stage] = Stage.PRUNING
-    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "code"})
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update"})
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Leaves the model as it is.",
         "structured": "Cuts the least important channels, hidden units and heads: a smaller model, which computes "
