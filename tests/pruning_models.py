@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from autotune.testing.zoo_models import ResNet
+
 
 class UNet(nn.Module):
     """Two levels whose outputs are concatenated on the way up."""
@@ -36,13 +38,6 @@ class UNet(nn.Module):
         x = self.bottom(F.max_pool2d(second, 2))
         x = self.join_2(torch.cat([second, self.up_2(x)], 1))
         return self.head(self.join_1(torch.cat([first, self.up_1(x)], 1)))
-
-
-def residual(width: int = 16) -> nn.Module:
-    from autotune.testing.zoo_models import ResNet
-
-    del width
-    return ResNet()
 
 
 class Depthwise(nn.Module):
@@ -140,7 +135,7 @@ def token_loss(model):
 
 
 MODELS = {
-    "resnet": (residual, image_loss),
+    "resnet": (ResNet, image_loss),
     "unet": (UNet, image_loss),
     "depthwise": (Depthwise, image_loss),
     "encoder": (Encoder, token_loss),
