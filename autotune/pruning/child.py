@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib.util
 import multiprocessing
@@ -17,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..errors import PlanError
 from .how import How
-from .rebuild import check_whole
+from .rebuild import check_whole, tensors_of
 from .record import Record
 from .surgery import find_cut
 
@@ -45,8 +46,8 @@ def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> R
     """Find what is kept of a model. The model itself is not touched.
 
     Args:
-        model: on the CPU, or wherever a forked process can run it.
-        run: its forward and loss on a few samples, with the model that it is given.
+        model: wherever it is.
+        run: its forward and loss on a few samples, on the device of the model that it is given.
         how: what is asked.
 
     Returns:
@@ -63,8 +64,11 @@ def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> R
             "settings.pruning: a cut is found by running the model, and there is no sample to run it on: an iterable "
             "dataset is read only once. Pass run= to apply_to_model, give a map-style dataset, or use kind: none."
         )
+    if any(tensor.device.type != "cpu" for tensor in tensors_of(model).values()):
+        model = copy.deepcopy(model).cpu()  # a forked process has no CUDA
     untouchable = frozenset(_untouchable(model, how.untouchable))
-    found = _in_a_child(lambda: find_cut(model, run, how, untouchable))
+    trains = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # a fork's backward would want it
+    found = _in_a_child(lambda: find_cut(model, run, how, untouchable, trains))
     for reason in found.left:
         warnings.warn(f"pruning: {reason}.", stacklevel=2)
     return found

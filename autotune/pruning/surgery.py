@@ -25,7 +25,7 @@ __all__ = ["find_cut"]
 Run = Callable[[nn.Module], Any]
 
 
-def find_cut(model: nn.Module, run: Run, how: How, untouchable: frozenset[nn.Module]) -> Record:
+def find_cut(model: nn.Module, run: Run, how: How, untouchable: frozenset[nn.Module], trains: bool = True) -> Record:
     """Find what is kept, and try the model that comes of it.
 
     Args:
@@ -33,6 +33,7 @@ def find_cut(model: nn.Module, run: Run, how: How, untouchable: frozenset[nn.Mod
         run: its forward and loss on a few samples.
         how: what is asked.
         untouchable: modules that keep every tensor.
+        trains: try a backward pass too.
 
     Raises:
         PlanError: the model cannot be traced or cut so, or cannot run or train once it is cut.
@@ -57,7 +58,7 @@ def find_cut(model: nn.Module, run: Run, how: How, untouchable: frozenset[nn.Mod
             f"{f', rounded to multiples of {how.round_to}' if how.round_to > 1 else ''}"
             f"{f'; {left[0]}' if left else ''}. Use a larger ratio, or kind: none."
         )
-    _try(model, run, record)
+    _try(model, run, record, trains)
     return record
 
 
@@ -171,13 +172,13 @@ def _head_scores(twin: Twin, attention: Attention, how: How) -> Tensor:
     return sum((one.reshape(attention.num_heads, -1).sum(1) for one in sizes), torch.zeros(()))
 
 
-def _try(model: nn.Module, run: Run, record: Record) -> None:
-    """Run the cut model forward and backward."""
-    shapes = _shapes(copy.deepcopy(model), run)
+def _try(model: nn.Module, run: Run, record: Record, trains: bool) -> None:
+    """Run the cut model as the whole one."""
+    shapes = _shapes(copy.deepcopy(model), run, trains)
     cut = copy.deepcopy(model)
     rebuild(cut, record)
     with _refused("the cut model does not run"):
-        found = _shapes(cut, run)
+        found = _shapes(cut, run, trains)
     if found != shapes:
         raise PlanError(
             f"settings.pruning: the cut model returns {_words(found)}, but {_words(shapes)} were expected. Name the "
@@ -185,15 +186,15 @@ def _try(model: nn.Module, run: Run, record: Record) -> None:
         )
 
 
-def _shapes(model: nn.Module, run: Run) -> list[tuple[int, ...]]:
+def _shapes(model: nn.Module, run: Run, trains: bool) -> list[tuple[int, ...]]:
     """Of what the model returns, after a step's forward and backward."""
     returned: list[Any] = []
     handle = model.register_forward_hook(lambda *said: returned.append(said[2]))
     loss = run(model)
     handle.remove()
-    trains = [one for one in tensors_in(loss) if one.grad_fn is not None]
-    if trains:
-        trains[0].sum().backward()  # type: ignore[no-untyped-call]
+    losses = [one for one in tensors_in(loss) if one.grad_fn is not None]
+    if trains and losses:
+        losses[0].sum().backward()  # type: ignore[no-untyped-call]
     return [tuple(one.shape) for one in tensors_in(returned)]
 
 
