@@ -78,7 +78,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     optimizer = apply_to_optimizer(in_force, task.make_optimizer(model), max_grad_norm=task.max_grad_norm)
     _warn_of_batch(task, dataset, batch, stated=settings.batch is not None and not in_pieces)
     spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
-    return Training(model, optimizer, build_loader(task, spec, batch, seed), task, settings)
+    return Training(model, optimizer, build_loader(task, spec, batch, seed), task, settings.as_applied(model))
 
 
 def _run_on_two_samples(task: Task, dataset: Any) -> Run | None:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from .errors import PlanError
-from .files import dump_yaml, explain, read_text, read_yaml, write_text
+from .files import dump_yaml, explain, read_text, read_yaml, replacing, write_text
 from .techniques import Settings
 from .techniques.facts import Identity
 from .units import Bytes, Percent, Ratio
@@ -221,7 +221,7 @@ class Plan(_Section):
         for name, field in type(self).model_fields.items():
             key = field.alias or name
             if name == "settings":
-                ordered[key] = self.settings.model_dump(mode="json", exclude_defaults=True)
+                ordered[key] = self.settings.written()
             elif name == "gain" and self.gain is not None:
                 unknown = {key for key in ("low", "high", "rounds", "reason") if getattr(self.gain, key) is None}
                 ordered[key] = self.gain.model_dump(mode="json", exclude=unknown)
@@ -249,11 +249,14 @@ class Plan(_Section):
         return self.model_copy(update={"budget": self.budget.model_copy(update={"device": device})})
 
     def save(self, path: str | Path) -> None:
-        """Write the YAML file whole or not at all.
+        """Write the YAML file whole or not at all, and what its settings keep beside it before that.
 
         Raises:
             PlanError: the path cannot be written.
         """
+        for name, content in self.settings.files().items():
+            with replacing(Path(path).with_name(name), PlanError) as temporary:
+                temporary.write_bytes(content)
         write_text(Path(path), self.to_yaml(), PlanError)
 
 
@@ -261,7 +264,7 @@ def load_plan(path: str | Path) -> Plan:
     """Read a plan; builds nothing and touches no device.
 
     Args:
-        path: a YAML file written by ``autotune search`` (or by hand).
+        path: a YAML file written by ``autotune search`` (or by hand); what its settings keep beside it is read too.
 
     Returns:
         The plan.
@@ -274,4 +277,5 @@ def load_plan(path: str | Path) -> Plan:
         text = read_text(path, "plan", PlanError)
     except FileNotFoundError:
         raise PlanError(f"{path}: no such file. `autotune search model.py` writes a plan.") from None
-    return Plan.from_yaml(text, str(path))
+    plan = Plan.from_yaml(text, str(path))
+    return plan.model_copy(update={"settings": plan.settings.with_files(path.parent)})

@@ -157,7 +157,7 @@ NOT_PLAIN = [
 ]
 
 NOT_A_PLAN = [
-    ("settings: {pruning: {kind: magic}}", "settings.pruning: unknown key. Use one of: batch, precision"),
+    ("settings: {distilling: {kind: magic}}", "settings.distilling: unknown key. Use one of: batch, precision"),
     ("settings: {precision: {kind: fp8}}", "settings.precision.kind: .*'bf16'.*but got 'fp8'"),
     ("settings: {precision: {kind: bf16, knid: 1}}", "settings.precision.knid: unknown key. Use one of: kind"),
     ("settings: {batch: {micro: 0}}", "settings.batch.micro: .*greater than 0, but got 0"),

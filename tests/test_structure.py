@@ -31,7 +31,7 @@ FLOORS = (
     ("loader", "unfilled", "weights"),
     ("cut", "plan", "search_spaces", "task"),
     ("techniques",),
-    ("layers",),
+    ("layers", "pruning"),
     ("own_loader",),
     ("files", "guard", "interrupts", "names", "nested", "positions", "randomness", "ranks", "resume"),
     ("units", "errors"),
@@ -101,6 +101,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
         ours = {name for name in imports(path.relative_to(ROOT)) if name.startswith("autotune")}
         own = {
             "layers": "autotune.layers",
+            "pruning": "autotune.pruning",
             "checkpointing": "autotune.techniques.recomputed",
             "allocator": "autotune.techniques.preload",
             "compile": "autotune.techniques.compiler",

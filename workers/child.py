@@ -104,6 +104,7 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
         enforce_budget(request.plan.budget.limit if options.enforce else None)
     training = apply(request.plan, task, seed=request.seed)
     apply_s = time.monotonic() - started_s
+    asked, applied = request.plan.settings.in_force(task.precision), training.settings
     folder.write_phase("training")
     measurement = measure(training, task, options)
     if options.parity_batch is not None and options.parity_last:
@@ -114,7 +115,8 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
         folder.write_measured()
         measurement = _with_quality(measurement, request, task)
     phases_s = {"load": load_s, "apply": apply_s, **measurement.phases_s}
-    return Measured(measurement=measurement.model_copy(update={"phases_s": phases_s}))
+    measurement = measurement.model_copy(update={"phases_s": phases_s})
+    return Measured(measurement=measurement, applied=applied if applied != asked else None)
 
 
 def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from ..estimate import Estimate, Prediction
 from ..measure import Measurement
 from ..measure.profiled import Profile
-from ..techniques import Facts
+from ..techniques import Facts, Settings
 
 __all__ = [
     "OUTCOME",
@@ -51,6 +51,8 @@ class Measured(_Outcome):
     kind: Literal["measured"] = "measured"
     measurement: Measurement
     """What it cost; it may still be over the budget, leak, or stray."""
+    applied: Settings | None = None
+    """The settings with all that was decided as they were applied; None where that is nothing beyond the request."""
 
 
 class Profiled(_Outcome):

@@ -77,7 +77,7 @@ class Rehearsal:
         self._task = replace(task, after_backward=None, after_step=None)
         self._target = target
         self._largest_of = largest_of
-        real = apply(plan, self._applied_to(task))
+        real = apply(plan, task if plan.settings.reads_values else self._applied_to(task))
         self._spec, self._settings = real.loader.spec, real.settings
         self._sample = largest_sample(self._spec.dataset, largest_of)
         self._given: set[Tensor] | None = None

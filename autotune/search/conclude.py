@@ -45,7 +45,8 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
     return Plan(
         task=TaskRef(source=options.task, fingerprint=facts.fingerprint, identity=facts.identity),
         budget=session.budget,
-        settings=winner.settings.in_force(facts.precision),  # a plan says by itself what was measured
+        # a plan says by itself what was measured
+        settings=(winner.outcome.applied or winner.settings).in_force(facts.precision),
         notes=tuple(_notes(session, final, measured, reference)),
         measured=measured,
         reference=measured if winner.number == 0 else reference,

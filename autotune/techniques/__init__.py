@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,6 +22,10 @@ from .memory_format import MemoryFormat
 from .optimizer import Optimizer
 from .optimizer_step import OptimizerStep
 from .precision import Kind, Precision
+from .pruning import Pruning
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["TECHNIQUES", "Device", "Effect", "Exactness", "Facts", "LoaderSpec", "Settings", "Stage", "Technique"]
 
@@ -32,6 +37,7 @@ class Settings(BaseModel):
 
     batch: Batch | None = None
     precision: Precision = Precision()
+    pruning: Pruning = Pruning()
     layers: Layers = Layers()
     checkpointing: Checkpointing = Checkpointing()
     memory_format: MemoryFormat = MemoryFormat()
@@ -58,6 +64,32 @@ class Settings(BaseModel):
     def as_predicted(self, facts: Facts) -> Settings:
         """As far as predictions of memory and work tell configurations apart."""
         return self.model_copy(update={one.name: one.as_predicted(facts) for one in self.techniques()})
+
+    def written(self) -> dict[str, Any]:
+        """Plain data as a plan's file has them: without what lies in :meth:`files` beside it."""
+        beside = {one.name: {*one.kept_beside} for one in self.techniques() if one.kept_beside}
+        return self.model_dump(mode="json", exclude_defaults=True, exclude=beside)
+
+    def files(self) -> dict[str, bytes]:
+        """What is written beside a plan's file, by name."""
+        return {name: content for one in self.techniques() for name, content in one.files().items()}
+
+    def with_files(self, folder: Path) -> Settings:
+        """With what lies beside their plan.
+
+        Raises:
+            PlanError: it does not lie there, or is another.
+        """
+        return self.model_copy(update={one.name: one.with_files(folder) for one in self.techniques()})
+
+    def as_applied(self, model: nn.Module) -> Settings:
+        """With all that was decided when these were put on a model."""
+        return self.model_copy(update={one.name: one.as_applied(model) for one in self.techniques()})
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether what they do depends on the values of parameters."""
+        return any(one.reads_values for one in self.techniques())
 
     def cached_bytes(self, facts: Facts) -> int:
         """What these keep on the device for as long as the process lives, beside the tensors of a step."""

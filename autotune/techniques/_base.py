@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum, auto
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -95,6 +96,8 @@ class Technique(BaseModel):
     """What a search space may list in place of a setting: that the search finds it."""
     purposes: ClassVar[Mapping[str, str]] = {}
     """What a setting does, in one sentence, by its ``kind``."""
+    kept_beside: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a plan's file does not hold: :meth:`files` lie beside it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -199,6 +202,27 @@ class Technique(BaseModel):
     def not_in_force(self) -> str | None:
         """What of :meth:`environment` the running process was started without, in words; None when all is there."""
         return None
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether what it does depends on the values of parameters, and not only on their shapes."""
+        return False
+
+    def files(self) -> dict[str, bytes]:
+        """What is written beside a plan's file, by name."""
+        return {}
+
+    def with_files(self, folder: Path) -> Self:
+        """This setting with what lies beside its plan.
+
+        Raises:
+            PlanError: it does not lie there, or is another.
+        """
+        return self
+
+    def as_applied(self, model: nn.Module) -> Self:
+        """This setting with all that was decided when it was put on this model, so that it can be had again."""
+        return self
 
     def undo(self, model: nn.Module) -> nn.Module:
         """The model without what an earlier plan's setting of this technique put on it, whichever that was: a notebook

@@ -67,6 +67,8 @@ class Facts(_Frozen):
     """Class of the repeated blocks, for people."""
     conv_dims: tuple[int, ...]
     """Spatial dimensions of the model's convolutions: (2,) for an image model, () for none."""
+    pruning_obstacle: str | None = None
+    """Why the model cannot be pruned at all, where that is known without a cut."""
 
     dataset_length: int | None
     """None for an iterable dataset without a length."""

@@ -1,0 +1,130 @@
+"""``cut``: find what a pruned model keeps, in a process of its own that may hang or fail."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib.util
+import multiprocessing
+import resource
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..errors import PlanError
+from .how import How
+from .rebuild import check_whole, tensors_of
+from .record import Record
+from .surgery import find_cut
+
+__all__ = ["cut", "obstacle"]
+
+_CPU_S = 120
+"""Processor seconds after which finding a cut is given up: it took at most a few, or had no end."""
+_WALL_S = 20 * _CPU_S
+"""Seconds, where the processor is others' too."""
+
+
+def obstacle(model: nn.Module) -> str | None:
+    """Why a model cannot be pruned at all, in words; None where nothing is known to stand in the way."""
+    if importlib.util.find_spec("torch_pruning") is None:
+        return "Torch-Pruning is not installed: pip install torch-pruning"
+    if recurrent := sorted({type(m).__name__ for m in model.modules() if isinstance(m, (nn.RNNBase, nn.RNNCellBase))}):
+        return f"the model has recurrent layers ({', '.join(recurrent)}), whose gates would be cut in the wrong places"
+    kinds = (nn.Linear, _ConvNd)
+    if not any(isinstance(m, kinds) or type(m).__name__ == "Conv1D" for m in model.modules()):
+        return "the model has neither linear layers nor convolutions"
+    return None
+
+
+def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> Record:
+    """Find what is kept of a model. The model itself is not touched.
+
+    Args:
+        model: wherever it is.
+        run: its forward and loss on a few samples, on the device of the model that it is given.
+        how: what is asked.
+
+    Returns:
+        A record, by which :func:`rebuild` cuts the model.
+
+    Raises:
+        PlanError: the model cannot be pruned so; the message says why.
+    """
+    check_whole(model)
+    if (reason := obstacle(model)) is not None:
+        raise PlanError(f"settings.pruning: {reason}. Use kind: none.")
+    if run is None:
+        raise PlanError(
+            "settings.pruning: a cut is found by running the model, and there is no sample to run it on: an iterable "
+            "dataset is read only once. Pass run= to apply_to_model, give a map-style dataset, or use kind: none."
+        )
+    if any(tensor.device.type != "cpu" for tensor in tensors_of(model).values()):
+        model = copy.deepcopy(model).cpu()  # a forked process has no CUDA
+    untouchable = frozenset(_untouchable(model, how.untouchable))
+    trains = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # a fork's backward would want it
+    found = _in_a_child(lambda: find_cut(model, run, how, untouchable, trains))
+    for reason in found.left:
+        warnings.warn(f"pruning: {reason}.", stacklevel=2)
+    return found
+
+
+def _untouchable(model: nn.Module, paths: Iterable[str]) -> Iterator[nn.Module]:
+    known = dict(model.named_modules())
+    for path in paths:
+        if path not in known:
+            near = difflib.get_close_matches(path, known, cutoff=0.4) or [name for name in known if name][:5]
+            raise PlanError(
+                f"settings.pruning.untouchable: the model has no module {path}. Use paths of model.named_modules(), "
+                f"such as {', '.join(near)}."
+            )
+        yield from known[path].modules()
+
+
+def _in_a_child(find: Callable[[], Record]) -> Record:
+    """A forked one: models and losses are seldom pickled, and what it imports and takes is not this process's."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(find, theirs), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads at a fork: the child starts none
+        child.start()
+    theirs.close()
+    said: tuple[str, str] | None = None
+    try:
+        if ours.poll(_WALL_S):
+            said = ours.recv()
+    except EOFError:
+        pass
+    finally:
+        child.kill() if said is None and child.is_alive() and not ours.poll(0) else None
+        child.join()
+        ours.close()
+    if said is None:
+        raise PlanError(
+            f"settings.pruning: finding a cut was given up (exit code {child.exitcode}): it takes seconds where it "
+            f"ends, and is ended after {_CPU_S} s of processor time. Name the modules that tie everything together "
+            "in untouchable, such as attention, or use kind: none."
+        )
+    error, text = said
+    if error:
+        raise PlanError(error)
+    packed, _, expected = text.partition(" ")
+    return Record.unpacked(packed, expected)
+
+
+def _answer(find: Callable[[], Record], pipe: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+    torch.set_num_threads(1)  # the parent's other threads are not here
+    try:
+        record = find()
+        pipe.send(("", f"{record.packed()} {record.hash}"))
+    except PlanError as error:
+        pipe.send((str(error), ""))
+    except Exception as error:  # noqa: BLE001 - the user's own code, which fails without pruning too
+        pipe.send((f"settings.pruning: the model failed as it was run: {type(error).__name__}: {error}.", ""))

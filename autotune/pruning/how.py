@@ -1,0 +1,31 @@
+"""What is asked of a cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Criterion", "How", "Scope"]
+
+Criterion = Literal["l1", "l2", "lamp", "random"]
+"""``l1``, ``l2``: the norm of a channel's weights, over the mean of its layer. ``lamp``: Lee et al. 2021,
+arXiv:2010.07611. ``random``: seeded, to hold the others against."""
+Scope = Literal["layer", "global", "isomorphic"]
+"""Among what channels are ranked: those of one layer, of the model, or of layers that are alike (Fang et al. 2024,
+arXiv:2407.04616)."""
+
+
+@dataclass(frozen=True)
+class How:
+    """What is asked of a cut."""
+
+    ratio: float
+    """Share of channels, hidden units and heads that go; between 0 and 1."""
+    criterion: Criterion = "l2"
+    scope: Scope = "layer"
+    round_to: int = 1
+    """Widths become multiples of it, downwards."""
+    heads: bool = True
+    """Cut whole heads of attention too."""
+    untouchable: tuple[str, ...] = ()
+    """Module paths that keep every tensor, with what is in them."""

@@ -1,0 +1,177 @@
+"""Pruning: channels, hidden units and heads go, and with them a part of every tensor that depends on them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..errors import PlanError
+from ._base import Effect, Exactness, Run, Stage, Technique
+from .facts import Facts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Pruning"]
+
+_RATIOS = (0.25, 0.5)
+"""That are worth trying: less than a fifth saved 1 to 7 % of the time (docs/pruning.md)."""
+_MAX_BYTES = 2**26
+"""Of a record's file."""
+
+
+class Pruning(Technique):
+    """Cut the least important channels, hidden units and attention heads, so that every tensor is smaller.
+
+    Source: Fang et al. 2023, arXiv:2301.12900.
+    """
+
+    name: ClassVar[str] = "pruning"
+    stage: ClassVar[Stage] = Stage.PRUNING
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "none": "Leaves the model as it is.",
+        "structured": "Cuts the least important channels, hidden units and heads: a smaller model, which computes "
+        "something else until it has been trained on.",
+    }
+    kept_beside: ClassVar[frozenset[str]] = frozenset({"kept"})
+
+    kind: Literal["none", "structured"] = "none"
+    """``none`` keeps all; ``structured`` cuts whole channels, hidden units and heads."""
+    ratio: float = Field(default=0.25, gt=0, lt=1)
+    """Share of the channels, hidden units and heads that go; parameters fall by more, since each has two sides."""
+    criterion: Literal["l1", "l2", "lamp", "random"] = "l2"
+    """What is called important: norms of weights, those by layer-adaptive scores, or chance to compare with."""
+    scope: Literal["layer", "global", "isomorphic"] = "layer"
+    """Among what channels are ranked: those of a layer, of the model, or of layers that are alike."""
+    round_to: int = Field(default=1, ge=1, le=1024)
+    """Widths become multiples of it, downwards; heads stay whole in any case."""
+    heads: bool = True
+    """Whether attention heads are cut too."""
+    untouchable: tuple[str, ...] = ()
+    """Module paths that stay as they are, with all that is in them."""
+    record: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
+    """Hash of the record of what is kept, which lies beside the plan; absent, a cut is found anew."""
+    kept: str | None = Field(default=None, repr=False)
+    """The record itself, packed; a plan's file has it beside itself."""
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.kind == "none" and (
+            given := self.model_fields_set - {"kind"} and self.model_dump(exclude_defaults=True)
+        ):
+            raise ValueError(f"kind: none cuts nothing, but got {', '.join(given)}. Use kind: structured.")
+        if self.kept is not None and self.record is None:
+            raise ValueError("kept: is of a record, whose hash is absent. Leave both out to cut anew.")
+        return self
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """How much goes, and how that is chosen."""
+        if self.kind == "none":
+            return "no pruning"
+        chosen = self.model_dump(exclude_defaults=True, exclude={"kind", "ratio", "record", "kept"})
+        rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in chosen.items())
+        return f"prune {self.ratio:.0%} of widths" + (f" ({rest})" if rest else "")
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[Pruning, ...]:
+        """None, a quarter and a half, by layer."""
+        offered = tuple(cls(kind="structured", ratio=ratio) for ratio in _RATIOS)
+        return (cls(), *(one for one in offered if one.unavailable(facts) is None))
+
+    def exactness(self, facts: Facts) -> Exactness:
+        """Another function."""
+        return "exact" if self.kind == "none" else "lossy"
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """A cut is found by running the model on samples that can be read again."""
+        if self.kind == "none":
+            return None
+        if facts.pruning_obstacle is not None:
+            return facts.pruning_obstacle
+        if self.record is None and facts.dataset_kind == "iterable":
+            return "a cut is found on two samples, and an iterable dataset is read only once"
+        return None
+
+    @property
+    def reads_values(self) -> bool:
+        """Weights are ranked, and how many of a layer stay may depend on it."""
+        return self.kind != "none"
+
+    def files(self) -> dict[str, bytes]:
+        """The record."""
+        return {} if self.kept is None else {self._file: base64.b64decode(self.kept)}
+
+    def with_files(self, folder: Path) -> Self:
+        """With the record.
+
+        Raises:
+            PlanError: it is not there, or is another.
+        """
+        if self.record is None or self.kept is not None:
+            return self
+        path = folder / self._file
+        try:
+            with path.open("rb") as file:
+                content = file.read(_MAX_BYTES)
+        except OSError as error:
+            raise PlanError(
+                f"{path}: the plan's record of what pruning keeps cannot be read: {error.strerror}. Copy it beside "
+                "the plan, or leave settings.pruning.record out to cut anew."
+            ) from None
+        from ..pruning import Record
+
+        Record.decompressed(content, self.record, str(path))
+        return self.model_copy(update={"kept": base64.b64encode(content).decode()})
+
+    @property
+    def _file(self) -> str:
+        assert self.record is not None
+        return f"pruning-{self.record.removeprefix('sha256:')[:16]}.json.gz"
+
+    def as_applied(self, model: nn.Module) -> Self:
+        """With the record of the cut that was made."""
+        from ..pruning import Record, pruned_by
+
+        packed = pruned_by(model) if self.kind != "none" and self.record is None else None
+        if packed is None:
+            return self
+        return self.model_copy(update={"record": Record.hash_of(packed), "kept": packed})
+
+    def undo(self, model: nn.Module) -> nn.Module:
+        """What is gone cannot be had back.
+
+        Raises:
+            PlanError: an earlier plan has pruned the model.
+        """
+        from ..pruning import check_whole
+
+        check_whole(model)
+        return model
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """Cut the model in place, by the record or, where there is none, by one that is found now.
+
+        Raises:
+            PlanError: it cannot be cut so, or the record is not here or is of another model.
+        """
+        if self.kind == "none":
+            return model
+        from ..pruning import How, Record, cut, rebuild
+
+        if self.record is not None and self.kept is None:
+            raise PlanError(
+                f"settings.pruning.record: the plan goes by a record, {self._file}, that is not here. Read the plan "
+                "with autotune.load_plan(path), which looks for it beside the file; or leave record out to cut anew."
+            )
+        if self.record is not None and self.kept is not None:
+            record = Record.unpacked(self.kept, self.record)
+        else:
+            how = How(self.ratio, self.criterion, self.scope, self.round_to, self.heads, self.untouchable)
+            record = cut(model, run, how)
+        rebuild(model, record)
+        return model
