@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import optuna
 import sqlalchemy
 from sqlalchemy.engine import Engine
 
@@ -203,6 +204,16 @@ def run_search(
     pace = Pace(options.trial_time_s, options.max_time_s, **rest)
     run.plan = search(options, executor, run.events.append, stop or threading.Event(), pace)
     return run
+
+
+class InMemory(optuna.storages.InMemoryStorage):
+    """In place of an Optuna storage in a database."""
+
+    class engine:
+        """Has no connections."""
+
+        @staticmethod
+        def dispose() -> None: ...
 
 
 @cache

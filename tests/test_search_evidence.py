@@ -26,6 +26,8 @@ from autotune.search.evidence import Pair, are_sure, combine, gain, interval, un
 from autotune.workers import Measured, TrialRequest
 from autotune.workers.table import TableExecutor
 
+pytestmark = pytest.mark.usefixtures("in_memory")
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

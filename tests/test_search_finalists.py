@@ -35,6 +35,8 @@ from autotune.techniques import Settings
 from autotune.workers import Crashed, OutOfMemory, TimedOut
 from autotune.workers.table import TableExecutor
 
+pytestmark = pytest.mark.usefixtures("in_memory")
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
