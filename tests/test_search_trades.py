@@ -20,6 +20,9 @@ LARGEST = Batch(micro=64)
 RECOMPUTED = Settings(batch=Batch(micro=32, accumulate=2), checkpointing=Checkpointing(kind="blocks"))
 
 
+pytestmark = pytest.mark.usefixtures("in_memory")
+
+
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
