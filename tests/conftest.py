@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
+from command_line import Ended, run_here
+from search_tables import InMemory
 
 from autotune.workers import Executor
+from autotune.workers.local import LocalSlot
+from autotune.workers.pool import SlotPool
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """``-m alone`` imports the files alone that have such tests; to import all takes many seconds."""
+    if config.option.markexpr != "alone" or collection_path.suffix != ".py":
+        return None
+    return "pytest.mark.alone" not in collection_path.read_text(encoding="utf-8") or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs Ray comes first, so that one of two workers gets it all, and one cluster is started."""
+    items.sort(key=lambda item: "ray_executor" not in f"{getattr(item, 'fixturenames', ())} {item.name}")
 
 
 @pytest.fixture(scope="session")
 def local_executor() -> Iterator[Executor]:
-    """One local executor for the session: its fork servers import torch once."""
-    from autotune.workers.local import LocalExecutor
-
-    with LocalExecutor() as executor:
+    """As a ``LocalExecutor``, one for the session: its fork servers import torch once. They start in this folder, in
+    whichever a test is by then."""
+    with SlotPool([LocalSlot(dict(os.environ), os.getcwd())]) as executor:
         yield executor
 
 
@@ -26,3 +44,25 @@ def ray_executor() -> Iterator[Executor]:
 
     with RayExecutor() as executor:
         yield executor
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, InMemory]:
+    """Studies are in no file, which takes a quarter of the time: for tests of what a search does, and not of what it
+    keeps. By their URLs."""
+    storages: defaultdict[str, InMemory] = defaultdict(InMemory)
+    monkeypatch.setattr("autotune.search.store.open_storage", lambda url: storages[url])
+    return storages
+
+
+@pytest.fixture
+def here(
+    local_executor: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ended]:
+    """``command_line.autotune`` without a process of its own: ``here(*arguments, cwd=folder, **variables)``."""
+
+    def run(*arguments: object, **options: object) -> Ended:
+        with monkeypatch.context() as patch:
+            return run_here(local_executor, patch, capsys, *arguments, **options)
+
+    return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -12,11 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import optuna
 import sqlalchemy
 from sqlalchemy.engine import Engine
 
 from autotune.files import FOLDER
-from autotune.plan import Plan
+from autotune.measure import Measurement, Parity
+from autotune.plan import Peak, Plan, Speed
 from autotune.search.configuration_space import ConfigurationSpace, Predict
 from autotune.search.driver import search
 from autotune.search.events import Event
@@ -26,6 +29,9 @@ from autotune.search.pace import Pace
 from autotune.search.store import Store
 from autotune.search_spaces import SearchSpace, load_space
 from autotune.techniques import Device, Facts, Settings
+from autotune.techniques.allocator import Allocator
+from autotune.techniques.batch import Batch
+from autotune.techniques.precision import Precision
 from autotune.workers import Outcome, TrialRequest
 from autotune.workers.table import Row, TableExecutor
 
@@ -42,6 +48,13 @@ checkpointing: [{kind: none}, {kind: blocks, every: 1}, {kind: blocks, every: 2}
 allocator: auto
 """
 SPACE = SearchSpace.from_yaml(SPACE_YAML)
+
+SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
+"""A space of four configurations, which are these."""
+REFERENCE = Settings(batch=Batch(micro=64))
+BF16 = REFERENCE.model_copy(update={"precision": Precision(kind="bf16")})
+TCMALLOC = REFERENCE.model_copy(update={"allocator": Allocator(kind="tcmalloc")})
+BOTH = BF16.model_copy(update={"allocator": Allocator(kind="tcmalloc")})
 
 
 def facts(**changes: Any) -> Facts:
@@ -117,6 +130,21 @@ def row(settings: Settings, **changes: Any) -> Row:
     return Row(settings=settings, **{"samples_per_s": (speed(settings),), "peak_bytes": (peak(settings),), **changes})
 
 
+def measurement(value: float, half: float = 0.0, disturbed: float = 0.0, process: int = MIB) -> Measurement:
+    """One process's, of so many samples per second and half an interval."""
+    return Measurement(
+        samples_per_s=Speed(value=value, low=value - half, high=value + half),
+        peak=Peak(process=process),
+        parity=Parity(losses=(1.0,)),
+        num_steps=1,
+        num_windows=1,
+        loader_wait=0.0,
+        disturbed=disturbed,
+        epoch_start_s=0.0,
+        phases_s={},
+    )
+
+
 def every(**changes: Any) -> SearchOptions:
     """As :func:`options`, of a sampler that stops where nothing is left: the default one is sure sooner."""
     return options(sampler="random", **changes)
@@ -179,6 +207,16 @@ def run_search(
     return run
 
 
+class InMemory(optuna.storages.InMemoryStorage):
+    """In place of an Optuna storage in a database."""
+
+    class engine:
+        """Has no connections."""
+
+        @staticmethod
+        def dispose() -> None: ...
+
+
 @cache
 def _empty_database() -> bytes:
     """A storage without a study: to make one takes a third of a second."""
@@ -218,3 +256,11 @@ def options(**changes: Any) -> SearchOptions:
     if not space.exists():
         space.write_text(SPACE_YAML)
     return SearchOptions(**{"task": "model.py", "space": "space.yaml", "trials": 10, **changes})
+
+
+@cache
+def small_search(asked: Callable[[], SearchOptions] = options) -> Run:
+    """A search of the four configurations from its start to its end, made once for all that only look at it."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("space.yaml").write_text(SMALL)
+        return run_search(asked())

@@ -1,21 +1,25 @@
-"""Bad input, through the real command line: a clear message, the right exit code, nothing left behind, nothing lost."""
+"""Bad input, through the command line: a clear message, the right exit code, nothing left behind, nothing lost."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from command_line import PROGRAM, Ended, Running, autotune, environment, start
+from real_search import search_until_a_trial
 
 from autotune.plan import Plan, load_plan
+from autotune.search.events import Warned
+from autotune.search.options import SearchOptions
+from autotune.workers import InspectRequest
 
 TASKS = Path(__file__).parent / "tasks"
 QUICK = ("--executor", "local", "--device", "cpu", "--trials", "2", "--trial-time", "1", "--space", "space.yaml")
@@ -32,8 +36,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def search(folder: Path, task: str, *options: str, **extra: str) -> Ended:
-    return autotune("search", task, *QUICK, *options, cwd=folder, **extra)
+@pytest.fixture
+def search(here: Callable[..., Ended], folder: Path) -> Callable[..., Ended]:
+    """A search of a task in the folder, with these options beside QUICK."""
+    return lambda task, *options: here("search", task, *QUICK, *options, cwd=folder)
 
 
 def interrupted(folder: Path, task: str, by: signal.Signals = signal.SIGINT, **extra: str) -> Ended:
@@ -63,22 +69,22 @@ def assert_refused(ended: Ended, *words: str, code: int = 2) -> None:
 # The task
 
 
-def test_no_such_file(folder):
-    ended = search(folder, "no_model.py")
+def test_no_such_file(folder, search):
+    ended = search("no_model.py")
     assert_refused(ended, "no_model.py: no such file. `autotune init no_model.py` writes a starting file.")
 
 
-def test_a_file_without_build_model(folder):
+def test_a_file_without_build_model(folder, search):
     (folder / "bare.py").write_text("def build_dataset(): ...\n")
-    ended = search(folder, "bare.py")
+    ended = search("bare.py")
     assert_refused(ended, "bare.py: missing build_model, compute_loss.", "def build_model() -> torch.nn.Module")
 
 
-def test_a_training_script_is_not_run(folder):
+def test_a_training_script_is_not_run(folder, here):
     """It would train as "reading the task"; it is told apart before anything starts."""
     (folder / "train.py").write_text("from pathlib import Path\nPath('ran').touch()\nwhile True: pass\n")
     for command in (("search", *QUICK), ("profile", "--device", "cpu"), ("estimate", "--budget", "1GiB")):
-        ended = autotune(command[0], "train.py", *command[1:], cwd=folder)
+        ended = here(command[0], "train.py", *command[1:], cwd=folder)
         assert_refused(ended, "train.py: defines none of build_model, build_dataset, compute_loss, and no `task`.")
     assert not (folder / "ran").exists()
 
@@ -94,9 +100,9 @@ def test_a_training_script_is_not_run(folder):
     ],
     ids=" ".join,
 )
-def test_a_command_runs_once_and_not_once_a_rank(command, folder):
+def test_a_command_runs_once_and_not_once_a_rank(command, folder, here):
     (folder / "plan.yaml").write_text(plan_text("sha256:" + 64 * "0"))
-    ended = autotune(*command, cwd=folder, WORLD_SIZE="2", RANK="1", MASTER_ADDR="localhost", MASTER_PORT="29500")
+    ended = here(*command, cwd=folder, WORLD_SIZE="2", RANK="1", MASTER_ADDR="localhost", MASTER_PORT="29500")
     assert_refused(ended, "started as one of 2 ranks (WORLD_SIZE)", "runs once, not once a rank", "without torchrun")
     assert not (folder / ".autotune").exists()
 
@@ -108,7 +114,6 @@ def test_a_command_runs_once_and_not_once_a_rank(command, folder):
         ("hostile_raises.py", ("IndexError: list index out of range", "return widths[0]")),
         ("hostile_nonscalar.py", ("compute_loss",)),
         ("hostile_nan.py", ("not finite",)),
-        ("hostile_segfault.py", ("Segmentation fault (SIGSEGV)",)),
         ("hostile_leak.py", ("leaks", "each step")),
         ("hostile_exits.py", ("sys.exit(3)",)),
         ("hostile_exits_at_once.py", ("exited with code 4",)),
@@ -116,21 +121,32 @@ def test_a_command_runs_once_and_not_once_a_rank(command, folder):
         ("hostile_worker_raises.py", ("sample 7 is broken",)),
     ],
 )
-def test_a_task_that_cannot_be_measured(task, words, folder):
+def test_a_task_that_cannot_be_measured(task, words, folder, search):
     """The message has what went wrong with the user's code, and no frame of ours."""
-    ended = search(folder, task)
+    ended = search(task)
     assert_refused(ended, *words)
     assert OURS not in ended.stderr
 
 
-def test_a_task_that_hangs_is_ended_and_told_where(folder):
-    ended = search(folder, "hostile_hang.py", "--max-time", "8s")
+def test_a_task_that_ends_its_process_ends_the_command_and_leaves_nothing(folder):
+    ended = autotune("search", "hostile_segfault.py", *QUICK, cwd=folder)
+    assert_refused(ended, "Segmentation fault (SIGSEGV)")
+    assert OURS not in ended.stderr
+
+
+def test_a_task_that_hangs_is_ended_and_told_where(folder, search):
+    ended = search("hostile_hang.py", "--max-time", "4s")
     assert_refused(ended, "did not end within", "compute_loss")
 
 
-def test_a_task_that_prints_a_great_deal_is_measured_and_its_output_kept(folder):
-    ended = interrupted(folder, "hostile_prints.py", by=signal.SIGTERM)
-    assert len(ended.stderr) < 10_000
+def brief(folder: Path, task: str) -> SearchOptions:
+    """What QUICK asks for."""
+    return SearchOptions(str(folder / task), space="space.yaml", trials=20, trial_time_s=1.0, device="cpu")
+
+
+def test_a_task_that_prints_a_great_deal_is_measured_and_its_output_kept(folder, local_executor, monkeypatch):
+    monkeypatch.chdir(folder)
+    search_until_a_trial(brief(folder, "hostile_prints.py"), local_executor)
     logs = list(folder.glob(".autotune/*/*.log"))
     assert logs
     assert all(0 < log.stat().st_size < 100_000 for log in logs)
@@ -141,11 +157,12 @@ def test_processes_that_a_task_leaves_are_ended(folder):
     assert len((folder / "pids").read_text().split()) >= 6  # two for each process that built the model
 
 
-def test_a_dataset_smaller_than_the_batch_caps_the_micro_batch(folder):
+def test_a_dataset_smaller_than_the_batch_caps_the_micro_batch(folder, local_executor, monkeypatch):
+    monkeypatch.chdir(folder)
     (folder / "small.py").write_text("from healthy import *\nbatch_size = 100\n")
-    ended = interrupted(folder, "small.py")
-    assert "fewer than the batch size of 100" in ended.stderr
-    batch = load_plan(folder / "plan.yaml").settings.batch
+    plan, events = search_until_a_trial(brief(folder, "small.py"), local_executor)
+    assert any("fewer than the batch size of 100" in one.message for one in events if isinstance(one, Warned))
+    batch = plan.settings.batch
     assert batch is not None
     assert batch.micro <= 64
 
@@ -162,13 +179,13 @@ def test_a_dataset_smaller_than_the_batch_caps_the_micro_batch(folder):
         ("-1GiB", "not a size: '-1GiB'."),
     ],
 )
-def test_a_budget_that_is_none(budget, words, folder):
-    assert_refused(search(folder, "healthy.py", f"--budget={budget}"), "--budget", words)
+def test_a_budget_that_is_none(budget, words, folder, search):
+    assert_refused(search("healthy.py", f"--budget={budget}"), "--budget", words)
 
 
-def test_a_budget_below_the_smallest_configuration(folder):
+def test_a_budget_below_the_smallest_configuration(folder, search):
     """What the job takes as it stands is nearly all the process's own: 3 % less is too little for any."""
-    ended = search(folder, "healthy.py", "--budget", "99%")
+    ended = search("healthy.py", "--budget", "99%")
     assert_refused(ended, "Nothing fits", "within ", "Nearest miss:", "What would help: --budget", code=3)
     assert not (folder / "plan.yaml").exists()
 
@@ -184,13 +201,13 @@ def test_a_budget_below_the_smallest_configuration(folder):
         ("precision: [{kind: bf16, speed: 11}]", "speed"),
     ],
 )
-def test_an_unknown_technique_or_value_in_a_space(row, words, folder):
+def test_an_unknown_technique_or_value_in_a_space(row, words, folder, search):
     (folder / "space.yaml").write_text(f"{SPACE}{row}\n")
-    assert_refused(search(folder, "healthy.py"), "space.yaml", words)
+    assert_refused(search("healthy.py"), "space.yaml", words)
 
 
-def test_an_unknown_space(folder):
-    ended = autotune("search", "healthy.py", "--executor", "local", "--space", "outer", cwd=folder)
+def test_an_unknown_space(folder, here):
+    ended = here("search", "healthy.py", "--executor", "local", "--space", "outer", cwd=folder)
     assert_refused(ended, "outer", "default")
 
 
@@ -202,9 +219,9 @@ def test_an_unknown_space(folder):
         ("batch: {micro: 0}", "settings.batch.micro: Input should be greater than 0, but got 0"),
     ],
 )
-def test_an_unknown_technique_or_value_in_a_plan(settings, words, folder):
+def test_an_unknown_technique_or_value_in_a_plan(settings, words, folder, here):
     (folder / "plan.yaml").write_text(f"schema: autotune/plan@1\nsettings:\n  {settings}\n")
-    assert_refused(autotune("show", "plan.yaml", cwd=folder), "plan.yaml", words)
+    assert_refused(here("show", "plan.yaml", cwd=folder), "plan.yaml", words)
 
 
 LAUGHS = "a: &a [ha, ha]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b in pairwise("abcdefghi"))
@@ -222,10 +239,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_malformed_or_hostile_yaml(kind, folder):
+def test_malformed_or_hostile_yaml(kind, folder, here):
     text, words = HOSTILE[kind]
     (folder / "plan.yaml").write_text(text)
-    assert_refused(autotune("show", "plan.yaml", cwd=folder), "plan.yaml", words)
+    assert_refused(here("show", "plan.yaml", cwd=folder), "plan.yaml", words)
 
 
 @pytest.mark.parametrize("command", [("show",), ("verify",), ("run", "--", "true")], ids=lambda command: command[0])
@@ -252,44 +269,51 @@ def plan_text(fingerprint: str, settings: str = "batch: {micro: 8}", budget: str
     )
 
 
-def verify(folder: Path, *options: str) -> Ended:
-    return autotune("verify", "plan.yaml", "--executor", "local", "--trial-time", "1", *options, cwd=folder)
+@pytest.fixture
+def verify(here: Callable[..., Ended], folder: Path) -> Callable[..., Ended]:
+    """Measure the folder's plan again."""
+    command = ("verify", "plan.yaml", "--executor", "local", "--trial-time", "1")
+    return lambda *options: here(*command, *options, cwd=folder)
 
 
 @pytest.fixture(scope="module")
-def fingerprint() -> str:
+def fingerprint(local_executor) -> str:
     """Of the healthy task."""
-    ended = autotune("search", "healthy.py", "--executor", "local", "--dry-run", "--json", cwd=TASKS)
-    return json.loads(ended.stdout)["facts"]["fingerprint"]
+    request = InspectRequest(id="inspect", task=str(TASKS / "healthy.py"), device="cpu")
+    return local_executor.ask(request).facts.fingerprint
 
 
-def test_a_plan_for_another_model(folder):
+def test_a_plan_for_another_model(folder, verify):
     (folder / "plan.yaml").write_text(plan_text(f"sha256:{'0' * 64}"))
-    assert_refused(verify(folder), "it was found for healthy.py", "Search again")
+    assert_refused(verify(), "it was found for healthy.py", "Search again")
 
 
-def test_a_plan_measured_with_another_torch_is_a_warning(folder, fingerprint):
+def test_a_plan_measured_with_another_torch_is_a_warning(folder, verify, fingerprint):
+    """And what the task prints is heard, since that is asked for."""
+    with (folder / "healthy.py").open("a") as task:
+        task.write("\nprint('the task is read')\n")
     (folder / "plan.yaml").write_text(plan_text(fingerprint))
-    ended = verify(folder)
-    assert (ended.returncode, ended.left_behind) == (0, [])
+    ended = verify("--verbose")
+    assert ended.returncode == 0, ended.stderr
     assert "the plan was measured with torch 0.4.1, and this is " in ended.stderr
-    assert f"runs {'healthy.py'}" in ended.stderr
+    assert "runs healthy.py" in ended.stderr
+    assert all(f"{name} | the task is read" in ended.stderr for name in ("inspect", "verify-1"))
     assert "The plan holds." in ended.stdout
 
 
-def test_a_plan_over_its_budget_does_not_hold(folder, fingerprint):
+def test_a_plan_over_its_budget_does_not_hold(folder, verify, fingerprint):
     (folder / "plan.yaml").write_text(plan_text(fingerprint, budget="16 MiB"))
-    ended = verify(folder)
-    assert (ended.returncode, ended.left_behind) == (3, [])
+    ended = verify()
+    assert ended.returncode == 3
     assert "The plan does not hold" in ended.stdout
 
 
-def test_a_plan_runs_no_file_that_is_not_beside_it(folder, tmp_path_factory):
+def test_a_plan_runs_no_file_that_is_not_beside_it(folder, verify, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "model.py"
     elsewhere.write_text("raise SystemExit('it ran')")
     text = plan_text(f"sha256:{'0' * 64}")
     (folder / "plan.yaml").write_text(text.replace("healthy.py", str(elsewhere)))
-    assert_refused(verify(folder), f"its task {elsewhere} is not beside it")
+    assert_refused(verify(), f"its task {elsewhere} is not beside it")
 
 
 # Where things are written
@@ -299,12 +323,12 @@ def test_a_plan_runs_no_file_that_is_not_beside_it(folder, tmp_path_factory):
     "output",
     ["healthy.py/plan.yaml", "tasks", "healthy.py", "space.yaml", ".autotune/healthy.db", "pipe", "loop", "x" * 300],
 )
-def test_an_output_that_cannot_be_written_is_told_before_anything_runs(output, folder):
+def test_an_output_that_cannot_be_written_is_told_before_anything_runs(output, folder, search):
     (folder / "tasks").mkdir()
     os.mkfifo(folder / "pipe")
     (folder / "loop").symlink_to("loop")
     task = (folder / "healthy.py").read_text()
-    ended = search(folder, "healthy.py", "--output", output)
+    ended = search("healthy.py", "--output", output)
     assert (folder / "healthy.py").read_text() == task
     assert_refused(ended, output, "Choose another path with -o.")
     assert not (folder / ".autotune").exists()
@@ -367,63 +391,36 @@ def hanging(folder: Path) -> Running:
     return running
 
 
-def test_ctrl_c_twice_ends_a_trial_that_hangs(folder):
+def test_ctrl_c_twice_ends_a_trial_that_hangs_and_until_then_nobody_else_gets_the_study(folder, search):
     running = hanging(folder)
+    second = search("healthy.py", "--storage", "sqlite:///.autotune/hangs.db")
     running.process.send_signal(signal.SIGINT)
-    running.read_until("Ctrl-C again stops at once")
+    running.read_until("Ctrl-C again stops at once")  # two signals that are pending at once are one
     running.process.send_signal(signal.SIGINT)
     ended = running.finish(timeout_s=20)
     assert (ended.returncode, ended.stdout, ended.left_behind) == (130, "plan.yaml\n", [])
+    assert_refused(second, str(running.process.pid))
 
 
 # Studies
 
 
-def test_a_study_of_another_task(folder):
-    interrupted(folder, "healthy.py")
-    other = (
-        (folder / "healthy.py").read_text().replace("nn.Linear(4, 8)", "nn.Linear(4, 16)").replace("(8, 1)", "(16, 1)")
-    )
-    (folder / "healthy.py").write_text(other)
-    before = (folder / ".autotune" / "healthy.db").read_bytes()
-    ended = search(folder, "healthy.py", "--resume", "--output", "other.yaml")
-    assert_refused(ended, "belongs to another task", "Leave out --resume")
-    assert (folder / ".autotune" / "healthy.db").read_bytes() == before
-
-
-def test_nothing_to_resume(folder):
-    """A driver that was killed while it read the task left nothing; the same command goes on."""
-    ended = search(folder, "healthy.py", "--resume", "--trials", "1", "--max-time", "5s")
-    assert ended.returncode == 0
-    assert "--resume: there is no study of this task to go on with" in ended.stderr
-
-
-def test_a_study_file_that_is_corrupt_is_left_as_it_is(folder):
+def test_a_study_file_that_is_corrupt_is_left_as_it_is(folder, search):
     (folder / ".autotune").mkdir()
     study = folder / ".autotune" / "healthy.db"
     study.write_bytes(b"no database at all " * 100)
-    assert_refused(search(folder, "healthy.py"), "healthy.db")
+    assert_refused(search("healthy.py"), "healthy.db")
     assert study.read_bytes() == b"no database at all " * 100
 
 
-def test_a_study_file_that_another_program_has_locked(folder):
+def test_a_study_file_that_another_program_has_locked(folder, search):
     (folder / ".autotune").mkdir()
     study = sqlite3.connect(folder / ".autotune" / "healthy.db")
     study.execute("create table kept (x)")
     study.execute("begin exclusive")
-    ended = search(folder, "healthy.py")
+    ended = search("healthy.py")
     study.rollback()
     assert_refused(ended, "healthy.db", "lock")
-
-
-def test_a_study_that_another_search_holds(folder):
-    first = hanging(folder)
-    second = search(folder, "healthy.py", "--storage", "sqlite:///.autotune/hangs.db")
-    first.process.send_signal(signal.SIGINT)
-    first.read_until("Ctrl-C again stops at once")  # two signals that are pending at once are one
-    first.process.send_signal(signal.SIGINT)
-    first.finish()
-    assert_refused(second, str(first.process.pid))
 
 
 # Paths
@@ -443,29 +440,29 @@ PATHS = {
 
 
 @pytest.mark.parametrize("command", PATHS.values(), ids=PATHS)
-def test_a_path_that_is_too_long_is_said_before_anything_runs(command, folder):
+def test_a_path_that_is_too_long_is_said_before_anything_runs(command, folder, here):
     (folder / "plan.yaml").write_text("schema: autotune/plan@1\nsettings: {}\n")
     before = sorted(os.listdir(folder))
-    ended = autotune(*command, cwd=folder)
+    ended = here(*command, cwd=folder)
     assert_refused(ended, "File name too long")
     assert "parameters, " not in ended.stderr
     assert sorted(os.listdir(folder)) == before
 
 
-def test_a_task_whose_name_is_no_text_is_refused(folder):
+def test_a_task_whose_name_is_no_text_is_refused(folder, search):
     """Bytes that are no UTF-8 can stand neither in a plan nor in a study."""
     name = os.fsdecode(b"m\xff.py")
     shutil.copy(folder / "healthy.py", folder / name)
-    assert_refused(search(folder, name), "a name in UTF-8 was expected", "Rename the file.")
+    assert_refused(search(name), "a name in UTF-8 was expected", "Rename the file.")
 
 
-def test_a_password_in_a_storage_is_not_printed(folder):
-    ended = search(folder, "healthy.py", "--storage", "postgresql://user:hunter2@127.0.0.1:1/none")
+def test_a_password_in_a_storage_is_not_printed(folder, search):
+    ended = search("healthy.py", "--storage", "postgresql://user:hunter2@127.0.0.1:1/none")
     assert_refused(ended, "postgresql://user:***@127.0.0.1:1/none")
     assert "hunter2" not in ended.stderr
 
 
-def test_a_sum_over_no_count_is_refused(folder):
+def test_a_sum_over_no_count_is_refused(folder, search):
     loss = "def compute_loss(model, batch):\n    return nn.functional.mse_loss(model(batch[0]), batch[1]), 0\n"
     (folder / "uncounted.py").write_text(f"from healthy import *\nfrom torch import nn\n\n\n{loss}")
-    assert_refused(search(folder, "uncounted.py"), "compute_loss returned (loss_sum, count)", "Wanted: the number of")
+    assert_refused(search("uncounted.py"), "compute_loss returned (loss_sum, count)", "Wanted: the number of")

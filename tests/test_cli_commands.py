@@ -44,8 +44,8 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
-def test_with_json_a_mistaken_option_is_a_document_too(tmp_path):
-    ended = autotune("search", "model.py", "--budget", "0", "--json", cwd=tmp_path)
+def test_with_json_a_mistaken_option_is_a_document_too(tmp_path, here):
+    ended = here("search", "model.py", "--budget", "0", "--json", cwd=tmp_path)
     assert ended.returncode == 2
     assert json.loads(ended.stdout)["error"].startswith("Invalid value for '--budget': a budget of 0 leaves no memory")
     assert "Invalid value for '--budget'" in ended.stderr
@@ -68,9 +68,9 @@ def test_help_imports_no_torch_no_optuna_no_ray():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_listed_and_has_help(command, tmp_path):
-    assert f"\n  {command} " in autotune("--help", cwd=tmp_path).stdout
-    ended = autotune(command, "--help", cwd=tmp_path)
+def test_every_command_is_listed_and_has_help(command, tmp_path, here):
+    assert f"\n  {command} " in here("--help", cwd=tmp_path).stdout
+    ended = here(command, "--help", cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -82,8 +82,8 @@ def test_reading_a_plan_imports_no_torch(plan):
     assert ended.stdout.splitlines()[-1] == "[]", ended.stdout + ended.stderr
 
 
-def test_show_says_what_the_plan_says(plan, tmp_path):
-    said = " ".join(autotune("show", plan.name, cwd=tmp_path).stdout.split())
+def test_show_says_what_the_plan_says(plan, tmp_path, here):
+    said = " ".join(here("show", plan.name, cwd=tmp_path).stdout.split())
     for words in (
         "2.31x the reference's speed, within 512 MiB, on cpu",
         "micro-batch 64 × 4",
@@ -100,15 +100,15 @@ def test_show_says_what_the_plan_says(plan, tmp_path):
         assert words in said
 
 
-def test_show_keeps_to_80_columns_and_plain_text_in_a_pipe(plan, tmp_path):
-    said = autotune("show", plan.name, cwd=tmp_path).stdout
+def test_show_keeps_to_80_columns_and_plain_text_in_a_pipe(plan, tmp_path, here):
+    said = here("show", plan.name, cwd=tmp_path).stdout
     assert "\x1b" not in said
     assert max(map(len, said.splitlines())) <= 80
 
 
-def test_show_json_is_the_plan_itself(plan, tmp_path):
+def test_show_json_is_the_plan_itself(plan, tmp_path, here):
     before = load_plan(plan)
-    document = json.loads(autotune("show", plan, "--json", cwd=tmp_path).stdout)
+    document = json.loads(here("show", plan, "--json", cwd=tmp_path).stdout)
     plan.write_text(json.dumps(document["plan"]))  # JSON is YAML
     assert load_plan(plan) == before
 
@@ -130,17 +130,17 @@ def test_run_of_an_unknown_command_is_the_users_error(plan, tmp_path):
     assert "no-such-command: cannot be started: No such file or directory" in ended.stderr
 
 
-def test_init_writes_a_file_once(tmp_path):
-    assert autotune("init", "model.py", cwd=tmp_path).stdout == "model.py\n"
+def test_init_writes_a_file_once(tmp_path, here):
+    assert here("init", "model.py", cwd=tmp_path).stdout == "model.py\n"
     written = (tmp_path / "model.py").read_text()
-    ended = autotune("init", "model.py", cwd=tmp_path)
+    ended = here("init", "model.py", cwd=tmp_path)
     assert ended.returncode == 2
     assert "model.py: exists already" in ended.stderr
     assert (tmp_path / "model.py").read_text() == written
 
 
-def test_init_into_no_folder_is_the_users_error(tmp_path):
-    ended = autotune("init", "nowhere/model.py", cwd=tmp_path)
+def test_init_into_no_folder_is_the_users_error(tmp_path, here):
+    ended = here("init", "nowhere/model.py", cwd=tmp_path)
     assert ended.returncode == 2
     assert "nowhere/model.py: cannot be written: No such file or directory" in ended.stderr
 
@@ -158,8 +158,8 @@ def test_our_own_bug_shows_a_traceback_and_asks_for_a_report(plan):
     assert "Please report it" in ended.stderr
 
 
-def test_the_users_error_shows_no_traceback(tmp_path):
-    ended = autotune("show", "none.yaml", "--json", cwd=tmp_path)
+def test_the_users_error_shows_no_traceback(tmp_path, here):
+    ended = here("show", "none.yaml", "--json", cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr == "none.yaml: no such file. `autotune search model.py` writes a plan.\n"
     assert json.loads(ended.stdout) == {"exit_code": 2, "error": ended.stderr.strip()}

@@ -1,4 +1,4 @@
-"""What a task prints reaches those who ask for it, and a search that reads a task is never silent; all for real."""
+"""What a task prints reaches those who ask for it, and a search that reads a task is never silent."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from command_line import autotune, start
+from command_line import start
 
 TASK = Path(__file__).parent / "tasks" / "healthy.py"
 QUICK = ("--executor", "local", "--device", "cpu", "--trials", "1", "--trial-time", "1", "--space", "space.yaml")
 SPACE = "schema: autotune/space@1\nbatch: auto\n"
-PLAN = "schema: autotune/plan@1\nsettings:\n  batch: {micro: 64}\n"
 PRINTS = """
 import healthy
 from healthy import *
@@ -27,13 +26,12 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "healthy.py").write_text(TASK.read_text())
     (tmp_path / "prints.py").write_text(PRINTS)
     (tmp_path / "space.yaml").write_text(SPACE)
-    (tmp_path / "plan.yaml").write_text(PLAN)
     return tmp_path
 
 
-def test_every_process_of_a_search_has_a_log_and_verbose_shows_them(folder):
+def test_every_process_of_a_search_has_a_log_and_verbose_shows_them(folder, here):
     """The inspection's, too. A terminal's escapes are not passed on."""
-    ended = autotune("search", "prints.py", *QUICK, "--verbose", "-o", "found.yaml", cwd=folder)
+    ended = here("search", "prints.py", *QUICK, "--verbose", "-o", "found.yaml", cwd=folder)
     assert ended.returncode == 0, ended.stderr
     for name in ("inspect", "trial-000", "finalist-000-round-1"):
         assert f"{name} | the model is built \\x1b[31m\n" in ended.stderr
@@ -45,33 +43,32 @@ def test_every_process_of_a_search_has_a_log_and_verbose_shows_them(folder):
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        (("verify", "plan.yaml", "prints.py", "--executor", "local", "--trial-time", "1"), ("inspect", "verify-1")),
         (("profile", "prints.py", "--alone"), ("inspect", "profile")),
         (("estimate", "prints.py", "--space", "space.yaml"), ("inspect", "estimate-1")),
         (("search", "prints.py", *QUICK, "--dry-run"), ("inspect",)),
     ],
 )
-def test_other_commands_show_prints_where_they_are_asked_to(folder, command, names):
-    ended = autotune(*command, "--verbose", cwd=folder)
+def test_other_commands_show_prints_where_they_are_asked_to(folder, here, command, names):
+    ended = here(*command, "--verbose", cwd=folder)
     assert ended.returncode == 0, ended.stderr
     for name in names:
         assert f"{name} | the model is built" in ended.stderr
 
 
-def test_without_verbose_nothing_of_it_is_shown(folder):
-    assert "the model is built" not in autotune("search", "prints.py", *QUICK, "--dry-run", cwd=folder).stderr
+def test_without_verbose_nothing_of_it_is_shown(folder, here):
+    assert "the model is built" not in here("search", "prints.py", *QUICK, "--dry-run", cwd=folder).stderr
 
 
-def test_a_failure_shows_what_the_task_had_printed_last(folder):
+def test_a_failure_shows_what_the_task_had_printed_last(folder, here):
     (folder / "fails.py").write_text(PRINTS.replace("return", "raise ValueError('no model')\n    return"))
-    ended = autotune("search", "fails.py", *QUICK, cwd=folder)
+    ended = here("search", "fails.py", *QUICK, cwd=folder)
     assert ended.returncode == 2
     assert "ValueError: no model" in ended.stderr
     assert "Its last output:\nthe model is built" in ended.stderr
 
 
-def test_a_dry_run_says_at_once_what_it_does(folder):
-    ended = autotune("search", "healthy.py", *QUICK, "--dry-run", cwd=folder)
+def test_a_dry_run_says_at_once_what_it_does(folder, here):
+    ended = here("search", "healthy.py", *QUICK, "--dry-run", cwd=folder)
     assert ended.stderr.startswith("reading the task: healthy.py")
     assert "likely " in ended.stdout
 

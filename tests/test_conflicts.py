@@ -73,7 +73,7 @@ def test_what_a_task_states_counts_in_a_space():
 
 
 @pytest.mark.parametrize("sampler", ["law", "random", "tpe"])
-def test_a_search_measures_none_of_them_and_says_how_many(sampler):
+def test_a_search_measures_none_of_them_and_says_how_many(sampler, in_memory):
     run = run_search(options(sampler=sampler, trials=25))
     assert run.measured
     assert not any(found.precision.kind == "bf16" and found.allocator.kind == "tcmalloc" for found in run.measured)

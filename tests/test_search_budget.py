@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import autotune
-from search_tables import MIB, facts, options, row, run_search
+from search_tables import MIB, REFERENCE, facts, options, row, run_search
 
 from autotune.errors import StudyError, TaskError, UserError
 from autotune.plan import Budget, Plan, load_plan
 from autotune.search.events import BudgetKnown, Warned
-from autotune.search.inquiry import reference_settings
 from autotune.techniques import Settings
 from autotune.units import format_percent, parse_percent
 from autotune.workers import Failed, OutOfMemory
 
-REFERENCE = reference_settings(facts())
 TASK = Path(__file__).parent / "tasks" / "healthy.py"
 
 
@@ -97,16 +94,16 @@ def test_a_share_below_what_a_process_takes_is_refused_once_the_reference_is_mea
         run_search(options(budget_share=0.5), known=known, rows=[row(REFERENCE, peak_bytes=(800 * MIB,))])
 
 
-def test_a_process_of_this_machine_takes_more_than_50_mib_before_its_model():
-    ended = autotune("search", TASK, "--budget", "50MiB", "--executor", "local", cwd=Path.cwd())
+def test_a_process_of_this_machine_takes_more_than_50_mib_before_its_model(here):
+    ended = here("search", TASK, "--budget", "50MiB", "--executor", "local", cwd=Path.cwd())
     assert ended.returncode == 2
     assert "before the model is built" in ended.stderr
     assert not Path("plan.yaml").exists()
 
 
 @pytest.mark.parametrize("text", ["0%", "%", "-5%", "nan%", "1e3%", "90%%", "x%", "0.0 %"])
-def test_a_percentage_that_is_none_is_refused(text: str):
-    ended = autotune("search", TASK, "--budget", text, cwd=Path.cwd())
+def test_a_percentage_that_is_none_is_refused(text: str, here):
+    ended = here("search", TASK, "--budget", text, cwd=Path.cwd())
     assert ended.returncode == 2
     assert "expected a percentage above 0 of what the job takes as it stands, such as 90%" in " ".join(
         ended.stderr.replace("│", " ").split()

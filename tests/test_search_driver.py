@@ -6,6 +6,7 @@ import json
 import math
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -41,16 +42,20 @@ FASTEST = Settings(batch=Batch(micro=64), precision=Precision(kind="bf16"), allo
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.chdir(tmp_path)
+    if "study" not in request.fixturenames:
+        request.getfixturevalue("in_memory")
 
 
 def differences(one: Settings, other: Settings) -> int:
     return sum(getattr(one, name) != getattr(other, name) for name in Settings.model_fields)
 
 
-def study(name: str = "model-1") -> optuna.Study:
-    return optuna.load_study(study_name=name, storage="sqlite:///.autotune/model.db")
+@pytest.fixture
+def study() -> Callable[[], optuna.Study]:
+    """Loads what a search has kept."""
+    return lambda: optuna.load_study(study_name="model-1", storage="sqlite:///.autotune/model.db")
 
 
 def test_the_plan_that_is_written_is_the_plan_that_is_returned():
@@ -197,7 +202,7 @@ def test_a_reference_outside_the_space_is_measured_all_the_same():
     assert len(run.measured) == 3
 
 
-def test_every_trial_has_every_constraint_in_one_order():
+def test_every_trial_has_every_constraint_in_one_order(study):
     run_search(options(budget_bytes=330 * MIB, trials=12, sampler="random"))
     trials = study().get_trials()
     assert len(trials) >= 12
@@ -205,7 +210,7 @@ def test_every_trial_has_every_constraint_in_one_order():
         assert list(trial.constraints) == ["failure", "leak", "memory", "parity"]
 
 
-def test_the_memory_constraint_is_the_log_of_the_peak_over_the_budget():
+def test_the_memory_constraint_is_the_log_of_the_peak_over_the_budget(study):
     with pytest.raises(NothingFits):
         run_search(
             options(budget_bytes=330 * MIB, trials=1, margin=0.05), rows=[row(REFERENCE, peak_bytes=(660 * MIB,))]
@@ -225,7 +230,7 @@ def test_the_memory_constraint_is_the_log_of_the_peak_over_the_budget():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_trial_that_ends_badly_breaks_one_constraint_and_the_search_goes_on(outcome: Outcome, broken: str):
+def test_a_trial_that_ends_badly_breaks_one_constraint_and_the_search_goes_on(outcome: Outcome, broken: str, study):
     run = run_search(options(budget_bytes=900 * MIB), rows=[row(FASTEST, outcome=outcome)])
     fastest = FASTEST.model_dump(mode="json", exclude_defaults=True)
     (trial,) = [t for t in study().trials if t.user_attrs.get("settings") == fastest]
@@ -472,7 +477,7 @@ def test_optunas_samplers_run_with_infeasible_and_failed_trials(sampler: str):
     assert len(run.measured) == 14
 
 
-def test_each_trials_output_is_kept_in_a_log_of_its_own_with_why_it_failed():
+def test_each_trials_output_is_kept_in_a_log_of_its_own_with_why_it_failed(study):
     run_search(options(), rows=[row(FASTEST, outcome=Failed(message="no", output="x" * 10_000))])
     assert Path(".autotune/model-1/trial-001.log").read_text() == "x" * 10_000 + "\nno\n"
     stored = [t.user_attrs["outcome"] for t in study().trials if t.user_attrs.get("number") == 1]

@@ -6,46 +6,37 @@ import math
 from pathlib import Path
 
 import pytest
-from search_tables import MIB, configurations, every, facts, options, row, run_search
+from search_tables import (
+    BOTH,
+    MIB,
+    REFERENCE,
+    SMALL,
+    configurations,
+    every,
+    facts,
+    measurement,
+    options,
+    row,
+    run_search,
+)
 
 from autotune.errors import OutOfTime
-from autotune.measure import Measurement, Parity
-from autotune.plan import Budget, Peak, Speed
+from autotune.plan import Budget, Speed
 from autotune.search.evidence import Pair, are_sure, combine, gain, interval, undisturbed
-from autotune.search.inquiry import reference_settings
-from autotune.techniques.allocator import Allocator
-from autotune.techniques.precision import Precision
 from autotune.workers import Measured, TrialRequest
 from autotune.workers.table import TableExecutor
 
-REFERENCE = reference_settings(facts())
-BF16 = REFERENCE.model_copy(update={"precision": Precision(kind="bf16")})
-TCMALLOC = REFERENCE.model_copy(update={"allocator": Allocator(kind="tcmalloc")})
-BOTH = BF16.model_copy(update={"allocator": Allocator(kind="tcmalloc")})
+pytestmark = pytest.mark.usefixtures("in_memory")
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text("schema: autotune/space@1\nprecision: auto\nallocator: auto\n")
-
-
-def measured(value: float, disturbed: float = 0.0, process: int = MIB) -> Measurement:
-    return Measurement(
-        samples_per_s=Speed(value=value, low=value, high=value),
-        peak=Peak(process=process),
-        parity=Parity(losses=(1.0,)),
-        num_steps=1,
-        num_windows=1,
-        loader_wait=0.0,
-        disturbed=disturbed,
-        epoch_start_s=0.0,
-        phases_s={},
-    )
+    Path("space.yaml").write_text(SMALL)
 
 
 def pairs(*speeds: tuple[float, float]) -> list[Pair]:
-    return [Pair(measured(winner), measured(reference)) for winner, reference in speeds]
+    return [Pair(measurement(winner), measurement(reference)) for winner, reference in speeds]
 
 
 def gain_of(rounds: list[Pair]):
@@ -104,26 +95,26 @@ def test_two_runs_four_percent_apart_are_known_and_five_are_not():
 
 def test_rounds_are_not_sure_where_the_next_peak_may_be_over_the_budget():
     """Peaks of 90 and 94 MiB: two more such steps are 102 MiB."""
-    rounds = [Pair(measured(100, process=size * MIB), measured(50)) for size in (90, 94)]
+    rounds = [Pair(measurement(100, process=size * MIB), measurement(50)) for size in (90, 94)]
     assert are_sure(rounds, Budget(limit=102 * MIB))
     assert not are_sure(rounds, Budget(limit=101 * MIB))
 
 
 def test_disturbed_rounds_do_not_count_where_two_others_do():
-    calm, torn = pairs((200, 100))[0], Pair(measured(20, disturbed=0.4), measured(100))
+    calm, torn = pairs((200, 100))[0], Pair(measurement(20, disturbed=0.4), measurement(100))
     assert undisturbed([calm, torn, calm]) == [calm, calm]
     assert undisturbed([calm, torn]) == [calm, torn]
     assert (are_sure([calm, calm, torn], Budget()), are_sure([calm, torn], Budget())) == (True, False)
 
 
 def test_a_machine_that_is_never_calm_is_taken_as_it_is_from_the_third_round_on():
-    busy = [Pair(measured(200, disturbed=0.09), measured(100))] * 3
+    busy = [Pair(measurement(200, disturbed=0.09), measurement(100))] * 3
     assert not are_sure(busy[:2], Budget())
     assert are_sure(busy, Budget())
 
 
 def test_a_disturbed_run_counts_with_its_peak_alone():
-    found = combine([measured(100), measured(100)], Budget(), [measured(5, disturbed=0.9, process=7 * MIB)])
+    found = combine([measurement(100), measurement(100)], Budget(), [measurement(5, disturbed=0.9, process=7 * MIB)])
     assert (found.samples_per_s.value, found.samples_per_s.repeats, found.peak.process) == (100.0, 2, 7 * MIB)
 
 
@@ -158,6 +149,17 @@ def test_rounds_go_on_to_six_and_then_say_why_they_are_not_sure():
         "the figures are not sure after 6 fresh interpreters: in 6 of them other work took up to 50% of the time"
         in (run.plan.notes)
     )
+
+
+def test_a_machine_that_is_never_calm_makes_sure_figures_with_a_note():
+    run = run_search(options(), executor=Again([200.0] * 3, [0.1, 0.3, 0.2]))
+    assert run.fresh == [BOTH, REFERENCE] * 3
+    assert "other work took up to 30% of the time: the speeds are what it left" in run.plan.notes
+
+
+def test_a_machine_that_is_calm_in_all_rounds_but_one_is_given_no_note():
+    notes = run_search(options(), executor=Again([200.0, 50.0, 200.0], [0.0, 0.3, 0.0])).plan.notes
+    assert not any("other work" in note for note in notes)
 
 
 def test_a_leader_without_rivals_is_not_compared():

@@ -7,25 +7,35 @@ import threading
 from pathlib import Path
 
 import pytest
-from search_tables import MIB, configurations, every, facts, is_again, options, peak, row, run_search, speed
+from search_tables import (
+    BF16,
+    BOTH,
+    MIB,
+    REFERENCE,
+    SMALL,
+    TCMALLOC,
+    configurations,
+    every,
+    facts,
+    is_again,
+    measurement,
+    options,
+    peak,
+    row,
+    run_search,
+    small_search,
+    speed,
+)
 
 from autotune.errors import Interrupted, NothingFits
-from autotune.measure import Measurement, Parity
-from autotune.plan import Budget, Peak, Speed
+from autotune.plan import Budget
 from autotune.search.events import FinalistEnded, Stopped, Warned
 from autotune.search.evidence import combine
 from autotune.techniques import Settings
-from autotune.techniques.allocator import Allocator
-from autotune.techniques.batch import Batch
-from autotune.techniques.precision import Precision
 from autotune.workers import Crashed, OutOfMemory, TimedOut
 from autotune.workers.table import TableExecutor
 
-SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
-REFERENCE = Settings(batch=Batch(micro=64))
-BF16 = REFERENCE.model_copy(update={"precision": Precision(kind="bf16")})
-TCMALLOC = REFERENCE.model_copy(update={"allocator": Allocator(kind="tcmalloc")})
-BOTH = BF16.model_copy(update={"allocator": Allocator(kind="tcmalloc")})
+pytestmark = pytest.mark.usefixtures("in_memory")
 
 
 @pytest.fixture(autouse=True)
@@ -34,34 +44,21 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("space.yaml").write_text(SMALL)
 
 
-def measurement(value: float, half: float = 0.0, process: int = MIB) -> Measurement:
-    return Measurement(
-        samples_per_s=Speed(value=value, low=value - half, high=value + half),
-        peak=Peak(process=process),
-        parity=Parity(losses=(1.0,)),
-        num_steps=1,
-        num_windows=1,
-        loader_wait=0.0,
-        epoch_start_s=0.0,
-        phases_s={},
-    )
-
-
 def test_rivals_are_compared_once_then_winner_and_reference_take_turns():
     """Both settings together do 166 samples/s in their trial, bf16 158, tcmalloc 102: no rival of the others."""
-    run = run_search(every())
+    run = small_search(every)
     assert run.again == [BOTH, BF16] + [BOTH, REFERENCE] * 2
     assert run.fresh == [BOTH, REFERENCE] * 2
 
 
 def test_the_rounds_are_told_as_they_end():
-    ended = run_search(every()).seen(FinalistEnded)
+    ended = small_search(every).seen(FinalistEnded)
     assert [event.round for event in ended] == [0, 0, 1, 1, 2, 2]
 
 
 def test_losses_are_compared_in_trials_alone():
     """A job compares none, and what its process is charged should be what a job is charged."""
-    requests = [request for request in run_search(options()).executor.requests if request.kind == "measure"]
+    requests = [request for request in small_search().executor.requests if request.kind == "measure"]
     assert [request.options.parity_batch is None for request in requests] == [is_again(request) for request in requests]
 
 
@@ -305,7 +302,7 @@ def test_repeats_that_lie_far_apart_are_noted():
     rows = [row(BOTH, samples_per_s=(200.0, 150.0, 300.0, 155.0, 290.0, 151.0, 305.0), peak_bytes=(peak(BOTH),) * 7)]
     notes = run_search(options(), rows=rows).plan.notes
     assert any(note.startswith("speeds vary by ±") for note in notes)
-    assert not any(note.startswith("speeds vary by ±") for note in run_search(options()).plan.notes)
+    assert not any(note.startswith("speeds vary by ±") for note in small_search().plan.notes)
 
 
 def test_waiting_for_data_is_noted_from_a_tenth_of_the_time_on():
@@ -316,7 +313,7 @@ def test_waiting_for_data_is_noted_from_a_tenth_of_the_time_on():
 
 
 def test_the_gain_is_the_ratio_of_the_repeats():
-    gain = run_search(options()).plan.gain
+    gain = small_search().plan.gain
     assert gain.speed == round(speed(BOTH) / speed(REFERENCE), 3)
     assert gain.memory == round(math.ceil(peak(BOTH) / MIB) / math.ceil(peak(REFERENCE) / MIB), 3)
 

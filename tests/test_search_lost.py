@@ -6,15 +6,13 @@ from pathlib import Path
 
 import optuna
 import pytest
-from search_tables import configurations, every, facts, row, run_search
+from search_tables import SMALL, configurations, every, facts, row, run_search, small_search
 
 from autotune.errors import TrialsLost
 from autotune.search.events import TrialEnded, Warned
 from autotune.workers import Crashed, Failed, Lost, Outcome, TrialRequest
 from autotune.workers.table import TableExecutor
 
-SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
-"""Four configurations."""
 LOST = Lost(message="/tmp/autotune-1: the trial's files cannot be kept there: No space left on device.")
 
 
@@ -58,7 +56,7 @@ def test_a_trial_that_is_lost_at_any_moment_ends_the_search_and_is_asked_again_o
     resumed = run_search(every(resume=True))
     assert len(before) + len(resumed.measured) == 4
     assert resumed.plan.search.trials == 4
-    assert resumed.plan.settings == run_search(every()).plan.settings
+    assert resumed.plan.settings == small_search(every).plan.settings
 
 
 def test_what_runs_beside_a_lost_trial_is_stored_before_the_search_ends():

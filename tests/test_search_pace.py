@@ -16,6 +16,8 @@ from autotune.techniques import Facts
 from autotune.workers import Measured, Outcome, TimedOut, TrialRequest
 from autotune.workers.table import Row, TableExecutor
 
+pytestmark = pytest.mark.usefixtures("in_memory")
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,19 @@ from pathlib import Path
 
 import optuna
 import pytest
-from search_tables import MIB, configurations, every, facts, options, row, run_search, search_until, speed
+from search_tables import (
+    MIB,
+    SMALL,
+    configurations,
+    every,
+    facts,
+    options,
+    row,
+    run_search,
+    search_until,
+    small_search,
+    speed,
+)
 
 from autotune.errors import StudyError, TaskError
 from autotune.plan import Peak, Plan
@@ -24,8 +36,6 @@ from autotune.techniques import Device, Settings
 from autotune.workers import MeasureRequest, Outcome, TimedOut, TrialRequest
 from autotune.workers.table import TableExecutor
 
-SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
-"""Four configurations."""
 URL = "sqlite:///.autotune/model.db"
 
 
@@ -59,19 +69,25 @@ def comparable(plan: Plan) -> dict[str, object]:
     return plan.model_dump(exclude={"search": {"seconds"}})
 
 
-@pytest.mark.parametrize("number", range(10, 100, 10))
+@pytest.mark.parametrize("number", [*range(10, 60, 5), *range(60, 100, 10)])
 def test_nothing_stored_is_measured_again_wherever_the_driver_is_killed(number: int):
-    """A search of four configurations makes some 70 commits, 4 trials and 4 fresh runs."""
+    """A search of four configurations makes some 70 commits, 4 trials and 4 fresh runs. The parameters that Optuna is
+    told of stand for the settings that were measured."""
     search_until(countdown(number), every())
     before, fresh_before = outcomes_stored(), evidence_stored()
     resumed = run_search(every(resume=True))
     assert before.isdisjoint(settings.canonical() for settings in resumed.measured)
     assert len(before) + len(resumed.measured) == 4
     assert fresh_before + len(resumed.again) == 2 + 2 * 2
-    states = {trial.state.name for trial in optuna.load_study(study_name="model-1", storage=URL).trials}
-    assert states <= {"COMPLETE", "FAIL"}
+    trials = optuna.load_study(study_name="model-1", storage=URL).trials
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
     assert resumed.plan.search.trials == 4
-    assert resumed.plan.settings == run_search(every()).plan.settings
+    assert resumed.plan.settings == small_search(every).plan.settings
+    space = ConfigurationSpace(load_space("space.yaml").choices(facts()), reference_settings(facts()))
+    told = [trial for trial in trials if "settings" in trial.user_attrs]
+    assert len(told) >= 4
+    for trial in told:
+        assert space.settings(trial.params) == Settings.model_validate(trial.user_attrs["settings"])
 
 
 @pytest.mark.parametrize("number", [20, 35])
@@ -79,23 +95,10 @@ def test_a_search_that_stops_by_itself_stops_where_it_would_have_stopped(number:
     search_until(countdown(number), options())
     before = len(outcomes_stored())
     resumed = run_search(options(resume=True))
-    whole = run_search(options())
+    whole = small_search()
     assert before + len(resumed.measured) == len(whole.measured) < 4
     assert resumed.plan.search.stopped == whole.plan.search.stopped
     assert resumed.plan.settings == whole.plan.settings
-
-
-@pytest.mark.parametrize("number", range(15, 60, 5))
-def test_what_optuna_is_told_is_what_was_measured(number: int):
-    """The parameters of every trial stand for the settings that it carries, also after a kill."""
-    search_until(countdown(number), every())
-    run_search(every(resume=True))
-    known = facts()
-    space = ConfigurationSpace(load_space("space.yaml").choices(known), reference_settings(known))
-    trials = [t for t in optuna.load_study(study_name="model-1", storage=URL).trials if "settings" in t.user_attrs]
-    assert len(trials) >= 4
-    for trial in trials:
-        assert space.settings(trial.params) == Settings.model_validate(trial.user_attrs["settings"])
 
 
 def test_a_trial_in_flight_is_asked_again_under_its_number():
