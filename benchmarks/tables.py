@@ -6,6 +6,7 @@ A table stands under a comment that names it: `<!-- table: layers -->`.
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,10 +21,11 @@ _MODEL_HEADER = (
     "| model | what trains | kept by stock, MiB | peer | here | peak of stock, MiB | peer | here | time: peer | here |"
 )
 _LAYER_HEADER = "| layer | trains | stock | peer | here | least | peak: peer | here | time |"
+_PRUNING_HEADER = "| model | parameters | of them left | time | found in | what was left, or why it is refused |"
 _MAIN = ("as built", "input")
 
 
-PAGES = tuple(HERE.parent / "docs" / name for name in ("layers.md", "layers-measured.md"))
+PAGES = tuple(HERE.parent / "docs" / name for name in ("layers.md", "layers-measured.md", "pruning.md"))
 """What has tables."""
 
 
@@ -85,6 +87,23 @@ def _layer_cells(row: Row) -> Iterator[str]:
     yield from (f"{row[key]['ours']:.2f}" for key in ("peak_ratio", "time_ratio"))
 
 
+def _pruning_table() -> str:
+    """The last row of each model."""
+    rows = {row["model"]: row for row in load_rows("pruning", "cpu")}
+    return _table(_PRUNING_HEADER, map(_pruning_cells, rows.values()))
+
+
+def _pruning_cells(row: Row) -> Iterator[str]:
+    yield from (row["model"], f"{row['parameters']:,}")
+    if "refused" in row:
+        yield from ("refused", "", "", row["refused"].removeprefix("settings.pruning: "))
+        return
+    ratios = sorted(cut_s / whole_s for whole_s, cut_s in row["processor_s"])
+    yield f"{row['parameters_left'] / row['parameters']:.2f}"
+    yield f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    yield from (f"{row['cut_s']:.0f} s", "; ".join(row["left"]))
+
+
 def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
     if row["peer_error"] is not None:
         return "raises"
@@ -97,6 +116,7 @@ _TABLES: dict[str, Callable[[], str]] = {
     "models, rounding": lambda: _model_table("rounding", _MAIN),
     "models, other cases": lambda: _model_table("exact", [case for case in CASES if case not in _MAIN]),
     "layers": _layer_table,
+    "pruning": _pruning_table,
 }
 
 

@@ -24,9 +24,9 @@ from .surgery import find_cut
 
 __all__ = ["cut", "obstacle"]
 
-_CPU_S = 120
-"""Processor seconds after which finding a cut is given up: it took at most a few, or had no end."""
-_WALL_S = 20 * _CPU_S
+_CPU_S = 300
+"""Processor seconds after which finding a cut is given up: 40 million parameters took some 30; others had no end."""
+_WALL_S = 10 * _CPU_S
 """Seconds, where the processor is others' too."""
 
 

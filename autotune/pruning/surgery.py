@@ -92,6 +92,7 @@ def _pruner(twin: Twin, seen: Seen, run: Run, how: How, kept_whole: frozenset[nn
             return importance(group)
 
     def forward(model: nn.Module, _: Any) -> list[Tensor]:
+        twin.set_modes()  # the library has set eval mode
         return list(observe(model, run, parted=True).outputs)
 
     with warnings.catch_warnings():

@@ -24,10 +24,15 @@ class Twin:
             model: is left alone.
         """
         self._original = model
-        self.model = copy.deepcopy(model).eval().requires_grad_(True)
+        self.model = copy.deepcopy(model).requires_grad_(True)
         """To be traced, and cut."""
         self._turned = _turn_conv1d(self.model)
         self._values: dict[tuple[nn.Module, str], Tensor] = {}
+
+    def set_modes(self) -> None:
+        """Put train and eval modes back: a loss may be there in training alone."""
+        for path, module in self._original.named_modules():
+            self.model.get_submodule(path).training = module.training
 
     def tag(self) -> None:
         """Replace each value by its place in the original's tensor."""
