@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from .search.options import Drop
 from .units import MIB, parse_bytes, parse_duration, parse_percent
 
 __all__ = [
@@ -24,11 +26,13 @@ __all__ = [
     "Html",
     "Json",
     "Margin",
+    "MaxQualityDrop",
     "MaxTime",
     "Output",
     "PlanPath",
     "ProfiledBatch",
     "ProfiledPlan",
+    "RecoverySteps",
     "Resume",
     "Sampler",
     "Seed",
@@ -72,6 +76,19 @@ def _duration(text: str | float) -> float:  # typer parses defaults too
         return parse_duration(str(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _drop(text: str | Drop) -> Drop:
+    written = str(text).strip()
+    try:
+        value = float(written.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise typer.BadParameter(
+            f"expected how far evaluate's result may fall, such as 1% of the reference's, or 0.5, but got {text!r}."
+        )
+    return Drop(value / 100, is_share=True) if written.endswith("%") else Drop(value, is_share=False)
 
 
 def _margin(value: float) -> float:
@@ -129,6 +146,20 @@ EffectiveBatch = Annotated[
     typer.Option(min=1, help="Samples that one optimizer step sees, held fixed.", show_default="the task's batch_size"),
 ]
 AllowSplit = Annotated[bool, typer.Option("--allow-split", help="Split batches even where that changes the gradient.")]
+MaxQualityDrop = Annotated[
+    Drop | None,
+    typer.Option(
+        "--max-quality-drop",
+        parser=_drop,
+        metavar="DROP",
+        help="How far the task's evaluate may fall: 1%, or 0.5. Techniques that change the model are tried then.",
+        show_default="none, and no such technique",
+    ),
+]
+RecoverySteps = Annotated[
+    int,
+    typer.Option(min=1, help="With --max-quality-drop: optimizer steps of training before quality is judged."),
+]
 Margin = Annotated[
     float, typer.Option(callback=_margin, help="The measured peak times 1 + margin must be within the budget.")
 ]

@@ -142,6 +142,21 @@ class Gain(_Section):
         return self.low is not None and self.low > 1
 
 
+class QualityEvidence(_Section):
+    """How good the plan's model is beside the reference's, after the same training; higher is better."""
+
+    value: float = Field(allow_inf_nan=False)
+    """The mean of what ``evaluate`` said of the plan's."""
+    reference: float = Field(allow_inf_nan=False)
+    """Of the reference's."""
+    max_drop: float = Field(ge=0, allow_inf_nan=False)
+    """How much lower was allowed, in the same units."""
+    pairs: Annotated[_Whole, Field(gt=0)]
+    """Seeds from which both were trained."""
+    samples: Annotated[_Whole, Field(gt=0)]
+    """Samples that each was trained on before it was judged."""
+
+
 class Environment(_Section):
     """Where the evidence was measured."""
 
@@ -200,6 +215,8 @@ class Plan(_Section):
     """The plan's own evidence."""
     reference: Evidence | None = None
     """The user's job as it stands."""
+    quality: QualityEvidence | None = None
+    """Of a plan that changes what the model computes."""
     gain: Gain | None = None
     """The plan against the reference."""
     environment: Environment | None = None

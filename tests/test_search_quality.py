@@ -7,7 +7,8 @@ import random
 import pytest
 
 from autotune.measure.measurement import Quality
-from autotune.search.quality import Drop, judge_quality, least_early
+from autotune.search.options import Drop
+from autotune.search.quality import judge_quality, least_early
 
 ONE_POINT = Drop(1.0, is_share=False)
 
@@ -35,7 +36,8 @@ def test_a_share_is_of_the_references_quality():
         ((-30.0, -31.0, -29.0), "dropped"),
         ((0.0,), "unknown"),
         ((0.0, 0.0), "unknown"),
-        ((-30.0,), "unknown"),  # no evaluation says how sure it is
+        ((-2.9,), "unknown"),
+        ((-3.1,), "dropped"),  # beyond what is allowed by more than twice that
     ],
 )
 def test_a_judgement_is_by_students_interval(differences, judgement):

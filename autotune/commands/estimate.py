@@ -12,7 +12,7 @@ from ..report.estimate import WIDTH, as_json, explain, line
 from ..report.printing import print_json, print_words, tell
 from ..results import Combination, Estimation, WhatToEstimate
 from ..search.inquiry import LARGEST_OF, failure, inspect
-from ..search.options import SearchOptions
+from ..search.options import ANY_DROP, SearchOptions
 from ..search.pace import Pace
 from ..search_spaces import load_space
 from ..techniques import TECHNIQUES, Device, Facts, Settings, Technique
@@ -76,7 +76,7 @@ def estimate_task(
     """
     pace = Pace(0.0, None)
     space = load_space(what.space)
-    options = SearchOptions(what.task, device="cpu", effective_batch=what.effective_batch)
+    options = SearchOptions(what.task, device="cpu", effective_batch=what.effective_batch, max_quality_drop=ANY_DROP)
     facts = _planned_for(what, inspect(options, executor, pace, runs_model=False))
     observe(facts)
     limit_bytes = what.limit_bytes or facts.device.memory_bytes

@@ -42,7 +42,7 @@ def preview_search(options: SearchOptions, executor: Executor) -> Preview:
     from ..search.configuration_space import ConfigurationSpace  # it takes a moment, and something is shown by now
 
     pace = Pace(options.trial_time_s, options.max_time_s)
-    space = load_space(options.space)
+    space = load_space(options.preset)
     found = inspected(options, executor, pace)
     facts = found.facts
     check_possible(asked(options), facts)

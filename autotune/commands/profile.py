@@ -20,7 +20,7 @@ from ..report.printing import print_json, print_words, tell
 from ..report.profile import WIDTH, as_json, explain, line
 from ..results import Change, Profiling, WhatToProfile
 from ..search.inquiry import LARGEST_OF, check_plan, failure, inspect, reference_settings
-from ..search.options import SearchOptions
+from ..search.options import ANY_DROP, SearchOptions
 from ..search.pace import Pace
 from ..task import task_file
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
@@ -106,7 +106,7 @@ def profile_task(
         Interrupted: the executor was closed before the step was measured.
     """
     pace = Pace(0.0, None)
-    options = SearchOptions(what.task, device=what.device, seed=what.seed, allow_split=True)
+    options = SearchOptions(what.task, device=what.device, seed=what.seed, allow_split=True, max_quality_drop=ANY_DROP)
     facts = inspect(options, executor, pace)
     observe(facts)
     settings = _settings(what, facts)

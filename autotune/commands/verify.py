@@ -15,7 +15,7 @@ from ..results import Verification
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from ..search.evidence import combine
 from ..search.inquiry import Inquiry, check_plan, failure, inspect
-from ..search.options import SearchOptions
+from ..search.options import ANY_DROP, SearchOptions
 from ..search.pace import NUM_REPEATS, Pace
 from ..task import split_source
 from ..techniques import Facts
@@ -94,7 +94,9 @@ def verify_plan(
     assert device is not None, "the caller says where"
     seed = plan.search.seed if plan.search else 0
     pace = Pace(trial_time_s, None)
-    facts = inspect(SearchOptions(task, device=device, seed=seed, allow_split=True), executor, pace)
+    facts = inspect(
+        SearchOptions(task, device=device, seed=seed, allow_split=True, max_quality_drop=ANY_DROP), executor, pace
+    )
     observe(Inspected(facts))
     warnings = tuple(_differences(plan, facts))
     facts = check_plan(plan, task, facts)

@@ -97,6 +97,8 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         split_error=split.error,
         split_rounded=split.rounded,
         allow_split=options.allow_split,
+        allow_lossy=options.allow_lossy,
+        evaluates=task.evaluate is not None,
         optimizer=type(optimizer).__name__,
         optimizer_implementations=supported_implementations(optimizer),
         optimizer_implementation=implementation_of(optimizer),

@@ -20,6 +20,8 @@ class InspectOptions(_Frozen):
     """``--effective-batch``."""
     allow_split: bool = False
     """``--allow-split``."""
+    allow_lossy: bool = True
+    """Whether ``--max-quality-drop`` was given, or a plan is used that is proven."""
     runs_model: bool = True
     """Run the model and time the loader; False leaves unknown what only that tells."""
 

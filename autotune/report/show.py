@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ..errors import PlanError
 from ..files import read_yaml
-from ..plan import Budget, Evidence, Plan, Speed
+from ..plan import Budget, Evidence, Plan, QualityEvidence, Speed
 from ..search.budget import budget_words
 from ..units import format_duration
 from .tables import rows_table
@@ -95,6 +95,8 @@ def _measured(plan: Plan) -> Rows:
         rows.append(("reference", f"{speed_words(speed)}; peak {peak}{over}"))
     if plan.gain is not None:
         rows.append(("gain", _gain(plan)))
+    if plan.quality is not None:
+        rows.append(("quality", _quality(plan.quality)))
     return rows
 
 
@@ -139,6 +141,12 @@ def _gain(plan: Plan) -> str:
     if gain.low is not None and gain.high is not None and gain.rounds is not None:
         words += f" (95 %: {times(gain.low)} to {times(gain.high)}; {count(gain.rounds, 'round')} in turn)"
     return words + (f", {times(gain.memory)} the memory" if gain.memory else "")
+
+
+def _quality(found: QualityEvidence) -> str:
+    trained = f"after {found.samples:,} samples of training each, from {count(found.pairs, 'seed')}"
+    allowed = f"{found.max_drop:.4g} less was allowed"
+    return f"{found.value:.4g}, the reference's {found.reference:.4g}, {trained}; {allowed}"
 
 
 def _found(plan: Plan) -> Rows:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
+import statistics
 from collections.abc import Iterator
 
 from .. import __version__
 from ..errors import NothingFits
-from ..plan import Environment, Evidence, Plan, SearchRecord, TaskRef
+from ..plan import Environment, Evidence, Plan, QualityEvidence, SearchRecord, TaskRef
 from ..techniques import Settings
 from ..techniques.batch import refused_split
 from ..units import ceil_mib, format_bytes
@@ -50,6 +51,7 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
         notes=tuple(_notes(session, final, measured, reference)),
         measured=measured,
         reference=measured if winner.number == 0 else reference,
+        quality=_quality(session, final),
         gain=gain(measured, measured if winner.number == 0 else reference, final.pairs, reason),
         environment=Environment(
             torch=facts.torch_version,
@@ -67,6 +69,21 @@ def conclude(session: Session, final: Final, stopped: str) -> Plan:
             sampler=options.sampler,
             seed=options.seed,
         ),
+    )
+
+
+def _quality(session: Session, final: Final) -> QualityEvidence | None:
+    """Of a winner that changes the function."""
+    found, drop = final.qualities, session.options.max_quality_drop
+    if not found or drop is None or final.winner is None or not final.winner.settings.affect("function"):
+        return None
+    value, reference = (statistics.fmean(one.value for one in row) for row in zip(*found, strict=True))
+    return QualityEvidence(
+        value=round(value, 6),
+        reference=round(reference, 6),
+        max_drop=round(drop.of(reference), 6),
+        pairs=len(found),
+        samples=session.options.recovery_steps * session.facts.effective_batch,
     )
 
 
@@ -137,7 +154,8 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     yield from _batch_notes(session, winner.settings)
     for technique in winner.settings.techniques():
         if technique.exactness(facts) == "lossy":
-            yield f"{technique.name} is lossy for this model: it changes the gradient, not only its rounding"
+            what = "what the model computes" if "function" in technique.affects else "the gradient"
+            yield f"{technique.name} is lossy for this model: it changes {what}, not only its rounding"
     waited = winner.outcome.measurement.loader_wait if isinstance(winner.outcome, Measured) else 0.0
     if waited >= _MUCH_WAITING:
         yield f"{waited:.0%} of the time is spent waiting for data: a faster dataset or cheaper samples would show"

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from ..errors import Interrupted, OutOfTime, PlanError, TrialsLost
+from ..errors import Interrupted, OutOfTime, PlanError, TaskError, TrialsLost
 from ..files import FOLDER, check_output
 from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
-from ..task import task_file
+from ..task import SIGNATURES, task_file
 from ..techniques import Facts
 from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
 from ..workers.folder import check_working_folder
@@ -84,9 +84,10 @@ def _run(
     options: SearchOptions, executor: Executor, observe: Callable[[Event], None], stop: threading.Event, pace: Pace
 ) -> Plan:
     _check_output(options)
-    space = load_space(options.space)
+    space = load_space(options.preset)
     found = inspected(options, executor, pace)
     observe(Inspected(found.facts))
+    _check_evaluates(options, found.facts)
     check_possible(asked(options), found.facts)
     if gone := check_working_folder():
         raise TrialsLost(gone.message)
@@ -100,6 +101,19 @@ def _run(
         study.close()
     _save(plan, options)
     return plan
+
+
+def _check_evaluates(options: SearchOptions, facts: Facts) -> None:
+    """Quality that may drop must be known.
+
+    Raises:
+        TaskError: the task does not say how good a model is.
+    """
+    if options.max_quality_drop is not None and not facts.evaluates:
+        raise TaskError(
+            f"{options.task}: --max-quality-drop {options.max_quality_drop} needs evaluate, which says how good a "
+            f"model is. Wanted: {SIGNATURES['evaluate']}."
+        )
 
 
 def _save(plan: Plan, options: SearchOptions) -> None:
@@ -285,7 +299,9 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
 def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
     session.observe(TrialStarted(proposal.number, proposal.settings))
     name = f"trial-{proposal.number:03d}"
-    return session.executor.submit(session.request(name, proposal.settings, share_s))
+    is_reference = proposal.settings == session.reference_settings
+    judged = proposal.settings.affect("function") or (is_reference and session.options.max_quality_drop is not None)
+    return session.executor.submit(session.request(name, proposal.settings, share_s, judged=judged))
 
 
 def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: Outcome) -> None:
@@ -308,6 +324,8 @@ def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Stu
         seed=options.seed,
         effective_batch=options.effective_batch,
         allow_split=options.allow_split,
+        max_quality_drop=options.max_quality_drop,
+        recovery_steps=options.recovery_steps if options.max_quality_drop is not None else 0,
         space=space.model_dump(mode="json", by_alias=True, exclude_none=True),
         facts=facts,
     )

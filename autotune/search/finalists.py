@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..measure import Measurement
-from ..workers import Measured, Outcome, TimedOut
+from ..measure.measurement import Quality
+from ..workers import Failed, Measured, Outcome, TimedOut
 from .events import FinalistEnded, TrialStarted
 from .evidence import Pair, are_sure, interval, undisturbed
 from .pace import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
+from .quality import Judgement, judge_quality, reason_of
 from .session import Session
 from .study import Tried
 
@@ -39,6 +41,11 @@ class Final:
     def pairs(self) -> list[Pair]:
         """Those that count: other work left them alone, or there are no others."""
         return undisturbed(self.rounds)
+
+    @property
+    def qualities(self) -> list[tuple[Quality, Quality]]:
+        """The winner's and the reference's, from one seed each."""
+        return qualities(self.rounds)
 
     @property
     def repeats(self) -> list[Measurement]:
@@ -70,6 +77,12 @@ def settle(session: Session, fell: Callable[[Tried], None]) -> Final:
             fell(found.row)
 
 
+def qualities(rounds: Sequence[Pair]) -> list[tuple[Quality, Quality]]:
+    """Those of rounds in which both were judged."""
+    both = ((pair.winner.quality, pair.reference.quality) for pair in rounds if pair.reference is not None)
+    return [(one, other) for one, other in both if one is not None and other is not None]
+
+
 class _OutOfTime(Exception):
     """No time for another run, or the user asked to stop."""
 
@@ -84,8 +97,8 @@ class _Fell(Exception):
 @dataclass
 class _Finals:
     session: Session
-    reference_runs: dict[int, Measurement | None] = field(default_factory=dict)
-    """By round; None where it did not run to its end."""
+    reference_runs: dict[tuple[int, bool], Measurement | None] = field(default_factory=dict)
+    """By round, and whether quality was measured too; None where it did not run to its end."""
     _num_tried: int = 0
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
@@ -153,35 +166,61 @@ class _Finals:
         time for."""
         rounds: list[Pair] = []
         takes_turns = candidate.number != 0 and self._repeats_reference()
+        judged = candidate.settings.affect("function")
         try:
             while num_planned and len(rounds) < MOST_ROUNDS:
-                if are_sure(rounds, self.session.budget):
+                if are_sure(rounds, self.session.budget) and not (judged and self._judgement(rounds) == "unknown"):
                     break
                 number = len(rounds) + 1
                 runs_left = max(num_planned - number + 1, 1) * (1 + takes_turns)
-                found = self._hold(candidate, number, self._run(candidate, number, runs_left))
+                found = self._hold(candidate, number, self._run(candidate, number, runs_left, judged=judged))
                 rounds.append(Pair(found))
                 if takes_turns:
-                    rounds[-1] = Pair(found, self._run_reference(number, runs_left - 1))
+                    rounds[-1] = Pair(found, self._run_reference(number, runs_left - 1, judged))
+                if judged and self._judgement(rounds) == "dropped":
+                    break
         except _OutOfTime:
             pass
+        if judged:
+            self._hold_quality(candidate, rounds)
         return rounds
 
-    def _run_reference(self, number: int, runs_left: int) -> Measurement | None:
+    def _judgement(self, rounds: Sequence[Pair]) -> Judgement:
+        drop, found = self.session.options.max_quality_drop, qualities(rounds)
+        return judge_quality(found, drop) if found and drop is not None else "unknown"
+
+    def _hold_quality(self, candidate: Tried, rounds: Sequence[Pair]) -> None:
+        """What changes the model's function is proven to be as good, or is not used.
+
+        Raises:
+            _Fell: it is not proven.
+        """
+        judgement, drop = self._judgement(rounds), self.session.options.max_quality_drop
+        if judgement == "kept":
+            return
+        found = qualities(rounds)
+        said = reason_of(found, drop) if found and drop is not None else "its quality was not compared"
+        if judgement == "unknown":
+            said += f": too few or too unlike to tell, after {len(found)} seed{'' if len(found) == 1 else 's'}"
+        outcome = Failed(message=said)
+        self.session.warn(f"trial {candidate.number} is out: {said}. The next is tried.")
+        raise _Fell(Tried(candidate.number, candidate.settings, outcome, self.session.judge(outcome)))
+
+    def _run_reference(self, number: int, runs_left: int, judged: bool) -> Measurement | None:
         """The reference's measurement in a round; None where it did not run to its end, which is said."""
-        if number not in self.reference_runs:
+        if (number, judged) not in self.reference_runs:
             reference = self.session.reference
             assert reference is not None
-            outcome = self._run(reference, number, runs_left)
-            self.reference_runs[number] = outcome.measurement if isinstance(outcome, Measured) else None
+            outcome = self._run(reference, number, runs_left, judged=judged)
+            self.reference_runs[number, judged] = outcome.measurement if isinstance(outcome, Measured) else None
             if not isinstance(outcome, Measured):
                 self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
-        return self.reference_runs[number]
+        return self.reference_runs[number, judged]
 
-    def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0) -> Outcome:
+    def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0, judged: bool = False) -> Outcome:
         """One run, or what is known of it: from before something else fell, or stored by an earlier driver."""
         session = self.session
-        key = self._key(row, number)
+        key = self._key(row, number) + (":judged" if judged else "")
         if key in self._outcomes:
             return self._outcomes[key]
         outcome = session.study.evidence(key)
@@ -191,7 +230,7 @@ class _Finals:
                 raise _OutOfTime
             name = f"finalist-{row.number:03d}-round-{number}"
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
-            outcome = session.executor.ask(session.request(name, row.settings, share_s, number))
+            outcome = session.executor.ask(session.request(name, row.settings, share_s, number, judged))
             is_late = isinstance(outcome, TimedOut) and session.pace.left_s() < LEAST_SHARE_S
             if is_late or session.was_cut_off(outcome):
                 raise _OutOfTime

@@ -100,7 +100,7 @@ class Inquiry:
             trial_time_s=share_s,
             enforce=enforce,
             budget=self.budget,
-            parity_batch=self.facts.effective_batch,
+            parity_batch=None if settings.affect("function") else self.facts.effective_batch,
             parity_last=settings.batch is not None and settings.batch.num_samples < self.facts.effective_batch,
             reference_losses=losses,
             parity_limit=PARITY_LIMITS["rounding" if exact == "exact" and self.facts.rounds else exact],
@@ -147,7 +147,10 @@ def inspected(options: SearchOptions, executor: Executor, pace: Pace, runs_model
         seed=options.seed,
         device=options.device,
         options=InspectOptions(
-            effective_batch=options.effective_batch, allow_split=options.allow_split, runs_model=runs_model
+            effective_batch=options.effective_batch,
+            allow_split=options.allow_split,
+            allow_lossy=options.max_quality_drop is not None,
+            runs_model=runs_model,
         ),
         deadline_s=pace.deadline_s(0.0, spare_finalists=False),
         environment=own_thread_variables(),

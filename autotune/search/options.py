@@ -6,10 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["SamplerName", "SearchOptions"]
+__all__ = ["ANY_DROP", "Drop", "SamplerName", "SearchOptions"]
 
 SamplerName = Literal["law", "tpe", "gp", "random"]
 """``law`` is this package's own; the others are Optuna's."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """How far quality may fall."""
+
+    value: float
+    """At least 0."""
+    is_share: bool
+    """Of the reference's quality; else in its own units."""
+
+    def of(self, reference: float) -> float:
+        """In units of the quality."""
+        return self.value * abs(reference) if self.is_share else self.value
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:g}%" if self.is_share else f"{self.value:g}"
+
+
+ANY_DROP = Drop(1.0, is_share=True)
+"""Of commands that only look at what such techniques do, or use a plan whose quality was judged."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,10 @@ class SearchOptions:
     """``--effective-batch``."""
     allow_split: bool = False
     """``--allow-split``."""
+    max_quality_drop: Drop | None = None
+    """``--max-quality-drop``; None tries nothing that changes what the model computes."""
+    recovery_steps: int = 100
+    """``--recovery-steps``: optimizer steps of training before quality is judged, the reference's too."""
     margin: float = 0.03
     """``--margin``."""
     sampler: SamplerName = "law"
@@ -48,3 +73,8 @@ class SearchOptions:
     """``--storage``: an Optuna storage URL; None is SQLite under ``.autotune/``."""
     resume: bool = False
     """``--resume``: go on with the newest study of this task in the storage."""
+
+    @property
+    def preset(self) -> str:
+        """The space that is searched: the default one has what changes the model's function where that is allowed."""
+        return "lossy" if self.space == "default" and self.max_quality_drop is not None else self.space

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from scipy.special import stdtrit
 
 from ..measure.measurement import Quality
+from .options import Drop
 
-__all__ = ["Drop", "Judgement", "judge_quality", "least_early"]
+__all__ = ["Judgement", "judge_quality", "least_early", "reason_of"]
 
 _CONFIDENCE = 0.98
 """One-sided, at each look: over three to six pairs, one look after each, they are wrong at most 5 times in 100."""
@@ -21,24 +21,12 @@ _NORMAL = 1.645
 _FEWEST = 3
 """Pairs from which on their spread says something."""
 _RULED_OUT = 3.0
-"""Standard deviations beyond the allowed drop at which one look is enough."""
+"""Standard errors of the evaluation beyond the allowed drop at which one look is enough."""
+_FAR = 2.0
+"""The same in allowed drops."""
 
 Judgement = Literal["kept", "dropped", "unknown"]
 """``kept``: the quality is within the drop, at 95 %. ``dropped``: as surely it is not. ``unknown``: more pairs tell."""
-
-
-@dataclass(frozen=True)
-class Drop:
-    """``--max-quality-drop``: how far quality may fall."""
-
-    value: float
-    """At least 0."""
-    is_share: bool
-    """Of the reference's quality; else in its own units."""
-
-    def of(self, reference: float) -> float:
-        """In units of the quality."""
-        return self.value * abs(reference) if self.is_share else self.value
 
 
 def judge_quality(pairs: Sequence[tuple[Quality, Quality]], drop: Drop) -> Judgement:
@@ -60,12 +48,21 @@ def judge_quality(pairs: Sequence[tuple[Quality, Quality]], drop: Drop) -> Judge
     if not all(one.is_whole for one, _ in pairs):
         return "dropped"
     if len(pairs) < _FEWEST:
-        return "dropped" if told and value < -allowed - _RULED_OUT * told else "unknown"
+        far = max(_RULED_OUT * told, _FAR * allowed)  # whoever allows so much has an evaluation that is finer than that
+        return "dropped" if value < -allowed - far else "unknown"
     student = float(stdtrit(len(differences) - 1, _CONFIDENCE)) * statistics.stdev(differences) / len(pairs) ** 0.5
     half = math.hypot(student, _NORMAL * told)
     if value - half >= -allowed:
         return "kept"
     return "dropped" if value + half < -allowed else "unknown"
+
+
+def reason_of(pairs: Sequence[tuple[Quality, Quality]], drop: Drop) -> str:
+    """What they came to, in words."""
+    value = statistics.fmean(one.value for one, _ in pairs)
+    reference = statistics.fmean(other.value for _, other in pairs)
+    early = "" if all(one.is_whole for one, _ in pairs) else " after a quarter of the recovery"
+    return f"its quality is {value:.4g}{early}, the reference's {reference:.4g}, and {drop} less is allowed"
 
 
 def least_early(reference: Quality, drop: Drop) -> float | None:

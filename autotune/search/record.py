@@ -10,6 +10,7 @@ from ..errors import StudyError
 from ..plan import Budget
 from ..techniques import Facts
 from .budget import budget_words
+from .options import Drop
 
 __all__ = ["StudyRecord", "check_same"]
 
@@ -31,6 +32,10 @@ class StudyRecord(BaseModel):
     """``--effective-batch``."""
     allow_split: bool
     """``--allow-split``."""
+    max_quality_drop: Drop | None = None
+    """``--max-quality-drop``."""
+    recovery_steps: int = 0
+    """``--recovery-steps``, where quality is judged."""
     space: dict[str, Any]
     """The search space, as plain data."""
     facts: Facts
@@ -75,6 +80,8 @@ def _compared(record: StudyRecord) -> list[tuple[str, object]]:
         ("--seed", record.seed),
         ("--effective-batch", record.effective_batch),
         ("--allow-split", record.allow_split),
+        ("--max-quality-drop", str(record.max_quality_drop)),
+        ("--recovery-steps", record.recovery_steps),
         ("--space", record.space),
         ("batch_size", record.facts.effective_batch),
         ("micro_batch_size", record.facts.micro_batch),

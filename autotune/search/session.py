@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..files import FOLDER
+from ..measure.measurement import QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Executor, Measured, MeasureRequest, Outcome
@@ -15,8 +16,9 @@ from .events import Event, Warned
 from .inquiry import Inquiry, exactness, reference_settings
 from .options import SearchOptions
 from .pace import Pace
+from .quality import least_early
 from .study import Study, Tried
-from .verdict import Verdict, judge
+from .verdict import Verdict
 
 __all__ = ["Session"]
 
@@ -74,7 +76,7 @@ class Session:
         return self._earlier_s + self.pace.elapsed_s()
 
     def request(
-        self, name: str, settings: Settings, share_s: float, finalist_round: int | None = None
+        self, name: str, settings: Settings, share_s: float, finalist_round: int | None = None, judged: bool = False
     ) -> MeasureRequest:
         """For a measurement; the reference is not held to the budget.
 
@@ -83,6 +85,7 @@ class Session:
             settings: what is measured.
             share_s: seconds of timed windows.
             finalist_round: None for a trial, which compares losses. From 1 on it runs in an interpreter of its own.
+            judged: measure quality too, from a seed of this round's own.
         """
         is_reference = settings == self.reference_settings
         measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
@@ -90,8 +93,18 @@ class Session:
         if finalist_round is not None:  # its trial compared them, and a job does not
             measure = measure.model_copy(update={"parity_batch": None})
         deadline_s = self.pace.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
+        if judged:
+            measure = measure.model_copy(update={"quality": self._quality_options(is_reference, finalist_round or 0)})
         request = self.inquiry.request(name, settings, measure, deadline_s)
-        return request.model_copy(update={"fresh": bool(finalist_round)})
+        seed = request.seed + (finalist_round or 0) * judged
+        return request.model_copy(update={"fresh": bool(finalist_round), "seed": seed})
+
+    def _quality_options(self, is_reference: bool, number: int) -> QualityOptions:
+        """Trials of the same seed as the reference's are given up early by what that came to."""
+        known, drop = self.study.reference_quality, self.options.max_quality_drop
+        least = least_early(known, drop) if known and drop and not is_reference and number == 0 else None
+        num_samples = self.options.recovery_steps * self.facts.effective_batch
+        return QualityOptions(num_samples=num_samples, least_early=least)
 
     def learn(self, name: str, outcome: Outcome, fresh: bool = False) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
@@ -102,7 +115,7 @@ class Session:
 
     def judge(self, outcome: Outcome) -> Verdict:
         """Hold an outcome against the budget."""
-        return judge(outcome, self.budget, self.facts.device.memory_bytes)
+        return self.study.judge(outcome)
 
     def warn(self, message: str) -> None:
         """Say something once."""

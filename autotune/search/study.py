@@ -16,8 +16,9 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from ..errors import StudyError
+from ..measure.measurement import Quality
 from ..techniques import Settings
-from ..workers import Outcome
+from ..workers import Measured, Outcome
 from ..workers.outcome import OUTCOME
 from .budget import in_bytes
 from .expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
@@ -117,6 +118,12 @@ class Study:
         return sorted(rows, key=lambda row: -(row.verdict.log_speed or 0.0))
 
     @property
+    def reference_quality(self) -> Quality | None:
+        """Of the job as it stands; None where it was not measured, or not yet."""
+        found = next((row.outcome for row in self.tried if row.number == 0), None)
+        return found.measurement.quality if isinstance(found, Measured) else None
+
+    @property
     def num_asked(self) -> int:
         """Trials in Optuna's sense: also what was proposed and not measured."""
         return len(self._study.get_trials(deepcopy=False))
@@ -213,14 +220,18 @@ class Study:
     def _take(self, number: int, settings: Settings, outcome: Outcome) -> Tried:
         if number == 0:
             self.record = self.record.model_copy(update={"budget": in_bytes(self.record.budget, outcome)})
-        tried = Tried(number, settings, outcome, self._judge(outcome))
+        tried = Tried(number, settings, outcome, self.judge(outcome))
         self.tried.append(tried)
         self.tried.sort(key=lambda row: row.number)
         self.by_settings[settings.canonical()] = tried
         return tried
 
-    def _judge(self, outcome: Outcome) -> Verdict:
-        return judge(outcome, self.record.budget, self.record.facts.device.memory_bytes)
+    def judge(self, outcome: Outcome) -> Verdict:
+        """Hold an outcome against what the search was asked for."""
+        record = self.record
+        return judge(
+            outcome, record.budget, record.facts.device.memory_bytes, self.reference_quality, record.max_quality_drop
+        )
 
     def _tell(self, trial: optuna.Trial, tried: Tried) -> None:
         verdict = tried.verdict
@@ -251,7 +262,7 @@ class Study:
         for tried in self.tried:
             fell = recovered.evidence.get(f"{_FELL}:{tried.number}")
             if fell is not None:
-                self.fallen.append(Tried(tried.number, tried.settings, fell, self._judge(fell)))
+                self.fallen.append(Tried(tried.number, tried.settings, fell, self.judge(fell)))
 
     def _settle(self, row: Row, tried: Tried | None) -> None:
         study_id = self._store.storage.get_study_id_from_name(self.name)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..measure import Measurement
+from ..measure.measurement import Quality
 from ..plan import Budget
 from ..units import ceil_mib, format_bytes
 from ..workers import (
@@ -23,10 +24,12 @@ from ..workers import (
     TimedOut,
 )
 from .acquisition import Observation
+from .options import Drop
+from .quality import judge_quality, reason_of
 
 __all__ = ["CONSTRAINTS", "Verdict", "judge", "observation"]
 
-CONSTRAINTS = ("failure", "leak", "memory", "parity")
+CONSTRAINTS = ("failure", "leak", "memory", "parity", "quality")
 """Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing. Alphabetical, since that
 is the order in which SQLite gives them back."""
 
@@ -45,7 +48,7 @@ class Verdict:
     """An outcome against the budget."""
 
     feasible: bool
-    """Whether it fits the budget, keeps parity and does not leak."""
+    """Whether it fits the budget, keeps parity, does not leak, and its quality is not known to be too low."""
     reason: str | None
     """Why it is infeasible, in words."""
     over_memory: bool
@@ -56,22 +59,30 @@ class Verdict:
     """One for each of :data:`CONSTRAINTS`, feasible where <= 0."""
 
 
-def judge(outcome: Outcome, budget: Budget, device_memory_bytes: int) -> Verdict:
-    """Hold an outcome against a budget.
+def judge(
+    outcome: Outcome,
+    budget: Budget,
+    device_memory_bytes: int,
+    reference: Quality | None = None,
+    drop: Drop | None = None,
+) -> Verdict:
+    """Hold an outcome against a budget, and its quality against the reference's.
 
     Args:
         outcome: of a measure request.
         budget: the limit and its margin.
         device_memory_bytes: what an out-of-memory trial is compared with where there is no limit.
+        reference: the reference's quality; None where it was not measured, or this is the reference.
+        drop: how far quality may fall.
     """
     match outcome:
         case Measured(measurement=measurement):
-            return _judge_measurement(measurement, budget)
+            return _judge_measurement(measurement, budget, reference, drop)
         case OutOfMemory():
             limit = budget.limit or device_memory_bytes
             violation = max(_log_ratio(outcome.peak_bytes * (1 + budget.margin), limit), _OUT_OF_MEMORY)
             reason = f"out of memory at {format_bytes(ceil_mib(outcome.peak_bytes))}: {outcome.message}"
-            return Verdict(False, reason, True, None, (-1.0, _UNKNOWN, violation, _UNKNOWN))
+            return Verdict(False, reason, True, None, (-1.0, _UNKNOWN, violation, _UNKNOWN, _UNKNOWN))
         case NonFinite():
             return Verdict(False, f"the loss was not finite at step {outcome.step}", False, None, _failure())
         case TimedOut():
@@ -82,7 +93,9 @@ def judge(outcome: Outcome, budget: Budget, device_memory_bytes: int) -> Verdict
             raise AssertionError(f"no answer to a measure request: {outcome.kind}")
 
 
-def _judge_measurement(measurement: Measurement, budget: Budget) -> Verdict:
+def _judge_measurement(
+    measurement: Measurement, budget: Budget, reference: Quality | None, drop: Drop | None
+) -> Verdict:
     peak, parity = measurement.peak.process, measurement.parity
     over = not budget.holds(peak)
     reasons = []
@@ -94,18 +107,25 @@ def _judge_measurement(measurement: Measurement, budget: Budget) -> Verdict:
     if measurement.leak_bytes_per_step is not None:
         leak = format_bytes(ceil_mib(round(measurement.leak_bytes_per_step)))
         reasons.append(f"leaks about {leak} each step")
+    has_dropped = False
+    if measurement.quality is not None and reference is not None and drop is not None:
+        pairs = [(measurement.quality, reference)]
+        has_dropped = judge_quality(pairs, drop) == "dropped"
+        if has_dropped:
+            reasons.append(reason_of(pairs, drop))
     constraints = (
         -1.0,
         -1.0 if measurement.leak_bytes_per_step is None else 1.0,
         _log_ratio(peak * (1 + budget.margin), budget.limit) if budget.limit else -1.0,
         -1.0 if parity.strayed_at is None else 1.0,
+        1.0 if has_dropped else -1.0,
     )
     log_speed = math.log(measurement.samples_per_s.value)
     return Verdict(not reasons, "; ".join(reasons) or None, over, log_speed, constraints)
 
 
 def _failure() -> tuple[float, ...]:
-    return (1.0, _UNKNOWN, _UNKNOWN, _UNKNOWN)
+    return (1.0, _UNKNOWN, _UNKNOWN, _UNKNOWN, _UNKNOWN)
 
 
 def _log_ratio(value: float, limit: float) -> float:
@@ -121,7 +141,8 @@ def observation(outcome: Outcome, verdict: Verdict) -> Observation:
     if not isinstance(outcome, Measured):
         return Observation("failed", seconds=seconds)
     speed, peak = outcome.measurement.samples_per_s, outcome.measurement.peak.process
-    usable = verdict.constraints[0] <= 0 and verdict.constraints[1] <= 0 and verdict.constraints[3] <= 0
+    told = dict(zip(CONSTRAINTS, verdict.constraints, strict=True))
+    usable = all(told[name] <= 0 for name in CONSTRAINTS if name != "memory")
     return Observation(
         "measured" if usable else "failed",
         log_speed=verdict.log_speed,

@@ -61,6 +61,10 @@ class Settings(BaseModel):
         others = (name for name, one in TECHNIQUES.items() if one.affects <= {*affecting})
         return self.model_copy(update={name: getattr(stock, name) for name in others})
 
+    def affect(self, effect: Effect) -> bool:
+        """Whether any setting that is not the user's own affects this."""
+        return any(effect in one.affects for one in self.techniques() if one.model_dump(exclude_defaults=True))
+
     def as_predicted(self, facts: Facts) -> Settings:
         """As far as predictions of memory and work tell configurations apart."""
         return self.model_copy(update={one.name: one.as_predicted(facts) for one in self.techniques()})

@@ -25,11 +25,12 @@ __all__ = ["Effect", "Exactness", "LoaderSpec", "Run", "Stage", "Technique"]
 
 Run = Callable[["nn.Module"], Any]
 """Runs a model."""
-Effect = Literal["tensors", "layout", "code", "samples", "update", "loader", "process"]
+Effect = Literal["tensors", "layout", "code", "samples", "update", "loader", "process", "function"]
 """``tensors``: which tensors a step makes, and how long they are kept. ``layout``: the order of their elements.
 ``code``: memory of the kernels and modules that are in use. ``samples``: how many a forward pass sees. ``update``: how
 long the optimizer's step takes, and what it needs for a moment. ``loader``: how long data take, and what loads them.
-``process``: what is charged beside all this."""
+``process``: what is charged beside all this. ``function``: what the model computes, so that its quality is held against
+the reference's."""
 Exactness = Literal["exact", "rounding", "lossy"]
 """``exact``: same arithmetic up to reordering. ``rounding``: lower precision. ``lossy``: changes the function."""
 

@@ -111,6 +111,10 @@ class Facts(_Frozen):
     """Relative L2 difference of the gradient when a batch is split in two; None where it could not be measured."""
     split_rounded: bool = False
     """Whether that was computed in half precision, so that rounding is part of it."""
+    allow_lossy: bool = True
+    """Whether the user allows techniques that change what the model computes."""
+    evaluates: bool = False
+    """Whether the task says how good a model is."""
     allow_split: bool
     """Whether the user allows splits that change the gradient."""
 

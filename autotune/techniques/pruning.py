@@ -32,7 +32,7 @@ class Pruning(Technique):
 
     name: ClassVar[str] = "pruning"
     stage: ClassVar[Stage] = Stage.PRUNING
-    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update"})
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "function"})
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Leaves the model as it is.",
         "structured": "Cuts the least important channels, hidden units and heads: a smaller model, which computes "
@@ -91,6 +91,8 @@ class Pruning(Technique):
         """A cut is found by running the model on samples that can be read again."""
         if self.kind == "none":
             return None
+        if not facts.allow_lossy:
+            return "it changes what the model computes, which --max-quality-drop allows"
         if facts.pruning_obstacle is not None:
             return facts.pruning_obstacle
         if self.record is None and facts.dataset_kind == "iterable":
