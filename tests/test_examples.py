@@ -10,17 +10,22 @@ from pathlib import Path
 
 import pytest
 from command_line import environment
+from real_search import search_until_a_trial
 
 from autotune import load_plan
+from autotune.search.options import SearchOptions
+from autotune.workers import Executor
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 # Enough training for the script's own bar, which it states with its reason, whichever plan the search found.
 TRAINING = {
-    "char_gpt": ["--steps", "150"],
+    "char_gpt": ["--steps", "400"],
     "digits_cnn": [],
-    "adversarial_digits": [],
+    "adversarial_digits": ["--epochs", "4"],
 }
+SMALLER = {"char_gpt": {"WIDTH = 192": "WIDTH = 96", "NUM_BLOCKS = 4": "NUM_BLOCKS = 2"}}
+"""Half as wide and as deep, it passes the same bar in less time."""
 
 
 def python(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -37,16 +42,24 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 def a_copy_of(example: str, tmp_path: Path) -> Path:
     """Where a search may leave its study and its plan."""
     ignored = shutil.ignore_patterns(".autotune", "plan.yaml", "__pycache__")
-    return Path(shutil.copytree(EXAMPLES / example, tmp_path / example, ignore=ignored))
+    folder = Path(shutil.copytree(EXAMPLES / example, tmp_path / example, ignore=ignored))
+    task = (folder / "model.py").read_text(encoding="utf-8")
+    for size, smaller in SMALLER.get(example, {}).items():
+        assert size in task
+        task = task.replace(size, smaller)
+    (folder / "model.py").write_text(task, encoding="utf-8")
+    return folder
 
 
 @pytest.mark.parametrize("example", TRAINING)
-def test_a_search_writes_a_plan_with_which_it_learns(example: str, tmp_path: Path):
+def test_a_search_writes_a_plan_with_which_it_learns(
+    example: str, tmp_path: Path, local_executor: Executor, monkeypatch: pytest.MonkeyPatch
+):
     """The first guess and the reference are compared, a plan is written, and training with it passes the bar."""
     folder = a_copy_of(example, tmp_path)
-    brief = ["--trials", "2", "--trial-time", "1s", "--max-time", "100s", "--executor", "local", "--device", "cpu"]
-    run(folder, "-m", "autotune", "search", "model.py", *brief)
-    plan = load_plan(folder / "plan.yaml")
+    monkeypatch.chdir(folder)
+    search_until_a_trial(SearchOptions("model.py", trials=2, trial_time_s=1.0, device="cpu"), local_executor)
+    plan = load_plan("plan.yaml")
     assert plan.measured is not None
     assert plan.gain is not None
     assert plan.gain.speed is not None

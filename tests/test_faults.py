@@ -80,7 +80,8 @@ def test_what_is_lost_changed_or_measured_twice_is_found(tmp_path: Path):
     assert stored.measured_again(before, "[3 s] trial 1 starts: batch 8\n") == ["measured again: trials [1]"]
 
 
-def test_a_process_and_a_file_that_are_left_are_found_and_removed(tmp_path: Path):
+def test_a_process_and_a_file_that_are_left_are_found_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("benchmarks.faults.place._GRACE_S", 0.0)
     with place_of(tmp_path) as place:
         (place.tmp / "left").touch()
         (place.work / "litter").touch()

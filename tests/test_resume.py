@@ -7,8 +7,7 @@ import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -274,48 +273,48 @@ def test_a_count_on_the_device_is_kept_in_the_middle_of_a_step():
 # Killed
 
 
-JOB = """
-import os, sys
-import torch
-sys.path.insert(0, {tests!r})
-import test_resume
-
-path = sys.argv[1]
-torch.set_num_threads(1)
-training = test_resume.build(**test_resume.KILLED[{kind!r}])
-if os.path.exists(path):
-    training.load_state_dict(torch.load(path, weights_only=True))
-for loss in test_resume.train(training):
-    torch.save(training.state_dict(), path + ".new")
-    os.replace(path + ".new", path)
-    print(loss.item().hex(), flush=True)
-    sys.stdin.readline()
-"""
-
 KILLED: dict[str, dict[str, Any]] = {
-    "no workers, fp16": {"precision": Precision(kind="fp16")},
-    "two workers": {"data_loading": DataLoading(num_workers=2)},
+    "two workers, fp16": {"data_loading": DataLoading(num_workers=2), "precision": Precision(kind="fp16")},
     "a stream": {"dataset": Numbers, "data_loading": DataLoading(num_workers=1)},
 }
 
 
-def run_until(script: str, path: Path, num: int | None) -> list[str]:
-    """Losses that a job printed before it was killed; each comes once its state is saved."""
-    job = subprocess.Popen(
-        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert job.stdin is not None
-    assert job.stdout is not None
+def job(kind: str, path: Path, driver: socket.socket) -> None:
+    """Goes on where it was; says each loss once its state is saved, and waits to be told to go on."""
+    seed_everything(987)
+    training = build(**KILLED[kind])
+    if path.exists():
+        training.load_state_dict(torch.load(path, weights_only=True))
+    for loss in train(training):
+        torch.save(training.state_dict(), f"{path}.new")
+        os.replace(f"{path}.new", path)
+        driver.sendall(f"{loss.item().hex()}\n".encode())
+        driver.recv(1)
+    driver.sendall(b"\n")
+
+
+def run_until(kind: str, path: Path, num: int | None) -> list[str]:
+    """Losses that a job, in a process of its own, said before it was killed; or all that were left."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            job(kind, path, theirs)
+            code = 0
+        finally:
+            os._exit(code)
+    theirs.close()
     losses = []
-    while line := job.stdout.readline():
-        losses.append(line.strip())
-        if len(losses) == num:
-            os.kill(job.pid, signal.SIGKILL)
-            break
-        job.stdin.write("\n")
-        job.stdin.flush()
-    job.communicate()
-    assert job.returncode == (-signal.SIGKILL if num else 0)
+    with ours, ours.makefile() as said:
+        while line := said.readline().strip():
+            losses.append(line)
+            if len(losses) == num:
+                os.kill(pid, signal.SIGKILL)
+                break
+            ours.sendall(b".")
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == (-signal.SIGKILL if num else 0)
     return losses
 
 
@@ -323,10 +322,9 @@ def run_until(script: str, path: Path, num: int | None) -> list[str]:
 def test_a_killed_job_goes_on(kind, tmp_path):
     """Killed in the middle of a step, and at the end of one in the next epoch."""
     whole = [loss.item().hex() for loss in train(build(**KILLED[kind]))]
-    script = JOB.format(tests=str(Path(__file__).parent), kind=kind)
     path = tmp_path / "job.pt"
-    killed = [loss for num in (3, 5) for loss in run_until(script, path, num)]
-    assert killed + run_until(script, path, None) == whole
+    killed = [loss for num in (3, 5) for loss in run_until(kind, path, num)]
+    assert killed + run_until(kind, path, None) == whole
     assert len(whole) == 18
 
 

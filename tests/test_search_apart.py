@@ -22,6 +22,8 @@ BF16 = Settings(batch=Batch(micro=64), precision=Precision(kind="bf16"))
 CACHED = DataLoading(num_workers=0, cache="host")
 WORKERS = DataLoading(num_workers=1, prefetch_factor=2, persistent_workers=True)
 
+pytestmark = pytest.mark.usefixtures("in_memory")
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

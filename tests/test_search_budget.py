@@ -16,6 +16,8 @@ from autotune.workers import Failed, OutOfMemory
 
 TASK = Path(__file__).parent / "tasks" / "healthy.py"
 
+pytestmark = pytest.mark.usefixtures("in_memory")
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
+from real_search import search_until_a_trial
 from search_tables import MIB, facts, options, row, run_search
 
 from autotune.estimate import Prediction
 from autotune.plan import Budget, load_plan
 from autotune.search.configuration_space import ConfigurationSpace, Foreseen
-from autotune.search.driver import search
-from autotune.search.events import TrialEnded, Warned
+from autotune.search.events import Warned
 from autotune.search.inquiry import Inquiry, inspect, reference_settings
 from autotune.search.options import SearchOptions
 from autotune.search.pace import Pace
@@ -24,7 +23,7 @@ from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator, installed_allocators
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import BlocksToChoose, Checkpointing
-from autotune.workers.local import LocalExecutor
+from autotune.workers import Executor
 from autotune.workers.table import Row
 
 SPACE = "schema: autotune/space@1\nbatch: auto\ncheckpointing: [{kind: none}, {kind: chosen}]\n"
@@ -32,6 +31,9 @@ LIMIT = 500 * MIB
 NUM_BLOCKS = 12
 BATCHES = [Batch.of(64, micro) for micro in (1, 2, 4, 8, 16, 32, 64)]
 BEST = Settings(batch=Batch(micro=32, accumulate=2), checkpointing=Checkpointing(kind="chosen", blocks=(0, 1)))
+
+
+pytestmark = pytest.mark.usefixtures("in_memory")
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +93,10 @@ def test_a_choice_of_no_blocks_is_stock_and_not_tried_again():
     assert len(measured) <= 9
 
 
-def test_the_sampler_sees_the_spaces_own_words():
+def test_the_sampler_sees_the_spaces_own_words(in_memory):
     run(trials=20)
-    trials = optuna.load_study(study_name="model-1", storage="sqlite:///.autotune/model.db").trials
+    (storage,) = in_memory.values()
+    trials = optuna.load_study(study_name="model-1", storage=storage).trials
     (best,) = [one for one in trials if one.user_attrs.get("settings") == json.loads(BEST.canonical())]
     assert best.params == {"batch": 5, "checkpointing": '{"kind": "chosen"}'}
 
@@ -157,26 +160,19 @@ def compute_loss(model, batch):
 
 
 @pytest.mark.skipif("tcmalloc" not in installed_allocators(), reason="tcmalloc is not installed")
-def test_a_real_search_names_blocks_that_fit():
+def test_a_real_search_names_blocks_that_fit(local_executor: Executor):
     """Eight blocks keep 32 MiB each, or 8 of input where they are recomputed. The budget is two thirds of the way from
     all to none of them recomputed. With tcmalloc, of which it is known what it adds."""
     Path("model.py").write_text(MODEL)
     Path("space.yaml").write_text(SPACE.replace("batch: auto", "allocator: [{kind: tcmalloc}]"))
     asked = SearchOptions("model.py", space="space.yaml", trials=2, trial_time_s=1.0)
-    stop = threading.Event()
-
-    def observe(event: object) -> None:
-        if isinstance(event, TrialEnded) and event.number == 1:
-            stop.set()  # the finalists are others' tests
-
-    with LocalExecutor() as executor:
-        known = inspect(asked, executor, Pace(1.0, None))
-        stock = reference_settings(known).model_copy(update={"allocator": Allocator(kind="tcmalloc")})
-        every = stock.model_copy(update={"checkpointing": Checkpointing(kind="blocks")})
-        inquiry = Inquiry("model.py", 0, Budget(limit=None, device="cpu"), known)
-        predicted = executor.ask(inquiry.predict_request((every, stock), None, 600.0)).predictions
-        low, high = (one.peak_bytes for one in predicted)
-        plan = search(replace(asked, budget_bytes=low + (high - low) * 2 // 3), executor, observe, stop)
+    known = inspect(asked, local_executor, Pace(1.0, None))
+    stock = reference_settings(known).model_copy(update={"allocator": Allocator(kind="tcmalloc")})
+    every = stock.model_copy(update={"checkpointing": Checkpointing(kind="blocks")})
+    inquiry = Inquiry("model.py", 0, Budget(limit=None, device="cpu"), known)
+    predicted = local_executor.ask(inquiry.predict_request((every, stock), None, 600.0)).predictions
+    low, high = (one.peak_bytes for one in predicted)
+    plan, _ = search_until_a_trial(replace(asked, budget_bytes=low + (high - low) * 2 // 3), local_executor)
     assert plan.settings.checkpointing.kind == "chosen"
     assert 0 < len(plan.settings.checkpointing.blocks) < 8
     assert plan.measured.fits

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import optuna
 import pytest
-from search_tables import SMALL, configurations, every, facts, row, run_search, small_search
+from search_tables import SMALL, InMemory, configurations, every, facts, row, run_search, small_search
 
 from autotune.errors import TrialsLost
 from autotune.search.events import TrialEnded, Warned
@@ -14,6 +15,8 @@ from autotune.workers import Crashed, Failed, Lost, Outcome, TrialRequest
 from autotune.workers.table import TableExecutor
 
 LOST = Lost(message="/tmp/autotune-1: the trial's files cannot be kept there: No space left on device.")
+
+pytestmark = pytest.mark.usefixtures("in_memory")
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +37,16 @@ class Failing(TableExecutor):
         return answer if request.kind == "predict" else self.instead.get(number, answer)
 
 
-def stored() -> list[Outcome | None]:
-    trials = optuna.load_study(study_name="model-1", storage="sqlite:///.autotune/model.db").trials
-    return [trial.user_attrs.get("outcome", {}).get("kind") for trial in trials if "settings" in trial.user_attrs]
+@pytest.fixture
+def stored(in_memory: Mapping[str, InMemory]) -> Callable[[], list[str | None]]:
+    """The kinds of outcomes that a study has of its trials."""
+
+    def kinds() -> list[str | None]:
+        (storage,) = in_memory.values()
+        trials = optuna.load_study(study_name="model-1", storage=storage).trials
+        return [trial.user_attrs.get("outcome", {}).get("kind") for trial in trials if "settings" in trial.user_attrs]
+
+    return kinds
 
 
 def names(executor: TableExecutor) -> list[str]:
@@ -44,7 +54,7 @@ def names(executor: TableExecutor) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(11))
-def test_a_trial_that_is_lost_at_any_moment_ends_the_search_and_is_asked_again_on_resume(number: int):
+def test_a_trial_that_is_lost_at_any_moment_ends_the_search_and_is_asked_again_on_resume(number: int, stored):
     """Inspection, reference, trials, the round that chooses, and fresh interpreters; the plan is that of a search
     that lost nothing."""
     Path("space.yaml").write_text(SMALL)
@@ -59,7 +69,7 @@ def test_a_trial_that_is_lost_at_any_moment_ends_the_search_and_is_asked_again_o
     assert resumed.plan.settings == small_search(every).plan.settings
 
 
-def test_what_runs_beside_a_lost_trial_is_stored_before_the_search_ends():
+def test_what_runs_beside_a_lost_trial_is_stored_before_the_search_ends(stored):
     Path("space.yaml").write_text(SMALL)
     with pytest.raises(TrialsLost):
         run_search(every(), executor=Failing({2: LOST}, num_slots=3))
@@ -82,7 +92,7 @@ def test_three_failures_alike_in_a_row_halt_a_search_where_nothing_runs_any_more
     assert {event.outcome.kind for event in resumed.seen(TrialEnded)} == {"measured"}
 
 
-def test_three_failures_alike_are_the_configurations_own_where_the_reference_still_runs():
+def test_three_failures_alike_are_the_configurations_own_where_the_reference_still_runs(stored):
     """It is asked once for each kind of failure; what failed stays so."""
     executor = Failing({number: alike(number) for number in (2, 3, 4, 6)})
     run = run_search(every(), executor=executor)

@@ -32,6 +32,11 @@ class TestLocalExecutor(IsolationContract):
     def executor(self, local_executor):
         return local_executor
 
+    @pytest.fixture(autouse=True)
+    def _at_once(self, monkeypatch):
+        """A trial that was lost is tried again without the pause in which a disk may be cleared."""
+        monkeypatch.setattr("autotune.workers.pool._PAUSES_S", (0.0, 0.0))
+
     def test_where_the_system_cannot_watch_forks_a_trial_is_a_new_interpreter(self, folder, tmp_path):
         """A fork server without pidfd: same protocol, by polling."""
         program = (

@@ -36,6 +36,15 @@ class TestRayExecutor(IsolationContract):
     def test_a_killed_worker_is_replaced_and_the_trial_asked_again(self, executor, folder):
         assert isinstance(self.kill_above(executor, folder, generations=2), Measured)
 
+    def test_a_daemon_without_an_environment_ends_with_the_server_that_was_killed(self, executor, folder, pids):
+        """Its parents are gone and it has no mark; the trial is run again as if nothing had happened."""
+        os.mkfifo(folder / "said")
+        future = executor.submit(self.request("hostile_hides_a_daemon", folder))
+        daemon = pids.read(1)
+        (folder / "said").open("w").close()
+        assert isinstance(future.result(), Measured)
+        assert wait_for_end(daemon) == []
+
     @pytest.mark.parametrize("killed", [False, True])
     def test_a_cluster_of_its_own_is_quiet_and_leaves_nothing(self, executor, tmp_path, killed):
         """Another driver has another cluster; its folder goes with it, also where the driver is killed."""
