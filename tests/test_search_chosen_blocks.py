@@ -15,9 +15,9 @@ from autotune.estimate import Prediction
 from autotune.plan import Budget, load_plan
 from autotune.search.configuration_space import ConfigurationSpace, Foreseen
 from autotune.search.events import Warned
-from autotune.search.inquiry import Inquiry, inspect, reference_settings
+from autotune.search.requests import Requests, inspect, reference_settings
 from autotune.search.options import SearchOptions
-from autotune.search.pace import Pace
+from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator, installed_allocators
@@ -166,11 +166,11 @@ def test_a_real_search_names_blocks_that_fit(local_executor: Executor):
     Path("model.py").write_text(MODEL)
     Path("space.yaml").write_text(SPACE.replace("batch: auto", "allocator: [{kind: tcmalloc}]"))
     asked = SearchOptions("model.py", space="space.yaml", trials=2, trial_time_s=1.0)
-    known = inspect(asked, local_executor, Pace(1.0, None))
+    known = inspect(asked, local_executor, TimeBudget(1.0, None))
     stock = reference_settings(known).model_copy(update={"allocator": Allocator(kind="tcmalloc")})
     every = stock.model_copy(update={"checkpointing": Checkpointing(kind="blocks")})
-    inquiry = Inquiry("model.py", 0, Budget(limit=None, device="cpu"), known)
-    predicted = local_executor.ask(inquiry.predict_request((every, stock), None, 600.0)).predictions
+    requests = Requests("model.py", 0, Budget(limit=None, device="cpu"), known)
+    predicted = local_executor.ask(requests.predict_request((every, stock), None, 600.0)).predictions
     low, high = (one.peak_bytes for one in predicted)
     plan, _ = search_until_a_trial(replace(asked, budget_bytes=low + (high - low) * 2 // 3), local_executor)
     assert plan.settings.checkpointing.kind == "chosen"

@@ -22,7 +22,7 @@ from ..techniques.precision import Kind
 from .configurations import Configuration, Configurations
 from .expected_gain import ExpectedGainSampler
 from .study import Study
-from .trades import is_needless
+from .dominance import is_needless
 
 __all__ = ["ConfigurationSpace", "Foreseen", "Point", "Predict"]
 

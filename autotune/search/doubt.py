@@ -12,8 +12,8 @@ import re
 
 from ..errors import TrialsLost
 from ..workers import Crashed, Failed, Measured, Outcome
-from .inquiry import failure
-from .pace import LEAST_SHARE_S
+from .requests import failure
+from .time_budget import LEAST_SHARE_S
 from .session import Session
 
 __all__ = ["Doubt"]

@@ -13,9 +13,9 @@ from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Executor, Measured, MeasureRequest, Outcome
 from .events import Event, Warned
-from .inquiry import Inquiry, exactness, reference_settings
+from .requests import Requests, exactness, reference_settings
 from .options import SearchOptions
-from .pace import Pace
+from .time_budget import TimeBudget
 from .quality import least_early
 from .study import Study, Tried
 from .verdict import Verdict
@@ -31,7 +31,7 @@ class Session:
     executor: Executor
     observe: Callable[[Event], None]
     stop: threading.Event
-    pace: Pace
+    time_budget: TimeBudget
     study: Study
     facts: Facts
     _task: str = field(default="", init=False)
@@ -44,7 +44,7 @@ class Session:
         self.study.tell_of(self.warn)
         for row in self.study.tried:
             self._earlier_s += row.outcome.seconds
-            self.pace.learn(row.outcome, fresh=False)
+            self.time_budget.learn(row.outcome, fresh=False)
 
     @property
     def budget(self) -> Budget:
@@ -52,9 +52,9 @@ class Session:
         return self.study.record.budget
 
     @property
-    def inquiry(self) -> Inquiry:
+    def requests(self) -> Requests:
         """Makes the requests."""
-        return Inquiry(self._task, self.options.seed, self.budget, self.facts)
+        return Requests(self._task, self.options.seed, self.budget, self.facts)
 
     @property
     def reference_settings(self) -> Settings:
@@ -73,7 +73,7 @@ class Session:
 
     def seconds(self) -> float:
         """Wall time of the search so far, with the trials of drivers before this one."""
-        return self._earlier_s + self.pace.elapsed_s()
+        return self._earlier_s + self.time_budget.elapsed_s()
 
     def request(
         self, name: str, settings: Settings, share_s: float, finalist_round: int | None = None, judged: bool = False
@@ -88,14 +88,14 @@ class Session:
             judged: measure quality too, from a seed of this round's own.
         """
         is_reference = settings == self.reference_settings
-        measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
+        measure = self.requests.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
         measure = measure.model_copy(update={"plain_loop": is_reference})
         if finalist_round is not None:  # its trial compared them, and a job does not
             measure = measure.model_copy(update={"parity_batch": None})
-        deadline_s = self.pace.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
+        deadline_s = self.time_budget.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
         if judged:
             measure = measure.model_copy(update={"quality": self._quality_options(is_reference, finalist_round or 0)})
-        request = self.inquiry.request(name, settings, measure, deadline_s)
+        request = self.requests.request(name, settings, measure, deadline_s)
         seed = request.seed + (finalist_round or 0) * judged
         return request.model_copy(update={"fresh": bool(finalist_round), "seed": seed})
 
@@ -108,7 +108,7 @@ class Session:
 
     def learn(self, name: str, outcome: Outcome, fresh: bool = False) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
-        self.pace.learn(outcome, fresh)
+        self.time_budget.learn(outcome, fresh)
         self.keep_output(name, outcome)
         for message in outcome.measurement.warnings if isinstance(outcome, Measured) else ():
             self.warn(message)
