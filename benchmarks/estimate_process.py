@@ -15,8 +15,8 @@ from typing import Any
 from autotune.estimate import EstimateOptions
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
-from autotune.search.requests import inspect
 from autotune.search.options import SearchOptions
+from autotune.search.requests import inspect
 from autotune.search.time_budget import TimeBudget
 from autotune.techniques import Device, Settings
 from autotune.techniques.batch import Batch

@@ -22,8 +22,8 @@ from autotune.commands.where import Where
 from autotune.plan import Budget, Plan
 from autotune.search.driver import search
 from autotune.search.events import Event, PredictionEnded, Stopped, TrialEnded
-from autotune.search.requests import Requests, inspect
 from autotune.search.options import SearchOptions
+from autotune.search.requests import Requests, inspect
 from autotune.search.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.workers import Measured

@@ -51,7 +51,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, InMemory]:
     """Studies are in no file, which takes a quarter of the time: for tests of what a search does, and not of what it
     keeps. By their URLs."""
     storages: defaultdict[str, InMemory] = defaultdict(InMemory)
-    monkeypatch.setattr("autotune.search.store.open_storage", lambda url: storages[url])
+    monkeypatch.setattr("autotune.search.store.exclusive.open_storage", lambda url: storages[url])
     return storages
 
 

@@ -15,8 +15,8 @@ from autotune.estimate import Prediction
 from autotune.plan import Budget, load_plan
 from autotune.search.configuration_space import ConfigurationSpace, Foreseen
 from autotune.search.events import Warned
-from autotune.search.requests import Requests, inspect, reference_settings
 from autotune.search.options import SearchOptions
+from autotune.search.requests import Requests, inspect, reference_settings
 from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings

@@ -10,11 +10,11 @@ from ..errors import StudyError
 from ..estimate import Calibration, EstimateOptions, Interval, PredictOptions
 from ..results import WhatToEstimate
 from ..search.calibration import learn_calibration
-from ..search.finished import Finished, finished
 from ..search.requests import LARGEST_OF, failure
+from ..search.store.finished import Finished, finished
+from ..search.store.storage import default_url
+from ..search.store.url import masked
 from ..search.time_budget import TimeBudget
-from ..search.storage import default_url
-from ..search.storage_url import masked
 from ..techniques import Facts
 from ..workers import Executor, Predicted, PredictRequest
 from ..workers.environment import own_thread_variables
@@ -30,7 +30,9 @@ class Uncalibrated(Exception):
     """Trials say nothing; the message says why, and is empty where there are none."""
 
 
-def calibrate(what: WhatToEstimate, facts: Facts, executor: Executor, time_budget: TimeBudget) -> tuple[str, Calibration]:
+def calibrate(
+    what: WhatToEstimate, facts: Facts, executor: Executor, time_budget: TimeBudget
+) -> tuple[str, Calibration]:
     """Hold what a search has measured against what would have been predicted of it.
 
     Returns:

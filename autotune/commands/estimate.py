@@ -11,8 +11,8 @@ from ..estimate import EstimateOptions
 from ..report.estimate import WIDTH, as_json, explain, line
 from ..report.printing import print_json, print_words, tell
 from ..results import Combination, Estimation, WhatToEstimate
-from ..search.requests import LARGEST_OF, failure, inspect
 from ..search.options import ANY_DROP, SearchOptions
+from ..search.requests import LARGEST_OF, failure, inspect
 from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space
 from ..techniques import TECHNIQUES, Device, Facts, Settings, Technique

@@ -9,8 +9,8 @@ from ..report.printing import print_json, print_words, tell
 from ..results import Preview
 from ..search.budget import asked, check_possible
 from ..search.duration import expected, likely_trials
-from ..search.requests import inspected, reference_settings
 from ..search.options import SearchOptions
+from ..search.requests import inspected, reference_settings
 from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space
 from ..workers import Executor

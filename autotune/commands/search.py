@@ -27,7 +27,9 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     """
     refuse_script(options.task)  # before anything is said of reading it
     stop = threading.Event()
-    time_budget = TimeBudget(options.trial_time_s, options.max_time_s)  # the executor's start is in the time that was given
+    time_budget = TimeBudget(
+        options.trial_time_s, options.max_time_s
+    )  # the executor's start is in the time that was given
     try:
         with (
             watching(options, console(sys.stderr)) as display,

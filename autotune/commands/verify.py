@@ -14,8 +14,8 @@ from ..report.verification import as_json, explain, line
 from ..results import Verification
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from ..search.evidence import combine
-from ..search.requests import Requests, check_plan, failure, inspect
 from ..search.options import ANY_DROP, SearchOptions
+from ..search.requests import Requests, check_plan, failure, inspect
 from ..search.time_budget import NUM_REPEATS, TimeBudget
 from ..task import split_source
 from ..techniques import Facts
@@ -95,7 +95,9 @@ def verify_plan(
     seed = plan.search.seed if plan.search else 0
     time_budget = TimeBudget(trial_time_s, None)
     facts = inspect(
-        SearchOptions(task, device=device, seed=seed, allow_split=True, max_quality_drop=ANY_DROP), executor, time_budget
+        SearchOptions(task, device=device, seed=seed, allow_split=True, max_quality_drop=ANY_DROP),
+        executor,
+        time_budget,
     )
     observe(Inspected(facts))
     warnings = tuple(_differences(plan, facts))

@@ -13,8 +13,8 @@ import re
 from ..errors import TrialsLost
 from ..workers import Crashed, Failed, Measured, Outcome
 from .requests import failure
-from .time_budget import LEAST_SHARE_S
 from .session import Session
+from .time_budget import LEAST_SHARE_S
 
 __all__ = ["Doubt"]
 

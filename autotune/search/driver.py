@@ -17,25 +17,25 @@ from ..task import SIGNATURES, task_file
 from ..techniques import Facts
 from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
 from ..workers.folder import check_working_folder
-from .separable import Separable
 from .budget import asked, check_possible
-from .candidates import Candidates, Proposal
 from .build_plan import build_plan
+from .candidates import Candidates, Proposal
 from .configuration_space import ConfigurationSpace
 from .doubt import Doubt
 from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
 from .finalists import settle
-from .predictions import foresee
-from .requests import inspected, reference_settings
 from .options import SearchOptions
-from .time_budget import LEAST_SHARE_S, TimeBudget
-from .record import StudyRecord
+from .predictions import foresee
 from .reference import check_reference
+from .requests import inspected, reference_settings
+from .separable import Separable
 from .session import Session
-from .storage import check_file, default_storage
-from .storage_url import sqlite_path
-from .study import Study, Tried
+from .store.record import StudyRecord
+from .store.storage import check_file, default_storage
+from .store.study import Study, Tried
+from .store.url import sqlite_path
+from .time_budget import LEAST_SHARE_S, TimeBudget
 
 __all__ = ["search"]
 
@@ -75,13 +75,19 @@ def search(
         TrialsLost: what runs trials failed; what was measured is kept.
     """
     try:
-        return _run(options, executor, observe, stop, time_budget or TimeBudget(options.trial_time_s, options.max_time_s))
+        return _run(
+            options, executor, observe, stop, time_budget or TimeBudget(options.trial_time_s, options.max_time_s)
+        )
     except TrialsLost as lost:
         raise TrialsLost(f"{lost}\nEvery trial that ended is kept: --resume goes on from there.") from None
 
 
 def _run(
-    options: SearchOptions, executor: Executor, observe: Callable[[Event], None], stop: threading.Event, time_budget: TimeBudget
+    options: SearchOptions,
+    executor: Executor,
+    observe: Callable[[Event], None],
+    stop: threading.Event,
+    time_budget: TimeBudget,
 ) -> Plan:
     _check_output(options)
     space = load_space(options.preset)
@@ -252,7 +258,9 @@ def _explore(session: Session, candidates: Candidates, doubt: Doubt) -> str:
                 continue
             if proposal.number in spoiled:
                 outcome = _calmer(spoiled[proposal.number], outcome)
-            elif _is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.time_budget.trial_share_s(1)):
+            elif (
+                _is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.time_budget.trial_share_s(1))
+            ):
                 spoiled[proposal.number] = outcome
                 running[_start(session, proposal, share_s)] = proposal
                 continue

@@ -17,10 +17,10 @@ from ..measure.measurement import Quality
 from ..workers import Failed, Measured, Outcome, TimedOut
 from .events import FinalistEnded, TrialStarted
 from .evidence import Pair, are_sure, interval, undisturbed
-from .time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 from .quality import Judgement, judge_quality, reason_of
 from .session import Session
-from .study import Tried
+from .store.study import Tried
+from .time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 
 __all__ = ["Final", "settle"]
 

@@ -11,10 +11,10 @@ from ..techniques.checkpointing import Checkpointing
 from ..workers import Predicted, PredictRequest
 from ..workers.traces import first_line
 from .configuration_space import ConfigurationSpace, Foreseen
+from .dominance import buys_memory
 from .events import PredictionEnded, PredictionStarted
 from .requests import failure
 from .session import Session
-from .dominance import buys_memory
 
 __all__ = ["foresee"]
 

@@ -124,7 +124,9 @@ def inspect(options: SearchOptions, executor: Executor, time_budget: TimeBudget,
     return inspected(options, executor, time_budget, runs_model).facts
 
 
-def inspected(options: SearchOptions, executor: Executor, time_budget: TimeBudget, runs_model: bool = True) -> Inspected:
+def inspected(
+    options: SearchOptions, executor: Executor, time_budget: TimeBudget, runs_model: bool = True
+) -> Inspected:
     """Ask a child process for the task's facts.
 
     Args:

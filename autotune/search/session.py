@@ -13,11 +13,11 @@ from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Executor, Measured, MeasureRequest, Outcome
 from .events import Event, Warned
-from .requests import Requests, exactness, reference_settings
 from .options import SearchOptions
-from .time_budget import TimeBudget
 from .quality import least_early
-from .study import Study, Tried
+from .requests import Requests, exactness, reference_settings
+from .store.study import Study, Tried
+from .time_budget import TimeBudget
 from .verdict import Verdict
 
 __all__ = ["Session"]

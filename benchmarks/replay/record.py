@@ -22,8 +22,8 @@ from autotune.commands.where import Where
 from autotune.estimate import Prediction
 from autotune.plan import Budget
 from autotune.search.configuration_space import ConfigurationSpace
-from autotune.search.requests import Requests, failure, inspect, reference_settings
 from autotune.search.options import SearchOptions
+from autotune.search.requests import Requests, failure, inspect, reference_settings
 from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings

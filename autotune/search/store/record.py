@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ..errors import StudyError
-from ..plan import Budget
-from ..techniques import Facts
-from .budget import budget_words
-from .options import Drop
+from ...errors import StudyError
+from ...plan import Budget
+from ...techniques import Facts
+from ..budget import budget_words
+from ..options import Drop
 
 __all__ = ["StudyRecord", "check_same"]
 
