@@ -15,9 +15,9 @@ from typing import Any
 from autotune.estimate import EstimateOptions
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
-from autotune.search.inquiry import inspect
 from autotune.search.options import SearchOptions
-from autotune.search.pace import Pace
+from autotune.search.requests import inspect
+from autotune.search.time_budget import TimeBudget
 from autotune.techniques import Device, Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
@@ -45,7 +45,7 @@ def main() -> None:
     with LocalExecutor() as executor:
         for task in _TASKS:
             options = SearchOptions(str(EXAMPLES / task / "model.py"), device=arguments.device)
-            card = inspect(options, executor, Pace(1.0, None)).device
+            card = inspect(options, executor, TimeBudget(1.0, None)).device
             for settings, batch in itertools.product(_combinations(task), arguments.batch or [16, 64, 256]):
                 rows.append(_row(executor, card, task, settings, batch, arguments.repeats))
                 print(_line(rows[-1]), flush=True)

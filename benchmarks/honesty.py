@@ -23,9 +23,9 @@ from typing import Any
 from autotune.commands.where import Where
 from autotune.plan import Budget, Plan, load_plan
 from autotune.search.driver import search
-from autotune.search.inquiry import Inquiry, inspect, reference_settings
 from autotune.search.options import SearchOptions
-from autotune.search.pace import Pace
+from autotune.search.requests import Requests, inspect, reference_settings
+from autotune.search.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.workers import Executor, Measured
 
@@ -102,13 +102,13 @@ def compare_reference(task: str, rounds: int, num_steps: int) -> list[dict[str, 
     """One row for each round: speed and peak of the reference, and of a loop without this package. On a CPU."""
     options, rows = SearchOptions(task, device="cpu"), []
     with Where("local").open(task, "cpu") as executor:
-        facts = inspect(options, executor, Pace(1.0, None))
-        inquiry = Inquiry(task, 0, Budget(device="cpu"), facts)
+        facts = inspect(options, executor, TimeBudget(1.0, None))
+        requests = Requests(task, 0, Budget(device="cpu"), facts)
         for _ in range(rounds):
             loop = printed([sys.executable, str(HERE / "jobs" / "plain_loop.py"), task, str(num_steps)])
             share_s = num_steps * facts.effective_batch / loop["samples_per_s"]
             changes = {"plain_loop": True, "parity_batch": None, "enforce": False}
-            row = run_trial(executor, inquiry, reference_settings(facts), share_s, changes)
+            row = run_trial(executor, requests, reference_settings(facts), share_s, changes)
             rows.append({**row, "kind": "reference", "loop": loop})
     return rows
 
@@ -116,17 +116,17 @@ def compare_reference(task: str, rounds: int, num_steps: int) -> list[dict[str, 
 def run_plan(executor: Executor, task: str, plan: Plan, num_steps: int, samples_per_s: float) -> dict[str, Any]:
     """The plan, timed for as long as ``num_steps`` take a job of this speed."""
     seed = plan.search.seed if plan.search else 0
-    facts = inspect(SearchOptions(task, device=plan.budget.device, allow_split=True), executor, Pace(1.0, None))
-    inquiry = Inquiry(task, seed, plan.budget, facts)
-    return run_trial(executor, inquiry, plan.settings, num_steps * facts.effective_batch / samples_per_s, {})
+    facts = inspect(SearchOptions(task, device=plan.budget.device, allow_split=True), executor, TimeBudget(1.0, None))
+    requests = Requests(task, seed, plan.budget, facts)
+    return run_trial(executor, requests, plan.settings, num_steps * facts.effective_batch / samples_per_s, {})
 
 
 def run_trial(
-    executor: Executor, inquiry: Inquiry, settings: Settings, share_s: float, changes: dict[str, Any]
+    executor: Executor, requests: Requests, settings: Settings, share_s: float, changes: dict[str, Any]
 ) -> dict[str, Any]:
     """A configuration in a fresh interpreter, its timed windows ``share_s`` long."""
-    measure = inquiry.measure_options(settings, share_s, None).model_copy(update={"precision": 1e-9, **changes})
-    request = inquiry.request("honesty", settings, measure, 600 + 4 * share_s)
+    measure = requests.measure_options(settings, share_s, None).model_copy(update={"precision": 1e-9, **changes})
+    request = requests.request("honesty", settings, measure, 600 + 4 * share_s)
     outcome = executor.submit(request.model_copy(update={"fresh": True})).result()
     if not isinstance(outcome, Measured):
         sys.exit(f"it could not be measured: {outcome}")

@@ -22,9 +22,9 @@ from autotune.commands.where import Where
 from autotune.plan import Budget, Plan
 from autotune.search.driver import search
 from autotune.search.events import Event, PredictionEnded, Stopped, TrialEnded
-from autotune.search.inquiry import Inquiry, inspect
 from autotune.search.options import SearchOptions
-from autotune.search.pace import Pace
+from autotune.search.requests import Requests, inspect
+from autotune.search.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.workers import Measured
 
@@ -165,11 +165,11 @@ def measure(task: str, every: list[Settings], arguments: argparse.Namespace) -> 
     found: dict[Settings, list[float]] = {settings: [] for settings in every}
     budget = Budget(limit=arguments.budget * 2**20, device="cpu")
     with Where("local").open(task, "cpu") as executor:
-        inquiry = Inquiry(task, 0, budget, inspect(SearchOptions(task), executor, Pace(1.0, None)))
+        requests = Requests(task, 0, budget, inspect(SearchOptions(task), executor, TimeBudget(1.0, None)))
         for _ in range(arguments.rounds):
             for settings, speeds in found.items():
-                options = inquiry.measure_options(settings, arguments.trial_time, None, enforce=False)
-                outcome = executor.submit(inquiry.request("again", settings, options, _DEADLINE_S)).result()
+                options = requests.measure_options(settings, arguments.trial_time, None, enforce=False)
+                outcome = executor.submit(requests.request("again", settings, options, _DEADLINE_S)).result()
                 fits = isinstance(outcome, Measured) and budget.holds(outcome.measurement.peak.process)
                 speeds.append(outcome.measurement.samples_per_s.value if fits else 0.0)
     return {settings: statistics.median(speeds) for settings, speeds in found.items()}

@@ -20,10 +20,10 @@ from autotune.plan import Plan
 from autotune.search.configuration_space import ConfigurationSpace, Predict
 from autotune.search.driver import search
 from autotune.search.events import Event
-from autotune.search.inquiry import reference_settings
 from autotune.search.options import SearchOptions
-from autotune.search.pace import Pace
+from autotune.search.requests import reference_settings
 from autotune.search.store import Store
+from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import SearchSpace, load_space
 from autotune.techniques import Device, Facts, Settings
 from autotune.workers import Outcome, TrialRequest
@@ -174,8 +174,8 @@ def run_search(
     if options.storage is None and not options.resume and not FOLDER.exists():
         FOLDER.mkdir()
         (FOLDER / f"{Path(options.task).stem}.db").write_bytes(_empty_database())
-    pace = Pace(options.trial_time_s, options.max_time_s, **rest)
-    run.plan = search(options, executor, run.events.append, stop or threading.Event(), pace)
+    time_budget = TimeBudget(options.trial_time_s, options.max_time_s, **rest)
+    run.plan = search(options, executor, run.events.append, stop or threading.Event(), time_budget)
     return run
 
 

@@ -14,7 +14,7 @@ from autotune.errors import PlanError
 from autotune.plan import Plan
 from autotune.search import events
 from autotune.search.configuration_space import ConfigurationSpace
-from autotune.search.inquiry import check_plan, reference_settings
+from autotune.search.requests import check_plan, reference_settings
 from autotune.techniques import Settings
 from autotune.techniques.precision import Precision
 

@@ -16,9 +16,9 @@ from autotune.plan import Budget, load_plan
 from autotune.search.configuration_space import ConfigurationSpace, Foreseen
 from autotune.search.driver import search
 from autotune.search.events import TrialEnded, Warned
-from autotune.search.inquiry import Inquiry, inspect, reference_settings
 from autotune.search.options import SearchOptions
-from autotune.search.pace import Pace
+from autotune.search.requests import Requests, inspect, reference_settings
+from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator, installed_allocators
@@ -164,11 +164,11 @@ def test_a_real_search_names_blocks_that_fit():
             stop.set()  # the finalists are others' tests
 
     with LocalExecutor() as executor:
-        known = inspect(asked, executor, Pace(1.0, None))
+        known = inspect(asked, executor, TimeBudget(1.0, None))
         stock = reference_settings(known).model_copy(update={"allocator": Allocator(kind="tcmalloc")})
         every = stock.model_copy(update={"checkpointing": Checkpointing(kind="blocks")})
-        inquiry = Inquiry("model.py", 0, Budget(limit=None, device="cpu"), known)
-        predicted = executor.ask(inquiry.predict_request((every, stock), None, 600.0)).predictions
+        requests = Requests("model.py", 0, Budget(limit=None, device="cpu"), known)
+        predicted = executor.ask(requests.predict_request((every, stock), None, 600.0)).predictions
         low, high = (one.peak_bytes for one in predicted)
         plan = search(replace(asked, budget_bytes=low + (high - low) * 2 // 3), executor, observe, stop)
     assert plan.settings.checkpointing.kind == "chosen"

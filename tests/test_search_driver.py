@@ -27,7 +27,7 @@ from autotune.search.events import (
     TrialStarted,
     Warned,
 )
-from autotune.search.inquiry import PARITY_LIMITS
+from autotune.search.requests import PARITY_LIMITS
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch

@@ -12,7 +12,7 @@ from autotune.errors import OutOfTime
 from autotune.measure import Measurement, Parity
 from autotune.plan import Budget, Peak, Speed
 from autotune.search.evidence import Pair, are_sure, combine, gain, interval, undisturbed
-from autotune.search.inquiry import reference_settings
+from autotune.search.requests import reference_settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.precision import Precision
 from autotune.workers import Measured, TrialRequest

@@ -16,8 +16,8 @@ from autotune.errors import StudyError, TaskError
 from autotune.plan import Peak, Plan
 from autotune.search.configuration_space import ConfigurationSpace
 from autotune.search.events import SearchStarted, TrialEnded, Warned
-from autotune.search.inquiry import reference_settings
 from autotune.search.lock import Lock
+from autotune.search.requests import reference_settings
 from autotune.search.store import Store
 from autotune.search_spaces import load_space
 from autotune.techniques import Device, Settings

@@ -11,10 +11,10 @@ from ..estimate import Calibration, EstimateOptions, Interval, PredictOptions
 from ..results import WhatToEstimate
 from ..search.calibration import learn_calibration
 from ..search.finished import Finished, finished
-from ..search.inquiry import LARGEST_OF, failure
-from ..search.pace import Pace
+from ..search.requests import LARGEST_OF, failure
 from ..search.storage import default_url
 from ..search.storage_url import masked
+from ..search.time_budget import TimeBudget
 from ..techniques import Facts
 from ..workers import Executor, Predicted, PredictRequest
 from ..workers.environment import own_thread_variables
@@ -30,7 +30,9 @@ class Uncalibrated(Exception):
     """Trials say nothing; the message says why, and is empty where there are none."""
 
 
-def calibrate(what: WhatToEstimate, facts: Facts, executor: Executor, pace: Pace) -> tuple[str, Calibration]:
+def calibrate(
+    what: WhatToEstimate, facts: Facts, executor: Executor, time_budget: TimeBudget
+) -> tuple[str, Calibration]:
     """Hold what a search has measured against what would have been predicted of it.
 
     Returns:
@@ -56,7 +58,7 @@ def calibrate(what: WhatToEstimate, facts: Facts, executor: Executor, pace: Pace
         model_bytes=4 * facts.num_parameters,
         most_s=_MOST_CALIBRATING_S,
     )
-    outcome = executor.ask(predict_request("calibrate", what, pace, asked))
+    outcome = executor.ask(predict_request("calibrate", what, time_budget, asked))
     if not isinstance(outcome, Predicted):
         reason = first_line(failure(outcome))
         raise Uncalibrated(f"the trials of study {study.name} could not be predicted: {reason}")
@@ -71,7 +73,7 @@ def calibrate(what: WhatToEstimate, facts: Facts, executor: Executor, pace: Pace
 
 
 def predict_request(
-    name: str, what: WhatToEstimate, pace: Pace, options: PredictOptions | EstimateOptions
+    name: str, what: WhatToEstimate, time_budget: TimeBudget, options: PredictOptions | EstimateOptions
 ) -> PredictRequest:
     """What is asked of a process of its own."""
     return PredictRequest(
@@ -79,7 +81,7 @@ def predict_request(
         task=os.path.abspath(what.task),
         device="cpu",
         options=options,
-        deadline_s=pace.deadline_s(0.0, spare_finalists=False),
+        deadline_s=time_budget.deadline_s(0.0, spare_finalists=False),
         environment=own_thread_variables(),
     )
 

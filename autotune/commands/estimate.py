@@ -11,9 +11,9 @@ from ..estimate import EstimateOptions
 from ..report.estimate import WIDTH, as_json, explain, line
 from ..report.printing import print_json, print_words, tell
 from ..results import Combination, Estimation, WhatToEstimate
-from ..search.inquiry import LARGEST_OF, failure, inspect
 from ..search.options import SearchOptions
-from ..search.pace import Pace
+from ..search.requests import LARGEST_OF, failure, inspect
+from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space
 from ..techniques import TECHNIQUES, Device, Facts, Settings, Technique
 from ..techniques.batch import Batch
@@ -74,14 +74,14 @@ def estimate_task(
         NothingFits: no combination fits at a micro-batch of 1.
         StudyError: the storage that the user named cannot be read, or has no study of the task.
     """
-    pace = Pace(0.0, None)
+    time_budget = TimeBudget(0.0, None)
     space = load_space(what.space)
     options = SearchOptions(what.task, device="cpu", effective_batch=what.effective_batch)
-    facts = _planned_for(what, inspect(options, executor, pace, runs_model=False))
+    facts = _planned_for(what, inspect(options, executor, time_budget, runs_model=False))
     observe(facts)
     limit_bytes = what.limit_bytes or facts.device.memory_bytes
     try:
-        study, calibration, uncalibrated = *calibrate(what, facts, executor, pace), None
+        study, calibration, uncalibrated = *calibrate(what, facts, executor, time_budget), None
     except Uncalibrated as reason:
         study, calibration, uncalibrated = None, None, str(reason)
     asked = _options(what, facts, limit_bytes).model_copy(update={"calibration": calibration})
@@ -90,7 +90,7 @@ def estimate_task(
     may_choose = any(choice.model_dump(exclude_defaults=True) for choice in choices.get("checkpointing", ()))
     for settings in _combinations(choices, facts):
         wanted = asked.model_copy(update={"settings": settings, "choose_blocks": may_choose and not found})
-        request = predict_request(f"estimate-{len(found) + 1}", what, pace, wanted)
+        request = predict_request(f"estimate-{len(found) + 1}", what, time_budget, wanted)
         one = Combination(settings, executor.ask(request))
         if not found:
             _check_base(one.outcome, what)

@@ -9,9 +9,9 @@ from ..report.printing import print_json, print_words, tell
 from ..results import Preview
 from ..search.budget import asked, check_possible
 from ..search.duration import expected, likely_trials
-from ..search.inquiry import inspected, reference_settings
 from ..search.options import SearchOptions
-from ..search.pace import Pace
+from ..search.requests import inspected, reference_settings
+from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space
 from ..workers import Executor
 from .where import Where, trials
@@ -41,9 +41,9 @@ def preview_search(options: SearchOptions, executor: Executor) -> Preview:
     """
     from ..search.configuration_space import ConfigurationSpace  # it takes a moment, and something is shown by now
 
-    pace = Pace(options.trial_time_s, options.max_time_s)
+    time_budget = TimeBudget(options.trial_time_s, options.max_time_s)
     space = load_space(options.space)
-    found = inspected(options, executor, pace)
+    found = inspected(options, executor, time_budget)
     facts = found.facts
     check_possible(asked(options), facts)
     choices = space.choices(facts)

@@ -19,9 +19,9 @@ from ..report.page import page
 from ..report.printing import print_json, print_words, tell
 from ..report.profile import WIDTH, as_json, explain, line
 from ..results import Change, Profiling, WhatToProfile
-from ..search.inquiry import LARGEST_OF, check_plan, failure, inspect, reference_settings
 from ..search.options import SearchOptions
-from ..search.pace import Pace
+from ..search.requests import LARGEST_OF, check_plan, failure, inspect, reference_settings
+from ..search.time_budget import TimeBudget
 from ..task import task_file
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch
@@ -105,12 +105,12 @@ def profile_task(
         NothingFits: the device does not hold the step.
         Interrupted: the executor was closed before the step was measured.
     """
-    pace = Pace(0.0, None)
+    time_budget = TimeBudget(0.0, None)
     options = SearchOptions(what.task, device=what.device, seed=what.seed, allow_split=True)
-    facts = inspect(options, executor, pace)
+    facts = inspect(options, executor, time_budget)
     observe(facts)
     settings = _settings(what, facts)
-    asked = _Asked(what, facts, pace.deadline_s(0.0, spare_finalists=False))
+    asked = _Asked(what, facts, time_budget.deadline_s(0.0, spare_finalists=False))
     observe(settings)
     base = _base(executor.ask(asked.request("profile", settings)), what)
     techniques = () if what.alone else tuple(_techniques(settings, facts))

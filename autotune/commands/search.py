@@ -12,7 +12,7 @@ from ..report.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.show import as_json, summary
 from ..search.options import SearchOptions
-from ..search.pace import Pace
+from ..search.time_budget import TimeBudget
 from ..task import refuse_script
 from .where import Where, trials
 
@@ -27,7 +27,9 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     """
     refuse_script(options.task)  # before anything is said of reading it
     stop = threading.Event()
-    pace = Pace(options.trial_time_s, options.max_time_s)  # the executor's start is in the time that was given
+    time_budget = TimeBudget(
+        options.trial_time_s, options.max_time_s
+    )  # the executor's start is in the time that was given
     try:
         with (
             watching(options, console(sys.stderr)) as display,
@@ -36,7 +38,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         ):
             from ..search.driver import search as run_search  # it takes a moment, and something is shown by now
 
-            plan = run_search(options, executor, display.observe, stop, pace)
+            plan = run_search(options, executor, display.observe, stop, time_budget)
     except KeyboardInterrupt:
         tell("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.")
         return Interrupted.exit_code

@@ -14,9 +14,9 @@ from ..report.verification import as_json, explain, line
 from ..results import Verification
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from ..search.evidence import combine
-from ..search.inquiry import Inquiry, check_plan, failure, inspect
 from ..search.options import SearchOptions
-from ..search.pace import NUM_REPEATS, Pace
+from ..search.requests import Requests, check_plan, failure, inspect
+from ..search.time_budget import NUM_REPEATS, TimeBudget
 from ..task import split_source
 from ..techniques import Facts
 from ..units import ceil_mib, format_bytes
@@ -93,20 +93,20 @@ def verify_plan(
     device = plan.budget.device
     assert device is not None, "the caller says where"
     seed = plan.search.seed if plan.search else 0
-    pace = Pace(trial_time_s, None)
-    facts = inspect(SearchOptions(task, device=device, seed=seed, allow_split=True), executor, pace)
+    time_budget = TimeBudget(trial_time_s, None)
+    facts = inspect(SearchOptions(task, device=device, seed=seed, allow_split=True), executor, time_budget)
     observe(Inspected(facts))
     warnings = tuple(_differences(plan, facts))
     facts = check_plan(plan, task, facts)
     for message in warnings:
         observe(Warned(message))
-    inquiry = Inquiry(task, seed, plan.budget, facts)
+    requests = Requests(task, seed, plan.budget, facts)
     repeats: list[Measurement] = []
     for number in range(1, NUM_REPEATS + 1):
         observe(TrialStarted(0, plan.settings, finalist_round=number))
-        measure = inquiry.measure_options(plan.settings, trial_time_s, None)
-        deadline_s = pace.deadline_s(trial_time_s, spare_finalists=False)
-        request = inquiry.request(f"verify-{number}", plan.settings, measure, deadline_s)
+        measure = requests.measure_options(plan.settings, trial_time_s, None)
+        deadline_s = time_budget.deadline_s(trial_time_s, spare_finalists=False)
+        request = requests.request(f"verify-{number}", plan.settings, measure, deadline_s)
         outcome = executor.ask(request.model_copy(update={"fresh": True}))
         observe(FinalistEnded(0, plan.settings, number, outcome, NUM_REPEATS))
         if isinstance(outcome, OutOfMemory):
@@ -117,7 +117,7 @@ def verify_plan(
             leak = format_bytes(ceil_mib(round(found.leak_bytes_per_step)))
             return Verification(None, f"leaks about {leak} each step: it outgrows any budget", None, warnings)
         repeats.append(found)
-        pace.learn(outcome, fresh=True)
+        time_budget.learn(outcome, fresh=True)
     measured = combine(repeats, plan.budget)
     return Verification(measured, _over(plan.budget, measured), _slower(plan, measured), warnings)
 

@@ -24,7 +24,7 @@ from ..search.events import (
     Warned,
 )
 from ..search.options import SearchOptions
-from ..search.pace import NUM_FINALISTS, NUM_REPEATS
+from ..search.time_budget import NUM_FINALISTS, NUM_REPEATS
 from ..techniques import Facts, Settings
 from ..workers import Measured, Outcome
 from .words import remark

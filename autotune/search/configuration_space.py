@@ -20,9 +20,9 @@ from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
 from ..techniques.precision import Kind
 from .configurations import Configuration, Configurations
+from .dominance import is_needless
 from .expected_gain import ExpectedGainSampler
 from .study import Study
-from .trades import is_needless
 
 __all__ = ["ConfigurationSpace", "Foreseen", "Point", "Predict"]
 

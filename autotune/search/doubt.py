@@ -12,9 +12,9 @@ import re
 
 from ..errors import TrialsLost
 from ..workers import Crashed, Failed, Measured, Outcome
-from .inquiry import failure
-from .pace import LEAST_SHARE_S
+from .requests import failure
 from .session import Session
+from .time_budget import LEAST_SHARE_S
 
 __all__ = ["Doubt"]
 

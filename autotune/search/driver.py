@@ -17,25 +17,25 @@ from ..task import task_file
 from ..techniques import Facts
 from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
 from ..workers.folder import check_working_folder
-from .apart import Apart
 from .budget import asked, check_possible
+from .build_plan import build_plan
 from .candidates import Candidates, Proposal
-from .conclude import conclude
 from .configuration_space import ConfigurationSpace
 from .doubt import Doubt
 from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
 from .expected_gain import EXHAUSTED
 from .finalists import settle
-from .foresight import foresee
-from .inquiry import inspected, reference_settings
 from .options import SearchOptions
-from .pace import LEAST_SHARE_S, Pace
+from .predictions import foresee
 from .record import StudyRecord
 from .reference import check_reference
+from .requests import inspected, reference_settings
+from .separable import Separable
 from .session import Session
 from .storage import check_file, default_storage
 from .storage_url import sqlite_path
 from .study import Study, Tried
+from .time_budget import LEAST_SHARE_S, TimeBudget
 
 __all__ = ["search"]
 
@@ -49,7 +49,7 @@ def search(
     executor: Executor,
     observe: Callable[[Event], None],
     stop: threading.Event,
-    pace: Pace | None = None,
+    time_budget: TimeBudget | None = None,
 ) -> Plan:
     """Find the fastest configuration that stays within the budget, and save it as a plan.
 
@@ -59,7 +59,7 @@ def search(
         observe: is told what happens, in the thread that called.
         stop: once set, running trials are finished and the best so far is written, with ``search.stopped``
             :data:`.events.INTERRUPTED`.
-        pace: the time that is left, where it runs already; None begins now.
+        time_budget: the time that is left, where it runs already; None begins now.
 
     Returns:
         The plan, as it was written to ``options.output``.
@@ -75,17 +75,23 @@ def search(
         TrialsLost: what runs trials failed; what was measured is kept.
     """
     try:
-        return _run(options, executor, observe, stop, pace or Pace(options.trial_time_s, options.max_time_s))
+        return _run(
+            options, executor, observe, stop, time_budget or TimeBudget(options.trial_time_s, options.max_time_s)
+        )
     except TrialsLost as lost:
         raise TrialsLost(f"{lost}\nEvery trial that ended is kept: --resume goes on from there.") from None
 
 
 def _run(
-    options: SearchOptions, executor: Executor, observe: Callable[[Event], None], stop: threading.Event, pace: Pace
+    options: SearchOptions,
+    executor: Executor,
+    observe: Callable[[Event], None],
+    stop: threading.Event,
+    time_budget: TimeBudget,
 ) -> Plan:
     _check_output(options)
     space = load_space(options.space)
-    found = inspected(options, executor, pace)
+    found = inspected(options, executor, time_budget)
     observe(Inspected(found.facts))
     check_possible(asked(options), found.facts)
     if gone := check_working_folder():
@@ -93,7 +99,7 @@ def _run(
     study = _open_study(options, space, found.facts)
     try:
         facts = study.record.facts
-        session = Session(options, executor, observe, stop, pace, study, facts)
+        session = Session(options, executor, observe, stop, time_budget, study, facts)
         session.keep_output("inspect", found)
         plan = _search(session, space)
     finally:
@@ -157,7 +163,7 @@ def _search(session: Session, space: SearchSpace) -> Plan:
 
     final = settle(session, go_on)
     _check_usable(session)
-    return conclude(session, final, INTERRUPTED if session.stop.is_set() else stopped)
+    return build_plan(session, final, INTERRUPTED if session.stop.is_set() else stopped)
 
 
 def _check_usable(session: Session) -> None:
@@ -181,21 +187,21 @@ def _check_tried(session: Session, stopped: str) -> None:
     """
     if stopped != _TIME_IS_UP or any(row.number != 0 for row in session.study.tried):
         return
-    pace = session.pace
-    wanted_s = math.ceil(pace.least_s() / 10) * 10
+    time_budget = session.time_budget
+    wanted_s = math.ceil(time_budget.least_s() / 10) * 10
     raise OutOfTime(
-        f"--max-time {pace.max_time_s:.0f}s left no time to try any configuration beside the job as it stands: reading "
-        f"the task and measuring that took {pace.elapsed_s():.0f} s, and a part is kept to measure the best again. No "
-        f"plan was written. One trial needs about --max-time {wanted_s}s, several need more. --resume keeps what was "
-        "measured."
+        f"--max-time {time_budget.max_time_s:.0f}s left no time to try any configuration beside the job as it stands: "
+        f"reading the task and measuring that took {time_budget.elapsed_s():.0f} s, and a part is kept to measure the "
+        f"best again. No plan was written. One trial needs about --max-time {wanted_s}s, several need more. --resume "
+        "keeps what was measured."
     )
 
 
 def _choose_sampler(session: Session, candidates: Candidates, space: ConfigurationSpace) -> None:
     name = session.options.sampler
-    apart = Apart(session.study, space, session.facts)
-    fixed = apart.base(session.reference_settings) if name == "law" else {}
-    candidates.use(name, foresee(session, space.narrowed(fixed)), fixed, apart.unconfirmed)
+    separable = Separable(session.study, space, session.facts)
+    fixed = separable.base(session.reference_settings) if name == "law" else {}
+    candidates.use(name, foresee(session, space.narrowed(fixed)), fixed, separable.unconfirmed)
 
 
 def _earlier(session: Session) -> Iterator[TrialEnded]:
@@ -207,10 +213,10 @@ def _earlier(session: Session) -> Iterator[TrialEnded]:
 
 def _measure(session: Session, candidates: Candidates, propose: Callable[[], Proposal]) -> None:
     """Run one trial to its end: the reference."""
-    share_s = session.pace.trial_share_s(session.options.trials) or LEAST_SHARE_S
+    share_s = session.time_budget.trial_share_s(session.options.trials) or LEAST_SHARE_S
     proposal = propose()
     outcome = result_of(_start(session, proposal, share_s))
-    if _is_spoiled(outcome) and session.pace.left_s() > 2 * outcome.seconds:
+    if _is_spoiled(outcome) and session.time_budget.left_s() > 2 * outcome.seconds:
         outcome = _calmer(outcome, result_of(_start(session, proposal, share_s)))
     _end(session, candidates, proposal, outcome)
 
@@ -238,7 +244,9 @@ def _explore(session: Session, candidates: Candidates, doubt: Doubt) -> str:
                 continue
             if proposal.number in spoiled:
                 outcome = _calmer(spoiled[proposal.number], outcome)
-            elif _is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.pace.trial_share_s(1)):
+            elif (
+                _is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.time_budget.trial_share_s(1))
+            ):
                 spoiled[proposal.number] = outcome
                 running[_start(session, proposal, share_s)] = proposal
                 continue
@@ -269,13 +277,13 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
             return INTERRUPTED
         if trials_left <= 0:
             return f"all {num_trials} trials were measured"
-        share_s = session.pace.trial_share_s(-(-trials_left // session.executor.num_slots))
+        share_s = session.time_budget.trial_share_s(-(-trials_left // session.executor.num_slots))
         if share_s is None:
             return _TIME_IS_UP
         settled = candidates.settled()
         if settled is not None:
             return None if running else settled
-        proposal = candidates.next(min(trials_left, session.executor.num_slots * session.pace.most_trials()))
+        proposal = candidates.next(min(trials_left, session.executor.num_slots * session.time_budget.most_trials()))
         if proposal is None:
             return None if running else EXHAUSTED
         running[_start(session, proposal, share_s)] = proposal

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..techniques import Facts
 from .options import SamplerName, SearchOptions
-from .pace import NUM_FINALISTS, NUM_REPEATS
+from .time_budget import NUM_FINALISTS, NUM_REPEATS
 
 __all__ = ["FRESH_EXTRA_S", "Costs", "Expected", "Runs", "expected", "likely_s", "likely_trials"]
 

@@ -16,9 +16,9 @@ from ..measure import Measurement
 from ..workers import Measured, Outcome, TimedOut
 from .events import FinalistEnded, TrialStarted
 from .evidence import Pair, are_sure, interval, undisturbed
-from .pace import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 from .session import Session
 from .study import Tried
+from .time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 
 __all__ = ["Final", "settle"]
 
@@ -95,7 +95,7 @@ class _Finals:
             self._num_tried, self.reference_runs = len(self.session.study.tried), {}
         finalists = self._finalists(self.session.feasible)
         rivals = self._rivals(finalists)
-        compared, num_rounds = self.session.pace.finalist_runs(len(rivals), int(self._repeats_reference()))
+        compared, num_rounds = self.session.time_budget.finalist_runs(len(rivals), int(self._repeats_reference()))
         winner = self._fastest(finalists, rivals if num_rounds and compared > 1 else (), num_rounds)
         if winner is None:
             return Final(None)
@@ -186,13 +186,13 @@ class _Finals:
             return self._outcomes[key]
         outcome = session.study.evidence(key)
         if outcome is None:
-            share_s = session.pace.finalist_share_s(num_compared, num_fresh)
+            share_s = session.time_budget.finalist_share_s(num_compared, num_fresh)
             if share_s is None or session.stop.is_set():
                 raise _OutOfTime
             name = f"finalist-{row.number:03d}-round-{number}"
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
             outcome = session.executor.ask(session.request(name, row.settings, share_s, number))
-            is_late = isinstance(outcome, TimedOut) and session.pace.left_s() < LEAST_SHARE_S
+            is_late = isinstance(outcome, TimedOut) and session.time_budget.left_s() < LEAST_SHARE_S
             if is_late or session.was_cut_off(outcome):
                 raise _OutOfTime
             session.study.keep_evidence(key, outcome)

@@ -7,7 +7,7 @@ from ..units import format_percent
 from ..workers import Measured, OutOfMemory, TimedOut
 from .budget import check_possible
 from .events import BudgetKnown
-from .inquiry import failure
+from .requests import failure
 from .session import Session
 
 __all__ = ["check_reference"]

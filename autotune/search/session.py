@@ -12,10 +12,10 @@ from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Executor, Measured, MeasureRequest, Outcome
 from .events import Event, Warned
-from .inquiry import Inquiry, exactness, reference_settings
 from .options import SearchOptions
-from .pace import Pace
+from .requests import Requests, exactness, reference_settings
 from .study import Study, Tried
+from .time_budget import TimeBudget
 from .verdict import Verdict, judge
 
 __all__ = ["Session"]
@@ -29,7 +29,7 @@ class Session:
     executor: Executor
     observe: Callable[[Event], None]
     stop: threading.Event
-    pace: Pace
+    time_budget: TimeBudget
     study: Study
     facts: Facts
     _task: str = field(default="", init=False)
@@ -42,7 +42,7 @@ class Session:
         self.study.tell_of(self.warn)
         for row in self.study.tried:
             self._earlier_s += row.outcome.seconds
-            self.pace.learn(row.outcome, fresh=False)
+            self.time_budget.learn(row.outcome, fresh=False)
 
     @property
     def budget(self) -> Budget:
@@ -50,9 +50,9 @@ class Session:
         return self.study.record.budget
 
     @property
-    def inquiry(self) -> Inquiry:
+    def requests(self) -> Requests:
         """Makes the requests."""
-        return Inquiry(self._task, self.options.seed, self.budget, self.facts)
+        return Requests(self._task, self.options.seed, self.budget, self.facts)
 
     @property
     def reference_settings(self) -> Settings:
@@ -71,7 +71,7 @@ class Session:
 
     def seconds(self) -> float:
         """Wall time of the search so far, with the trials of drivers before this one."""
-        return self._earlier_s + self.pace.elapsed_s()
+        return self._earlier_s + self.time_budget.elapsed_s()
 
     def request(
         self, name: str, settings: Settings, share_s: float, finalist_round: int | None = None
@@ -85,17 +85,17 @@ class Session:
             finalist_round: None for a trial, which compares losses. From 1 on it runs in an interpreter of its own.
         """
         is_reference = settings == self.reference_settings
-        measure = self.inquiry.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
+        measure = self.requests.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
         measure = measure.model_copy(update={"plain_loop": is_reference})
         if finalist_round is not None:  # its trial compared them, and a job does not
             measure = measure.model_copy(update={"parity_batch": None})
-        deadline_s = self.pace.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
-        request = self.inquiry.request(name, settings, measure, deadline_s)
+        deadline_s = self.time_budget.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
+        request = self.requests.request(name, settings, measure, deadline_s)
         return request.model_copy(update={"fresh": bool(finalist_round)})
 
     def learn(self, name: str, outcome: Outcome, fresh: bool = False) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
-        self.pace.learn(outcome, fresh)
+        self.time_budget.learn(outcome, fresh)
         self.keep_output(name, outcome)
         for message in outcome.measurement.warnings if isinstance(outcome, Measured) else ():
             self.warn(message)

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.measure import MeasureOptions
 from autotune.plan import Plan
-from autotune.search.pace import NUM_FINALISTS
+from autotune.search.time_budget import NUM_FINALISTS
 from autotune.search.verdict import judge
 from autotune.techniques import Settings
 from autotune.workers import Measured, MeasureRequest, Outcome, OutOfMemory

@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from autotune.estimate import Prediction
 from autotune.plan import Budget
 from autotune.search.configurations import Configuration, Configurations
-from autotune.search.trades import is_needless
+from autotune.search.dominance import is_needless
 from autotune.search.verdict import Verdict
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.workers import Outcome

@@ -22,9 +22,9 @@ from autotune.commands.where import Where
 from autotune.estimate import Prediction
 from autotune.plan import Budget
 from autotune.search.configuration_space import ConfigurationSpace
-from autotune.search.inquiry import Inquiry, failure, inspect, reference_settings
 from autotune.search.options import SearchOptions
-from autotune.search.pace import Pace
+from autotune.search.requests import Requests, failure, inspect, reference_settings
+from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings
 from autotune.workers import Executor, Measured, Outcome, Predicted
@@ -110,10 +110,10 @@ class _Recorder:
     """Measures a task's configurations without a limit on their memory."""
 
     def __init__(self, executor: Executor, task: str, space: str, device: Any, trial_time_s: float) -> None:
-        facts = inspect(SearchOptions(task, device=device, allow_split=True), executor, Pace(1.0, None))
+        facts = inspect(SearchOptions(task, device=device, allow_split=True), executor, TimeBudget(1.0, None))
         self._executor, self._trial_time_s = executor, trial_time_s
         facts = facts.model_copy(update={"effective_batch_held": False})  # any batch: a table holds no optimization
-        self._inquiry = Inquiry(task, 0, Budget(limit=None, device=device), facts)
+        self._inquiry = Requests(task, 0, Budget(limit=None, device=device), facts)
         self._space = ConfigurationSpace(load_space(space).choices(facts), reference_settings(facts), facts.num_blocks)
         if self._space.is_open:
             sys.exit(

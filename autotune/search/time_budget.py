@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..workers import Measured, Outcome
 
-__all__ = ["LEAST_SHARE_S", "MOST_ROUNDS", "NUM_FINALISTS", "NUM_REPEATS", "Pace"]
+__all__ = ["LEAST_SHARE_S", "MOST_ROUNDS", "NUM_FINALISTS", "NUM_REPEATS", "TimeBudget"]
 
 NUM_FINALISTS = 3
 """Configurations that are measured again, besides the reference."""
@@ -36,7 +36,7 @@ _SLOWER_BY = 10.0
 
 
 @dataclass
-class Pace:
+class TimeBudget:
     """Time left, and how much of it the next trial gets. Learns what a trial costs beside its timed windows."""
 
     trial_time_s: float

@@ -30,9 +30,9 @@ from ..workers import (
 )
 from ..workers.environment import own_thread_variables
 from .options import SearchOptions
-from .pace import Pace
+from .time_budget import TimeBudget
 
-__all__ = ["Inquiry", "check_plan", "exactness", "failure", "inspect", "inspected", "reference_settings"]
+__all__ = ["Requests", "check_plan", "exactness", "failure", "inspect", "inspected", "reference_settings"]
 
 PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.02, "lossy": 0.1}
 """How far the first loss may stray from the reference's, as a share of their mean; the n-th loss may n times that."""
@@ -44,7 +44,7 @@ _OUTPUT_LINES = 20
 
 
 @dataclass(frozen=True)
-class Inquiry:
+class Requests:
     """Makes requests for one task and budget."""
 
     task: str
@@ -119,18 +119,20 @@ def exactness(settings: Settings, facts: Facts) -> Exactness:
     return "lossy" if "lossy" in found else "rounding" if "rounding" in found else "exact"
 
 
-def inspect(options: SearchOptions, executor: Executor, pace: Pace, runs_model: bool = True) -> Facts:
+def inspect(options: SearchOptions, executor: Executor, time_budget: TimeBudget, runs_model: bool = True) -> Facts:
     """Ask a child process for the task's facts: of :func:`inspected`, which see."""
-    return inspected(options, executor, pace, runs_model).facts
+    return inspected(options, executor, time_budget, runs_model).facts
 
 
-def inspected(options: SearchOptions, executor: Executor, pace: Pace, runs_model: bool = True) -> Inspected:
+def inspected(
+    options: SearchOptions, executor: Executor, time_budget: TimeBudget, runs_model: bool = True
+) -> Inspected:
     """Ask a child process for the task's facts.
 
     Args:
         options: the task, its device, and what the user said.
         executor: runs the child; stays the caller's to close.
-        pace: its deadline.
+        time_budget: its deadline.
         runs_model: False leaves unknown what only a run tells.
 
     Returns:
@@ -149,7 +151,7 @@ def inspected(options: SearchOptions, executor: Executor, pace: Pace, runs_model
         options=InspectOptions(
             effective_batch=options.effective_batch, allow_split=options.allow_split, runs_model=runs_model
         ),
-        deadline_s=pace.deadline_s(0.0, spare_finalists=False),
+        deadline_s=time_budget.deadline_s(0.0, spare_finalists=False),
         environment=own_thread_variables(),
     )
     outcome = executor.ask(request)

@@ -17,7 +17,7 @@ from .beliefs import GAIN
 from .configuration_space import ConfigurationSpace
 from .study import Study, Tried
 
-__all__ = ["Apart"]
+__all__ = ["Separable"]
 
 _SHARES: Mapping[Effect, Callable[[Measurement], float]] = {
     "loader": lambda measurement: measurement.loader_wait,
@@ -28,7 +28,7 @@ _STARVED = 0.1
 """Share of the reference's time spent waiting for data, from which on nothing else would show."""
 
 
-class Apart:
+class Separable:
     """Proposes their choices for the best that was measured."""
 
     def __init__(self, study: Study, space: ConfigurationSpace, facts: Facts) -> None:

@@ -10,8 +10,8 @@ from search_tables import configurations, facts, is_again, options, row, run_sea
 
 from autotune.errors import TaskError
 from autotune.search.events import Stopped
-from autotune.search.inquiry import reference_settings
-from autotune.search.pace import LEAST_SHARE_S, NUM_REPEATS, Pace
+from autotune.search.requests import reference_settings
+from autotune.search.time_budget import LEAST_SHARE_S, NUM_REPEATS, TimeBudget
 from autotune.techniques import Facts
 from autotune.workers import Measured, Outcome, TimedOut, TrialRequest
 from autotune.workers.table import Row, TableExecutor
@@ -120,11 +120,11 @@ def test_a_slow_reference_makes_later_deadlines_longer():
 def test_what_is_spared_for_the_finalists_is_enough_to_compare_them(trial_time_s):
     """A trial may end a second late."""
     now = 0.0
-    pace = Pace(trial_time_s, 300.0, lambda: now)
-    now = 300.0 - pace._reserve_s() + min(1.0, trial_time_s - LEAST_SHARE_S)
-    assert pace.finalist_runs(3, 1) == (3, NUM_REPEATS)
+    time_budget = TimeBudget(trial_time_s, 300.0, lambda: now)
+    now = 300.0 - time_budget._reserve_s() + min(1.0, trial_time_s - LEAST_SHARE_S)
+    assert time_budget.finalist_runs(3, 1) == (3, NUM_REPEATS)
     for num_compared, num_fresh in ((3, 6), (1, 6), (0, 6)):
-        assert pace.finalist_share_s(num_compared, num_fresh) >= LEAST_SHARE_S
+        assert time_budget.finalist_share_s(num_compared, num_fresh) >= LEAST_SHARE_S
 
 
 def test_without_time_to_compare_the_fastest_of_the_search_is_repeated_the_reference_too():

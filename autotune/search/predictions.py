@@ -11,10 +11,10 @@ from ..techniques.checkpointing import Checkpointing
 from ..workers import Predicted, PredictRequest
 from ..workers.traces import first_line
 from .configuration_space import ConfigurationSpace, Foreseen
+from .dominance import buys_memory
 from .events import PredictionEnded, PredictionStarted
-from .inquiry import failure
+from .requests import failure
 from .session import Session
-from .trades import buys_memory
 
 __all__ = ["foresee"]
 
@@ -61,7 +61,7 @@ class _Foresight:
         self._session = session
         self._num_asked = 0
         most_s = _MOST_S if session.options.max_time_s is None else _PART * session.options.max_time_s
-        self._ends_s = session.pace.elapsed_s() + most_s
+        self._ends_s = session.time_budget.elapsed_s() + most_s
 
     def predict(self, settings: Settings) -> Prediction | None:
         """What is known of a configuration, an epoch that it keeps in the device's memory included."""
@@ -84,7 +84,7 @@ class _Foresight:
     def ask(self, named: Sequence[Settings], to_choose: Sequence[Settings] = ()) -> None:
         """Ask for predictions, or take those that the study has; ``to_choose`` are those to choose blocks for."""
         session, num_asked = self._session, len(named) + len(to_choose)
-        if not num_asked or session.stop.is_set() or session.pace.elapsed_s() > self._ends_s:
+        if not num_asked or session.stop.is_set() or session.time_budget.elapsed_s() > self._ends_s:
             return
         session.observe(PredictionStarted(num_asked))
         asked = hashlib.sha256(repr((*named, "", *to_choose)).encode()).hexdigest()
@@ -111,7 +111,7 @@ class _Foresight:
         if not missing or self._session.stop.is_set():
             return
         why = "what each block keeps could not be traced."
-        if self._session.pace.elapsed_s() >= self._ends_s:
+        if self._session.time_budget.elapsed_s() >= self._ends_s:
             why = "the time for predictions ran out."
             if self._session.options.max_time_s is not None:
                 why += f" They get {_PART:.0%} of --max-time: allow more."
@@ -121,11 +121,11 @@ class _Foresight:
         )
 
     def _request(self, named: Sequence[Settings], to_choose: Sequence[Settings]) -> PredictRequest:
-        pace = self._session.pace
-        most_s = max(self._ends_s - pace.elapsed_s(), _LEAST_S)
-        deadline_s = pace.deadline_s(most_s, spare_finalists=True)
+        time_budget = self._session.time_budget
+        most_s = max(self._ends_s - time_budget.elapsed_s(), _LEAST_S)
+        deadline_s = time_budget.deadline_s(most_s, spare_finalists=True)
         self._num_asked += 1
-        request = self._session.inquiry.predict_request(named, most_s, deadline_s, to_choose)
+        request = self._session.requests.predict_request(named, most_s, deadline_s, to_choose)
         return request.model_copy(update={"id": f"predict-{self._num_asked}"})
 
     def _take(self, named: Sequence[Settings], to_choose: Sequence[Settings], outcome: Predicted) -> None:

@@ -15,12 +15,12 @@ from ..units import ceil_mib, format_bytes
 from ..workers import Measured, OutOfMemory
 from .evidence import are_sure, calm, combine, gain
 from .finalists import Final
-from .inquiry import LARGEST_OF
-from .pace import MOST_ROUNDS
+from .requests import LARGEST_OF
 from .session import Session
 from .study import Tried
+from .time_budget import MOST_ROUNDS
 
-__all__ = ["conclude", "nothing_fits"]
+__all__ = ["build_plan", "nothing_fits"]
 
 _WIDE = 0.25
 """Half a 95 % interval over its value that says the machine was not the training's own."""
@@ -28,7 +28,7 @@ _MUCH_WAITING = 0.1
 """Share of the time waiting for data that a plan's reader should know of."""
 
 
-def conclude(session: Session, final: Final, stopped: str) -> Plan:
+def build_plan(session: Session, final: Final, stopped: str) -> Plan:
     """The plan of the winner.
 
     Raises:
