@@ -22,7 +22,7 @@ from autotune.search.driver import search
 from autotune.search.events import Event
 from autotune.search.options import SearchOptions
 from autotune.search.requests import reference_settings
-from autotune.search.store import Store
+from autotune.search.store.exclusive import ExclusiveStorage
 from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import SearchSpace, load_space
 from autotune.techniques import Device, Facts, Settings
@@ -184,7 +184,7 @@ def _empty_database() -> bytes:
     """A storage without a study: to make one takes a third of a second."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "empty.db"
-        Store(f"sqlite:///{path}").close()
+        ExclusiveStorage(f"sqlite:///{path}").close()
         return path.read_bytes()
 
 

@@ -16,9 +16,9 @@ from autotune.errors import StudyError, TaskError
 from autotune.plan import Peak, Plan
 from autotune.search.configuration_space import ConfigurationSpace
 from autotune.search.events import SearchStarted, TrialEnded, Warned
-from autotune.search.lock import Lock
 from autotune.search.requests import reference_settings
-from autotune.search.store import Store
+from autotune.search.store.exclusive import ExclusiveStorage
+from autotune.search.store.lock import Lock
 from autotune.search_spaces import load_space
 from autotune.techniques import Device, Settings
 from autotune.workers import MeasureRequest, Outcome, TimedOut, TrialRequest
@@ -271,7 +271,7 @@ def test_a_storage_that_is_refused_leaves_no_file(name: str):
     Path("model.py").write_text("no database")
     before = sorted(Path().iterdir())
     with pytest.raises(StudyError):
-        Store(f"sqlite:///{name}")
+        ExclusiveStorage(f"sqlite:///{name}")
     assert sorted(Path().iterdir()) == before
 
 

@@ -16,9 +16,9 @@ from search_tables import configurations, every, facts, options, row, run_search
 from autotune.errors import PlanError, StudyError
 from autotune.plan import Plan
 from autotune.search.events import TrialEnded, Warned
-from autotune.search.lock import Lock
-from autotune.search.storage import open_storage, storage_errors
-from autotune.search.storage_url import masked
+from autotune.search.store.lock import Lock
+from autotune.search.store.storage import open_storage, storage_errors
+from autotune.search.store.url import masked
 from autotune.workers import MeasureRequest, Outcome, TrialRequest
 from autotune.workers.table import TableExecutor
 

@@ -10,10 +10,10 @@ from ..errors import StudyError
 from ..estimate import Calibration, EstimateOptions, Interval, PredictOptions
 from ..results import WhatToEstimate
 from ..search.calibration import learn_calibration
-from ..search.finished import Finished, finished
 from ..search.requests import LARGEST_OF, failure
-from ..search.storage import default_url
-from ..search.storage_url import masked
+from ..search.store.finished import Finished, finished
+from ..search.store.storage import default_url
+from ..search.store.url import masked
 from ..search.time_budget import TimeBudget
 from ..techniques import Facts
 from ..workers import Executor, Predicted, PredictRequest

@@ -17,7 +17,7 @@ from .evidence import are_sure, calm, combine, gain
 from .finalists import Final
 from .requests import LARGEST_OF
 from .session import Session
-from .study import Tried
+from .store.study import Tried
 from .time_budget import MOST_ROUNDS
 
 __all__ = ["build_plan", "nothing_fits"]

@@ -16,7 +16,7 @@ from ..techniques import Settings, Technique
 from .configuration_space import ConfigurationSpace, Foreseen, Point
 from .options import SamplerName
 from .sampler import build_sampler
-from .study import Study, Tried
+from .store.study import Study, Tried
 
 __all__ = ["Candidates", "Proposal"]
 

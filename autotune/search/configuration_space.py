@@ -22,7 +22,7 @@ from ..techniques.precision import Kind
 from .configurations import Configuration, Configurations
 from .dominance import is_needless
 from .expected_gain import ExpectedGainSampler
-from .study import Study
+from .store.study import Study
 
 __all__ = ["ConfigurationSpace", "Foreseen", "Point", "Predict"]
 

@@ -27,14 +27,14 @@ from .expected_gain import EXHAUSTED
 from .finalists import settle
 from .options import SearchOptions
 from .predictions import foresee
-from .record import StudyRecord
 from .reference import check_reference
 from .requests import inspected, reference_settings
 from .separable import Separable
 from .session import Session
-from .storage import check_file, default_storage
-from .storage_url import sqlite_path
-from .study import Study, Tried
+from .store.record import StudyRecord
+from .store.storage import check_file, default_storage
+from .store.study import Study, Tried
+from .store.url import sqlite_path
 from .time_budget import LEAST_SHARE_S, TimeBudget
 
 __all__ = ["search"]

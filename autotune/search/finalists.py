@@ -17,7 +17,7 @@ from ..workers import Measured, Outcome, TimedOut
 from .events import FinalistEnded, TrialStarted
 from .evidence import Pair, are_sure, interval, undisturbed
 from .session import Session
-from .study import Tried
+from .store.study import Tried
 from .time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 
 __all__ = ["Final", "settle"]

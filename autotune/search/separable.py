@@ -15,7 +15,7 @@ from ..techniques import TECHNIQUES, Effect, Facts, Settings, Technique
 from ..workers import Measured
 from .beliefs import GAIN
 from .configuration_space import ConfigurationSpace
-from .study import Study, Tried
+from .store.study import Study, Tried
 
 __all__ = ["Separable"]
 

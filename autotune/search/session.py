@@ -14,7 +14,7 @@ from ..workers import STOPPED, Executor, Measured, MeasureRequest, Outcome
 from .events import Event, Warned
 from .options import SearchOptions
 from .requests import Requests, exactness, reference_settings
-from .study import Study, Tried
+from .store.study import Study, Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict, judge
 

@@ -87,7 +87,7 @@ def _ask(study: optuna.Study, space: Space, wanted: Settings | None) -> tuple[op
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, result: Result | None, results: dict[Settings, Result]) -> None:
-    """As :class:`autotune.search.study.Study` does: a value stands in where there is none."""
+    """As :class:`autotune.search.store.study.Study` does: a value stands in where there is none."""
     if result is None:
         study.tell(trial, state=TrialState.FAIL)
         return

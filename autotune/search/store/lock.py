@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-from ..errors import StudyError
+from ...errors import StudyError
 
 __all__ = ["Lock"]
 

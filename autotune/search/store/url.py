@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from ..errors import StudyError
+from ...errors import StudyError
 
 __all__ = ["at", "hidden", "masked", "sqlite_path"]
 

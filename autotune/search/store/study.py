@@ -15,18 +15,18 @@ from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
-from ..errors import StudyError
-from ..techniques import Settings
-from ..workers import Outcome
-from ..workers.outcome import OUTCOME
-from .budget import in_bytes
-from .expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
+from ...errors import StudyError
+from ...techniques import Settings
+from ...workers import Outcome
+from ...workers.outcome import OUTCOME
+from ..budget import in_bytes
+from ..expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
+from ..verdict import CONSTRAINTS, Verdict, judge, observation
+from .exclusive import ExclusiveStorage
 from .record import StudyRecord, check_same
 from .recovered import Recovered, Row, recover
 from .storage import newest_first, newest_number, storage_errors
-from .storage_url import masked
-from .store import Store
-from .verdict import CONSTRAINTS, Verdict, judge, observation
+from .url import masked
 
 __all__ = ["Study", "Tried"]
 
@@ -51,7 +51,7 @@ class Tried:
 class Study:
     """One search's trials in a storage. Only this class writes there."""
 
-    def __init__(self, store: Store, study: optuna.Study, record: StudyRecord) -> None:
+    def __init__(self, store: ExclusiveStorage, study: optuna.Study, record: StudyRecord) -> None:
         self.name: str = study.study_name
         self.record = record
         self.tried: list[Tried] = []
@@ -76,7 +76,7 @@ class Study:
         Raises:
             StudyError: the storage is locked, corrupt, or cannot be written.
         """
-        store = Store(url)
+        store = ExclusiveStorage(url)
         with store.released_on_error(), storage_errors(url):
             return cls._begin(store, f"{stem}-{newest_number(store.storage, stem) + 1}", record)
 
@@ -90,7 +90,7 @@ class Study:
             StudyError: it was searched under other options, or only other tasks have studies there, or the storage is
                 locked or corrupt, or holds what this version does not.
         """
-        store = Store(url)
+        store = ExclusiveStorage(url)
         with store.released_on_error(), storage_errors(url):
             if newest_number(store.storage, stem) == 0:
                 found = store.found_empty()
@@ -159,7 +159,7 @@ class Study:
         return number
 
     def finish(self, trial: optuna.Trial, number: int, settings: Settings, outcome: Outcome) -> Tried:
-        """Store an outcome, then tell Optuna: a kill in between is made good on resume."""
+        """ExclusiveStorage an outcome, then tell Optuna: a kill in between is made good on resume."""
         with self._store.writing():
             trial.set_user_attr("outcome", _trimmed(outcome).model_dump(mode="json"))
             tried = self._take(number, settings, outcome)
@@ -183,7 +183,7 @@ class Study:
             forget(self._study, numbers)
 
     def fell(self, row: Tried) -> None:
-        """Store that a configuration did not hold when it was measured again."""
+        """ExclusiveStorage that a configuration did not hold when it was measured again."""
         self.keep_evidence(f"{_FELL}:{row.number}", row.outcome)
         self.fallen.append(row)
 
@@ -194,7 +194,7 @@ class Study:
         return None if stored is None else OUTCOME.validate_python(stored)
 
     def keep_evidence(self, key: str, outcome: Outcome) -> None:
-        """Store a finalist's outcome under a key of its own."""
+        """ExclusiveStorage a finalist's outcome under a key of its own."""
         with self._store.writing():
             self._study.set_user_attr(key, _trimmed(outcome).model_dump(mode="json"))
         self._store.checkpoint()
@@ -204,7 +204,7 @@ class Study:
         self._store.close()
 
     @classmethod
-    def _begin(cls, store: Store, name: str, record: StudyRecord) -> Self:
+    def _begin(cls, store: ExclusiveStorage, name: str, record: StudyRecord) -> Self:
         study = optuna.create_study(storage=store.storage, study_name=name, direction="maximize")
         _describe(study, record)
         store.checkpoint()

@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ..errors import StudyError
-from ..plan import Budget
-from ..techniques import Facts
-from .budget import budget_words
+from ...errors import StudyError
+from ...plan import Budget
+from ...techniques import Facts
+from ..budget import budget_words
 
 __all__ = ["StudyRecord", "check_same"]
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import optuna
 
-from ..errors import StudyError
+from ...errors import StudyError
 from .lock import Lock
 from .storage import check_file, open_storage, storage_errors
-from .storage_url import at, sqlite_path
+from .url import at, sqlite_path
 
-__all__ = ["Store"]
+__all__ = ["ExclusiveStorage"]
 
 
-class Store:
+class ExclusiveStorage:
     """A storage that this process alone writes to."""
 
     def __init__(self, url: str) -> None:

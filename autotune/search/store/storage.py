@@ -14,9 +14,9 @@ import sqlalchemy.event
 import sqlalchemy.exc
 from optuna.storages import RDBStorage
 
-from ..errors import StudyError
-from ..files import FOLDER
-from .storage_url import hidden, masked, sqlite_path
+from ...errors import StudyError
+from ...files import FOLDER
+from .url import hidden, masked, sqlite_path
 
 __all__ = [
     "check_file",

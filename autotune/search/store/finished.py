@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import optuna
 
-from ..measure import Measurement
-from ..techniques import Facts, Settings
-from ..workers import Measured
-from ..workers.outcome import OUTCOME
+from ...measure import Measurement
+from ...techniques import Facts, Settings
+from ...workers import Measured
+from ...workers.outcome import OUTCOME
 from .storage import check_file, newest_first, open_storage, storage_errors
-from .storage_url import sqlite_path
+from .url import sqlite_path
 
 __all__ = ["Finished", "finished"]
 
