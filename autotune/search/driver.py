@@ -307,8 +307,8 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
 def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
     session.observe(TrialStarted(proposal.number, proposal.settings))
     name = f"trial-{proposal.number:03d}"
-    is_reference = proposal.settings == session.reference_settings
-    judged = proposal.settings.affect("function") or (is_reference and session.options.max_quality_drop is not None)
+    is_reference = proposal.settings == session.reference_settings and session.options.max_quality_drop is not None
+    judged = is_reference or (proposal.settings.affect("function") and session.study.judged(proposal.settings) is None)
     return session.executor.submit(session.request(name, proposal.settings, share_s, judged=judged))
 
 

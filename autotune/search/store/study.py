@@ -117,6 +117,14 @@ class Study:
         rows = [row for row in self.tried if row.verdict.feasible and row.number not in fallen]
         return sorted(rows, key=lambda row: -(row.verdict.log_speed or 0.0))
 
+    def judged(self, settings: Settings) -> Tried | None:
+        """A trial that computes the same function, and whose quality is known: what else it was set to may round, and
+        changes it no further."""
+        part = settings.part("function")
+        if part == Settings():
+            return None
+        return next((row for row in self.tried if row.settings.part("function") == part and _has_quality(row)), None)
+
     @property
     def reference_quality(self) -> Quality | None:
         """Of the job as it stands; None where it was not measured, or not yet."""
@@ -275,6 +283,10 @@ class Study:
             self.lost.append(row.settings)
         withdraw(trial)
         self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def _has_quality(row: Tried) -> bool:
+    return isinstance(row.outcome, Measured) and row.outcome.measurement.quality is not None
 
 
 def _newest_of(storage: RDBStorage, stem: str, fingerprint: str) -> optuna.Study:
