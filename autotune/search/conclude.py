@@ -137,7 +137,7 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     yield from _batch_notes(session, winner.settings)
     for technique in winner.settings.techniques():
         if technique.exactness(facts) == "lossy":
-            yield f"{technique.name} is lossy for this model: it changes the gradient, not only its rounding"
+            yield f"{technique.name} is lossy for this model: it changes what is learned, and not only its rounding"
     waited = winner.outcome.measurement.loader_wait if isinstance(winner.outcome, Measured) else 0.0
     if waited >= _MUCH_WAITING:
         yield f"{waited:.0%} of the time is spent waiting for data: a faster dataset or cheaper samples would show"
