@@ -230,7 +230,7 @@ class _Finals:
                 raise _OutOfTime
             name = f"finalist-{row.number:03d}-round-{number}"
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
-            outcome = session.executor.ask(session.request(name, row.settings, share_s, number, judged))
+            outcome = session.executor.ask(session.request(name, row.applied, share_s, number, judged))
             is_late = isinstance(outcome, TimedOut) and session.time_budget.left_s() < LEAST_SHARE_S
             if is_late or session.was_cut_off(outcome):
                 raise _OutOfTime

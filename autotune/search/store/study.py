@@ -48,6 +48,12 @@ class Tried:
     outcome: Outcome
     verdict: Verdict
 
+    @property
+    def applied(self) -> Settings:
+        """The settings with what was decided as they were applied, so that the same is measured again."""
+        decided = self.outcome.applied if isinstance(self.outcome, Measured) else None
+        return decided or self.settings
+
 
 class Study:
     """One search's trials in a storage. Only this class writes there."""
