@@ -16,6 +16,7 @@ from search_tables import MIB, configurations, every, facts, options, peak, row,
 from autotune.errors import Interrupted, NothingFits, PlanError, SpaceError, TaskError
 from autotune.estimate import Prediction
 from autotune.measure import Parity
+from autotune.measure.measurement import Quality
 from autotune.plan import load_plan
 from autotune.pruning import Record
 from autotune.search.driver import search
@@ -29,6 +30,7 @@ from autotune.search.events import (
     TrialStarted,
     Warned,
 )
+from autotune.search.options import Drop
 from autotune.search.requests import PARITY_LIMITS
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
@@ -391,9 +393,13 @@ def test_a_plan_has_what_was_decided_as_its_settings_were_applied(tmp_path):
     record = Record("of", ((0,),), {}, {})
     kept = {"kind": "structured", "record": record.hash, "kept": record.packed()}
     applied = asked.model_copy(update={"pruning": Pruning(**kept)})
-    measurement = row(REFERENCE, samples_per_s=(1000.0,)).outcome_at(0).measurement
+    quality = (Quality(value=90.0),)
+    reference = row(REFERENCE, quality=quality)
+    measurement = row(REFERENCE, samples_per_s=(1000.0,), quality=quality).outcome_at(0, 0).measurement
     fast = Row(settings=asked, outcome=Measured(measurement=measurement, applied=applied))
-    run = run_search(options(), rows=[fast])
+    again = Row(settings=applied, outcome=Measured(measurement=measurement))
+    judged = options(max_quality_drop=Drop(1.0, is_share=False))
+    run = run_search(judged, known=facts(evaluates=True), rows=[reference, fast, again])
     assert run.plan.settings == applied
     assert load_plan("plan.yaml") == run.plan
 

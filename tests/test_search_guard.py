@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from search_tables import MIB, facts, options, row, run_search
+from search_tables import MIB, configurations, facts, options, row, run_search
 
 from autotune.errors import TaskError
 from autotune.measure.measurement import Quality
 from autotune.search.events import Warned
 from autotune.search.options import Drop
+from autotune.search_spaces import load_space
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.pruning import Pruning
@@ -98,3 +101,20 @@ def test_without_a_drop_nothing_lossy_is_tried(space):
 def test_a_drop_without_evaluate_is_refused(space):
     with pytest.raises(TaskError, match=r"--max-quality-drop 1 needs evaluate, .* Wanted: def evaluate\(model\)"):
         run_search(options(**space), known=facts(), rows=rows(quarter=90.0, half=90.0))
+
+
+def test_what_computes_a_function_that_was_dropped_falls_with_it_and_an_exact_plan_is_left():
+    """Six trials. Each pruned configuration fits and is fast, loses two points, and its first seed does not show it;
+    the reference is over the budget. bf16 alone was tried before any of them."""
+    space = f"{SPACE}precision: [{{kind: fp32}}, {{kind: bf16}}]\nallocator: auto\n"
+    Path("space.yaml").write_text(space)
+    qualities = (Quality(value=90.0), *(Quality(value=87.0 + 0.1 * seed) for seed in range(20)))
+    known = [one for one in configurations(JUDGED, load_space("space.yaml")) if one.affect("function")]
+    lossy = [row(one, samples_per_s=(900.0,), peak_bytes=(100 * MIB,), quality=qualities) for one in known]
+    judged = [row(REFERENCE, quality=(Quality(value=90.0, early=85.0),)), *lossy]
+    asked = options(trials=6, budget_bytes=800 * MIB, max_quality_drop=POINT)
+    run = run_search(asked, known=JUDGED, rows=judged)
+    assert not run.plan.settings.affect("function")
+    assert run.plan.settings != REFERENCE
+    fell = [note for note in run.plan.notes if "fell" in note]
+    assert len(fell) <= 2  # once for each of the two functions

@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from ...errors import StudyError
 from ...measure.measurement import Quality
 from ...techniques import Settings
-from ...workers import Measured, Outcome
+from ...workers import Dropped, Measured, Outcome
 from ...workers.outcome import OUTCOME
 from ..budget import in_bytes
 from ..expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
@@ -119,8 +119,9 @@ class Study:
     @property
     def feasible(self) -> list[Tried]:
         """What may be used, fastest first."""
-        fallen = {row.number for row in self.fallen}
-        rows = [row for row in self.tried if row.verdict.feasible and row.number not in fallen]
+        fallen, dropped = {row.number for row in self.fallen}, [row.settings.part("function") for row in self._dropped]
+        usable = (row for row in self.tried if row.verdict.feasible and row.number not in fallen)
+        rows = [row for row in usable if row.settings.part("function") not in dropped]
         return sorted(rows, key=lambda row: -(row.verdict.log_speed or 0.0))
 
     def judged(self, settings: Settings) -> Tried | None:
@@ -129,7 +130,13 @@ class Study:
         part = settings.part("function")
         if part == Settings():
             return None
-        return next((row for row in self.tried if row.settings.part("function") == part and _has_quality(row)), None)
+        rows = [*self._dropped, *(row for row in self.tried if _has_quality(row))]
+        return next((row for row in rows if row.settings.part("function") == part), None)
+
+    @property
+    def _dropped(self) -> list[Tried]:
+        """What fell since its quality was not proven: so does whatever computes the same function."""
+        return [row for row in self.fallen if isinstance(row.outcome, Dropped)]
 
     @property
     def reference_quality(self) -> Quality | None:
