@@ -18,7 +18,7 @@ from ..estimate import EstimateOptions, PredictOptions
 from ..measure import Measurement
 from ..measure.inspect import inspect_task
 from ..measure.memory import enforce_budget, lift_budget
-from ..measure.parity import run_parity
+from ..measure.parity import rounded_losses, run_parity
 from ..measure.plain_loop import as_in_a_plain_loop
 from ..measure.profile import profile
 from ..measure.quality import measure_quality
@@ -111,6 +111,9 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
         del training
         folder.write_measured()
         measurement = _with_parity(measurement, request, task)
+    if options.plain_loop and options.parity_batch is not None:
+        folder.write_measured()
+        measurement = _with_rounded(measurement, request, task)
     if options.quality is not None:
         folder.write_measured()
         measurement = _with_quality(measurement, request, task)
@@ -126,6 +129,17 @@ def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) 
     lift_budget()
     parity = run_parity(apply(request.plan, task, seed=request.seed), task, request.options)
     phases_s = {**measurement.phases_s, "parity": time.monotonic() - began_s}
+    return measurement.model_copy(update={"parity": parity, "phases_s": phases_s})
+
+
+def _with_rounded(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:
+    """Of the reference: what rounding comes to for this job."""
+    began_s = time.monotonic()
+    gc.collect()
+    lift_budget()
+    rounded = rounded_losses(apply(request.plan, task, seed=request.seed), task, request.options)
+    parity = measurement.parity.model_copy(update={"rounded": rounded})
+    phases_s = {**measurement.phases_s, "rounded": time.monotonic() - began_s}
     return measurement.model_copy(update={"parity": parity, "phases_s": phases_s})
 
 

@@ -55,6 +55,8 @@ class MeasureOptions(_Frozen):
     """Leave the parity run for after the measurement: its larger steps would raise the peak of a smaller batch."""
     reference_losses: tuple[float, ...] | None = None
     """The reference's losses over its parity run; None for the reference itself."""
+    rounded_losses: tuple[float, ...] = ()
+    """Those of the reference from rounded weights, where this may round: :attr:`Parity.rounded`."""
     parity_limit: PositiveFloat = 0.01
     """Largest deviation of step 1 from the reference, as a share of its mean loss; step n may deviate n times that."""
     largest_of: PositiveInt | None = None
@@ -70,6 +72,9 @@ class Parity(_Frozen):
     """Mean loss of each optimizer step."""
     deviation: float = Field(default=0.0, ge=0)
     """Largest difference from the reference, as a share of the reference's mean loss."""
+    rounded: tuple[float, ...] = ()
+    """The reference's alone: its losses from weights that were rounded to bfloat16 once. What rounding comes to for
+    this job: little of a loss of 2, and a good part of one that is nearly 0."""
     strayed_at: PositiveInt | None = None
     """First optimizer step beyond the limit, counted from 1; None where all are within it."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import Interrupted, NothingFits, PlanError, TaskError
 from ..estimate import PredictOptions
-from ..measure import InspectOptions, MeasureOptions
+from ..measure import InspectOptions, MeasureOptions, Parity
 from ..plan import Budget, Plan
 from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
@@ -93,7 +93,7 @@ class Requests:
         )
 
     def measure_options(
-        self, settings: Settings, share_s: float, losses: tuple[float, ...] | None, enforce: bool = True
+        self, settings: Settings, share_s: float, reference: Parity | None, enforce: bool = True
     ) -> MeasureOptions:
         """How long and against what a configuration is measured."""
         exact = exactness(settings, self.facts)
@@ -103,7 +103,8 @@ class Requests:
             budget=self.budget,
             parity_batch=None if settings.affect("function") else self.facts.effective_batch,
             parity_last=settings.batch is not None and settings.batch.num_samples < self.facts.effective_batch,
-            reference_losses=losses,
+            reference_losses=reference.losses or None if reference else None,
+            rounded_losses=reference.rounded if reference and exact != "exact" else (),
             parity_limit=PARITY_LIMITS["rounding" if exact == "exact" and self.facts.rounds else exact],
             largest_of=LARGEST_OF if self.facts.shapes_vary else None,
         )

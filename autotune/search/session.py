@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..files import FOLDER
-from ..measure.measurement import QualityOptions
+from ..measure.measurement import Parity, QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Executor, Measured, MeasureRequest, Outcome
@@ -88,7 +88,7 @@ class Session:
             judged: measure quality too, from a seed of this round's own.
         """
         is_reference = settings == self.reference_settings
-        measure = self.requests.measure_options(settings, share_s, self._losses(), enforce=not is_reference)
+        measure = self.requests.measure_options(settings, share_s, self._parity(), enforce=not is_reference)
         measure = measure.model_copy(update={"plain_loop": is_reference})
         if finalist_round is not None:  # its trial compared them, and a job does not
             measure = measure.model_copy(update={"parity_batch": None})
@@ -145,11 +145,11 @@ class Session:
             "--verbose shows prints as each trial ends."
         )
 
-    def _losses(self) -> tuple[float, ...] | None:
+    def _parity(self) -> Parity | None:
         """The reference's losses; where it was never measured, those of the first exact configuration that was."""
         for row in self.study.tried:
             if isinstance(row.outcome, Measured) and (
                 row.number == 0 or exactness(row.settings, self.facts) == "exact"
             ):
-                return row.outcome.measurement.parity.losses or None
+                return row.outcome.measurement.parity
         return None
