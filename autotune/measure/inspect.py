@@ -13,7 +13,7 @@ from ..apply_plan import build_loader, build_model, reference_batch
 from ..errors import TaskError
 from ..fingerprint import identify
 from ..own_loader import OwnLoader
-from ..pruning import obstacle
+from ..pruning import linear_features, obstacle
 from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts, LoaderSpec
@@ -130,6 +130,7 @@ def _model_facts(task: Task, model: nn.Module) -> dict[str, Any]:
         "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
         "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
         "pruning_obstacle": obstacle(model),
+        "linear_features": linear_features(model),
     }
 
 

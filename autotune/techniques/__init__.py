@@ -18,6 +18,7 @@ from .data_loading import DataLoading
 from .environment import joined
 from .facts import Device, Facts
 from .layers import Layers
+from .low_rank import LowRank
 from .memory_format import MemoryFormat
 from .optimizer import Optimizer
 from .optimizer_step import OptimizerStep
@@ -38,6 +39,7 @@ class Settings(BaseModel):
     batch: Batch | None = None
     precision: Precision = Precision()
     pruning: Pruning = Pruning()
+    low_rank: LowRank = LowRank()
     layers: Layers = Layers()
     checkpointing: Checkpointing = Checkpointing()
     memory_format: MemoryFormat = MemoryFormat()

@@ -42,6 +42,8 @@ class Stage(IntEnum):
     """Before the process starts."""
     PRUNING = auto()
     """Parameters go."""
+    LOW_RANK = auto()
+    """Weights that are left become products of two."""
     LAYERS = auto()
     """Layers become others."""
     CHECKPOINTING = auto()
