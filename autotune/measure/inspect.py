@@ -22,6 +22,7 @@ from ..techniques.batch import refused_split
 from ..techniques.checkpointing import find_blocks
 from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
+from ..techniques.variant import Variant
 from ..unfilled import unfilled
 from .dataset import DatasetFacts, inspect_dataset
 from .device import available_host_bytes, inspect_device, num_processors
@@ -74,6 +75,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         host_memory_bytes=available_host_bytes(),
         process_bytes=charged_bytes,
         **_model_facts(task, model),
+        variants=_variants(task) if options.allow_lossy else {},
         dataset_length=data.length,
         dataset_kind="iterable" if streams else "map",
         dataset_bytes=data.num_bytes,
@@ -132,6 +134,17 @@ def _model_facts(task: Task, model: nn.Module) -> dict[str, Any]:
         "pruning_obstacle": obstacle(model),
         "linear_features": linear_features(model),
     }
+
+
+def _variants(task: Task) -> dict[str, int]:
+    """Parameters of each variant.
+
+    Raises:
+        TaskError: one is no model.
+        Exception: whatever the user's code raises.
+    """
+    tasks = {name: Variant(kind=name).on_task(unfilled(task)) for name in task.variants}
+    return {name: sum(p.numel() for p in build_model(one).parameters()) for name, one in tasks.items()}
 
 
 def _split(task: Task, model: nn.Module, data: DatasetFacts, device: str) -> Split:

@@ -24,6 +24,7 @@ from .optimizer import Optimizer
 from .optimizer_step import OptimizerStep
 from .precision import Kind, Precision
 from .pruning import Pruning
+from .variant import Variant
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +39,7 @@ class Settings(BaseModel):
 
     batch: Batch | None = None
     precision: Precision = Precision()
+    variant: Variant = Variant()
     pruning: Pruning = Pruning()
     low_rank: LowRank = LowRank()
     layers: Layers = Layers()
@@ -66,6 +68,16 @@ class Settings(BaseModel):
     def affect(self, effect: Effect) -> bool:
         """Whether any setting that is not the user's own affects this."""
         return any(effect in one.affects for one in self.techniques() if one.model_dump(exclude_defaults=True))
+
+    def on_task(self, task: Any) -> Any:
+        """The task with these in force, as far as they bear on what it builds.
+
+        Raises:
+            PlanError: it does not build what they ask for.
+        """
+        for one in self.techniques():
+            task = one.on_task(task)
+        return task
 
     def as_predicted(self, facts: Facts) -> Settings:
         """As far as predictions of memory and work tell configurations apart."""

@@ -71,6 +71,8 @@ class Facts(_Frozen):
     """Why the model cannot be pruned at all, where that is known without a cut."""
     linear_features: int = 0
     """The smaller side of the linear layer where that is largest, of those that can be factorised."""
+    variants: dict[str, int] = {}
+    """Parameters of each variant that the task offers, by name."""
 
     dataset_length: int | None
     """None for an iterable dataset without a length."""

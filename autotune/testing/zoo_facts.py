@@ -71,6 +71,7 @@ def facts_of(task: Task) -> Facts:
         "conv_dims": tuple({_CONVOLUTIONS[type(module)] for module in modules if type(module) in _CONVOLUTIONS}),
         "pruning_obstacle": obstacle(model),
         "linear_features": linear_features(model),
+        "variants": {name: sum(p.numel() for p in build().parameters()) for name, build in task.variants.items()},
         "dataset_length": None if stream else len(dataset),
         "dataset_kind": "iterable" if stream else "map",
         "dataset_bytes": None if stream else MIB,
