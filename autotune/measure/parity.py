@@ -19,11 +19,10 @@ from ..training import StepResult, Training
 from .dropout import without_dropout
 from .errors import NonFiniteLoss
 from .feed import Feed
-from .measurement import MeasureOptions, Parity
+from .measurement import NUM_STEPS, MeasureOptions, Parity
 
-__all__ = ["NUM_STEPS", "compare", "run_parity"]
+__all__ = ["compare", "run_parity"]
 
-NUM_STEPS = 10
 _SCALE = 2.0**10
 """The loss scale of an fp16 parity run: torch's 2**16 has to skip steps before it suits a model, and a skipped step is
 no departure from the reference."""

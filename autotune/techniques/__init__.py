@@ -55,6 +55,10 @@ class Settings(BaseModel):
         """Every technique with its chosen setting, in field order; the batch only where it is set."""
         return (value for name in type(self).model_fields if (value := getattr(self, name)) is not None)
 
+    def chosen(self) -> Iterator[Technique]:
+        """Those that are not at the user's own setting."""
+        return (one for one in self.techniques() if one.model_dump(exclude_defaults=True))
+
     def at(self, stage: Stage) -> Iterator[Technique]:
         """Those that come into force then."""
         return (technique for technique in self.techniques() if technique.stage is stage)
@@ -67,7 +71,7 @@ class Settings(BaseModel):
 
     def affect(self, effect: Effect) -> bool:
         """Whether any setting that is not the user's own affects this."""
-        return any(effect in one.affects for one in self.techniques() if one.model_dump(exclude_defaults=True))
+        return any(effect in one.affects for one in self.chosen())
 
     def on_task(self, task: Any) -> Any:
         """The task with these in force, as far as they bear on what it builds.
