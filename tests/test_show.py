@@ -65,7 +65,7 @@ def test_quality_was_compared_where_it_does_not_and_what_that_cost():
     quality = QualityEvidence(value=0.75, reference=1.0, max_drop=0.5, pairs=3, samples=100, lr_factor=0.5)
     words = said(quality=quality)
     assert "quality, from 3 seeds, after the same training as the reference. It cost 0.25." in words
-    assert "after 100 samples of training each at 0.5 of the task's learning rate" in words
+    assert "after 100 samples of training each at 0.5 times the task's learning rate" in words
     assert "It cost nothing." in said(quality=quality.model_copy(update={"value": 1.5}))
 
 

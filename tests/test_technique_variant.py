@@ -13,7 +13,9 @@ from torch import nn
 
 import autotune
 from autotune.errors import PlanError, TaskError
+from autotune.estimate import PredictOptions
 from autotune.estimate.law import memory_law
+from autotune.estimate.predict import predict
 from autotune.fingerprint import fingerprint
 from autotune.measure.inspect import inspect_task
 from autotune.measure.measurement import InspectOptions, Quality
@@ -77,6 +79,20 @@ def test_the_memory_law_traces_the_variant():
     task = dataclasses.replace(MLP, build_model=partial(Mlp, width=256), variants={"narrow": partial(Mlp, width=64)})
     whole, ours = (memory_law(plan, task).peak_bytes(8) for plan in (Plan(settings=Settings()), plan_of()))
     assert ours < 0.2 * whole
+
+
+def test_blocks_to_recompute_are_chosen_among_its_own():
+    """Two blocks in place of four, and a limit below what any choice takes: all of them are recomputed."""
+    task = dataclasses.replace(MLP, variants={"short": shorter})
+    chosen = [Settings(batch=Batch(micro=8), variant=variant) for variant in (Variant(), Variant(kind="short"))]
+    options = PredictOptions(settings=(), to_choose=tuple(chosen), target="cuda", limit_bytes=1)
+    assert [one.blocks for one in predict(task, options).predictions] == [(0, 1, 2, 3), (0, 1)]
+
+
+def shorter() -> Mlp:
+    model = Mlp()
+    del model.blocks[2:]
+    return model
 
 
 def test_a_variant_can_be_pruned():

@@ -43,7 +43,7 @@ class Variant(Technique):
         """What is trained."""
         if self.kind == "none":
             return "Trains the task's own model."
-        return "Trains another model that the task offers, from its own initial weights: it computes something else."
+        return "Trains another model that the task offers, from its own initial weights."
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Variant, ...]:
