@@ -101,6 +101,14 @@ def test_a_layer_of_zeros_can_still_learn():
     assert model[0].down.grad.count_nonzero() or model[0].up.grad.count_nonzero()
 
 
+def test_whatever_values_a_model_has_that_is_only_traced_its_ranks_are_the_same():
+    """Memory that was never written may hold anything."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    model[0].weight.data[0] = torch.tensor([torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 0, 0, 0])
+    applied(model, QUARTER, torch.randn(2, 8))
+    assert layers(model) == {"0": 2}
+
+
 def test_the_head_tied_weights_and_what_is_untouchable_stay():
     model = autotune.apply(plan_of(), ZOO["mlp"]).model
     assert layers(model) == {f"blocks.{number}.linear": 4 for number in range(4)} | {"stem": 1}
@@ -113,8 +121,8 @@ def test_the_head_tied_weights_and_what_is_untouchable_stay():
 
 
 @pytest.mark.parametrize("name", ["encoder", "vit", "bert", "gpt2", "llama"])
-def test_models_of_other_libraries_train_judge_and_are_exported(name):
-    """Forward in both modes (torch's encoder reads weights in eval mode), backward, a state dict, torch.export."""
+def test_models_of_other_libraries_train_and_are_judged(name):
+    """Forward in both modes (torch's encoder reads weights in eval mode), backward, a state dict."""
     build, loss = MODELS[name]
     torch.manual_seed(0)
     model = build()

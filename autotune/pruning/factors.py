@@ -215,7 +215,7 @@ def _saves_nothing(layers: list[nn.Module], wanted: Wanted) -> str:
 def _spectrum(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Squared singular values, descending, and the vectors of the smaller side: of the product with its transpose,
     which takes a fifth of the time of a singular value decomposition."""
-    wide = weight.double().nan_to_num()  # a model that is only traced has whatever values
+    wide = weight.double().nan_to_num(0.0, 0.0, 0.0)  # a model that is only traced has whatever values
     wide = wide if wide.shape[0] <= wide.shape[1] else wide.T
     values, vectors = torch.linalg.eigh(wide @ wide.T)
     return values.flip(0).clamp_min(0), vectors.flip(1)
