@@ -25,6 +25,7 @@ from .techniques._base import Run
 from .techniques.batch import Batch
 from .techniques.facts import difference
 from .training import Training
+from .unfilled import unfilled
 from .weights import load_weights
 
 __all__ = ["apply", "build_loader", "build_model", "reference_batch"]
@@ -65,9 +66,10 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     in_force = plan.model_copy(update={"settings": settings})
     seed = seed if seed is not None else plan.search.seed if plan.search else 0
     seed_everything(seed)
-    model = build_model(task)
+    made = settings.on_task(task)
+    model = build_model(made)
     dataset = task.build_dataset()
-    _check_task(plan, task, model, dataset)
+    _check_task(plan, task, model if made is task else None, dataset)
     batch = settings.batch or reference_batch(task, dataset)
     if (reason := settings.model_copy(update={"batch": batch}).conflict()) is not None:
         raise PlanError(f"settings: {reason}.")
@@ -204,9 +206,22 @@ def _refuse_ranks() -> None:
         )
 
 
-def _check_task(plan: Plan, task: Task, model: nn.Module, dataset: Any) -> None:
+def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -> None:
+    """
+    Args:
+        plan: in force.
+        task: as it stands.
+        model: that it builds; None builds it, without values.
+        dataset: that it builds.
+
+    Raises:
+        PlanError: the plan was found for another.
+    """
     if plan.task is None:
         return
+    if model is None:
+        with undisturbed():
+            model = build_model(unfilled(task))
     if fingerprint(model, dataset, task.collate) != plan.task.fingerprint:
         found, identity = identify(model, dataset, task.collate, task.blocks)
         raise PlanError(

@@ -32,6 +32,7 @@ __all__ = [
     "PlanPath",
     "ProfiledBatch",
     "ProfiledPlan",
+    "RecoveryLr",
     "RecoverySteps",
     "Resume",
     "Sampler",
@@ -89,6 +90,12 @@ def _drop(text: str | Drop) -> Drop:
             f"expected how far evaluate's result may fall, such as 1% of the reference's, or 0.5, but got {text!r}."
         )
     return Drop(value / 100, is_share=True) if written.endswith("%") else Drop(value, is_share=False)
+
+
+def _factor(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"must be a number above 0, but got {value:g}; 1 is as the task has it.")
+    return value
 
 
 def _margin(value: float) -> float:
@@ -159,6 +166,13 @@ MaxQualityDrop = Annotated[
 RecoverySteps = Annotated[
     int,
     typer.Option(min=1, help="With --max-quality-drop: optimizer steps of training before quality is judged."),
+]
+RecoveryLr = Annotated[
+    float,
+    typer.Option(
+        callback=_factor,
+        help="With --max-quality-drop: times the learning rates in that training.",
+    ),
 ]
 Margin = Annotated[
     float, typer.Option(callback=_margin, help="The measured peak times 1 + margin must be within the budget.")

@@ -17,7 +17,7 @@ from pydantic import (
 
 from .errors import PlanError
 from .files import dump_yaml, explain, read_text, read_yaml, replacing, write_text
-from .techniques import Settings
+from .techniques import Exactness, Settings
 from .techniques.facts import Identity
 from .units import Bytes, Percent, Ratio
 
@@ -155,6 +155,8 @@ class QualityEvidence(_Section):
     """Seeds from which both were trained."""
     samples: Annotated[_Whole, Field(gt=0)]
     """Samples that each was trained on before it was judged."""
+    lr_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Times the task's learning rates in that training; absent, as the task has them."""
 
 
 class Environment(_Section):
@@ -209,6 +211,8 @@ class Plan(_Section):
     """The limit and the device."""
     settings: Settings
     """One row per technique that departs from the user's own setting."""
+    exactness: dict[str, Exactness] = Field(default={})
+    """How each of these may change the result of this task; empty in a plan written by hand."""
     notes: tuple[str, ...] = ()
     """What a reader must know, such as an effective batch that was not held or a lossy choice."""
     measured: Evidence | None = None
@@ -242,7 +246,7 @@ class Plan(_Section):
             elif name == "gain" and self.gain is not None:
                 unknown = {key for key in ("low", "high", "rounds", "reason") if getattr(self.gain, key) is None}
                 ordered[key] = self.gain.model_dump(mode="json", exclude=unknown)
-            elif key in data and data[key] != []:
+            elif key in data and data[key] not in ([], {}):
                 ordered[key] = data[key]
         return dump_yaml(ordered)
 

@@ -107,6 +107,9 @@ class Task:
     weights: str | Path | Callable[[], Mapping[str, torch.Tensor]] | None = None
     """What the job trains on from: a state dict's file (relative to the task's), or a function that returns a state
     dict; None is the model as ``build_model`` leaves it."""
+    variants: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
+    """Smaller models that may do as well, by name: functions that build one, as ``build_model`` does. Their initial
+    weights are their own: ``weights`` is not loaded into them."""
     batch_size: int | None = None
     """The effective batch that the user trains with, held fixed; None leaves it free."""
     micro_batch_size: int | None = None
@@ -133,6 +136,7 @@ class Task:
         problems += self._wrong_arguments()
         problems += self._wrong_job()
         problems += self._wrong_weights()
+        problems += self._wrong_variants()
         if not isinstance(self.loader_options, Mapping):
             problems.append(f"loader_options must be a dict, but got {type(self.loader_options).__name__}")
         elif unknown := sorted(map(str, set(self.loader_options) - _LOADER_OPTIONS)):
@@ -189,6 +193,26 @@ class Task:
                 "weights must be the path of a state dict's file, or a function that returns a state dict, but got "
                 f"{type(self.weights).__name__}"
             )
+
+    def _wrong_variants(self) -> Iterator[str]:
+        """No names of functions that build a model."""
+        if not isinstance(self.variants, Mapping):
+            yield (
+                "variants must be a dict of names and functions that build a model, but got "
+                f"{type(self.variants).__name__}"
+            )
+            return
+        taken = {"none": "none"}
+        for name, build in self.variants.items():
+            if not isinstance(name, str) or not name.strip():
+                yield f"variants: a name in text was expected, but got {name!r}"
+                continue
+            if (other := taken.setdefault(name.strip().lower(), name)) is not name or name == "none":
+                yield f"variants: {name!r} would be taken for {other!r}. Use another name"
+            if not callable(build):
+                yield f"variants[{name!r}] must be a function that builds a model, but got {type(build).__name__}"
+            elif _wants_arguments(build):
+                yield f"variants[{name!r}] takes arguments, but is called without any, as build_model is"
 
     def _wrong_job(self) -> Iterator[str]:
         """Numbers that say how the job trains today, and do not say it."""
@@ -259,6 +283,16 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _wants_arguments(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except ValueError:  # some builtins do not say
+        return False
+    except TypeError:
+        return True
+    return False
 
 
 def load_task(source: str) -> Task:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,17 +24,18 @@ _READS = frozenset([torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sh
 
 
 def unfilled(task: Task) -> Task:
-    """The task, whose model has the right parameters with whatever values: for those who look at sizes alone, and
-    compute nothing with it. A model that goes by what it has drawn is built as ever."""
+    """The task, whose models have the right parameters with whatever values: for those who look at sizes alone, and
+    compute nothing with them. A model that goes by what it has drawn is built as ever."""
+    variants = {name: partial(_build, build) for name, build in task.variants.items()}
+    return replace(task, build_model=partial(_build, task.build_model), variants=variants, weights=None)
 
-    def build() -> Any:
-        try:
-            with undisturbed(), _Unfilled():
-                return task.build_model()
-        except Exception:  # noqa: BLE001 - one that looks at its values may raise anything
-            return task.build_model()
 
-    return replace(task, build_model=build, weights=None)
+def _build(build: Callable[[], Any]) -> Any:
+    try:
+        with undisturbed(), _Unfilled():
+            return build()
+    except Exception:  # noqa: BLE001 - one that looks at its values may raise anything
+        return build()
 
 
 class _Looks(Exception):

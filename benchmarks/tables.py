@@ -22,6 +22,7 @@ _MODEL_HEADER = (
 )
 _LAYER_HEADER = "| layer | trains | stock | peer | here | least | peak: peer | here | time |"
 _PRUNING_HEADER = "| model | parameters | of them left | time | found in | what was left, or why it is refused |"
+_SMALLER_HEADER = "| layer 512 → 2048 | numbers stored, of the whole layer's | time, of the whole layer's |"
 _MAIN = ("as built", "input")
 
 
@@ -104,6 +105,18 @@ def _pruning_cells(row: Row) -> Iterator[str]:
     yield from (f"{row['cut_s']:.0f} s", "; ".join(row["left"]))
 
 
+def _smaller_table() -> str:
+    """The last row of each layer."""
+    rows = {row["layer"]: row for row in load_rows("smaller-layers", "cpu")}
+    return _table(_SMALLER_HEADER, map(_smaller_cells, rows.values()))
+
+
+def _smaller_cells(row: Row) -> Iterator[str]:
+    yield from (row["layer"], f"{row['numbers'] / row['numbers_whole']:.2f}")
+    ratios = sorted(ours_s / whole_s for whole_s, ours_s in row["processor_s"])
+    yield f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
 def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
     if row["peer_error"] is not None:
         return "raises"
@@ -117,6 +130,7 @@ _TABLES: dict[str, Callable[[], str]] = {
     "models, other cases": lambda: _model_table("exact", [case for case in CASES if case not in _MAIN]),
     "layers": _layer_table,
     "pruning": _pruning_table,
+    "smaller layers": _smaller_table,
 }
 
 

@@ -37,6 +37,13 @@ def test_what_a_quarter_rules_out_trains_no_further():
     assert kept.is_whole
 
 
+def test_the_learning_rate_of_recovery_is_a_share_of_the_tasks():
+    """A quarter of the rate of 1: the weight falls by a quarter of each sample, 1 - 120 / 4."""
+    task = line(floats(16), batch_size=1, evaluate=weight)
+    found = measure_quality(training_of(task), task, QualityOptions(num_samples=16, lr_factor=0.25))
+    assert found.value == 1 - 30
+
+
 def test_a_standard_error_is_taken_as_it_is_told():
     assert evaluate(line(floats(2), evaluate=lambda model: (0.5, 0.01)), Line()) == (0.5, 0.01)
 

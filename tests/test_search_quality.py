@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from typer.testing import CliRunner
 
+from autotune.cli import app
 from autotune.measure.measurement import Quality
 from autotune.search.options import Drop
 from autotune.search.quality import judge_quality, least_early
@@ -16,6 +18,13 @@ ONE_POINT = Drop(1.0, is_share=False)
 def pairs(*differences: float, error: float = 0.0) -> list[tuple[Quality, Quality]]:
     """Against a reference of 90."""
     return [(Quality(value=90 + one, error=error), Quality(value=90.0)) for one in differences]
+
+
+@pytest.mark.parametrize("factor", ["0", "-1", "nan", "inf"])
+def test_a_learning_rate_of_recovery_is_above_0(factor):
+    ended = CliRunner().invoke(app, ["search", "model.py", f"--recovery-lr={factor}"])
+    assert ended.exit_code == 2
+    assert "must be a number above 0" in ended.output
 
 
 def test_a_share_is_of_the_references_quality():

@@ -102,6 +102,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
         own = {
             "layers": "autotune.layers",
             "pruning": "autotune.pruning",
+            "low_rank": "autotune.pruning",
             "checkpointing": "autotune.techniques.recomputed",
             "allocator": "autotune.techniques.preload",
             "compile": "autotune.techniques.compiler",

@@ -81,7 +81,7 @@ def _blocks(prediction: Predictor, task: Task, options: EstimateOptions) -> tupl
         other = settings.model_copy(update={"checkpointing": checkpointing})
         return Predictor(task, options.model_copy(update={"settings": other}), prediction.base_bytes, prediction.laws)
 
-    choice = ProcessChoice(Places.of(task), predictor)
+    choice = ProcessChoice(Places.of(settings.on_task(task)), predictor)
     try:
         return choice.choose(settings, micro, options.limit_bytes, lambda process: process.value) or None
     except Untraceable:

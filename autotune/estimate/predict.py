@@ -72,7 +72,9 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
 
     def answers(row: tuple[Settings, list[_Asked]]) -> tuple[dict[_Asked, Prediction], str | None]:
         """Of one combination."""
-        predictors = _Predictors(*row, task, options, bases, places, laws)
+        made = row[0].on_task(task)
+        own = places if made is task or places is None else Places.of(made)
+        predictors = _Predictors(*row, task, options, bases, own, laws)
         return dict(predictors.predictions(ends_s)), predictors.reason
 
     room = available_host_bytes() // (_COPIES * max(options.model_bytes, 1))

@@ -13,7 +13,7 @@ from ..apply_plan import build_loader, build_model, reference_batch
 from ..errors import TaskError
 from ..fingerprint import identify
 from ..own_loader import OwnLoader
-from ..pruning import obstacle
+from ..pruning import linear_features, obstacle
 from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts, LoaderSpec
@@ -22,6 +22,7 @@ from ..techniques.batch import refused_split
 from ..techniques.checkpointing import find_blocks
 from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
+from ..techniques.variant import Variant
 from ..unfilled import unfilled
 from .dataset import DatasetFacts, inspect_dataset
 from .device import available_host_bytes, inspect_device, num_processors
@@ -74,6 +75,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         host_memory_bytes=available_host_bytes(),
         process_bytes=charged_bytes,
         **_model_facts(task, model),
+        variants=_variants(task) if options.allow_lossy else {},
         dataset_length=data.length,
         dataset_kind="iterable" if streams else "map",
         dataset_bytes=data.num_bytes,
@@ -130,7 +132,19 @@ def _model_facts(task: Task, model: nn.Module) -> dict[str, Any]:
         "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
         "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
         "pruning_obstacle": obstacle(model),
+        "linear_features": linear_features(model),
     }
+
+
+def _variants(task: Task) -> dict[str, int]:
+    """Parameters of each variant.
+
+    Raises:
+        TaskError: one is no model.
+        Exception: whatever the user's code raises.
+    """
+    tasks = {name: Variant(kind=name).on_task(unfilled(task)) for name in task.variants}
+    return {name: sum(p.numel() for p in build_model(one).parameters()) for name, one in tasks.items()}
 
 
 def _split(task: Task, model: nn.Module, data: DatasetFacts, device: str) -> Split:

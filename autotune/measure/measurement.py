@@ -6,7 +6,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from ..plan import Budget, Peak, Speed
 
-__all__ = ["InspectOptions", "MeasureOptions", "Measurement", "Parity", "Quality", "QualityOptions"]
+__all__ = ["NUM_STEPS", "InspectOptions", "MeasureOptions", "Measurement", "Parity", "Quality", "QualityOptions"]
+
+NUM_STEPS = 10
+"""Optimizer steps whose losses are compared with the reference's."""
 
 
 class _Frozen(BaseModel):
@@ -33,6 +36,8 @@ class QualityOptions(_Frozen):
     """Samples to train on first, in whole optimizer steps."""
     least_early: float | None = None
     """A quality below this after a quarter of them ends it there; None goes on whatever it is."""
+    lr_factor: PositiveFloat = 1.0
+    """Of the learning rate of every group of the optimizer, as the task has it."""
 
 
 class MeasureOptions(_Frozen):

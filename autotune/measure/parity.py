@@ -19,11 +19,10 @@ from ..training import StepResult, Training
 from .dropout import without_dropout
 from .errors import NonFiniteLoss
 from .feed import Feed
-from .measurement import MeasureOptions, Parity
+from .measurement import NUM_STEPS, MeasureOptions, Parity
 
-__all__ = ["NUM_STEPS", "compare", "rounded_losses", "run_parity"]
+__all__ = ["compare", "rounded_losses", "run_parity"]
 
-NUM_STEPS = 10
 _ROUNDINGS = 3.0
 """How many times as far as rounded weights a configuration that rounds may lead: it rounds at every operation."""
 _SCALE = 2.0**10

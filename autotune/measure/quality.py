@@ -38,6 +38,8 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
         NonFiniteLoss: a loss was NaN or infinite.
     """
     began_s = perf_counter()
+    for group in training.optimizer.param_groups:
+        group["lr"] = group["lr"] * options.lr_factor
     steps, num_samples = Steps(training), 0
     early: float | None = None
     while num_samples < options.num_samples:

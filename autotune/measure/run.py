@@ -13,10 +13,10 @@ from ..training import Training
 from ..units import ceil_mib, format_bytes
 from .disturbance import OtherWork, Pauses, missing_share
 from .leak import LeakWatch
-from .measurement import Measurement, MeasureOptions, Parity
+from .measurement import NUM_STEPS, Measurement, MeasureOptions, Parity
 from .memory import Charge
 from .optimizer_time import OptimizerTime
-from .parity import NUM_STEPS, run_parity
+from .parity import run_parity
 from .speed import Window, settled, speed_of, time_windows
 from .steps import Steps
 

@@ -1,8 +1,33 @@
-"""Structured pruning: a cut is found on a copy, written down as the indices that stay, and made from those alone."""
+"""Models made smaller for good. Structured pruning: a cut is found on a copy, written down as the indices that stay,
+and made from those alone. Low rank: linear layers become products of two."""
 
 from .child import cut, obstacle
+from .factors import (
+    Wanted,
+    check_not_factorised,
+    choose_ranks,
+    factorise,
+    factorised_by,
+    is_replaced,
+    linear_features,
+)
 from .how import How
 from .rebuild import check_whole, pruned_by, rebuild
 from .record import Record
 
-__all__ = ["How", "Record", "check_whole", "cut", "obstacle", "pruned_by", "rebuild"]
+__all__ = [
+    "How",
+    "Record",
+    "Wanted",
+    "check_not_factorised",
+    "check_whole",
+    "choose_ranks",
+    "cut",
+    "factorise",
+    "factorised_by",
+    "is_replaced",
+    "linear_features",
+    "obstacle",
+    "pruned_by",
+    "rebuild",
+]

@@ -22,7 +22,7 @@ from .rebuild import check_whole, tensors_of
 from .record import Record
 from .surgery import find_cut
 
-__all__ = ["cut", "obstacle"]
+__all__ = ["cut", "obstacle", "untouchable_modules"]
 
 _CPU_S = 300
 """Processor seconds after which finding a cut is given up: 40 million parameters took some 30; others had no end."""
@@ -66,7 +66,7 @@ def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> R
         )
     if any(tensor.device.type != "cpu" for tensor in tensors_of(model).values()):
         model = copy.deepcopy(model).cpu()  # a forked process has no CUDA
-    untouchable = frozenset(_untouchable(model, how.untouchable))
+    untouchable = frozenset(untouchable_modules(model, how.untouchable, "pruning"))
     trains = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # a fork's backward would want it
     found = _in_a_child(lambda: find_cut(model, run, how, untouchable, trains))
     for reason in found.left:
@@ -74,14 +74,19 @@ def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> R
     return found
 
 
-def _untouchable(model: nn.Module, paths: Iterable[str]) -> Iterator[nn.Module]:
+def untouchable_modules(model: nn.Module, paths: Iterable[str], technique: str) -> Iterator[nn.Module]:
+    """These modules, and those in them.
+
+    Raises:
+        PlanError: there is no such module.
+    """
     known = dict(model.named_modules())
     for path in paths:
         if path not in known:
             near = difflib.get_close_matches(path, known, cutoff=0.4) or [name for name in known if name][:5]
             raise PlanError(
-                f"settings.pruning.untouchable: the model has no module {path}. Use paths of model.named_modules(), "
-                f"such as {', '.join(near)}."
+                f"settings.{technique}.untouchable: the model has no module {path}. Use paths of "
+                f"model.named_modules(), such as {', '.join(near)}."
             )
         yield from known[path].modules()
 

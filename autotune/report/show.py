@@ -16,14 +16,18 @@ from rich.text import Text
 
 from ..errors import PlanError
 from ..files import read_yaml
+from ..measure.measurement import NUM_STEPS
 from ..plan import Budget, Evidence, Plan, QualityEvidence, Speed
 from ..search.budget import budget_words
+from ..techniques import Technique
 from ..units import format_duration
 from .tables import rows_table
 from .words import count, rate, settings_words, size, times
 
 __all__ = ["as_json", "explain", "peak_words", "speed_words", "summary"]
 
+_EXACTNESS = {"exact": "Exact, up to the order of sums.", "rounding": "It rounds more, or otherwise."}
+"""What a setting may do to the result."""
 Rows = list[tuple[str, RenderableType]]
 
 
@@ -76,11 +80,29 @@ def _headline(plan: Plan, path: Path) -> str:
 
 def _settings(plan: Plan) -> RenderableType:
     rows = [
-        (technique.name, Text(technique.describe()).append(f"\n{technique.purpose()}", style="dim"))
-        for technique in plan.settings.techniques()
-        if technique.model_dump(exclude_defaults=True)
+        (one.name, Text(one.describe()).append(f"\n{one.purpose()}{_exactness(plan, one)}", style="dim"))
+        for one in plan.settings.chosen()
     ]
     return rows_table(rows or [("none", Text("everything is as the task has it"))])
+
+
+def _exactness(plan: Plan, technique: Technique) -> str:
+    """How it may change the result, as far as the plan knows."""
+    found = plan.exactness.get(technique.name)
+    if found == "lossy":
+        return " Lossy: it changes " + ("what the model computes." if "function" in technique.affects else "gradients.")
+    return "" if found is None else f" {_EXACTNESS[found]}"
+
+
+def _checked(plan: Plan) -> str | None:
+    """What was held against the reference, and what it cost; None where nothing was."""
+    if plan.quality is not None:
+        lost = plan.quality.reference - plan.quality.value
+        cost = f" It cost {lost:.4g}." if lost > 0 else " It cost nothing."
+        return f"quality, from {count(plan.quality.pairs, 'seed')}, after the same training as the reference.{cost}"
+    if plan.measured is None or plan.measured == plan.reference or not plan.exactness:
+        return None
+    return f"the losses of the first {NUM_STEPS} steps, which do not stray from the reference's"
 
 
 def _measured(plan: Plan) -> Rows:
@@ -97,6 +119,8 @@ def _measured(plan: Plan) -> Rows:
         rows.append(("gain", _gain(plan)))
     if plan.quality is not None:
         rows.append(("quality", _quality(plan.quality)))
+    if (checked := _checked(plan)) is not None:
+        rows.append(("checked", checked))
     return rows
 
 
@@ -144,7 +168,8 @@ def _gain(plan: Plan) -> str:
 
 
 def _quality(found: QualityEvidence) -> str:
-    trained = f"after {found.samples:,} samples of training each, from {count(found.pairs, 'seed')}"
+    rate = "" if found.lr_factor is None else f" at {found.lr_factor:g} times the task's learning rate"
+    trained = f"after {found.samples:,} samples of training each{rate}, from {count(found.pairs, 'seed')}"
     allowed = f"{found.max_drop:.4g} less was allowed"
     return f"{found.value:.4g}, the reference's {found.reference:.4g}, {trained}; {allowed}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..measure import Measurement
 from ..plan import Budget, Speed
-from ..techniques import Facts, Settings, Technique
+from ..techniques import Facts, Settings
 from ..units import MIB, printable
 from ..workers import Crashed, Dropped, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 from ..workers.traces import first_line
@@ -31,7 +31,7 @@ def settings_words(settings: Settings, facts: Facts | None = None) -> str:
         settings: what to name.
         facts: adds what only the task knows, such as the number of blocks.
     """
-    return ", ".join(row.describe(facts) for row in settings.techniques() if _is_chosen(row))
+    return ", ".join(row.describe(facts) for row in settings.chosen())
 
 
 def outcome_words(outcome: Outcome, budget: Budget) -> str:
@@ -119,7 +119,3 @@ def size(num_bytes: int) -> str:
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """``1 block``, ``12 blocks``; ``plural`` where an s does not make it."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _is_chosen(technique: Technique) -> bool:
-    return bool(technique.model_dump(exclude_defaults=True))

@@ -43,11 +43,13 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
     measured = combine(final.repeats or [winner.outcome.measurement], session.budget, disturbed)
     reference, reason = _reference(session, final)
     facts, options = session.facts, session.options
+    # a plan says by itself what was measured
+    settings = winner.applied.in_force(facts.precision)
     return Plan(
         task=TaskRef(source=options.task, fingerprint=facts.fingerprint, identity=facts.identity),
         budget=session.budget,
-        # a plan says by itself what was measured
-        settings=winner.applied.in_force(facts.precision),
+        settings=settings,
+        exactness={one.name: one.exactness(facts) for one in settings.chosen()},
         notes=tuple(_notes(session, final, measured, reference)),
         measured=measured,
         reference=measured if winner.number == 0 else reference,
@@ -84,6 +86,7 @@ def _quality(session: Session, final: Final) -> QualityEvidence | None:
         max_drop=round(drop.of(reference), 6),
         pairs=len(found),
         samples=session.options.recovery_steps * session.facts.effective_batch,
+        lr_factor=None if session.options.recovery_lr == 1 else session.options.recovery_lr,
     )
 
 

@@ -357,6 +357,7 @@ def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Stu
         allow_split=options.allow_split,
         max_quality_drop=options.max_quality_drop,
         recovery_steps=options.recovery_steps if options.max_quality_drop is not None else 0,
+        recovery_lr=options.recovery_lr if options.max_quality_drop is not None else 1.0,
         space=space.model_dump(mode="json", by_alias=True, exclude_none=True),
         facts=facts,
     )

@@ -63,6 +63,8 @@ class SearchOptions:
     """``--max-quality-drop``; None tries nothing that changes what the model computes."""
     recovery_steps: int = 100
     """``--recovery-steps``: optimizer steps of training before quality is judged, the reference's too."""
+    recovery_lr: float = 1.0
+    """``--recovery-lr``: times the task's learning rates meanwhile, the reference's too."""
     margin: float = 0.03
     """``--margin``."""
     sampler: SamplerName = "law"

@@ -104,7 +104,7 @@ class Session:
         known, drop = self.study.reference_quality, self.options.max_quality_drop
         least = least_early(known, drop) if known and drop and not is_reference and number == 0 else None
         num_samples = self.options.recovery_steps * self.facts.effective_batch
-        return QualityOptions(num_samples=num_samples, least_early=least)
+        return QualityOptions(num_samples=num_samples, least_early=least, lr_factor=self.options.recovery_lr)
 
     def learn(self, name: str, outcome: Outcome, fresh: bool = False) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""

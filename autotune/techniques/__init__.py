@@ -18,11 +18,13 @@ from .data_loading import DataLoading
 from .environment import joined
 from .facts import Device, Facts
 from .layers import Layers
+from .low_rank import LowRank
 from .memory_format import MemoryFormat
 from .optimizer import Optimizer
 from .optimizer_step import OptimizerStep
 from .precision import Kind, Precision
 from .pruning import Pruning
+from .variant import Variant
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,7 +39,9 @@ class Settings(BaseModel):
 
     batch: Batch | None = None
     precision: Precision = Precision()
+    variant: Variant = Variant()
     pruning: Pruning = Pruning()
+    low_rank: LowRank = LowRank()
     layers: Layers = Layers()
     checkpointing: Checkpointing = Checkpointing()
     memory_format: MemoryFormat = MemoryFormat()
@@ -51,6 +55,10 @@ class Settings(BaseModel):
         """Every technique with its chosen setting, in field order; the batch only where it is set."""
         return (value for name in type(self).model_fields if (value := getattr(self, name)) is not None)
 
+    def chosen(self) -> Iterator[Technique]:
+        """Those that are not at the user's own setting."""
+        return (one for one in self.techniques() if one.model_dump(exclude_defaults=True))
+
     def at(self, stage: Stage) -> Iterator[Technique]:
         """Those that come into force then."""
         return (technique for technique in self.techniques() if technique.stage is stage)
@@ -63,7 +71,17 @@ class Settings(BaseModel):
 
     def affect(self, effect: Effect) -> bool:
         """Whether any setting that is not the user's own affects this."""
-        return any(effect in one.affects for one in self.techniques() if one.model_dump(exclude_defaults=True))
+        return any(effect in one.affects for one in self.chosen())
+
+    def on_task(self, task: Any) -> Any:
+        """The task with these in force, as far as they bear on what it builds.
+
+        Raises:
+            PlanError: it does not build what they ask for.
+        """
+        for one in self.techniques():
+            task = one.on_task(task)
+        return task
 
     def part(self, effect: Effect) -> Settings:
         """The settings that affect this alone, everything else as the user has it."""

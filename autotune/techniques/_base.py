@@ -40,8 +40,12 @@ class Stage(IntEnum):
 
     PROCESS = auto()
     """Before the process starts."""
+    MODEL = auto()
+    """The task builds another model."""
     PRUNING = auto()
     """Parameters go."""
+    LOW_RANK = auto()
+    """Weights that are left become products of two."""
     LAYERS = auto()
     """Layers become others."""
     CHECKPOINTING = auto()
@@ -111,7 +115,7 @@ class Technique(BaseModel):
     def written(cls, value: Any) -> str:
         """How ``value`` is to be written: ``{kind: bf16}``; where it is none of the kinds, each of them."""
         first, field = next(iter(cls.model_fields.items()))
-        kinds = get_args(field.annotation) if first == "kind" else ("…",)
+        kinds = (get_args(field.annotation) if first == "kind" else ()) or ("…",)
         return ", ".join(f"{{{first}: {kind}}}" for kind in ([value] if value in kinds else kinds))
 
     def describe(self, facts: Facts | None = None) -> str:
@@ -229,6 +233,10 @@ class Technique(BaseModel):
         """The model without what an earlier plan's setting of this technique put on it, whichever that was: a notebook
         applies several plans to one model."""
         return model
+
+    def on_task(self, task: Any) -> Any:
+        """The :class:`autotune.Task` with this setting in force: the same, or one that builds another model."""
+        return task
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """The model with this setting in force: the same, changed in place, or another around it.

@@ -69,6 +69,10 @@ class Facts(_Frozen):
     """Spatial dimensions of the model's convolutions: (2,) for an image model, () for none."""
     pruning_obstacle: str | None = None
     """Why the model cannot be pruned at all, where that is known without a cut."""
+    linear_features: int = 0
+    """The smaller side of the linear layer where that is largest, of those that can be factorised."""
+    variants: dict[str, int] = {}
+    """Parameters of each variant that the task offers, by name."""
 
     dataset_length: int | None
     """None for an iterable dataset without a length."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ def _task(model: Callable[[], nn.Module], dataset: Callable[[], Any], loss: Any 
 
 
 ZOO: dict[str, Task] = {
-    "mlp": _task(Mlp, _vectors),
+    "mlp": _task(Mlp, _vectors, variants={"narrow": partial(Mlp, width=8)}),
     "cnn": _task(cnn, _images, build_optimizer=_sgd),
     "resnet": _task(ResNet, _images, build_optimizer=_sgd),
     "gpt": _task(Gpt, _tokens, _predict_tokens, build_optimizer=_sgd),

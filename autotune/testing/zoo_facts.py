@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset
 
 from ..fingerprint import fingerprint
 from ..measure.split import measure_split
-from ..pruning import obstacle
+from ..pruning import linear_features, obstacle
 from ..task import Task
 from ..techniques import Device, Facts
 from ..techniques.allocator import installed_allocators
@@ -70,6 +70,8 @@ def facts_of(task: Task) -> Facts:
         "block_name": type(blocks[0]).__name__,
         "conv_dims": tuple({_CONVOLUTIONS[type(module)] for module in modules if type(module) in _CONVOLUTIONS}),
         "pruning_obstacle": obstacle(model),
+        "linear_features": linear_features(model),
+        "variants": {name: sum(p.numel() for p in build().parameters()) for name, build in task.variants.items()},
         "dataset_length": None if stream else len(dataset),
         "dataset_kind": "iterable" if stream else "map",
         "dataset_bytes": None if stream else MIB,

@@ -36,6 +36,8 @@ class StudyRecord(BaseModel):
     """``--max-quality-drop``."""
     recovery_steps: int = 0
     """``--recovery-steps``, where quality is judged."""
+    recovery_lr: float = 1.0
+    """``--recovery-lr``, where quality is judged."""
     space: dict[str, Any]
     """The search space, as plain data."""
     facts: Facts
@@ -82,6 +84,7 @@ def _compared(record: StudyRecord) -> list[tuple[str, object]]:
         ("--allow-split", record.allow_split),
         ("--max-quality-drop", str(record.max_quality_drop)),
         ("--recovery-steps", record.recovery_steps),
+        ("--recovery-lr", record.recovery_lr),
         ("--space", record.space),
         ("batch_size", record.facts.effective_batch),
         ("micro_batch_size", record.facts.micro_batch),

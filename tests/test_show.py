@@ -1,0 +1,75 @@
+"""What ``autotune show`` says of each setting's exactness, what was held against the reference, and what it cost."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from autotune.plan import Evidence, Peak, Plan, QualityEvidence, Speed
+from autotune.report.show import explain
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.precision import Precision
+from autotune.techniques.pruning import Pruning
+
+SETTINGS = Settings(
+    batch=Batch(micro=8, accumulate=2),
+    precision=Precision(kind="bf16"),
+    pruning=Pruning(kind="structured"),
+    checkpointing=Checkpointing(kind="blocks"),
+)
+EXACTNESS = {"batch": "lossy", "precision": "rounding", "pruning": "lossy", "checkpointing": "exact"}
+
+
+def evidence(value: float) -> Evidence:
+    return Evidence(samples_per_s=Speed(value=value, low=value, high=value), peak=Peak(process=2**20))
+
+
+def said(**changes) -> str:
+    plan = Plan(
+        **{
+            "settings": SETTINGS,
+            "exactness": EXACTNESS,
+            "measured": evidence(2.0),
+            "reference": evidence(1.0),
+            **changes,
+        }
+    )
+    assert Plan.from_yaml(plan.to_yaml()) == plan
+    console = Console(width=400, file=io.StringIO())
+    console.print(explain(plan, Path("plan.yaml")))
+    return console.file.getvalue()
+
+
+def test_each_setting_has_its_exactness():
+    lines = [line.rstrip() for line in said().splitlines()]
+    found = {
+        name: next(line for number, line in enumerate(lines) if lines[number - 1].lstrip().startswith(f"{name} "))
+        for name in EXACTNESS
+    }
+    assert found["batch"].endswith("Lossy: it changes gradients.")
+    assert found["precision"].endswith("It rounds more, or otherwise.")
+    assert found["pruning"].endswith("Lossy: it changes what the model computes.")
+    assert found["checkpointing"].endswith("Exact, up to the order of sums.")
+
+
+def test_losses_were_compared_where_the_function_stays():
+    assert "the losses of the first 10 steps, which do not stray from the reference's" in said()
+    assert "the losses of the first" not in said(reference=evidence(2.0))  # it is the reference
+
+
+def test_quality_was_compared_where_it_does_not_and_what_that_cost():
+    quality = QualityEvidence(value=0.75, reference=1.0, max_drop=0.5, pairs=3, samples=100, lr_factor=0.5)
+    words = said(quality=quality)
+    assert "quality, from 3 seeds, after the same training as the reference. It cost 0.25." in words
+    assert "after 100 samples of training each at 0.5 times the task's learning rate" in words
+    assert "It cost nothing." in said(quality=quality.model_copy(update={"value": 1.5}))
+
+
+def test_a_plan_by_hand_says_nothing_of_it():
+    words = said(exactness={}, measured=None, reference=None)
+    assert not any(word in words for word in ("Lossy", "Exact,", "rounds more", "checked"))
+    assert "exactness" not in Plan(settings=SETTINGS).to_yaml()
