@@ -44,7 +44,7 @@ _KEEP_NOTHING = frozenset(
 def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, tuple[Kept, Kept]]:
     """For each module that calls an activation in this run: who else keeps what the activation returns, and its input.
 
-    Tensors without values are the model's own and what follows from them. What does not, such as a mask, is real:
+    Fake tensors are the model's own and what follows from them. What does not, such as a mask, is real:
     a forward that notes it somewhere for its next run finds it as it would be.
 
     Args:
@@ -93,7 +93,7 @@ class _Watch(TorchFunctionMode):
 
     def follow(self, own: nn.Module, fake: nn.Module) -> None:
         """Say whose calls these are while ``fake``, a copy of ``own``, runs."""
-        for hooks in (fake._forward_hooks, fake._forward_pre_hooks):  # a user's would see tensors without values
+        for hooks in (fake._forward_hooks, fake._forward_pre_hooks):  # a user's would see fake tensors
             hooks.clear()
         twin = find_twin(own)
         if twin is not None:

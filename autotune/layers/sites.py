@@ -74,9 +74,9 @@ def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Sit
     sites = structural_sites(model, options)
     try:
         found = find_keepers(model, run)
-    except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over tensors without values
+    except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over fake tensors
         warnings.warn(
-            f"who keeps what was decided by the model's structure, since it did not run over tensors without values: "
+            f"who keeps what was decided by the model's structure, since it did not run over fake tensors: "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             stacklevel=4,
         )

@@ -57,7 +57,7 @@ class _Storage:
 class Tracer(Watch):
     """Watches one optimizer step. Use as a context around the step, and :meth:`phase` around each of its parts.
 
-    Kernels' inner scratch memory is not seen, and on a CUDA device neither is the host's. Modules are hooked, never
+    Kernels' workspace is not seen, and on a CUDA device neither is the host's. Modules are hooked, never
     the graph; no result changes and nothing lives longer.
     """
 
