@@ -1,4 +1,4 @@
-"""Which configuration to measure next: the sampler's proposals, and what is known without measuring.
+"""Which configuration to measure next: the sampler's proposals, without those whose outcome is known.
 
 Where not everything could be predicted, this package's own sampler begins with a guess.
 """
@@ -21,7 +21,7 @@ from .store.study import Study, Tried
 __all__ = ["Candidates", "Proposal"]
 
 _PATIENCE = 5
-"""Proposals in a row that need no measuring before one is drawn from what is left."""
+"""Proposals in a row with known outcomes before one is drawn at random from the rest."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Proposal:
 
 
 class Candidates:
-    """Proposes what to measure; never the same configuration twice, nor one that is known not to fit."""
+    """Proposes what to measure; never a configuration twice, nor one that is known not to fit."""
 
     def __init__(self, study: Study, space: ConfigurationSpace, reference: Settings) -> None:
         """
@@ -56,7 +56,7 @@ class Candidates:
         fixed: Mapping[str, Technique],
         unconfirmed: Callable[[], Iterator[Settings]],
     ) -> None:
-        """Say who proposes after the reference.
+        """Set the sampler that proposes after the reference.
 
         Args:
             sampler: its name.
@@ -101,7 +101,7 @@ class Candidates:
         return next((self._ask_for(settings) for settings in left if self._is_new(settings)), None)
 
     def settled(self) -> str | None:
-        """Why the sampler expects no more, in words; None where it does, or something is to be asked again or to be
+        """Why the sampler stops, in words; None where it does not, or where something is still to be asked again or
         confirmed."""
         waiting = any(map(self._is_new, self._study.lost)) or self._new_unconfirmed()
         return None if waiting else self._study.settled()
@@ -111,7 +111,7 @@ class Candidates:
         self._in_flight.discard(proposal.settings.canonical())
 
     def fell(self, row: Tried) -> None:
-        """What was measured again did not hold: whoever proposes learns of it."""
+        """A configuration could not be used when it was measured again: tell the sampler."""
         params = self._space.params(row.settings)
         if params:
             self._study.skip(self._study.ask(self._space.distributions, params), row)
@@ -120,8 +120,9 @@ class Candidates:
         return [settings for settings in self._unconfirmed() if self._is_new(settings)]
 
     def _promising(self) -> Iterator[Point]:
-        """Before the sampler: the most promising choice of everything at the largest batch that fits, by bisection; and
-        again with what buys memory for time, where the reference's own batch did not fit without."""
+        """First guesses, before the sampler: all techniques with the best prior gain, at the largest batch that fits,
+        found by bisection. The same with techniques that buy memory with time, where the reference's own batch did not
+        fit without."""
         for with_trades in (False, True):
             promising = {
                 name: self._most_promising(name)
@@ -135,7 +136,7 @@ class Candidates:
             yield from self._bisect(promising)
 
     def _most_promising(self, name: str) -> Technique:
-        """The choice after the first, unless it is believed to be slower than that and buys nothing with it."""
+        """The next choice by prior gain, unless it is expected to be slower than the first and to save no memory."""
         first, *others = self._searched.choices[name]
         if not others or others[0].trades_time:
             return others[0] if others else first
