@@ -23,7 +23,7 @@ from ..workers.traces import first_line
 __all__ = ["Uncalibrated", "calibrate", "predict_request"]
 
 _MOST_CALIBRATING_S = 60.0
-"""Seconds after which no further law is traced for trials; those of a search are kept."""
+"""Seconds after which no further memory model is traced for trials; those of a search are kept on disk."""
 
 
 class Uncalibrated(Exception):

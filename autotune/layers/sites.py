@@ -44,9 +44,9 @@ class Site:
     """A call within a module's ``forward``."""
 
     output: Holders = Holders()
-    """Who keeps what it returns, so that bits of that would come on top."""
+    """Who else saves its output; where anyone does, a mask only adds memory."""
     input: Holders = Holders()
-    """Who keeps what it reads."""
+    """Who else saves its input."""
     recomputes: bool = False
     """Whether BatchNorm in training, and the residual sums behind it, may be computed again in backward."""
     rounds: bool = False
@@ -76,7 +76,8 @@ def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Sit
         found = find_keepers(model, run)
     except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over fake tensors
         warnings.warn(
-            f"who keeps what was decided by the model's structure, since it did not run over fake tensors: "
+            "memory-saving layers: which layers keep an output was decided by the model's structure, since it did not "
+            "run over fake tensors: "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             stacklevel=4,
         )

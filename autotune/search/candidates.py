@@ -120,9 +120,9 @@ class Candidates:
         return [settings for settings in self._unconfirmed() if self._is_new(settings)]
 
     def _promising(self) -> Iterator[Point]:
-        """First guesses, before the sampler: all techniques with the best prior gain, at the largest batch that fits,
-        found by bisection. The same with techniques that buy memory with time, where the reference's own batch did not
-        fit without."""
+        """First guesses, before the sampler: for each technique its most promising choice, with the largest batch that
+        fits, found by bisection. Then the same with techniques that trade time for memory, if the first guess did not
+        fit even with the reference's own batch."""
         for with_trades in (False, True):
             promising = {
                 name: self._most_promising(name)
@@ -136,7 +136,8 @@ class Candidates:
             yield from self._bisect(promising)
 
     def _most_promising(self, name: str) -> Technique:
-        """The next choice by prior gain, unless it is expected to be slower than the first and to save no memory."""
+        """A technique's first alternative to its default; the default where that is expected to be faster. An
+        alternative that trades time for memory counts whatever its speed."""
         first, *others = self._searched.choices[name]
         if not others or others[0].trades_time:
             return others[0] if others else first

@@ -63,7 +63,9 @@ class Doubt:
         ran = next((row for row in session.study.tried if isinstance(row.outcome, Measured)), None)
         if ran is None or session.stop.is_set():
             return None
-        session.warn(f"{_IN_A_ROW} trials in a row ended alike: is it for them? Trial {ran.number} is run once more.")
+        session.warn(
+            f"{_IN_A_ROW} trials in a row ended alike. Does anything still run? Trial {ran.number} is run once more."
+        )
         return session.executor.ask(session.request("doubt", ran.settings, LEAST_SHARE_S))
 
 

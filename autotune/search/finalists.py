@@ -98,7 +98,7 @@ class _Fell(Exception):
 class _Finals:
     session: Session
     reference_runs: dict[tuple[int, bool], Measurement | None] = field(default_factory=dict)
-    """By round, and whether quality was measured too; None where it did not run to its end."""
+    """By round, and whether quality was measured too; None where the run did not end well."""
     _num_tried: int = 0
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
