@@ -17,9 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.estimate import Prediction
+from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.units import MIB
 
+from .kernel_rules import ALL, traced_as
 from .replay.competitors import COMPETITORS
 from .replay.gains import TABLES
 from .replay.play import play
@@ -110,6 +112,21 @@ def _base_bytes(table: Table) -> float:
     return _BASE_MIB[table.name] * MIB
 
 
+def _without_rules(table: Table) -> Table:
+    """Without what kernels take for themselves, where that was traced."""
+    rows = [row for row in load_rows("kernel-rules", table.device) if row["table"] == table.name]
+    lacking = {Settings.model_validate(row["settings"]): row["peak_bytes"] - row["without_bytes"][ALL] for row in rows}
+
+    def predicted(entry: Entry) -> Prediction | None:
+        less = lacking.get(traced_as(entry.settings), 0)
+        if entry.predicted is None or entry.predicted.high_bytes is None:
+            return entry.predicted
+        ends = {"peak_bytes": entry.predicted.peak_bytes - less, "high_bytes": entry.predicted.high_bytes - less}
+        return entry.predicted.model_copy(update=ends)
+
+    return replace(table, entries=tuple(replace(entry, predicted=predicted(entry)) for entry in table.entries))
+
+
 def _same(table: Table) -> Table:
     return table
 
@@ -119,6 +136,7 @@ VARIANTS: dict[str, tuple[str, Callable[[Table], Table]]] = {
     "gains of other tables": ("law, other tables' gains", _same),
     "prior alone": ("prior alone", _same),
     "glibc by a factor": ("law", _glibc_by_factor),
+    "no rules of kernels": ("law", _without_rules),
 }
 """By its name, the competitor, and what is done to a table's predictions. The first of each kept row; of parts that are
 gone, rows alone are left: "sampled hyperparameters"."""

@@ -122,7 +122,7 @@ def test_a_winner_that_does_not_hold_the_budget_in_a_repeat_gives_way_to_the_nex
 def test_a_search_that_was_settled_goes_on_where_its_best_does_not_hold():
     """What is fastest by far ends the search; in its second repeat it needs all of the budget."""
     limit = 700 * MIB
-    rows = [row(BOTH, samples_per_s=(200.0,) * 3, peak_bytes=(MIB, MIB, limit))]
+    rows = [row(BOTH, samples_per_s=(2000.0,) * 3, peak_bytes=(MIB, MIB, limit))]
     run = run_search(options(budget_bytes=limit), rows=rows)
     asked = [
         (request.plan.settings, is_again(request)) for request in run.executor.requests if request.kind == "measure"
@@ -255,7 +255,7 @@ def test_an_interruption_while_the_only_one_that_fits_falls_is_no_proof_that_not
                 stop.set()
             return super()._answer(request)
 
-    rows = [row(BOTH, samples_per_s=(200.0,) * 2, peak_bytes=(MIB, limit))]
+    rows = [row(BOTH, samples_per_s=(2000.0,) * 2, peak_bytes=(MIB, limit))]
     executor = Interrupts(facts(), [*(row(one) for one in configurations(facts()) if one != BOTH), *rows])
     with pytest.raises(Interrupted, match="Go on with --resume"):
         run_search(options(budget_bytes=limit), executor=executor, stop=stop)

@@ -14,9 +14,11 @@ import pytest
 
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
+from autotune.pruning import Record
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch
+from autotune.techniques.pruning import Pruning
 from autotune.testing.executors import IsolationContract
 from autotune.workers import Crashed, Failed, Lost, Measured
 from autotune.workers.local import LocalExecutor, LocalSlot
@@ -36,6 +38,17 @@ class TestLocalExecutor(IsolationContract):
     def _at_once(self, monkeypatch):
         """A trial that was lost is tried again without the pause in which a disk may be cleared."""
         monkeypatch.setattr("autotune.workers.pool._PAUSES_S", (0.0, 0.0))
+
+    def test_a_trial_says_what_was_decided_as_its_plan_was_applied(self, executor):
+        """A cut is found in a child of the trial; its record, which has half of the hidden layer, comes back."""
+        plan = Plan(settings=Settings(pruning=Pruning(kind="structured", ratio=0.5)))
+        outcome = executor.submit(self.request("healthy", plan=plan)).result()
+        assert isinstance(outcome, Measured), outcome
+        pruning = outcome.applied.pruning
+        assert Record.unpacked(pruning.kept, pruning.record).tensors["0.bias"].shape == (8,)
+        again = executor.submit(self.request("healthy", plan=Plan(settings=outcome.applied))).result()
+        assert again.applied is None
+        assert again.measurement.parity.losses == outcome.measurement.parity.losses
 
     def test_where_the_system_cannot_watch_forks_a_trial_is_a_new_interpreter(self, folder, tmp_path):
         """A fork server without pidfd: same protocol, by polling."""

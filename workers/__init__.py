@@ -6,6 +6,7 @@ from ._base import Executor, ended, result_of
 from .outcome import (
     STOPPED,
     Crashed,
+    Dropped,
     Estimated,
     Failed,
     Inspected,
@@ -24,6 +25,7 @@ __all__ = [
     "REQUEST",
     "STOPPED",
     "Crashed",
+    "Dropped",
     "Estimated",
     "Executor",
     "Failed",

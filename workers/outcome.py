@@ -14,6 +14,7 @@ from ..techniques import Facts, Settings
 __all__ = [
     "OUTCOME",
     "Crashed",
+    "Dropped",
     "Estimated",
     "Failed",
     "Inspected",
@@ -129,6 +130,14 @@ class Failed(_Outcome):
     """The user's traceback without our frames; empty where the message says all (a TaskError, a PlanError)."""
 
 
+class Dropped(_Outcome):
+    """Its quality is not proven to be within what may be lost: what a search makes of several measurements."""
+
+    kind: Literal["dropped"] = "dropped"
+    message: str
+    """The qualities, and what was allowed."""
+
+
 class Lost(_Outcome):
     """What runs trials failed, and not the trial: a full or missing disk, a server that was killed.
 
@@ -151,6 +160,7 @@ Outcome = Annotated[
     | Crashed
     | NonFinite
     | Failed
+    | Dropped
     | Lost,
     Field(discriminator="kind"),
 ]

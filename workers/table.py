@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from ..estimate import Prediction, PredictOptions
 from ..measure import Measurement, Parity
+from ..measure.measurement import Quality
 from ..plan import Peak, Speed
 from ..techniques import Facts, Settings
 from ._base import Executor
 from .outcome import Crashed, Failed, Inspected, Measured, Outcome, Predicted
 from .pool import done
-from .request import InspectRequest, PredictRequest, TrialRequest
+from .request import InspectRequest, MeasureRequest, PredictRequest, TrialRequest
 
 __all__ = ["Row", "TableExecutor"]
 
@@ -46,6 +47,8 @@ class Row(BaseModel):
     """Share of the time spent in the optimizer's own steps."""
     leak_bytes_per_step: float | None = None
     """Memory gained by each step without end."""
+    quality: tuple[Quality, ...] = ()
+    """What ``evaluate`` says, of those repeats that ask for it."""
     outcome: Outcome | None = None
     """What comes back instead of a measurement."""
 
@@ -55,8 +58,13 @@ class Row(BaseModel):
             raise ValueError("a row has an outcome, or as many samples_per_s as peak_bytes, at least one")
         return self
 
-    def outcome_at(self, repeat: int) -> Outcome:
-        """The outcome of the ``repeat``-th request, counted from 0; the rows start again after the last."""
+    def outcome_at(self, repeat: int, num_judged: int | None = None) -> Outcome:
+        """The outcome of the ``repeat``-th request, counted from 0; the rows start again after the last.
+
+        Args:
+            repeat: how many came before.
+            num_judged: how many of those asked for quality; None where this one does not.
+        """
         if self.outcome is not None:
             return self.outcome
         at = repeat % len(self.samples_per_s)
@@ -72,6 +80,7 @@ class Row(BaseModel):
             optimizer_share=self.optimizer_share,
             epoch_start_s=0.0,
             leak_bytes_per_step=self.leak_bytes_per_step,
+            quality=None if num_judged is None else self.quality[num_judged % len(self.quality)],
             phases_s={"load": 0.0, "apply": 0.0, "parity": 0.0, "warmup": 0.0, "timed": 0.0},
         )
         return Measured(measurement=measurement)
@@ -103,6 +112,7 @@ class TableExecutor(Executor):
         self._predict, self._choose = predict, choose
         self._rows = {row.settings.canonical(): row for row in rows}
         self._asked: Counter[str] = Counter()
+        self._judged: Counter[str] = Counter()
         self._is_closed = False
 
     def submit(self, request: TrialRequest) -> Future[Outcome]:
@@ -126,5 +136,8 @@ class TableExecutor(Executor):
         key = request.applied.canonical()
         if key not in self._rows:
             return Failed(message=f"the table has no row for {key}; it has {len(self._rows)} others")
-        self._asked[key] += 1
-        return self._rows[key].outcome_at(self._asked[key] - 1)
+        repeat, self._asked[key] = self._asked[key], self._asked[key] + 1
+        if not isinstance(request, MeasureRequest) or request.options.quality is None:
+            return self._rows[key].outcome_at(repeat)
+        num_judged, self._judged[key] = self._judged[key], self._judged[key] + 1
+        return self._rows[key].outcome_at(repeat, num_judged)

@@ -6,7 +6,7 @@ from ..measure import Measurement
 from ..plan import Budget, Speed
 from ..techniques import Facts, Settings, Technique
 from ..units import MIB, printable
-from ..workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
+from ..workers import Crashed, Dropped, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 from ..workers.traces import first_line
 
 __all__ = [
@@ -58,7 +58,7 @@ def remark(outcome: Outcome, budget: Budget) -> str | None:
             return f"timed out after {outcome.deadline_s:.0f} s"
         case NonFinite():
             return f"loss not finite at step {outcome.step}"
-        case Crashed() | Failed():
+        case Crashed() | Failed() | Dropped():
             return outcome.kind
         case _:
             return None

@@ -47,7 +47,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         task=TaskRef(source=options.task, fingerprint=facts.fingerprint, identity=facts.identity),
         budget=session.budget,
         # a plan says by itself what was measured
-        settings=(winner.outcome.applied or winner.settings).in_force(facts.precision),
+        settings=winner.applied.in_force(facts.precision),
         notes=tuple(_notes(session, final, measured, reference)),
         measured=measured,
         reference=measured if winner.number == 0 else reference,

@@ -17,6 +17,7 @@ from .configuration_space import ConfigurationSpace, Foreseen, Point
 from .options import SamplerName
 from .sampler import build_sampler
 from .store.study import Study, Tried
+from .verdict import CONSTRAINTS
 
 __all__ = ["Candidates", "Proposal"]
 
@@ -167,12 +168,17 @@ class Candidates:
         return self._study.by_settings.get(settings.canonical())
 
     def _witness(self, settings: Settings) -> Tried | None:
-        """A trial that did not fit and proves that ``settings``, which need at least as much memory, do not either.
+        """A trial that could not be used and proves that ``settings`` cannot either: they compute the same function,
+        whose quality is too low, or need at least as much memory.
 
-        The proof holds between configurations that are equal in everything but the batch. With a larger micro-batch
-        every activation grows and nothing shrinks, unless accumulation ends: only then are there no gradients of
-        earlier micro-batches beside the activations, so that a split batch proves nothing about a whole one.
+        The proof of memory holds between configurations that are equal in everything but the batch. With a larger
+        micro-batch every activation grows and nothing shrinks, unless accumulation ends: only then are there no
+        gradients of earlier micro-batches beside the activations, so that a split batch proves nothing about a whole
+        one.
         """
+        judged = self._study.judged(settings)
+        if judged is not None and judged.verdict.constraints[CONSTRAINTS.index("quality")] > 0:
+            return judged
         batch = settings.batch
         if batch is None:
             return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ..files import FOLDER, check_output
 from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import SIGNATURES, task_file
-from ..techniques import Facts
+from ..techniques import TECHNIQUES, Facts, Technique
 from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
 from ..workers.folder import check_working_folder
 from .budget import asked, check_possible
@@ -159,9 +159,8 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     if session.reference is None and not session.stop.is_set():
         _measure(session, candidates, candidates.reference)
     check_reference(session)
-    _choose_sampler(session, candidates, configurations)
     doubt = Doubt(session)
-    stopped = _explore(session, candidates, doubt)
+    stopped = _explore_whole(session, candidates, configurations, doubt)
     session.observe(Stopped(stopped))
     _check_usable(session)
     _check_tried(session, stopped)
@@ -212,10 +211,25 @@ def _check_tried(session: Session, stopped: str) -> None:
     )
 
 
-def _choose_sampler(session: Session, candidates: Candidates, space: ConfigurationSpace) -> None:
+def _explore_whole(session: Session, candidates: Candidates, space: ConfigurationSpace, doubt: Doubt) -> str:
+    """Half of the trials at most with the function as it is, so that there is a plan whatever becomes of the quality of
+    others; then with all choices. Returns the reason to stop, in words."""
+    stays = {name: TECHNIQUES[name]() for name, row in space.choices.items() if "function" in row[0].affects}
+    if stays and session.options.sampler == "law":
+        _choose_sampler(session, candidates, space, stays)
+        stopped = _explore(session, candidates, doubt, most=-(-session.options.trials // 2))
+        if stopped in (INTERRUPTED, _TIME_IS_UP):
+            return stopped
+    _choose_sampler(session, candidates, space)
+    return _explore(session, candidates, doubt)
+
+
+def _choose_sampler(
+    session: Session, candidates: Candidates, space: ConfigurationSpace, stays: Mapping[str, Technique] | None = None
+) -> None:
     name = session.options.sampler
     separable = Separable(session.study, space, session.facts)
-    fixed = separable.base(session.reference_settings) if name == "law" else {}
+    fixed = {**separable.base(session.reference_settings), **(stays or {})} if name == "law" else {}
     candidates.use(name, foresee(session, space.narrowed(fixed)), fixed, separable.unconfirmed)
 
 
@@ -236,8 +250,14 @@ def _measure(session: Session, candidates: Candidates, propose: Callable[[], Pro
     _end(session, candidates, proposal, outcome)
 
 
-def _explore(session: Session, candidates: Candidates, doubt: Doubt) -> str:
+def _explore(session: Session, candidates: Candidates, doubt: Doubt, most: int | None = None) -> str:
     """Keep every slot busy until there is a reason to stop; return it, in words.
+
+    Args:
+        session: the search.
+        candidates: what proposes.
+        doubt: of failures.
+        most: trials to stop after, those before included; None is what was asked for.
 
     Raises:
         TrialsLost: what runs trials failed; those that ran meanwhile have ended, and are stored.
@@ -248,7 +268,7 @@ def _explore(session: Session, candidates: Candidates, doubt: Doubt) -> str:
     failed: TrialsLost | None = None
     while running or reason is None:
         if reason is None:
-            reason = _fill(session, candidates, running)
+            reason = _fill(session, candidates, running, most)
         for future in ended(running) if running else ():
             proposal = running.pop(future)
             try:
@@ -283,14 +303,17 @@ def _calmer(one: Outcome, other: Outcome) -> Outcome:
     return one if other == STOPPED else other
 
 
-def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome], Proposal]) -> str | None:
+def _fill(
+    session: Session, candidates: Candidates, running: dict[Future[Outcome], Proposal], most: int | None
+) -> str | None:
     """Start trials in all free slots. Return why no more are to be started, or None."""
     num_trials = session.options.trials
     while len(running) < session.executor.num_slots:
-        trials_left = num_trials - len(session.study.tried) - len(running)
+        num_begun = len(session.study.tried) + len(running)
+        trials_left = num_trials - num_begun
         if session.stop.is_set():
             return INTERRUPTED
-        if trials_left <= 0:
+        if num_begun >= (most or num_trials):
             return f"all {num_trials} trials were measured"
         share_s = session.time_budget.trial_share_s(-(-trials_left // session.executor.num_slots))
         if share_s is None:
@@ -308,8 +331,8 @@ def _fill(session: Session, candidates: Candidates, running: dict[Future[Outcome
 def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
     session.observe(TrialStarted(proposal.number, proposal.settings))
     name = f"trial-{proposal.number:03d}"
-    is_reference = proposal.settings == session.reference_settings
-    judged = proposal.settings.affect("function") or (is_reference and session.options.max_quality_drop is not None)
+    is_reference = proposal.settings == session.reference_settings and session.options.max_quality_drop is not None
+    judged = is_reference or (proposal.settings.affect("function") and session.study.judged(proposal.settings) is None)
     return session.executor.submit(session.request(name, proposal.settings, share_s, judged=judged))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..measure import Measurement
 from ..measure.measurement import Quality
-from ..workers import Failed, Measured, Outcome, TimedOut
+from ..workers import Dropped, Measured, Outcome, TimedOut
 from .events import FinalistEnded, TrialStarted
 from .evidence import Pair, are_sure, interval, undisturbed
 from .quality import Judgement, judge_quality, reason_of
@@ -202,7 +202,7 @@ class _Finals:
         said = reason_of(found, drop) if found and drop is not None else "its quality was not compared"
         if judgement == "unknown":
             said += f": too few or too unlike to tell, after {len(found)} seed{'' if len(found) == 1 else 's'}"
-        outcome = Failed(message=said)
+        outcome = Dropped(message=said)
         self.session.warn(f"trial {candidate.number} is out: {said}. The next is tried.")
         raise _Fell(Tried(candidate.number, candidate.settings, outcome, self.session.judge(outcome)))
 
@@ -230,7 +230,7 @@ class _Finals:
                 raise _OutOfTime
             name = f"finalist-{row.number:03d}-round-{number}"
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
-            outcome = session.executor.ask(session.request(name, row.settings, share_s, number, judged))
+            outcome = session.executor.ask(session.request(name, row.applied, share_s, number, judged))
             is_late = isinstance(outcome, TimedOut) and session.time_budget.left_s() < LEAST_SHARE_S
             if is_late or session.was_cut_off(outcome):
                 raise _OutOfTime

@@ -14,7 +14,7 @@ __all__ = ["Priors"]
 
 _SPEED = Scales(level=5.0, main=0.12, pair=0.075, own=0.024, noise=0.03)
 """Of the logarithm of samples per second."""
-_PEAK = Scales(level=0.03, main=0.014, pair=0.009, own=0.004, noise=0.006)
+_PEAK = Scales(level=0.03, main=0.008, pair=0.005, own=0.004, noise=0.006)
 """Of the logarithm of the measured peak over the predicted one."""
 _PEAK_UNPREDICTED = Scales(level=2.0, main=0.19, pair=0.1, own=0.016, noise=0.016)
 """Of the logarithm of the measured peak over the limit, where no peak is predicted."""

@@ -17,6 +17,7 @@ from ..units import format_bytes
 from ..workers import (
     STOPPED,
     Crashed,
+    Dropped,
     Executor,
     Failed,
     Inspected,
@@ -208,7 +209,7 @@ def failure(outcome: Outcome) -> str:
             return f"out of memory at {format_bytes(outcome.peak_bytes)}: {outcome.message}"
         case TimedOut():
             said = f"it did not end within {outcome.deadline_s:.0f} s. {outcome.message}".rstrip()
-        case Crashed():
+        case Crashed() | Dropped():
             said = outcome.message
         case NonFinite():
             said = outcome.message or f"the loss is not finite at optimizer step {outcome.step}."

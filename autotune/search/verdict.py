@@ -11,6 +11,7 @@ from ..plan import Budget
 from ..units import ceil_mib, format_bytes
 from ..workers import (
     Crashed,
+    Dropped,
     Estimated,
     Failed,
     Inspected,
@@ -89,6 +90,8 @@ def judge(
             return Verdict(False, f"did not end within {outcome.deadline_s:.0f} s", False, None, _failure())
         case Crashed() | Failed():
             return Verdict(False, outcome.message, False, None, _failure())
+        case Dropped():
+            return Verdict(False, outcome.message, False, None, (-1.0, _UNKNOWN, _UNKNOWN, _UNKNOWN, 1.0))
         case Inspected() | Predicted() | Profiled() | Estimated() | Lost():
             raise AssertionError(f"no answer to a measure request: {outcome.kind}")
 

@@ -65,6 +65,10 @@ class Settings(BaseModel):
         """Whether any setting that is not the user's own affects this."""
         return any(effect in one.affects for one in self.techniques() if one.model_dump(exclude_defaults=True))
 
+    def part(self, effect: Effect) -> Settings:
+        """The settings that affect this alone, everything else as the user has it."""
+        return Settings(**{one.name: one for one in self.techniques() if effect in one.affects})
+
     def as_predicted(self, facts: Facts) -> Settings:
         """As far as predictions of memory and work tell configurations apart."""
         return self.model_copy(update={one.name: one.as_predicted(facts) for one in self.techniques()})

@@ -64,7 +64,9 @@ def prior_alone(problem: Problem, seed: int) -> Generator[Settings, Result, str 
     configurations = _configurations(known, problem, True, stated_gains(problem))
     speeds = Priors.of(configurations, problem.budget.limit).speed.mean
     ranked = [known.settings(configurations.rows[number].params) for number in np.argsort(-speeds, kind="stable")]
-    yield from sorted(filter(None, ranked), key=lambda settings: not problem.predicted_to_fit(settings))
+    foreseen = sorted(filter(None, ranked), key=lambda settings: not problem.predicted_to_fit(settings))
+    for settings in foreseen:  # noqa: UP028 - what a list yields from cannot be sent a result
+        yield settings
     return None
 
 

@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from ...errors import StudyError
 from ...measure.measurement import Quality
 from ...techniques import Settings
-from ...workers import Measured, Outcome
+from ...workers import Dropped, Measured, Outcome
 from ...workers.outcome import OUTCOME
 from ..budget import in_bytes
 from ..expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
@@ -47,6 +47,12 @@ class Tried:
     settings: Settings
     outcome: Outcome
     verdict: Verdict
+
+    @property
+    def applied(self) -> Settings:
+        """The settings with what was decided as they were applied, so that the same is measured again."""
+        decided = self.outcome.applied if isinstance(self.outcome, Measured) else None
+        return decided or self.settings
 
 
 class Study:
@@ -113,9 +119,24 @@ class Study:
     @property
     def feasible(self) -> list[Tried]:
         """Usable configurations, fastest first."""
-        fallen = {row.number for row in self.fallen}
-        rows = [row for row in self.tried if row.verdict.feasible and row.number not in fallen]
+        fallen, dropped = {row.number for row in self.fallen}, [row.settings.part("function") for row in self._dropped]
+        usable = (row for row in self.tried if row.verdict.feasible and row.number not in fallen)
+        rows = [row for row in usable if row.settings.part("function") not in dropped]
         return sorted(rows, key=lambda row: -(row.verdict.log_speed or 0.0))
+
+    def judged(self, settings: Settings) -> Tried | None:
+        """A trial that computes the same function, and whose quality is known: what else it was set to may round, and
+        changes it no further."""
+        part = settings.part("function")
+        if part == Settings():
+            return None
+        rows = [*self._dropped, *(row for row in self.tried if _has_quality(row))]
+        return next((row for row in rows if row.settings.part("function") == part), None)
+
+    @property
+    def _dropped(self) -> list[Tried]:
+        """What fell since its quality was not proven: so does whatever computes the same function."""
+        return [row for row in self.fallen if isinstance(row.outcome, Dropped)]
 
     @property
     def reference_quality(self) -> Quality | None:
@@ -277,6 +298,10 @@ class Study:
             self.lost.append(row.settings)
         withdraw(trial)
         self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def _has_quality(row: Tried) -> bool:
+    return isinstance(row.outcome, Measured) and row.outcome.measurement.quality is not None
 
 
 def _newest_of(storage: RDBStorage, stem: str, fingerprint: str) -> optuna.Study:

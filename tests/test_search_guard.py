@@ -1,0 +1,120 @@
+"""Whole searches over a table that holds qualities: what is harmful is never chosen, and what is not is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from search_tables import MIB, configurations, facts, options, row, run_search
+
+from autotune.errors import TaskError
+from autotune.measure.measurement import Quality
+from autotune.search.events import Warned
+from autotune.search.options import Drop
+from autotune.search_spaces import load_space
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.pruning import Pruning
+from autotune.workers.table import Row
+
+pytestmark = pytest.mark.usefixtures("in_memory")
+REFERENCE = Settings(batch=Batch(micro=64))
+CHOICES = "[{kind: none}, {kind: structured, ratio: 0.25}, {kind: structured, ratio: 0.5}]"
+SPACE = f"schema: autotune/space@1\npruning: {CHOICES}\n"
+JUDGED = facts(evaluates=True)
+POINT = Drop(1.0, is_share=False)
+
+
+def pruned(ratio: float) -> Settings:
+    return REFERENCE.model_copy(update={"pruning": Pruning(kind="structured", ratio=ratio)})
+
+
+def rows(**qualities: float) -> list[Row]:
+    """Of the reference at 90 points, and of a quarter and a half pruned, which are faster each."""
+    reference = row(REFERENCE, quality=(Quality(value=90.0, early=85.0),))
+    return [
+        reference,
+        *(
+            row(pruned(ratio), samples_per_s=(1000 * ratio,), peak_bytes=(100 * MIB,), quality=(Quality(value=value),))
+            for ratio, value in zip((0.25, 0.5), (qualities["quarter"], qualities["half"]), strict=True)
+        ),
+    ]
+
+
+@pytest.fixture
+def space(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    return {"space": "space.yaml", "max_quality_drop": POINT, "recovery_steps": 10}
+
+
+def test_the_fastest_whose_quality_is_kept_is_the_plan(space):
+    """A half loses ten points, a quarter half of one: the plan says so, from three seeds at least."""
+    run = run_search(options(**space), known=JUDGED, rows=rows(quarter=89.5, half=80.0))
+    assert run.plan.settings == pruned(0.25)
+    quality = run.plan.quality
+    assert (quality.value, quality.reference, quality.max_drop, quality.samples) == (89.5, 90.0, 1.0, 640)
+    assert quality.pairs >= 3
+    assert (
+        "pruning is lossy for this model: it changes what the model computes, not only its rounding" in run.plan.notes
+    )
+
+
+def test_rounds_of_what_is_judged_have_a_seed_each_and_the_reference_has_the_same(space):
+    """Trials run from the search's seed."""
+    run = run_search(options(**space), known=JUDGED, rows=rows(quarter=90.0, half=80.0))
+    fresh = [request for request in run.executor.requests if request.kind == "measure" and request.fresh]
+    assert all(request.options.quality.num_samples == 640 for request in fresh)
+    assert [request.seed for request in fresh[::2]] == [request.seed for request in fresh[1::2]]
+    assert len({request.seed for request in fresh}) == len(fresh) // 2
+
+
+def test_nothing_is_chosen_that_loses_more_than_is_allowed(space):
+    """Both lose ten points: the job as it stands is the plan."""
+    run = run_search(options(**space), known=JUDGED, rows=rows(quarter=80.0, half=80.0))
+    assert run.plan.settings == REFERENCE
+    assert run.plan.quality is None
+
+
+def test_a_drop_that_shows_in_later_seeds_alone_is_found(space):
+    """A half is as good in its trial and two points worse from other seeds."""
+    half = row(
+        pruned(0.5),
+        samples_per_s=(500.0,),
+        peak_bytes=(100 * MIB,),
+        quality=(Quality(value=90.0), *(Quality(value=88.0 + 0.1 * seed) for seed in range(6))),
+    )
+    run = run_search(options(**space), known=JUDGED, rows=[*rows(quarter=90.0, half=90.0)[:2], half])
+    assert run.plan.settings == pruned(0.25)
+    said = [event.message for event in run.seen(Warned)]
+    assert any("its quality is 88.1" in message and "1 less is allowed" in message for message in said), said
+
+
+def test_without_a_drop_nothing_lossy_is_tried(space):
+    """The space names it, and the search says what allows it."""
+    known = facts(evaluates=True, allow_lossy=False)
+    run = run_search(options(space="space.yaml"), known=known, rows=rows(quarter=90.0, half=90.0))
+    assert run.plan.settings == REFERENCE
+    assert any("which --max-quality-drop allows" in event.message for event in run.seen(Warned))
+
+
+def test_a_drop_without_evaluate_is_refused(space):
+    with pytest.raises(TaskError, match=r"--max-quality-drop 1 needs evaluate, .* Wanted: def evaluate\(model\)"):
+        run_search(options(**space), known=facts(), rows=rows(quarter=90.0, half=90.0))
+
+
+def test_what_computes_a_function_that_was_dropped_falls_with_it_and_an_exact_plan_is_left():
+    """Six trials. Each pruned configuration fits and is fast, loses two points, and its first seed does not show it;
+    the reference is over the budget. bf16 alone was tried before any of them."""
+    space = f"{SPACE}precision: [{{kind: fp32}}, {{kind: bf16}}]\nallocator: auto\n"
+    Path("space.yaml").write_text(space)
+    qualities = (Quality(value=90.0), *(Quality(value=87.0 + 0.1 * seed) for seed in range(20)))
+    known = [one for one in configurations(JUDGED, load_space("space.yaml")) if one.affect("function")]
+    lossy = [row(one, samples_per_s=(900.0,), peak_bytes=(100 * MIB,), quality=qualities) for one in known]
+    judged = [row(REFERENCE, quality=(Quality(value=90.0, early=85.0),)), *lossy]
+    asked = options(trials=6, budget_bytes=800 * MIB, max_quality_drop=POINT)
+    run = run_search(asked, known=JUDGED, rows=judged)
+    assert not run.plan.settings.affect("function")
+    assert run.plan.settings != REFERENCE
+    fell = [note for note in run.plan.notes if "fell" in note]
+    assert len(fell) <= 2  # once for each of the two functions
