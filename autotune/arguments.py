@@ -127,14 +127,14 @@ EstimatedBudget = Annotated[
     ),
 ]
 Trials = Annotated[
-    int, typer.Option(min=1, help="Configurations to measure, the reference included, the finalists not.")
+    int, typer.Option(min=1, help="Most configurations to measure, the reference included; repeated runs do not count.")
 ]
 MaxTime = Annotated[
     float | None,
     typer.Option(
         parser=_duration,
         metavar="TIME",
-        help="Bounds everything, finalists included: 90s, 20m, 1.5h.",
+        help="Longest time for the whole search, repeated runs of the best included: 90s, 20m, 1.5h.",
         show_default="no limit",
     ),
 ]
@@ -143,11 +143,13 @@ TrialTime = Annotated[
     typer.Option(
         parser=_duration,
         metavar="TIME",
-        help="At most so long for the timed steps of one trial; it ends sooner once its speed is known to 2 %.",
+        help="Longest time for one trial's timed steps; it ends once its speed is known to 2 %: 2s, 1m.",
         show_default="60s",
     ),
 ]
-Space = Annotated[str, typer.Option(metavar="NAME|FILE", help="What may be tried: a preset's name or a YAML file.")]
+Space = Annotated[
+    str, typer.Option(metavar="NAME|FILE", help="Techniques to try: a preset (default, exact, lossy) or a YAML file.")
+]
 EffectiveBatch = Annotated[
     int | None,
     typer.Option(min=1, help="Samples that one optimizer step sees, held fixed.", show_default="the task's batch_size"),
@@ -159,8 +161,8 @@ MaxQualityDrop = Annotated[
         "--max-quality-drop",
         parser=_drop,
         metavar="DROP",
-        help="How far the task's evaluate may fall: 1%, or 0.5. Techniques that change the model are tried then.",
-        show_default="none, and no such technique",
+        help="Try techniques that change the model, and allow the task's evaluate to fall by so much: 1%, or 0.5.",
+        show_default="no such technique is tried",
     ),
 ]
 RecoverySteps = Annotated[
@@ -180,7 +182,7 @@ Margin = Annotated[
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seeds the task and the sampler.")]
 Sampler = Annotated[
     Literal["law", "tpe", "gp", "random"],
-    typer.Option(help="What proposes: law knows before it measures, and stops by itself; the others are Optuna's."),
+    typer.Option(help="Chooses what to try: law predicts memory and work, and stops by itself; others are Optuna's."),
 ]
 ExecutorName = Annotated[Literal["local", "ray"], typer.Option(help="What runs the trials, each in its own process.")]
 Address = Annotated[
@@ -228,7 +230,7 @@ ProfiledBatch = Annotated[
     int | None,
     typer.Option("--batch", min=1, help="Samples in one forward pass.", show_default="the plan's or the task's"),
 ]
-Alone = Annotated[bool, typer.Option("--alone", help="Leave out what each technique would change.")]
+Alone = Annotated[bool, typer.Option("--alone", help="Do not repeat the step with each technique.")]
 Html = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write a page that draws memory over one step by module.")
 ]

@@ -227,7 +227,7 @@ def estimate(
 ) -> None:
     """Tell, for combinations of techniques, the largest micro-batch of MODEL.PY that fits, without running it.
 
-    A training step is traced over tensors without values, in a process of its own for each combination, and its
+    A training step is traced over fake tensors (shapes without data), in a process of its own for each combination. Its
     allocations are extended to any batch. A model that cannot be traced runs a few small steps instead. Where a search
     has measured this task, its trials calibrate the estimate. Exits with 3 when nothing fits.
     """

@@ -68,7 +68,7 @@ class Pieces(Iterator[list[int]]):
 
 
 class Counted:
-    """Collates a stream's samples and says how many there were: worker processes end in short batches of their own."""
+    """Collates a stream's samples and counts them: each worker process may end in a short batch."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate

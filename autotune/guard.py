@@ -1,4 +1,4 @@
-"""``Guard``: notices what a loop does between micro-batches that would train otherwise than it reads, and says so."""
+"""``Guard``: an error for loops that do between micro-batches what would silently change the training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Count:
 
 
 class Guard:
-    """Looks at an optimizer's steps, and at the first and the last of its gradients."""
+    """Watches an optimizer's steps, and the first and the last of its gradients."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -62,7 +62,7 @@ class Guard:
         self._num_steps = self._steps.num
 
     def look(self) -> None:
-        """A backward pass has ended."""
+        """A backward pass has ended: note the gradients."""
         groups = self._optimizer.param_groups
         self._seen = (
             *_first_seen(p for group in groups for p in group["params"]),

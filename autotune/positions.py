@@ -1,4 +1,5 @@
-"""``Positions``: where each micro-batch that a loader has yielded stands in its optimizer step, until it is used."""
+"""``Positions``: the place in its optimizer step of each micro-batch that a loader has yielded, until it is trained
+on."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ import torch
 __all__ = ["Position", "Positions", "Start"]
 
 _MOST_PARTS = 64
-"""Parts of a nested batch that are looked at to know it again."""
+"""Tensors of a nested batch by which it is identified."""
 _TIDIED_EVERY = 1024
 """Entries after which those of batches that are gone are let go of: an epoch may be read without training on it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start:
-    """What an epoch is begun from, so that it can be begun again."""
+    """State at the start of an epoch, so that it can be started again."""
 
     random: dict[str, Any]
     """The state of everything random, as it was."""
@@ -31,7 +32,7 @@ class Start:
 
 
 class Position(NamedTuple):
-    """Where a micro-batch stands in its optimizer step."""
+    """The place of a micro-batch in its optimizer step."""
 
     num_samples: int
     """Samples in this micro-batch."""

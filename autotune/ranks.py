@@ -1,4 +1,4 @@
-"""What is not built for several ranks yet says so, in place of training each rank on the same samples."""
+"""Refuses several ranks where they are not supported, in place of training every rank on the same samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANK_VARIABLES = frozenset(
 
 
 def world_size() -> int:
-    """Ranks that this process is one of: of torch.distributed's default group, or as torchrun has set them."""
+    """Number of ranks: of torch.distributed's default group, or as torchrun has set it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_world_size())

@@ -81,7 +81,7 @@ class Training:
 
     @property
     def batch(self) -> Batch:
-        """How an optimizer step is cut into micro-batches."""
+        """How an optimizer step is split into micro-batches."""
         return self.loader.batch
 
     def step(self, batch: Any) -> StepResult:
@@ -107,7 +107,7 @@ class Training:
         return StepResult(mean.detach(), stepped, count)
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """What the forward pass and the loss run in (autocast)."""
+        """A context for the forward pass and the loss (autocast)."""
         self.loader.positions.pass_over()
         stack = ExitStack()
         for technique in self.settings.techniques():
@@ -163,8 +163,8 @@ class Training:
         return self._state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the training was that this is the :meth:`state_dict` of; the next iteration over ``loader``
-        begins there. Nothing random may be drawn in between.
+        """Go on from the point at which :meth:`state_dict` was called; the next iteration over ``loader`` begins there.
+        Nothing random may be drawn in between.
 
         Raises:
             PlanError: it is no such state, or one of other settings, another model, optimizer or data set. Nothing is
@@ -297,7 +297,7 @@ class Training:
         self._micro_batches, self._position = 0, None
 
     def _drop(self, left: Position, begun: Position) -> None:
-        """The loop has left its last step half done, and iterates the loader anew."""
+        """The loop left its last step half done, and iterates the loader anew: drop its gradients."""
         if begun.epoch < left.epoch:
             raise TaskError(
                 f"training.loader is iterated twice at once, and optimizer steps of {self.batch.accumulate} "

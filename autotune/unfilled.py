@@ -1,4 +1,4 @@
-"""``unfilled``: a model whose random values are never drawn: it takes no time, and of large parameters no memory."""
+"""``unfilled``: builds a model without drawing its random values, which saves time, and memory for large parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from .task import Task
 __all__ = ["unfilled"]
 
 _FILLS = frozenset([torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default])
-"""What initializers draw with, in place. Drawing GPT-2's 124 million took a third of the time of its law."""
+"""In-place operations that initializers draw with. Drawing GPT-2's 124 million took a third of the time of its memory
+model."""
 _READS = frozenset([torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape])
 """Tags of operations whose caller goes by the values: ``item()``, ``nonzero()``, ``equal()``."""
 
@@ -39,11 +40,11 @@ def _build(build: Callable[[], Any]) -> Any:
 
 
 class _Looks(Exception):
-    """A value was asked for that was not drawn."""
+    """A value was read that had not been drawn."""
 
 
 class _Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Leaves tensors as they are in place of drawing their values; what is computed from them has no values either."""
+    """Skips the drawing of values; what is computed from such tensors has no values either."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -129,7 +129,7 @@ def test_whether_a_split_changes_the_gradient_is_measured_without_them():
 
 
 def test_that_predictions_leave_them_out_is_said():
-    """What they keep would be mixed with tensors without values."""
+    """What they keep would be mixed with fake tensors."""
     task = line(floats(4), batch_size=4, after_step=lambda model: None)
     assert (
         "what after_step keeps in memory is measured, and not predicted"

@@ -1,4 +1,4 @@
-"""What tensors without values are told, beside torch's own general answer."""
+"""What fake tensors are told, beside torch's own general answer."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_what_is_added_up_is_not_there_thrice(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_follows_from_positions_is_known():
-    """As transformers asks whether a batch is of several sequences, which it does not over tensors without values."""
+    """As transformers asks whether a batch is of several sequences, which it does not over fake tensors."""
     from transformers.utils import import_utils
 
     before = fake_tensor.CONSTANT_NUMEL_LIMIT

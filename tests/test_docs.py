@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 
 import pytest
 
+from benchmarks.picture import PICTURE, shown
 from benchmarks.tables import PAGES, filled
 
 
@@ -15,3 +18,9 @@ def test_a_pages_tables_are_of_the_newest_rows(page: Path):
     text = page.read_text(encoding="utf-8")
     assert "<!-- table: " in text
     assert text == filled(text)
+
+
+def test_the_picture_is_of_the_readmes_search():
+    """`python -m benchmarks.picture` draws it anew."""
+    drawn = re.findall(r"<text class=\"terminal-\d+-r\d[^>]*>([^<]*)</text>", PICTURE.read_text(encoding="utf-8"))
+    assert "".join(html.unescape("".join(drawn)).split()) == "".join(shown().split())

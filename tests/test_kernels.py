@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def scratch(func, *args, target="cpu"):
-    """Of an operation on tensors without values."""
+    """Of an operation on fake tensors."""
     with torch.device("meta"):
         return kernel_of(target, func, args, {}, func(*args)).num_bytes()
 

@@ -1,4 +1,4 @@
-"""The memory law: peaks at any batch from steps over tensors without values."""
+"""The memory law: peaks at any batch from steps over fake tensors."""
 
 from __future__ import annotations
 

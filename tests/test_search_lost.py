@@ -97,7 +97,7 @@ def test_three_failures_alike_are_the_configurations_own_where_the_reference_sti
     executor = Failing({number: alike(number) for number in (2, 3, 4, 6)})
     run = run_search(every(), executor=executor)
     assert names(executor).count("doubt") == 1
-    assert "3 trials in a row ended alike: is it for them? Trial 0 is run once more." in [
+    assert "3 trials in a row ended alike. Does anything still run? Trial 0 is run once more." in [
         event.message for event in run.seen(Warned)
     ]
     assert stored()[1:4] == ["crashed"] * 3

@@ -1,4 +1,4 @@
-"""What the trials of a search say of an estimate of the same task."""
+"""Calibrates an estimate by the trials of a search of the same task."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from ..workers.traces import first_line
 __all__ = ["Uncalibrated", "calibrate", "predict_request"]
 
 _MOST_CALIBRATING_S = 60.0
-"""Seconds after which no further law is traced for trials; those of a search are kept."""
+"""Seconds after which no further memory model is traced for trials; those of a search are kept on disk."""
 
 
 class Uncalibrated(Exception):
-    """Trials say nothing; the message says why, and is empty where there are none."""
+    """No trial can be used; the message says why, and is empty where there are none."""
 
 
 def calibrate(
     what: WhatToEstimate, facts: Facts, executor: Executor, time_budget: TimeBudget
 ) -> tuple[str, Calibration]:
-    """Hold what a search has measured against what would have been predicted of it.
+    """Compare the measured trials of the task's newest study with predictions of them, and learn the correction.
 
     Returns:
         The study's name, and what was learned.
 
     Raises:
-        Uncalibrated: that is nothing.
+        Uncalibrated: no trial can be used.
         StudyError: the storage that the user named cannot be read, or has no study of the task.
     """
     study = _study(what, facts)
@@ -75,7 +75,7 @@ def calibrate(
 def predict_request(
     name: str, what: WhatToEstimate, time_budget: TimeBudget, options: PredictOptions | EstimateOptions
 ) -> PredictRequest:
-    """What is asked of a process of its own."""
+    """A request to predict in a process of its own."""
     return PredictRequest(
         id=name,
         task=os.path.abspath(what.task),
@@ -87,7 +87,7 @@ def predict_request(
 
 
 def _study(what: WhatToEstimate, facts: Facts) -> Finished:
-    """The one whose trials were of this job, on this kind of device."""
+    """The newest study of this job, on this kind of device."""
     stem = Path(what.task).stem
     try:
         study = finished(what.storage or default_url(stem), stem, facts.fingerprint)

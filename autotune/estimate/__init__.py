@@ -1,4 +1,4 @@
-"""Peak memory without running: what a step allocates at any batch, from a few over tensors without values."""
+"""Peak memory without running a model: what a step allocates at any batch, from a few steps over fake tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``Accumulation``: which sums torch makes in place of their first part, but not while a mode sees the operations."""
+"""``Accumulation``: tells which additions torch computes in place, although a dispatch mode sees them as new
+tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ ADD = torch.ops.aten.add.Tensor
 
 
 class Accumulation:
-    """Of a step, whose operations are shown to it in order.
+    """Follows the operations of one step in order, and tells for each addition whether torch would do it in place.
 
-    Autograd adds up the gradients of a tensor that is used several times, in place of the first of them if nobody else
-    has that. A node's formula adds too: what it has made itself is its own, unless two of its gradients are of one
-    tensor. And a linear layer adds its bias to what it has multiplied, where its input does not lie in order.
+    Autograd adds up the gradients of a tensor that is used several times. It adds into the first of them if nothing
+    else refers to that one. The backward formula of a node adds too, into what it has made itself, unless two of its
+    gradients belong to one tensor. A linear layer adds its bias into the product where its input is not contiguous.
 
     Source: torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace; aten/src/ATen/native/Linear.cpp, linear.
     """
@@ -36,7 +37,7 @@ class Accumulation:
         """Storages of what it has made."""
 
     def is_in_place(self, args: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether a sum is such a one."""
+        """Whether torch computes this addition in place of its first argument."""
         if kwargs or not all(isinstance(one, Tensor) for one in args) or args[0].dtype != args[1].dtype:
             return False
         if _references(args) != self._unshared or not torch.ops.aten.is_non_overlapping_and_dense(args[0]):
@@ -50,7 +51,7 @@ class Accumulation:
         return not is_its_own or _gives_twice(node)
 
     def note(self, results: Any) -> None:
-        """An operation has made this."""
+        """Take in what an operation returned."""
         node = torch._C._current_autograd_node()
         if node is not self._node:
             self._node, self._made = node, set()
@@ -64,14 +65,15 @@ def _gives_twice(node: Any) -> bool:
 
 
 def _references(args: Any) -> tuple[int, int, int]:
-    """To the first of a mode's arguments, to its Python object and to its storage."""
+    """Reference counts of the first argument: of the tensor, of its Python object and of its storage."""
     storage = args[0].untyped_storage()
     return args[0]._use_count(), sys.getrefcount(args[0]), torch._C._storage_Use_Count(storage._cdata)
 
 
 @cache
 def _references_where_unshared() -> tuple[int, int, int] | None:
-    """As many as there are in a sum of two gradients that nobody else has; None where torch does not count them."""
+    """The counts of :func:`_references` in a sum of two gradients that nothing else refers to; None where torch does
+    not count."""
     found: list[tuple[int, int, int]] = []
 
     class Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]

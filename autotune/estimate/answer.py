@@ -1,4 +1,4 @@
-"""``estimate``: the largest batch that fits, and what fills the memory, of one combination of techniques."""
+"""``estimate``: the largest micro-batch that fits, and what fills the memory, for one combination of techniques."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .rehearsal import Untraceable
 __all__ = ["estimate"]
 
 _MOST_KEPT = 4
-"""Predictors, since each holds its traces, and the task's model where it was probed."""
+"""Predictors kept at a time. Each holds its traces, and the task's model where it was probed."""
 _MOST_GROUPS = 12
-"""Of modules, beyond which the members of a list are put together."""
+"""Groups of modules; beyond so many, the members of a list are put together."""
 
 
 def estimate(task: Task, options: EstimateOptions) -> Estimate:
-    """Say what a combination of techniques needs at any micro-batch.
+    """Tell what a combination of techniques needs at any micro-batch.
 
     Args:
         task: what it is applied to.
@@ -89,8 +89,8 @@ def _blocks(prediction: Predictor, task: Task, options: EstimateOptions) -> tupl
 
 
 def _largest(prediction: Predictor, limit_bytes: int, most: int, takes: Callable[[Fit], int]) -> Fit | None:
-    """The largest micro-batch that fits: from the job's own batch on in one piece, and below it accumulated, where
-    gradients come on top."""
+    """The largest micro-batch that fits. From the job's own batch on, it is an optimizer step by itself; smaller ones
+    are accumulated, and the gradients of earlier micro-batches come on top."""
 
     def does(micro: int) -> bool:
         may_fit = prediction.goes(micro) and prediction.may_fit(micro, limit_bytes)
@@ -105,7 +105,7 @@ def _largest(prediction: Predictor, limit_bytes: int, most: int, takes: Callable
 
 
 def _fills(trace: Trace) -> Iterable[Fill]:
-    """What is alive at the peak, by kind, and activations by module too."""
+    """Bytes alive at the peak, by kind, and activations by module too."""
     alive = list(trace.alive_at(trace.peak_moment()))
     groups = _groups({one.module for one in alive if one.kind == "activation"})
     found: Counter[tuple[str, str]] = Counter()
@@ -118,8 +118,8 @@ def _fills(trace: Trace) -> Iterable[Fill]:
 
 
 def _groups(modules: Iterable[str]) -> dict[str, str]:
-    """For each module the group that it is counted to: down to its place in a list, ``h.3`` of ``h.3.attn``; the whole
-    list, ``h.0-11``, where those are many."""
+    """The group of each module: its place in a list (``h.3`` for ``h.3.attn``), or the whole list (``h.0-11``) where
+    there are many."""
     found = {module: _down_to_number(module) for module in modules}
     if len(set(found.values())) <= _MOST_GROUPS:
         return found

@@ -1,4 +1,5 @@
-"""What tensors without values are told in a rehearsal: which kernels a device would take, and values nobody has."""
+"""A dispatch mode that gives fake tensors device-specific results: which kernels the target takes, and values they
+lack."""
 
 from __future__ import annotations
 
@@ -47,26 +48,26 @@ _IN_PLACE = _overloads(
     add_="Tensor Scalar", mul_="Tensor Scalar", div_="Tensor Scalar", lerp_="Scalar", addcmul_="default",
     addcdiv_="default",
 )  # fmt: skip
-"""What optimizers mostly do."""
+"""In-place operations, which optimizers mostly use."""
 _INTO = _overloads(add="out", mul="out")
-"""What goes where it is told to."""
+"""Operations with an ``out`` argument."""
 _LIKE = _overloads(
     add="Tensor", clone="default", div="Tensor Scalar", mul="Tensor Scalar", neg="default", sqrt="default",
     sub="Tensor", zeros_like="default",
 )  # fmt: skip
-"""What makes a tensor like its arguments, where these are alike."""
+"""Operations whose result is like their arguments, where those are alike."""
 _VIEWS = _overloads(
     _unsafe_view="default", as_strided="default", detach="default", expand="default", permute="default", select="int",
     slice="Tensor", squeeze="dim", t="default", transpose="int", unbind="int", unsqueeze="default", view="default",
 )  # fmt: skip
-"""What looks at its argument's storage. These are most of a step's operations, those above most of the others: torch's
-general answer finds the same for each in several times as long."""
+"""Views. With the operations above they are most of a step's; torch's general fake implementation finds the same result
+for each, in several times the time."""
 
 
 def answers(
     target: Target, fakes: FakeTensorMode, is_optimizer: bool = False, sees: Sees | None = None
 ) -> AbstractContextManager[Any]:
-    """In which a part of a step runs over tensors without values.
+    """A context in which one part of a step runs over fake tensors.
 
     Args:
         target: whose kernels are thought of.
@@ -106,11 +107,11 @@ class _Steps:
 
 
 class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers what tensors without values cannot: which attention kernel a device takes, by their shapes; and in the
-    optimizer, whatever value it reads (its number of steps, by which it corrects its averages) is 1.
+    """Answers what fake tensors cannot: which attention kernel the target takes, by the shapes; and, in the optimizer,
+    a value of 1 for whatever it reads (its number of steps, for bias correction).
 
-    A step has thousands of operations, and each mode on the way of one costs as much as the answer. So this is the only
-    one besides torch's, which it hands operations to by itself.
+    A step has thousands of operations, and each dispatch mode costs as much as the answer. So this is the only mode
+    besides torch's own, to which it hands operations itself.
     """
 
     def __init__(self, target: Target, fakes: FakeTensorMode, steps: _Steps, sees: Sees | None) -> None:
@@ -173,7 +174,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
     def _kernel(self, func: Any, like: FakeTensor, *args: Any, **kwargs: Any) -> Any:
-        """What a kernel for tensors of ``meta`` makes, on the device of another."""
+        """The results of a kernel run on ``meta`` tensors, moved to the target's device type."""
         with in_kernel_invocation_manager(self._fakes):
             results = func(*args, **kwargs)
         if isinstance(results, Tensor):
@@ -181,7 +182,8 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [FakeTensor(self._fakes, one, like.device) for one in results]
 
     def _grouped_product(self, a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Of experts' tokens and weights, in any precision: torch's answer knows bfloat16 alone."""
+        """The grouped matrix product of experts' tokens and weights, in any precision: torch's fake implementation
+        knows bfloat16 alone."""
         halves = (torch.empty_strided(x.size(), x.stride(), dtype=torch.bfloat16, device="meta") for x in (a, b))
         assert isinstance(a, FakeTensor)
         made = self._kernel(_GROUPED_PRODUCT, a, *halves, *args, **kwargs)
@@ -189,7 +191,7 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(TorchFunctionMode):
-    """Dropout keeps a mask of bytes on CUDA, and of its input's type on a CPU."""
+    """Dropout as the target computes it: its mask is bytes on CUDA, and of the input's type on a CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return (_dropout if func is _DROPOUT else func)(*args, **(kwargs or {}))
@@ -219,8 +221,8 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 
 def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation in place surely returns its first argument: all tensors are of its kind and device, and of
-    its shape or repeated to it."""
+    """Whether an in-place operation surely returns its first argument: all tensors are of one type and device, and of
+    its shape or broadcast to it."""
     first = args[0]
     if not isinstance(first, FakeTensor) or not first.dtype.is_floating_point:
         return False
@@ -236,14 +238,14 @@ def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _repeats(shape: torch.Size, to: torch.Size) -> bool:
-    """Whether a tensor of one shape is repeated to another where it has to be."""
+    """Whether a tensor of one shape is broadcast to another."""
     if shape == to:
         return True
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 
 def _is_contiguous(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether arguments are so in memory, and their result is not asked to be otherwise."""
+    """Whether the arguments are contiguous, and no other memory format is asked for."""
     return all(
         one.is_contiguous()
         if isinstance(one, Tensor)
@@ -253,12 +255,12 @@ def _is_contiguous(args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _drops(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an attention drops weights: its mathematical form is taken then, which needs more."""
+    """Whether an attention has dropout: torch takes its unfused form then, which needs more memory."""
     return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
 
 
 def choose_as_on_cuda(optimizer: torch.optim.Optimizer) -> None:
-    """Of for-loop and foreach, an optimizer that was not told takes the latter on CUDA."""
+    """Make an optimizer that was not told an implementation take foreach, as it does on CUDA."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
@@ -269,7 +271,7 @@ def _empty_like(x: Tensor) -> Tensor:
 
 
 class SteadyScaler(torch.amp.GradScaler):
-    """A loss scaler whose gradients are finite, without looking."""
+    """A loss scaler that takes all gradients for finite, without reading them."""
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Never skips."""
@@ -280,5 +282,5 @@ class SteadyScaler(torch.amp.GradScaler):
         self._per_optimizer_states.clear()
 
     def get_scale(self) -> float:
-        """Any: it is not to have fallen."""
+        """A constant: that it has not fallen is all that is asked."""
         return 1.0

@@ -1,4 +1,4 @@
-"""What a process takes on a CPU beside its tensors: the interpreter, torch's own pages, and malloc's slack."""
+"""Memory of a process on a CPU without its tensors: the interpreter, torch's own pages, and malloc's slack."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from .estimated import Interval
 __all__ = ["process_interval", "resident_bytes", "workers_bytes"]
 
 _ERROR = 0.02
-"""Share of a prediction by which it may be off whatever the allocator."""
+"""Relative error of any prediction of the process, whatever the allocator."""
 _SLACK_ERROR = 0.75
-"""Share of what malloc is reckoned to keep beyond the tensors by which that may be off besides. So 2 % of the tables in
-``benchmarks/replay/tables`` lie above, and of no training and allocator more than 6 %. What malloc keeps says how far
-off a prediction is, whichever the allocator: left out, a training is foretold by the others."""
+"""Additional error, as a share of what malloc is predicted to keep beyond the tensors. With it 2 % of the rows of
+``benchmarks/replay/tables`` lie above their intervals, and at most 6 % of any one training and allocator. The slack
+says how far off a prediction is for every allocator, also for a training whose rows were left out."""
 _BESIDE_BYTES = {"tcmalloc": 5 * MIB}
-"""What a preloaded allocator itself is charged, by the configurations of those tables whose tensors are small, at the
-median; :func:`resident_bytes` grew by 7 MiB with it."""
+"""What a preloaded allocator itself adds: the median over those configurations of the tables whose tensors are small.
+:func:`resident_bytes` grew by 7 MiB with it."""
 _WORKER_BYTES = 36 * MIB
 """Private pages of a loader worker, at the median of the table of ``unet_denoise``."""
 
 
 def resident_bytes(settings: Settings) -> int:
-    """What this process is charged once it has trained a small model of every common kind of layer, with these
-    settings' precision, memory-saving layers and checkpointing, which are code of their own.
+    """Bytes that this process is charged once it has trained a small model of every common kind of layer.
 
-    Call it before anything large is built. A kernel's pages are only there once it has run, its threads too.
+    The model is trained with the precision, memory-saving layers and checkpointing of these settings, which bring code
+    of their own. Call it before anything large is built: a kernel's pages, and its threads, are there only once it has
+    run.
     """
     torch.manual_seed(0)
     model = _Small()
@@ -83,10 +84,10 @@ def process_interval(base_bytes: int, trace: Trace, tensors: Interval, settings:
 
 
 def _guessed_bytes(trace: Trace) -> int:
-    """What jemalloc keeps resident, without having been looked into."""
+    """Resident bytes under jemalloc, by a guess: its rules were not looked into."""
     return round(1.05 * trace.peak_bytes())
 
 
 def workers_bytes(settings: Settings) -> int:
-    """What loader workers are charged on top."""
+    """Bytes that loader workers add to what the job is charged."""
     return (settings.data_loading.num_workers or 0) * _WORKER_BYTES

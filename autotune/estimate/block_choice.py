@@ -1,4 +1,4 @@
-"""``BlockChoice``: which blocks to recompute, so that a micro-batch just fits a limit at the least cost."""
+"""``BlockChoice``: which blocks to recompute so that a micro-batch stays within a memory limit at the least cost."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .work import Work
 __all__ = ["FLOPS_PER_BYTE", "BlockChoice", "Places"]
 
 FLOPS_PER_BYTE = 10.0
-"""Operations in the time that a byte moves, by which the two are made one number: of an A100 in fp32 (19.5e12 over
-2.0e12 a second), and of the order of a CPU's. It matters where some blocks compute and others move."""
+"""Operations that take as long as moving a byte: of an A100 in fp32 (19.5e12 over 2.0e12 a second), and of the order of
+a CPU's. It matters where some blocks compute and others move data."""
 _MOST_TRIES = 4
-"""Choices whose own law is looked at. The first is exact where what blocks keep adds up: in the zoo and the examples it
-does, but for layers of kind ``recompute``, which keep less for the layer behind them, 5 % off there."""
+"""Choices that are traced to check them. The first is exact where blocks' savings add up: so it is in all models tried,
+but for layers of kind ``recompute``, which keep less for the layer behind them and are 5 % off."""
 _MOST_LAWS = 4
-"""That are kept, since each holds its traces: of nothing, of all blocks, and of the last choices."""
+"""Memory models kept at a time, since each holds its traces: of no blocks, of all blocks, and of the last choices."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Places:
 
     @classmethod
     def of(cls, task: Task) -> Places:
-        """Of a model that is built for it.
+        """The places in a model that is built for it.
 
         Raises:
             TaskError: ``task.blocks`` names what the model does not have.
@@ -51,7 +51,7 @@ class Places:
 
 
 class BlockChoice:
-    """Chooses for one combination of techniques; its laws are shared between micro-batches and limits.
+    """Chooses blocks for one combination of techniques. Its memory models serve all micro-batches and limits.
 
     Source: the trade is that of Checkmate, Jain et al. 2020, arXiv:1910.02653, with whole blocks as the units.
     """
@@ -70,7 +70,7 @@ class BlockChoice:
     def of(
         cls, plan: Plan, task: Task, accumulates: bool = False, largest_of: int = 1, target: Target = "cpu"
     ) -> BlockChoice:
-        """With laws of its own.
+        """A choice with memory models of its own.
 
         Args:
             plan: its checkpointing and its batch do not matter.
@@ -105,7 +105,7 @@ class BlockChoice:
             that was found are enough.
 
         Raises:
-            Untraceable: the training asks for values that tensors without values do not have.
+            Untraceable: the training asks for values that fake tensors do not have.
         """
         if self._fits((), micro, limit_bytes):
             return ()
@@ -129,10 +129,10 @@ class BlockChoice:
         return self._all if self._fits(self._all, micro, limit_bytes) else None
 
     def cost(self, blocks: tuple[int, ...], micro: int) -> float:
-        """What recomputing blocks adds to a step, in bytes moved and operations made bytes by FLOPS_PER_BYTE.
+        """What recomputing blocks adds to a step: bytes moved, with operations converted to bytes by FLOPS_PER_BYTE.
 
         Raises:
-            Untraceable: the training asks for values that tensors without values do not have.
+            Untraceable: the training asks for values that fake tensors do not have.
         """
         costs = self._costs(micro) if blocks else ()
         return sum(costs[number] for number in blocks)
@@ -141,9 +141,9 @@ class BlockChoice:
         return self.law(blocks).peak_bytes(micro) <= limit_bytes
 
     def _costs(self, micro: int) -> list[float]:
-        """Of each block: the work done in it where all are recomputed, less that where none is. What a block need not
-        compute again, since backward reads none of it, is not in it. Work in a module that several blocks share is
-        split between them."""
+        """The cost of recomputing each block: its work where all blocks are recomputed, less its work where none is.
+        What a block need not compute again, since backward reads none of it, is not in it. Work in a module that
+        several blocks share is split between them."""
         costs = [0.0] * len(self._all)
         for blocks, sign in ((self._all, 1), ((), -1)):
             for (module, _), moved in _moved_bytes(self.law(blocks), micro).items():
@@ -154,8 +154,8 @@ class BlockChoice:
 
 
 def _moved_bytes(law: MemoryLaw, micro: int) -> Mapping[tuple[str, Phase], float]:
-    """The work of each module and phase as one number, at a micro-batch: on the line through the first and the last
-    that were traced."""
+    """The work of each module and phase as one number, at a micro-batch: interpolated between the first and the last
+    traced batch."""
     if law.is_traced_at_each_batch or micro < law.batches[0]:
         first = last = law.rehearse(micro)
         share = 0.0

@@ -1,9 +1,8 @@
-"""The peak of a step as a linear function of which blocks are recomputed, from two traces of it: none, and all.
+"""The peak of a step as a linear function of which blocks are recomputed, from two traces: none recomputed, and all.
 
-Both traces are cut into stretches: allocations of one block, or of none, that follow each other. What a block keeps
-less of when it is recomputed is alive between its forward and its backward, whatever the other blocks do; within its
-own stretches it goes one way or the other. So the most bytes alive in each stretch are linear in the choice, and the
-peak is the largest of them.
+Both traces are cut into stretches: runs of allocations made by one block, or by none. What a block saves by being
+recomputed is absent from its forward until its backward, whatever the other blocks do. So the most bytes alive in each
+stretch are linear in the choice, and the peak is the largest of them.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ Holders = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class StretchPeak:
-    """The most bytes alive in one stretch, whichever blocks are recomputed."""
+    """The most bytes alive in one stretch, as a linear function of the choice."""
 
     base_bytes: int
-    """Where none is."""
+    """Where no block is recomputed."""
     change_bytes: tuple[int, ...]
-    """What recomputing each block changes; these add up."""
+    """What recomputing each block adds; negative where it saves. The changes add up."""
 
     def at(self, blocks: Sequence[int]) -> int:
-        """Where these are recomputed."""
+        """The peak where these blocks are recomputed."""
         return self.base_bytes + sum(self.change_bytes[number] for number in blocks)
 
 
@@ -51,7 +50,7 @@ class _Stretch:
 
 
 def modules_holders(model: nn.Module, blocks: Sequence[nn.Module]) -> Holders:
-    """Which blocks each module stands in; a module that several share stands in each."""
+    """For each module, the blocks that it belongs to; several for a shared module."""
     names = {module: name for name, module in model.named_modules()}
     found: dict[str, tuple[int, ...]] = {}
     for number, block in enumerate(blocks):
@@ -61,7 +60,7 @@ def modules_holders(model: nn.Module, blocks: Sequence[nn.Module]) -> Holders:
 
 
 def holders_of(module: str, holders: Holders) -> tuple[int, ...]:
-    """Blocks that a module stands in, one that a technique put there included; none for one outside."""
+    """The blocks that a module belongs to, modules that a technique wrapped included; none for one outside."""
     while module not in holders and "." in module:
         module = module.rpartition(".")[0]
     return holders.get(module, ())
@@ -92,10 +91,10 @@ def stretch_peaks(stock: Trace, recomputed: Trace, holders: Holders, num_blocks:
 
 
 def _freed(stretches: Sequence[_Stretch], changes: np.ndarray) -> np.ndarray:
-    """Bytes that recomputing each block has freed where each stretch starts, one row a stretch.
+    """Bytes that recomputing each block has saved so far at the start of each stretch; one row for each stretch.
 
-    Forward, a block that is recomputed keeps its input, made by another: that is on its account until its backward
-    gives it back. All else is on the account of the block that made it: a ReLU may keep the block's output longer.
+    A recomputed block keeps its input in forward, made by another block: that is counted against it until its backward
+    frees it. All else counts for the block that made it, since a ReLU may keep a block's output for longer.
 
     Args:
         stretches: in order.
@@ -150,7 +149,7 @@ def _stretches(trace: Trace, owners: Sequence[int | None]) -> list[_Stretch]:
 
 
 def _matched(stock: Sequence[_Stretch], recomputed: Sequence[_Stretch]) -> Iterator[tuple[_Stretch, _Stretch]]:
-    """Stretches that both traces have, in order; one that a single trace has counts to that before it."""
+    """Stretches that both traces have, in order. A stretch in one trace alone counts to the one before it."""
     keys, others = ([stretch.key for stretch in side] for side in (stock, recomputed))
     for match in SequenceMatcher(None, keys, others, autojunk=False).get_matching_blocks():
         for offset in range(match.size):
@@ -158,7 +157,7 @@ def _matched(stock: Sequence[_Stretch], recomputed: Sequence[_Stretch]) -> Itera
 
 
 def _made(trace: Trace, owners: Sequence[int | None], starts: Sequence[int], num_blocks: int) -> np.ndarray:
-    """Bytes alive where each stretch starts, by the block that made them; in the last row by none."""
+    """Bytes alive at the start of each stretch, by the block that made them; the last row is for no block."""
     changes = np.zeros((num_blocks + 1, len(starts) + 1), np.int64)
     for one, block in zip(trace.allocations, owners, strict=True):
         row = num_blocks if block is None else block

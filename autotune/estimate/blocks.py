@@ -1,5 +1,5 @@
-"""What allocators have in common: memory cut into blocks, of which the free ones are merged and found by size; and the
-events of a training, replayed through one."""
+"""What the allocators' models share: blocks of memory, merged when free and found by size; and the replay of a
+training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..measure.allocations import Allocation, Trace
 __all__ = ["Block", "FreeBlocks", "replay", "round_up"]
 
 _STEPS = 3
-"""That are replayed: one before the optimizer has state, and two that have it."""
+"""Optimizer steps replayed: one before the optimizer has state, and two after."""
 
 B = TypeVar("B")
 
@@ -45,12 +45,12 @@ class FreeBlocks:
         return iter(self._blocks)
 
     def best_fit(self, num_bytes: int) -> Block | None:
-        """Take the smallest that is large enough."""
+        """Take the smallest free block that is large enough."""
         at = bisect_left(self._keys, (num_bytes,))
         return self._take(at) if at < len(self._blocks) else None
 
     def take(self, block: Block) -> Block:
-        """It is not free any more."""
+        """Remove a block from the free ones."""
         return self._take(bisect_left(self._keys, block.key()))
 
     def _take(self, at: int) -> Block:
@@ -60,7 +60,7 @@ class FreeBlocks:
         return block
 
     def split(self, block: Block, num_bytes: int) -> Block:
-        """Cut a block that was taken, and keep the rest; returns the rest."""
+        """Cut a taken block in two, and return the rest, which is free."""
         rest = Block(block.address + num_bytes, block.num_bytes - num_bytes, block, block.after)
         if block.after is not None:
             block.after.before = rest
@@ -69,7 +69,7 @@ class FreeBlocks:
         return rest
 
     def merge(self, block: Block) -> Block:
-        """A block, not kept yet, in one piece with its free neighbours, which are taken."""
+        """Join a block, not yet kept, with its free neighbours, which are taken."""
         if block.before is not None and block.before.is_free:
             block = _merged(self.take(block.before), block)
         if block.after is not None and block.after.is_free:
@@ -77,7 +77,7 @@ class FreeBlocks:
         return block
 
     def keep(self, block: Block) -> None:
-        """It is free."""
+        """Add a block to the free ones."""
         block.is_free = True
         at = bisect_left(self._keys, block.key())
         self._keys.insert(at, block.key())
@@ -99,8 +99,8 @@ class _Allocator(Protocol, Generic[B]):
 
 
 def replay(trace: Trace, allocator: _Allocator[B]) -> None:
-    """Let an allocator serve a training whose steady step this is: parameters, a first step, in which the optimizer's
-    state is made, and two that have it."""
+    """Replay a training through an allocator: its parameters, a first step, in which the optimizer's state is made, and
+    two steady ones."""
     before = [one for one in trace.allocations if one.born == 0]
     late = [one for one in before if one.kind == "optimizer_state"]
     lasting = {one.id: allocator.allocate(one.num_bytes) for one in before if one.kind != "optimizer_state"}
@@ -123,7 +123,7 @@ def replay(trace: Trace, allocator: _Allocator[B]) -> None:
 
 
 def _events(trace: Trace) -> Iterator[tuple[int, Allocation, bool]]:
-    """Moment, allocation, and whether it is made (or freed), in order; at one moment, frees first."""
+    """(moment, allocation, whether it is made), in order; at one moment, frees come first."""
     born = [(one.born, 1, one.id, one) for one in trace.allocations if one.born > 0]
     died = [(one.died, 0, one.id, one) for one in trace.allocations if one.died is not None]
     for moment, is_birth, _, one in sorted([*born, *died], key=lambda row: row[:3]):

@@ -1,6 +1,6 @@
-"""What kernels return, where torch's answer for tensors without values has another layout, precision or storage.
+"""Corrections of torch's fake implementations where the real kernel's result has another layout, type or storage.
 
-Found by comparing each operation of a step with values with the same of one without, over the models of
+Found by comparing every operation of a real step with the same of a fake-tensor step, over the models of
 ``benchmarks/estimate.py``.
 """
 
@@ -21,7 +21,7 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def correction_of(func: Any, target: str) -> Callable[..., Any] | None:
-    """What makes of an operation's results and its arguments what a kernel returns; None where torch says so itself.
+    """The function that turns an operation's fake results into what the kernel returns; None where torch's are right.
 
     Args:
         func: an overload.
@@ -31,7 +31,7 @@ def correction_of(func: Any, target: str) -> Callable[..., Any] | None:
 
 
 def _batch_norm(results: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """In channels_last where the input lies so, else in planes."""
+    """The result is channels_last where the input is, else contiguous."""
     y = results[0]
     form = _LAST.get(x.dim(), torch.contiguous_format)
     is_last = form != torch.contiguous_format and x.is_contiguous(memory_format=form) and not x.is_contiguous()
@@ -42,12 +42,12 @@ def _batch_norm(results: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _batch_norm_backward(results: Any, grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The same of the input's gradient."""
+    """The same for the input's gradient."""
     return _batch_norm(results, x)
 
 
 def _norm(results: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Mean and deviation of half precision in the precision of the weights."""
+    """Mean and deviation of half-precision inputs are of the weights' type."""
     y, *statistics = results
     weight = next((one for one in args if isinstance(one, Tensor)), x)
     if x.dtype not in HALVES or statistics[0].dtype == weight.dtype:
@@ -56,7 +56,7 @@ def _norm(results: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _group_norm_backward(results: Any, grad: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The input's gradient in the input's precision, whatever that of the weights."""
+    """The input's gradient is of the input's type, whatever the weights'."""
     grad_x, *others = results
     if grad_x is None or grad_x.dtype == x.dtype:
         return results
@@ -64,7 +64,7 @@ def _group_norm_backward(results: Any, grad: Tensor, x: Tensor, *args: Any, **kw
 
 
 def _loss(result: Tensor, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A mean or sum whose result is made as large as what it is of, and keeps all of that."""
+    """A mean or sum keeps the storage of all elements' losses."""
     if result.dim():
         return result
     shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ def _loss(result: Tensor, x: Tensor, y: Tensor, *args: Any, **kwargs: Any) -> Te
 
 
 def _loss_backward(result: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """In planes, whatever the order of the input."""
+    """The gradient is contiguous, whatever the layout of the input."""
     return result if result.is_contiguous() else torch.empty(result.shape, dtype=result.dtype, device=result.device)
 
 

@@ -1,4 +1,4 @@
-"""What an estimate is asked for, and what it says. Plain data: the driver reads it without torch."""
+"""Requests and results of an estimate: plain data, which the driver reads without importing torch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
 
 
 _TRIED_WITH = ("2.13",)
-"""Versions of torch whose privates the fake steps were held against (``python -m benchmarks.estimate``)."""
+"""Torch versions whose private functions the fake-tensor step was checked with (``python -m benchmarks.estimate``)."""
 
 
 def untried(torch_version: str) -> str | None:
-    """That predictions were not tried with this torch, in words; None where they were."""
+    """A warning that predictions were not tried with this version of torch; None where they were."""
     if ".".join(torch_version.split(".")[:2]) in _TRIED_WITH:
         return None
     return (
@@ -41,38 +41,38 @@ class _Frozen(BaseModel):
 
 
 class Interval(_Frozen):
-    """A prediction in bytes, and between what it lies."""
+    """A prediction in bytes, with an interval."""
 
     low: int
-    """Seldom less."""
+    """Lower end, bytes; not a calibrated quantile."""
     value: int
-    """Most likely."""
+    """The most likely value, bytes."""
     high: int
-    """At most one in twenty is above."""
+    """Upper end, bytes: at most one in twenty measured peaks is to be above."""
 
     @classmethod
     def around(cls, value: int, error: float) -> Self:
-        """A value that may be off by a share of itself, either way."""
+        """A value with a relative error either way."""
         return cls(low=round(value * (1 - error)), value=value, high=round(value * (1 + error)))
 
     def plus(self, num_bytes: int) -> Interval:
-        """With something on top that is known."""
+        """The interval with known bytes added."""
         return Interval(low=self.low + num_bytes, value=self.value + num_bytes, high=self.high + num_bytes)
 
 
 class Calibration(_Frozen):
-    """What measured trials have shown of how far off predictions of the process are."""
+    """Correction of predictions of the process, learned from measured trials."""
 
     constant_bytes: float
-    """To be added to each, such as for libraries that the task imports late."""
+    """Added to each prediction, such as for libraries that the task imports late."""
     share: float
-    """Of each, to be added besides."""
+    """Share of each prediction that is added besides."""
     widened: PositiveFloat
-    """By how much more the measured ones vary than their intervals say, as a factor; at least 1."""
+    """Factor, at least 1, by which measured peaks vary more than the intervals say."""
     num_trials: PositiveInt
 
     def of(self, found: Interval) -> Interval:
-        """A prediction, by what was learned."""
+        """A prediction, corrected."""
         value = found.value + self.constant_bytes + self.share * found.value
         below, above = (self.widened * (end - found.value) for end in (found.low, found.high))
         return Interval(low=round(value + below), value=round(value), high=round(value + above))
@@ -90,7 +90,7 @@ class _Options(_Frozen):
 
 
 class EstimateOptions(_Options):
-    """Of which combination of techniques the batches that fit are asked for, and how large a one is worth an answer."""
+    """The combination of techniques to estimate, and the batches of interest."""
 
     settings: Settings = Settings()
     """The combination; its batch does not matter."""
@@ -101,7 +101,7 @@ class EstimateOptions(_Options):
     is_held: bool = False
     """Whether the optimizer step is so whatever the micro-batch: smaller ones are accumulated."""
     most: PositiveInt = 2**16
-    """The largest micro-batch to think of."""
+    """The largest micro-batch to consider."""
     choose_blocks: bool = False
     """Whether to say which blocks to recompute where the job's own batch does not fit."""
     calibration: Calibration | None = None
@@ -109,21 +109,21 @@ class EstimateOptions(_Options):
 
     @property
     def own_micro(self) -> int:
-        """The micro-batch of the job as it stands, as far as it is thought of."""
+        """The micro-batch of the job as it stands, at most ``most``."""
         return min(self.reference_micro or self.reference_batch, self.most)
 
 
 class PredictOptions(_Options):
-    """Of which configurations something is to be said before they are measured."""
+    """Configurations whose memory and work are to be predicted."""
 
     settings: tuple[Settings, ...]
     """Each with its batch."""
     to_choose: tuple[Settings, ...] = ()
     """Others, for each of which the blocks to recompute are chosen for the limit, whatever its own checkpointing."""
     model_bytes: NonNegativeInt = 0
-    """Of the parameters: so many processes are started as have room for theirs."""
+    """Bytes of the parameters: as many processes are started as there is memory for."""
     most_s: PositiveFloat | None = None
-    """Seconds after which no further combination is begun; None is all of them."""
+    """Seconds after which no further combination is begun; None bounds nothing."""
 
 
 class Prediction(_Frozen):
@@ -132,21 +132,21 @@ class Prediction(_Frozen):
     peak_bytes: int
     """What the device charges the process at its peak."""
     high_bytes: int | None = None
-    """At most one in twenty is above."""
+    """Upper end of the interval: at most one in twenty measured peaks is to be above."""
     flops_per_sample: float | None = None
     """Floating-point operations of a training step."""
     bytes_per_sample: float | None = None
-    """Bytes that it reads and writes."""
+    """Bytes that a training step reads and writes."""
     blocks: tuple[int, ...] | None = None
     """Where the blocks to recompute were to be chosen, their numbers: all where even those are not enough. None where
     they could not be chosen, and the prediction is for all."""
 
 
 class Fill(_Frozen):
-    """Bytes that are there at the peak, and what they are."""
+    """Bytes alive at the peak, by what they are."""
 
     kind: Kind | Literal["scratch"]
-    """What they serve; ``scratch`` is what a kernel takes for itself."""
+    """What they serve; ``scratch`` is workspace that a kernel allocates for itself."""
     module: str
     """Of activations, the module or the group of modules that made them; else empty."""
     num_bytes: int
@@ -166,10 +166,10 @@ class Fit(_Frozen):
 
 
 class Estimate(_Frozen):
-    """What one combination of techniques takes, without having run."""
+    """Memory of one combination of techniques, without running it."""
 
     how: Literal["traced", "probed"]
-    """``traced`` over tensors without values; ``probed`` by real steps at small batches, extended to larger ones."""
+    """``traced`` over fake tensors; ``probed`` by real steps at small batches, extended to larger ones."""
     reason: str | None = None
     """Why it could not be traced."""
     base_bytes: int
@@ -186,10 +186,10 @@ class Estimate(_Frozen):
     """Numbers of the blocks to recompute, at the least cost, for that batch to be likely to fit. None where it does
     without, or where not even all are enough, or where it was not asked."""
     phase: str
-    """In which the peak of ``fills`` is."""
+    """The phase in which the peak of ``fills`` is."""
     module: str
-    """Whose forward or backward makes the allocation that reaches it."""
+    """The module whose forward or backward makes the allocation at the peak."""
     fills: tuple[Fill, ...]
     """What fills the peak, the largest first: of the largest batch, else of the smallest."""
     seconds: float
-    """That it took to find out."""
+    """Time that the estimate took."""

@@ -1,4 +1,4 @@
-"""``in_forks``: what a function says of many things, asked in as many processes as there are processors."""
+"""``in_forks``: calls a function for many arguments, in as many forked processes as there are processors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _asked: Callable[[int], Any]
-"""In a fork: what it is there for."""
+"""In a forked process: the function that it calls."""
 
 
 def in_forks(
     function: Callable[[T], R], arguments: Sequence[T], room: int = sys.maxsize, ends_s: float = math.inf
 ) -> Iterator[R]:
-    """The function's value for each argument, in order; they are begun in order too.
+    """The function's value for each argument, in order.
 
-    What raises in a fork, or ends it, is called once more here: the error is the one that it would have been. A fork
-    that still runs at ``ends_s`` is left to end with this process.
+    Where a fork raises or dies, its argument is called once more in this process, so that the error is the function's
+    own. A fork that still runs at ``ends_s`` is left, and ends with this process.
 
     Args:
         function: runs in a fork of this process; its value is pickled.
@@ -63,8 +63,7 @@ def in_forks(
 
 
 def _begin(asked: Callable[[int], Any], parent: int, num_threads: int) -> None:
-    """A fork has none of the threads that its parent's kernels ran in, and a kernel would wait for them: so it computes
-    in one.
+    """Make kernels in a fork compute in one thread: it has none of its parent's threads, and would wait for them.
 
     Source: https://gcc.gnu.org/bugzilla/show_bug.cgi?id=58378
     """

@@ -1,4 +1,4 @@
-"""``Heap``: what a process keeps resident for a sequence of allocations and frees, by glibc's own rules.
+"""``Heap``: resident memory under glibc's malloc for a sequence of allocations and frees.
 
 Source: malloc/malloc.c of glibc 2.36: ``_int_memalign`` (more is sought than is kept, so that a block does not fit into
 the hole that one of its size has left), ``_int_malloc`` (best fit), ``sysmalloc`` (mmap from a threshold on),
@@ -20,10 +20,10 @@ __all__ = ["Heap", "TensorHeap", "resident_peak_bytes"]
 _ALIGNMENT = 64
 """That torch asks for. Source: c10/core/alignment.h, gAlignment."""
 _HEADER = 16
-"""From a chunk's start to what its owner gets."""
+"""Bytes between a chunk's start and its owner's data."""
 _PAGE = 4096
 _PAD = 128 * 1024
-"""DEFAULT_TOP_PAD: what the top is grown by on top of what is asked for, and keeps when it is trimmed."""
+"""DEFAULT_TOP_PAD: added to what the top is grown by, and kept when it is trimmed."""
 _THRESHOLD = 128 * 1024
 """DEFAULT_MMAP_THRESHOLD, and DEFAULT_TRIM_THRESHOLD."""
 _MOST_THRESHOLD = 32 * MIB
@@ -31,18 +31,18 @@ _MOST_THRESHOLD = 32 * MIB
 _LEAST = 32
 """MINSIZE of a chunk."""
 _MAPPED = -1
-"""For an address: a mapping of its own."""
+"""Marks an address as a mapping of its own."""
 _BESIDE = (48, 112, 64, 48)
-"""Small chunks that come with a tensor besides its data, the first before it, the others after. Of these sizes were two
-fifths of a logged training's; which objects they are was not looked into. Chosen, with ``_LATER``, among a dozen
-variants by how near the predictions came."""
+"""Sizes of small chunks that come with each tensor, the first before its data, the others after. Two fifths of a logged
+training's chunks were of these sizes; which objects they are is not known. Chosen, with ``_LATER``, as the best of a
+dozen variants."""
 _LATER = 150
-"""So many of them outlive their tensors, and go in no order."""
+"""Number of small chunks that outlive their tensors; they are freed in random order."""
 _TURNOVER = 4.0
-"""How often a micro-batch makes as many bytes as are alive at the peak where the replayed slack is right: what is
-measured grows about with the root of it. Four trainings, 248 configurations."""
+"""Turnover (bytes that a micro-batch allocates, over bytes alive at the peak) at which the replayed slack is right.
+Measured slack grows about with its root: four trainings, 248 configurations."""
 _CACHED = 7
-"""TCACHE_FILL_COUNT: so many freed chunks of each size are kept for the next, and not merged."""
+"""TCACHE_FILL_COUNT: freed chunks of each size that are kept for reuse and not merged."""
 
 
 class Heap:
@@ -50,10 +50,10 @@ class Heap:
 
     def __init__(self) -> None:
         self.peak_bytes = 0
-        """Most that was resident."""
+        """Most bytes resident so far."""
         self._free = FreeBlocks()
         self._last: Block | None = None
-        """Below the top."""
+        """The block below the top."""
         self._top = self._end = self._touched = self._mapped = 0
         self._threshold = self._trim_at = _THRESHOLD
 
@@ -75,7 +75,7 @@ class Heap:
         return block
 
     def chunk(self, num_bytes: int) -> Block:
-        """A small one of exactly so many bytes, header included, aligned to 16."""
+        """A small chunk of exactly so many bytes, header included, aligned to 16."""
         block = self._free.best_fit(num_bytes) or self._from_top(num_bytes)
         if block.num_bytes > num_bytes + _LEAST:
             self.free(self._cut(block, num_bytes))
@@ -100,7 +100,7 @@ class Heap:
             self._touched = min(self._touched, self._end)
 
     def _trimmed(self, block: Block, kept: int) -> Block:
-        """Of a block that was taken, an aligned one; what is before and behind it is given back."""
+        """Align a taken block; give back what is before and behind it."""
         lead = -(block.address + _HEADER) % _ALIGNMENT
         if 0 < lead < _LEAST:
             lead += _ALIGNMENT
@@ -113,7 +113,7 @@ class Heap:
         return block
 
     def _cut(self, block: Block, num_bytes: int) -> Block:
-        """The second part of a block that was taken."""
+        """Cut a taken block in two, and return the second part; both count as taken."""
         second = self._free.take(self._free.split(block, num_bytes))
         if self._last is block:
             self._last = second
@@ -137,11 +137,11 @@ class Heap:
 
 
 class TensorHeap:
-    """A heap in which each tensor has small objects besides its data.
+    """A heap in which each tensor has small objects beside its data.
 
-    They lie where there was room when they were made, outlive what lay beside them, and keep two free neighbours from
-    becoming one that is large enough for the next tensor: without them, the heap of a logged training was a quarter
-    of what it is.
+    The small objects lie where there was room when they were made, outlive their neighbours, and keep free blocks from
+    merging into one that is large enough for the next tensor. Without them, the heap of a logged training was predicted
+    at a quarter of its size.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class TensorHeap:
         self._cached: tuple[list[Block], ...] = tuple([] for _ in _BESIDE)
 
     def allocate(self, num_bytes: int) -> tuple[Block | None, list[tuple[int, Block]]]:
-        """A tensor's data, and what comes with it, by its place in the list of sizes."""
+        """Allocate a tensor's data, and its small objects."""
         if num_bytes <= 0:
             return None, []
         first = self._object(0)
@@ -159,7 +159,7 @@ class TensorHeap:
         return data, [first, *map(self._object, range(1, len(_BESIDE)))]
 
     def free(self, tensor: tuple[Block | None, list[tuple[int, Block]]]) -> None:
-        """Give the data back, and as many objects as there are too many of."""
+        """Free the data, and as many small objects as there are too many of."""
         data, objects = tensor
         self.heap.free(data)
         self._left += objects
@@ -178,7 +178,7 @@ class TensorHeap:
 
 
 def resident_peak_bytes(trace: Trace) -> int:
-    """What malloc keeps resident at most for a training whose steady step this is."""
+    """Most bytes that glibc's malloc keeps resident for a training with this steady step."""
     tensors = TensorHeap()
     replay(trace, tensors)
     least = trace.peak_bytes()

@@ -1,4 +1,4 @@
-"""``Kernel``: an operation that takes memory of its own while it runs, and how much at any batch."""
+"""``Kernel``: an operation with a workspace, which it allocates while it runs, at any batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Like:
-    """What a tensor is, without its memory."""
+    """Shape, strides and type of a tensor."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -28,16 +28,16 @@ class Like:
 
     @property
     def num_elements(self) -> int:
-        """Its length, all dimensions together."""
+        """Product of its sizes."""
         return math.prod(self.size)
 
     @property
     def num_bytes(self) -> int:
-        """What its elements take."""
+        """Bytes of its elements."""
         return self.num_elements * self.dtype.itemsize
 
     def is_dense(self, channels_last: bool = False) -> bool:
-        """Whether it lies without gaps in this order; where a dimension is 1, its stride does not matter."""
+        """Whether it has no gaps in this order of dimensions; strides of dimensions of size 1 do not matter."""
         order = [0, *range(2, len(self.size)), 1] if channels_last else range(len(self.size))
         step = 1
         for dim in reversed(order):
@@ -61,7 +61,8 @@ class Like:
         return True
 
     def extended(self, other: Like, steps: float) -> Like:
-        """Sizes and strides on the line through this one's and another's, ``steps`` of it from this one."""
+        """Sizes and strides extrapolated linearly from this one and another, ``steps`` times their difference from this
+        one."""
         size, stride = (
             tuple(round(a + (b - a) * steps) for a, b in zip(own, their, strict=True))
             for own, their in ((self.size, other.size), (self.stride, other.stride))
@@ -70,14 +71,14 @@ class Like:
 
 
 def like(x: Tensor) -> Like:
-    """What a tensor is; one without strides counts as a number."""
+    """The :class:`Like` of a tensor; one without strides counts as a number."""
     if x.layout != torch.strided:
         return Like((), (), x.dtype)
     return Like(tuple(x.size()), x.stride(), x.dtype)
 
 
 def _likes(tree: Any) -> Any:
-    """With what each tensor is in its place."""
+    """Arguments with the :class:`Like` of each tensor in its place."""
     if isinstance(tree, Tensor):
         return like(tree)
     if isinstance(tree, dict):
@@ -89,25 +90,25 @@ def _likes(tree: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An operation on tensors of these shapes."""
+    """An operation, with the shapes of its tensors."""
 
     scratch: Callable[..., int]
-    """Bytes that it takes on top of its results, of the results and the arguments."""
+    """Workspace in bytes, beside the results, as a function of results and arguments."""
     results: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
     def of(cls, scratch: Callable[..., int], results: Any, args: Any, kwargs: Any) -> Kernel:
-        """The operation on these tensors."""
+        """The kernel of an operation on these tensors."""
         return cls(scratch, _likes(results), _likes(args), _likes(kwargs))
 
     def num_bytes(self) -> int:
-        """What it takes."""
+        """Bytes of its workspace."""
         return self.scratch(self.results, *self.args, **self.kwargs)
 
     def extended(self, other: Kernel, steps: float) -> Kernel:
-        """The operation where each size lies on the line through this one's and another's."""
+        """The operation with each size extrapolated linearly from this one's and another's."""
 
         def extend(own: Any, their: Any) -> Any:
             return own.extended(their, steps) if isinstance(own, Like) and isinstance(their, Like) else own

@@ -1,4 +1,4 @@
-"""The cheapest set of things whose changes fit into the room there is: a knapsack of several rows, solved by HiGHS.
+"""The cheapest subset that fits into the room in every row: a multi-dimensional knapsack, solved by HiGHS.
 
 Source: https://docs.scipy.org/doc/scipy/reference/generated/scipy.optimize.milp.html
 """
@@ -12,10 +12,10 @@ import numpy as np
 __all__ = ["cheapest"]
 
 _MOST_NODES = 2000
-"""Of the solver's tree, after which the best found so far is taken: a count repeats, seconds do not. Random problems of
-96 blocks took 29 at most."""
+"""Limit on the solver's tree, after which the best found so far is taken: unlike a time limit it gives the same each
+time. Random problems of 96 blocks took 29 at most."""
 _TOTAL = 1e6
-"""That costs are scaled to add up to: the solver takes objectives within 1e-6 of each other for equal."""
+"""Total to which costs are scaled: the solver takes objectives within 1e-6 of each other for equal."""
 
 
 def cheapest(
@@ -57,7 +57,7 @@ def cheapest(
 
 
 def _distinct(costs: Sequence[float]) -> np.ndarray:
-    """The costs, scaled, each with a little more than that before it, so that none is free and equal ones are not."""
+    """The costs, scaled, each a little above the one before it, so that none is zero and no two are equal."""
     scaled = np.asarray(costs, float) * (_TOTAL / (sum(costs) or 1.0))
     distinct: np.ndarray = scaled + 1 + np.arange(1, len(costs) + 1) / len(costs) ** 2
     return distinct

@@ -1,4 +1,4 @@
-"""What tensors without values hold where it follows from positions, by which models choose a mask."""
+"""Values of fake tensors that follow from positions alone, since models choose their attention mask by them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..measure.tracer import tensors_of
 __all__ = ["dispatch", "known_values"]
 
 _MOST = 2**16
-"""Elements of a tensor whose values are reckoned with."""
+"""Largest tensor, in elements, whose values are computed."""
 _POSITIONS = frozenset(getattr(torch.ops.aten.arange, kind) for kind in ("default", "start", "start_step"))
 
 
 @contextmanager
 def known_values() -> Iterator[None]:
-    """In which torch reckons with what follows from positions, or from numbers that are given, as it does otherwise
-    with single numbers; and transformers, which takes another way where it sees a tensor without values, does not see
-    those whose values are known."""
+    """A context in which fake tensors that are made from positions or given numbers keep their values, as torch itself
+    keeps single numbers. Transformers, which takes another way for fake tensors, does not see those whose values are
+    known as such."""
     replaced: list[tuple[Any, str, Any]] = [(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST)]
     library = sys.modules.get("transformers.utils.import_utils")
     if hasattr(library, "is_fake_tensor"):
@@ -40,7 +40,7 @@ def known_values() -> Iterator[None]:
 
 
 def dispatch(fakes: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Torch's answer; whole numbers that are known are kept with it, if they are few."""
+    """Torch's result; known whole numbers are kept with it, if they are few."""
     with unset_fake_temporarily():
         if func in _POSITIONS:
             results: Any = fakes.dispatch(func, types, args, kwargs)
@@ -61,7 +61,7 @@ def dispatch(fakes: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: di
 
 @contextmanager
 def _hidden(known: Sequence[FakeTensor]) -> Iterator[None]:
-    """Values are forgotten for a while."""
+    """Values are hidden from torch within the block."""
     values = [one.constant for one in known]
     for one in known:
         one.constant = None

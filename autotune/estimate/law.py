@@ -1,7 +1,8 @@
-"""``MemoryLaw``: the memory of an optimizer step at every batch, from its allocations at three, or at each of a few.
+"""``MemoryLaw``: the memory model of an optimizer step, from its allocations at three batches, or at each of a few.
 
-Each allocation's size is affine in the batch, or nearly so; the peak is not, since it moves from one moment to another.
-So the sizes are extended, and the step's events replayed. A kernel's scratch jumps with the batch; it is reckoned anew.
+Each allocation's size is affine in the batch, or nearly so. The peak is not, since it moves from one moment of the step
+to another. So the sizes are extended to the batch that is asked for, and the step's allocations and frees are replayed.
+A kernel's workspace jumps with the batch; it is computed for each.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ from .work import Work, total_work, work_between
 __all__ = ["BATCHES", "ERROR", "MemoryLaw", "Sizes", "corresponds", "largest", "memory_law"]
 
 BATCHES = (2, 3, 256)
-"""Micro-batches that are traced: not 1, at which some tensors are contiguous that are not otherwise (where it is asked
-for, it is traced itself); and one at which what goes piece by piece does."""
+"""Micro-batches that are traced. Not 1, at which some tensors are contiguous that otherwise are not (it is traced
+itself where it is asked for). One is large enough for code that works in pieces to do so."""
 ERROR = 0.02
-"""Share by which the tensors' peak may be off, by kernels' scratch: of measured peaks of models that the law was not
-developed on, at most 5 % are to lie further above, which ``python -m benchmarks.estimate`` counts."""
+"""Relative error of the tensors' peak, for kernels' workspace. Of measured peaks of models that this was not developed
+on, at most 5 % are to lie above; ``python -m benchmarks.estimate`` counts them."""
 _LARGER = (24, 36, 256)
-"""Where those do not correspond, since a layer goes another way at small batches; what is asked below is traced."""
+"""Batches taken instead where the first do not correspond, since a layer takes another kernel at small batches; smaller
+ones are traced themselves."""
 _STRAIGHT = 0.01
-"""Share of a size by which its third point may lie off the line: bits are rounded up to bytes."""
+"""Relative distance from the line that the third point of a size may have: bits are rounded up to bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """Bytes of each allocation as a function of the micro-batch, from three of them."""
+    """Bytes of each allocation as a function of the micro-batch, fitted to three batches."""
 
     batches: tuple[int, ...]
     """Three, ascending."""
@@ -46,8 +48,9 @@ class Sizes:
     """(3, allocations): at each."""
 
     def at(self, batch: int) -> np.ndarray:
-        """(allocations,): on the line through all three; if the third is below that of the first two, on theirs but at
-        most the third, as of what goes piece by piece; and if it is above, on the parabola through all three."""
+        """(allocations,): bytes at a micro-batch. On the line through all three points where they lie on one. If the
+        third is below the line of the first two, that line up to the third point, as for code that works in pieces; if
+        it is above, the parabola through all three."""
         (first, second, third), (a, b, c) = self.batches, self.num_bytes
         line = a + (b - a) * (batch - first) / (second - first)
         bend = c - (a + (b - a) * (third - first) / (second - first))
@@ -61,19 +64,19 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class MemoryLaw:
-    """What an optimizer step allocates, and its peak, at any micro-batch."""
+    """The memory model of an optimizer step: its allocations and its peak at any micro-batch."""
 
     steps: tuple[Rehearsed, ...]
-    """At three batches; what happens when is taken from the last. None of them where few batches are asked for."""
+    """Traced steps at three batches; the order of events is the last one's. Empty where few batches are asked for."""
     rehearse: Callable[[int], Rehearsed]
-    """The step at another batch."""
+    """Traces the step at another batch."""
     batches: tuple[int, ...] = BATCHES
-    """Of the steps, ascending."""
+    """Batches of the traced steps, ascending."""
 
     @cached_property
     def is_traced_at_each_batch(self) -> bool:
-        """Whether no size is extended, and each batch that is asked for is traced, which is exact: where few are asked
-        for; and where the allocations of two do not correspond, as where a forward loops over the batch."""
+        """Whether every batch that is asked for is traced itself, which is exact: where few are asked for, and where
+        the allocations of two do not correspond, as in a forward that loops over the batch."""
         return not self.steps or not corresponds(*self.steps)
 
     def at(self, batch: int) -> Trace:
@@ -96,14 +99,14 @@ class MemoryLaw:
         return int(np.cumsum(signs * self._sizes_at(batch)[numbers]).max())
 
     def work(self, batch: int) -> tuple[Work, Work]:
-        """Of forward and backward together, and of the optimizer, in one step at a micro-batch."""
+        """Work of forward and backward together, and of the optimizer, in one step at a micro-batch."""
         if not self.steps:
             return total_work(self.rehearse(batch).work)
         first, *_, last = self.steps
         return work_between((self.batches[0], self.batches[-1]), (first.work, last.work), batch)
 
     def interval(self, batch: int) -> Interval:
-        """The peak, and between what it lies: at most one in twenty is above."""
+        """The peak with its interval: at most one in twenty is to be above."""
         return Interval.around(self.peak_bytes(batch), ERROR)
 
     def largest_batch(self, limit_bytes: int, most: int) -> int | None:
@@ -111,7 +114,7 @@ class MemoryLaw:
         return largest(lambda batch: self.peak_bytes(batch) <= limit_bytes, most)
 
     def _sizes_at(self, batch: int) -> np.ndarray:
-        """(allocations,): extended where it was seen, reckoned anew where it is a kernel's scratch."""
+        """(allocations,): bytes of each at a micro-batch, kernels' workspace computed for it."""
         sizes = self._sizes.at(batch)
         steps = (batch - self.batches[0]) / (self.batches[1] - self.batches[0])
         for number, first, second in self._kernels:
@@ -125,7 +128,8 @@ class MemoryLaw:
 
     @cached_property
     def _kernels(self) -> list[tuple[int, Kernel, Kernel]]:
-        """Kernels at the first two batches, each with the number of its allocation; those that never take any aside."""
+        """Kernels at the first two batches, each with the number of its allocation; those without a workspace left
+        out."""
         numbers = [one.id for one in self.steps[0].trace.allocations if one.is_scratch]
         first, second, _ = (step.kernels for step in self.steps)
         found = zip(numbers, first, second, strict=True)
@@ -133,7 +137,7 @@ class MemoryLaw:
 
     @cached_property
     def _events(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of allocations and frees in order, the allocation's number, and 1 or -1; several may share a moment."""
+        """Allocations and frees in order: the allocation's number, and 1 or -1; several may share a moment."""
         allocations = self.steps[-1].trace.allocations
         born = [(one.born, -1, one.id) for one in allocations]
         died = [(one.died, 1, one.id) for one in allocations if one.died is not None]
@@ -149,7 +153,7 @@ def memory_law(
     target: Target = "cpu",
     few: int | None = None,
 ) -> MemoryLaw:
-    """The law of ``apply(plan, task)``, from optimizer steps over tensors without values.
+    """The memory model of ``apply(plan, task)``, from optimizer steps over fake tensors.
 
     Args:
         plan: its batch does not matter.
@@ -185,8 +189,8 @@ def memory_law(
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int | None:
-    """The largest micro-batch of 1 to ``most`` that fits; None where not even 1 does. What a batch needs is taken to
-    grow with it."""
+    """The largest micro-batch of 1 to ``most`` that fits; None where not even 1 does. By bisection: memory is taken to
+    grow with the batch."""
     does, does_not = 0, most + 1
     while does_not - does > 1:
         batch = (does + does_not) // 2
@@ -198,7 +202,7 @@ def largest(fits: Callable[[int], bool], most: int) -> int | None:
 
 
 def corresponds(*steps: Rehearsed) -> bool:
-    """Whether each allocation of one step is one of every other's, in the same place."""
+    """Whether the steps make the same allocations in the same order, so that their sizes can be extended."""
     return len({_outline(step.trace) for step in steps}) <= 1
 
 
@@ -209,5 +213,5 @@ def _num_forward(trace: Trace) -> int:
 
 
 def _outline(trace: Trace) -> tuple[object, ...]:
-    """What two batches must have in common for their allocations to correspond."""
+    """What two steps must have in common for their allocations to correspond."""
     return tuple((one.module, one.phase, one.kind, one.died is None, one.is_scratch) for one in trace.allocations)

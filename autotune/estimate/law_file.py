@@ -1,4 +1,4 @@
-"""``KeptLaw``: the steps that a law was made of, as JSON and back."""
+"""``KeptLaw``: the traced steps of a memory model, as JSON and back."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["KeptLaw", "load_law", "packed"]
 
 @dataclass(frozen=True)
 class KeptLaw:
-    """What there is to know of a law."""
+    """A memory model as it is kept on disk."""
 
     batches: tuple[int, ...]
-    """Three that it goes by; none where each that is asked for is traced."""
+    """Fitted batch sizes; empty if every batch is traced."""
     steps: dict[int, Rehearsed | str]
-    """By their batch, these and others; or why there can be none."""
+    """Traced steps by batch, fitted ones and others; or the reason why there can be none."""
     sources: dict[str, str]
-    """The user's files that were loaded once it was traced, and what was in them."""
+    """The user's source files that were loaded after tracing, each with a hash of its content."""
 
 
 def packed(key: str, law: KeptLaw) -> bytes:
-    """A law under a key.
+    """A memory model under its key, as text.
 
     Raises:
         TypeError: an operation has an argument that JSON cannot say.
@@ -45,7 +45,7 @@ def packed(key: str, law: KeptLaw) -> bytes:
 
 
 def load_law(path: Path, key: str) -> KeptLaw | None:
-    """The law in a file; None where there is none, or that of another key, or anything else."""
+    """The memory model in a file; None where the file is missing, of another key, or not readable."""
     try:
         read = json.loads(gzip.decompress(path.read_bytes()))
         if read["key"] != key:
@@ -78,7 +78,7 @@ def _step(rows: dict[str, Any]) -> Rehearsed:
 
 
 def _plain(tree: Any) -> Any:
-    """As JSON can say it: what it has no word for is an object of one key."""
+    """A value as JSON can hold it: what JSON has no word for becomes an object with one key."""
     match tree:
         case Like():
             return {"like": [tree.size, tree.stride, str(tree.dtype)]}

@@ -1,4 +1,4 @@
-"""``Laws``: of a task's combinations of techniques, traced once and kept under ``.autotune/laws``."""
+"""``Laws``: a cache of memory models on disk, one for each combination of techniques, under ``.autotune/laws``."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from .threads import num_threads
 __all__ = ["Laws"]
 
 _WITHOUT_TRACE: tuple[Effect, ...] = ("samples", "process", "loader")
-"""What no trace depends on."""
+"""Effects of techniques that no trace depends on."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = re.compile(rf"{re.escape(sysconfig.get_path('stdlib'))}/|/(site|dist)-packages/")
-"""Where source files are not the user's."""
+"""Folders whose source files are not the user's."""
 
 
 class Laws:
-    """Finds laws again that an earlier process has traced, of a task that lies in a file.
+    """Finds memory models that an earlier process traced, for a task that lies in a file.
 
     There is one file for each combination. It is written anew where anything has changed that a trace depends on: the
-    content of any source file of the user's or of this package, what is installed, the model, what its samples look
-    like, threads, the processor.
+    content of any source file of the user's or of this package, what is installed, the model, its samples' shapes, the
+    number of threads, the processor.
     """
 
     def __init__(self, task: Task, largest_of: int | None, target: Target) -> None:
@@ -58,16 +58,17 @@ class Laws:
         self._task, self._largest_of, self._target = task, largest_of or 1, target
 
     def law(self, plan: Plan, accumulates: bool, few: int | None = None) -> MemoryLaw:
-        """As :func:`memory_law` has it; where few micro-batches are asked for, by three if these are kept.
+        """The memory model, as :func:`memory_law` makes it. Where few micro-batches are asked for, the model of three
+        batches is used if it is kept.
 
         Raises:
-            Untraceable: the training asks for values that tensors without values do not have.
+            Untraceable: the training asks for values that fake tensors do not have.
             Exception: whatever the user's code raises.
         """
 
         @cache
         def traced() -> MemoryLaw:
-            """Once it is needed."""
+            """The memory model, traced when first needed."""
             return memory_law(plan, self._task, accumulates, self._largest_of, self._target, few)
 
         if not self._task.source:
@@ -95,7 +96,7 @@ class Laws:
         return FOLDER / "laws" / f"{_hash(json.dumps(said))[:32]}.json.gz"
 
     def _save(self, path: Path, law: KeptLaw) -> None:
-        """Where that can be: a law that is not kept is traced again."""
+        """Write the file, where that is possible: a memory model that is not kept is traced again."""
         with suppress(TypeError, OSError, UserError):
             content = packed(self._key, law)
             with replacing(path, UserError) as temporary:
@@ -108,7 +109,7 @@ class Laws:
 
     @cached_property
     def _key(self) -> str:
-        """What a trace depends on beside the combination."""
+        """What a trace depends on beside the combination, as a hash."""
         with undisturbed():
             seed_everything(0)
             model = build_model(unfilled(self._task))
@@ -126,10 +127,10 @@ class Laws:
 
 
 def _restored(law: KeptLaw, rehearse: Callable[[int], Rehearsed], save: Callable[[], None]) -> MemoryLaw:
-    """A law whose steps at other batches are kept too."""
+    """A memory model whose steps at other batches are kept too."""
 
     def step(batch: int) -> Rehearsed:
-        """At a batch, kept or traced now."""
+        """The step at a batch, kept or traced now."""
         if batch not in law.steps:
             try:
                 law.steps[batch] = rehearse(batch)
@@ -147,7 +148,7 @@ def _restored(law: KeptLaw, rehearse: Callable[[int], Rehearsed], save: Callable
 
 
 def _sources() -> Iterator[tuple[str, str]]:
-    """The files that modules of the user's were loaded from, with what is in them."""
+    """Paths of the files that the user's modules were loaded from, with a hash of each."""
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         name = getattr(getattr(module, "__spec__", None), "name", name)
@@ -156,7 +157,7 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 
 def _content(path: Path) -> str:
-    """Of a file, as a hash; empty where it cannot be read."""
+    """Hash of a file's content; empty where it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:

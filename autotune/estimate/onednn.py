@@ -1,7 +1,8 @@
-"""What oneDNN's convolutions take on a CPU beside their results: operands in its own layout, and buffers of threads.
+"""Workspace of oneDNN's convolutions on a CPU: operands reordered into its own layout, and buffers of each thread.
 
 Measured with torch.profiler's memory events on torch 2.13 (x86, AVX-512), over kernels, strides, channels, groups,
-layouts and precisions.
+layouts and types. "Blocked" is oneDNN's layout (nChw16c): channels in blocks of 16. "In planes" is torch's contiguous
+layout (NCHW).
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from .threads import num_threads
 __all__ = ["copy_bytes", "onednn_convolution", "onednn_convolution_backward"]
 
 _LANES = 16
-"""Channels of a block of oneDNN's layout; channels are rounded up to it."""
+"""Channels in a block of oneDNN's layout; channels are rounded up to a multiple."""
 _FIRST = 3
-"""Input channels that a weight's gradient in single precision reads as they lie: an image's."""
+"""Most input channels (an image's) that the weight gradient in fp32 reads without reordering."""
 _REDUCES = 6.0
-"""Elements of an input over those of a weight from which threads share the batch in single precision."""
+"""In fp32, threads share the batch from this ratio of the input's elements to the weight's on."""
 _WIDEST = 3
-"""Kernel of a depthwise convolution whose weight's gradient oneDNN computes from channels_last images."""
+"""Widest depthwise kernel whose weight gradient oneDNN computes from channels_last images."""
 _LARGEST = 14
-"""Side of a kernel whose weight's gradient is computed as those of smaller ones are."""
+"""Widest kernel whose weight gradient is computed like that of small kernels."""
 _PARTS = 4.25
-"""What a thread takes for the gradient of a larger one, in weights in single precision."""
+"""Per-thread fp32 gradient buffer for kernels wider than ``_LARGEST``, in sizes of the weight."""
 
 
 def onednn_convolution(
     y: Like, x: Like, weight: Like, bias: Any, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, output_padding: list[int], groups: int,
 ) -> int:  # fmt: skip
-    """Input and weight are reordered into oneDNN's layout; the result is computed there, and then copied."""
+    """Workspace of forward, bytes. Input and weight are reordered into the blocked layout; the result is computed
+    there, then copied."""
     is_last = _is_channels_last(x, weight)
     convolution = Convolution(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     if convolution.is_slow(num_threads()):
@@ -57,7 +59,8 @@ def onednn_convolution_backward(
     results: Any, grad: Like, x: Like, weight: Like, bias_sizes: Any, stride: list[int], padding: list[int],
     dilation: list[int], transposed: bool, output_padding: list[int], groups: int, wanted: list[bool],
 ) -> int:  # fmt: skip
-    """First the input's gradient, then the weight's, each in oneDNN's layout before it is copied."""
+    """Workspace of backward, bytes: the larger of the input gradient's and the weight gradient's. The input's comes
+    first; each is computed in the blocked layout, then copied."""
     is_last = _is_channels_last(x, weight)
     convolution = Convolution(x, weight, stride, padding, dilation, transposed, output_padding, groups)
     if convolution.is_slow(num_threads()):
@@ -93,7 +96,7 @@ def onednn_convolution_backward(
 
 
 def _is_apart(weight: Like, transposed: bool, groups: int) -> bool:
-    """Groups of other than whole blocks of channels, which are neither rounded up nor reordered."""
+    """Whether groups hold no whole blocks of channels: these are neither rounded up nor reordered."""
     return groups > 1 and weight.size[1] > 1 and weight.size[1] % _LANES > 0 and not transposed
 
 
@@ -107,9 +110,9 @@ def _weight_gradient_bytes(grad: Like, x: Like, weight: Like, stride: list[int],
 
 
 def _wide_depthwise_bytes(grad: Like, x: Like, weight: Like, groups: int) -> int:
-    """Kernels wider than 3 have no kernel of their own for images as they lie: each group's gradient is in blocks of 16
-    by 16 channels; in half precision also in single precision, with an image of either whose groups have 16 channels
-    each."""
+    """Workspace of the weight gradient of a depthwise kernel wider than 3 over channels_last images, for which oneDNN
+    has no kernel: a block of 16 by 16 channels for each group. In half precision there is an fp32 copy too, and an
+    image each of input and gradient with 16 channels for each group."""
     blocked = groups * _rounded(weight.size[0] // groups) * _LANES * math.prod(weight.size[2:])
     if weight.dtype not in HALVES:
         return blocked * weight.dtype.itemsize
@@ -118,13 +121,13 @@ def _wide_depthwise_bytes(grad: Like, x: Like, weight: Like, groups: int) -> int
 
 
 def _columns_bytes(grad: Like, weight: Like) -> int:
-    """Nor for images in planes: torch unfolds one group of one image into columns, and multiplies."""
+    """The same over images in planes: torch unfolds one group of one image into columns, and multiplies."""
     return math.prod(weight.size[1:]) * math.prod(grad.size[2:]) * weight.dtype.itemsize
 
 
 def _reduction_bytes(source: Like, target: Like, x: Like, weight: Like, stride: list[int]) -> int:
-    """Where threads share the batch, each has a gradient of the weight of its own, in single precision; in half
-    precision also where there is one, and an image of the input and of the gradient, transposed."""
+    """Buffers of threads that share the batch: an fp32 weight gradient each. In half precision there is one even for a
+    single thread, and a transposed image of the input and of the gradient."""
     per_thread = _blocked_weight_bytes(weight, 4)
     if x.dtype not in HALVES:
         return (num_threads() - 1) * per_thread if x.num_elements > _REDUCES * weight.num_elements else 0
@@ -136,7 +139,7 @@ def _reduction_bytes(source: Like, target: Like, x: Like, weight: Like, stride: 
 
 
 def _num_sharing(source: Like, target: Like, weight: Like, is_strided: bool) -> int:
-    """Threads that share the batch; the others share the channels.
+    """How many threads share the batch; the others share the channels.
 
     Source: oneDNN, src/cpu/x64/jit_avx512_core_bf16_conv_kernel.cpp, balance: the least memory that a thread reads.
     With a stride, where images outweigh the weights, it was always one.
@@ -173,13 +176,13 @@ def _is_channels_last(x: Like, weight: Like) -> bool:
 
 
 def copy_bytes(x: Like, is_last: bool) -> int:
-    """Of an input that lies in another order than the kernel reads."""
+    """Bytes of a copy of an input whose layout is not the one that the kernel reads."""
     return 0 if x.is_dense(channels_last=is_last) else x.num_bytes
 
 
 def _source_bytes(x: Like, to_weight: bool = False) -> int:
-    """Of what a kernel reads: few channels are read as they lie; in single precision, a weight's gradient does so with
-    fewer still, and with some more has them in blocks of half as many."""
+    """Bytes of a reordered input. Few channels are read without reordering; in fp32 a weight gradient reads still fewer
+    so, and with some more it takes blocks of half the channels."""
     channels = x.size[1]
     if x.dtype in HALVES or not to_weight:
         return 0 if channels < _LANES else _blocked_bytes(x)
@@ -189,7 +192,7 @@ def _source_bytes(x: Like, to_weight: bool = False) -> int:
 
 
 def _blocked_bytes(x: Like) -> int:
-    """Of a tensor (batch, channels, …) in blocks of channels."""
+    """Bytes of a tensor (batch, channels, …) in the blocked layout."""
     return x.num_bytes // max(1, x.size[1]) * _rounded(x.size[1])
 
 

@@ -1,4 +1,4 @@
-"""``Pages``: what a process keeps resident for a sequence of allocations and frees, by tcmalloc's own rules.
+"""``Pages``: resident memory under tcmalloc for a sequence of allocations and frees.
 
 Source: src/common.h and src/page_heap.cc of gperftools: ``PageHeap::New`` (best fit among free runs of pages, the
 lowest of equals), ``GrowHeap`` (by 1 MiB at least), ``Delete`` (merging). What is freed stays resident: it is given
@@ -15,11 +15,11 @@ __all__ = ["Pages", "resident_peak_bytes"]
 
 _PAGE = 8192
 _LARGE = 256 * 1024
-"""kMaxSize: what is at most this lies in spans of its size's own, which serve it again."""
+"""kMaxSize: allocations up to this size come from spans of one size class each."""
 _GROWTH = MIB
 """kMinSystemAlloc."""
 _SMALL = -1
-"""For an address: in such a span."""
+"""Marks an address within such a span."""
 
 
 class Pages:
@@ -32,11 +32,11 @@ class Pages:
 
     @property
     def peak_bytes(self) -> int:
-        """Most that was resident."""
+        """Most bytes resident so far."""
         return self._end + self._most_small
 
     def allocate(self, num_bytes: int) -> Block | None:
-        """A run of pages, or a small object; None for nothing."""
+        """Allocate a run of pages, or a small object; None for nothing."""
         if num_bytes <= 0:
             return None
         if num_bytes <= _LARGE:
@@ -64,7 +64,8 @@ class Pages:
         self._free.keep(block)
 
     def _grow(self, wanted: int) -> Block:
-        """As much as is missing altogether: a free run at the end is merged with it, and not counted before."""
+        """Ask the system for pages. A free run at the end is merged with them only afterwards, so that it does not
+        shorten what is asked for."""
         block = Block(self._end, max(wanted, _GROWTH), self._last)
         if self._last is not None:
             self._last.after = block
@@ -74,7 +75,7 @@ class Pages:
 
 
 def resident_peak_bytes(trace: Trace) -> int:
-    """What tcmalloc keeps resident at most for a training whose steady step this is."""
+    """Most bytes that tcmalloc keeps resident for a training with this steady step."""
     pages = Pages()
     replay(trace, pages)
     return pages.peak_bytes

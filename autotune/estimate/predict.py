@@ -1,4 +1,5 @@
-"""``predict``: what is known of many configurations before any is measured, by a law for each combination."""
+"""``predict``: peak and work of many configurations before any is measured, from one memory model for each
+combination."""
 
 from __future__ import annotations
 
@@ -28,26 +29,27 @@ _Asked = tuple[Settings, bool]
 """A configuration, and whether the blocks to recompute are to be chosen for it."""
 
 _WITHOUT_LAW: tuple[Effect, ...] = ("samples", "update", "process", "loader")
-"""What one law serves, whatever it is: samples are the law's variable, the optimizer's implementation matters for a
-moment at the end of a step, an allocator in what it adds, and loader workers come on top."""
+"""Effects that do not need a memory model of their own. Samples are the model's variable; the optimizer's
+implementation matters only for a moment at the end of a step; an allocator changes what it adds; loader workers come on
+top."""
 
 _COPIES = 2
-"""Of the model that a process holds at a time, at most: it is built, and applied to."""
+"""Most copies of the model that a process holds at a time: one is built, one is what settings are applied to."""
 
 _MOST_KEPT = 4
-"""Predictors of a combination, since each holds its traces, and the task's model where it was probed: of no blocks, of
-all, and of the last choices."""
+"""Predictors kept for a combination, since each holds its traces, and the task's model where it was probed: of no
+blocks, of all, and of the last choices."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What there is to say."""
+    """The result."""
 
     predictions: tuple[Prediction | None, ...]
-    """Of each configuration that was asked for, those to choose blocks for last; None where the time was used up, or a
+    """One for each configuration asked for, those to choose blocks for last; None where the time was used up, or a
     batch cannot run."""
     probed: str | None
-    """Why some were probed by real steps instead of traced."""
+    """Why some were probed by real steps instead of traced; None where none was."""
 
 
 def predict(task: Task, options: PredictOptions) -> Predicted:
@@ -71,7 +73,7 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
     laws.open()
 
     def answers(row: tuple[Settings, list[_Asked]]) -> tuple[dict[_Asked, Prediction], str | None]:
-        """Of one combination."""
+        """The predictions for one combination."""
         made = row[0].on_task(task)
         own = places if made is task or places is None else Places.of(made)
         predictors = _Predictors(*row, task, options, bases, own, laws)
@@ -88,7 +90,7 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
 
 
 def _by_combination(every: Iterable[_Asked]) -> dict[Settings, list[_Asked]]:
-    """Configurations by what they have in common beside their batch and checkpointing, the fewest changes first."""
+    """Configurations grouped by everything but batch and checkpointing, the fewest changes first."""
     found: dict[Settings, list[_Asked]] = {}
     for settings, is_open in every:
         stock = settings.stock(*_WITHOUT_LAW).model_copy(update={"checkpointing": Checkpointing()})
@@ -97,16 +99,16 @@ def _by_combination(every: Iterable[_Asked]) -> dict[Settings, list[_Asked]]:
 
 
 def _order(asked: _Asked) -> tuple[object, ...]:
-    """One checkpointing after the other, choices last: they start from the laws of nothing and of all."""
+    """Sort by checkpointing, choices of blocks last: they start from the models of none and of all blocks."""
     settings, is_open = asked
     named = settings.checkpointing
     return is_open, named.kind != "none", named.every, named.blocks, _micro(settings)
 
 
 class _Bases:
-    """What a process is charged without tensors; asked before anything large is built.
+    """Memory of a process without tensors, for each combination; computed before anything large is built.
 
-    What a technique brings along stays once it is there, so each is asked for what it adds to those before it.
+    What a technique loads stays loaded, so each combination adds to those before it.
     """
 
     def __init__(self, options: PredictOptions, task: Task) -> None:
@@ -126,14 +128,14 @@ class _Bases:
                 self._added[name], known = now - known, now
 
     def of(self, settings: Settings) -> int:
-        """Of a configuration."""
+        """Bytes for a configuration."""
         stock = Settings()
         added = (size for name, size in self._added.items() if getattr(settings, name) != getattr(stock, name))
         return self._stock + sum(added)
 
 
 class _Predictors:
-    """Of one combination of techniques, by its checkpointing."""
+    """Predictors of one combination of techniques, by checkpointing."""
 
     def __init__(
         self,
@@ -160,12 +162,12 @@ class _Predictors:
         self._micros = set(map(_micro, members))
         self._named = {settings.checkpointing for settings, is_open in asked if not is_open}
         self.of = lru_cache(_MOST_KEPT)(self._predictor)
-        """The combination with this checkpointing."""
+        """The predictor with this checkpointing."""
         self.reason: str | None = None
-        """Why one was probed."""
+        """Why one was probed by real steps; None where none was."""
 
     def predictions(self, ends_s: float) -> Iterator[tuple[_Asked, Prediction]]:
-        """What is known of each; once the time has ended, no checkpointing is begun that was not before."""
+        """A prediction for each; after the deadline no new checkpointing is begun."""
         begun: set[Checkpointing] = set()
         for settings, is_open in sorted(self._asked, key=_order):
             if time.monotonic() > ends_s and (is_open or settings.checkpointing not in begun):
@@ -175,7 +177,7 @@ class _Predictors:
                 yield (settings, is_open), self._prediction(settings, is_open)
 
     def _prediction(self, settings: Settings, is_open: bool) -> Prediction:
-        """What is known of a configuration.
+        """The prediction of one configuration.
 
         Raises:
             Untraceable: this batch had to be traced, and could not be.
@@ -191,8 +193,8 @@ class _Predictors:
         return _prediction(predictor, settings).model_copy(update={"blocks": blocks})
 
     def _choose(self, settings: Settings, places: Places) -> tuple[int, ...] | None:
-        """The blocks to recompute, for the upper end of what the process may be charged: a choice that just fits
-        is of no use where it is charged more. All where even those are not enough, None where it cannot be told."""
+        """The blocks to recompute so that the upper end of the process's interval is within the limit. All blocks where
+        even those are not enough; None where it cannot be told."""
         if self._limit_bytes is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""``Predictor``: what one combination of techniques takes at any micro-batch, traced or, where it must be, probed."""
+"""``Predictor``: memory of one combination of techniques at any micro-batch, traced or, where that fails, probed."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ __all__ = ["Found", "Law", "Predictor"]
 
 
 class Law(Protocol):
-    """Of a step's memory and work."""
+    """A memory model: allocations, peak and work of a step at any micro-batch."""
 
     def at(self, batch: int) -> Trace:
         """The step's allocations at a micro-batch."""
 
     def interval(self, batch: int) -> Interval:
-        """The tensors' peak, and between what it lies."""
+        """The tensors' peak with its interval."""
 
     def work(self, batch: int) -> tuple[Work, Work]:
-        """Of forward and backward, and of the optimizer."""
+        """Work of forward and backward, and of the optimizer."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A law for steps of one micro-batch or of several, and how it was had."""
+    """A memory model, and how it was made."""
 
     law: Law
     how: Literal["traced", "probed"]
@@ -47,7 +47,7 @@ class Found:
 
 
 class Predictor:
-    """What a process is charged at any batch."""
+    """Predicts what a process is charged at any batch."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Predictor:
         self._fits: dict[int, Fit] = {}
         self._processes: dict[tuple[int, Allocator], Interval] = {}
         self.whole = options.reference_batch if options.is_held else 2
-        """Samples from which on a micro-batch is thought of as a whole optimizer step."""
+        """Samples from which on a micro-batch is a whole optimizer step."""
         self._last: tuple[int, Interval, Trace] | None = None
-        """A micro-batch, the tensors' peak and a step, for one allocator after the other."""
+        """The last micro-batch with its tensors' peak and its trace, since allocators are asked one after the other."""
         self._is_cuda = options.target == "cuda"
         if base_bytes is not None:
             self.base_bytes = base_bytes
@@ -87,14 +87,14 @@ class Predictor:
         """The task's."""
 
     def law(self, micro: int) -> Found:
-        """Of a step with this micro-batch."""
+        """The memory model of a step with this micro-batch."""
         accumulates = self._passes(micro) > 1
         if accumulates not in self._found:
             self._found[accumulates] = self._find(accumulates, micro)
         return self._found[accumulates]
 
     def fit(self, micro: int) -> Fit:
-        """What a micro-batch takes."""
+        """Tensors and process at a micro-batch."""
         if micro not in self._fits:
             law, passes = self.law(micro).law, self._passes(micro)
             tensors, process = law.interval(micro), self.process(micro, self._options.settings)
@@ -102,27 +102,27 @@ class Predictor:
         return self._fits[micro]
 
     def fit_or_none(self, micro: int) -> Fit | None:
-        """None where the training cannot run with this micro-batch: a BatchNorm wants more than one value."""
+        """The same; None where the training cannot run with this micro-batch, as a BatchNorm over one value."""
         try:
             return self.fit(micro)
         except Untraceable:
             return None
 
     def may_fit(self, micro: int, limit_bytes: int) -> bool:
-        """Whether the tensors alone do, which is known sooner."""
+        """Whether the tensors alone fit, which is quicker to tell."""
         try:
             return self._calibrated(self.law(micro).law.interval(micro).plus(self.base_bytes)).low <= limit_bytes
         except Untraceable:
             return False
 
     def goes(self, micro: int) -> bool:
-        """Whether the settings go with a step cut so."""
+        """Whether the settings allow a step of this micro-batch."""
         batch = Batch(micro=micro, accumulate=self._passes(micro))
         settings = self._plan.settings.in_force(self._task.precision)
         return settings.model_copy(update={"batch": batch}).conflict() is None
 
     def smallest(self) -> Fit:
-        """The smallest micro-batch that there is."""
+        """The smallest micro-batch that can run."""
         return (self.fit_or_none(1) or self.fit(2)) if self.goes(1) else self.fit(self.whole)
 
     def _find(self, accumulates: bool, micro: int) -> Found:
@@ -133,7 +133,8 @@ class Predictor:
             return Found(probed_law(*arguments), "probed", str(error))
 
     def _few(self, accumulates: bool, micro: int) -> int | None:
-        """This micro-batch, where so few are asked for that tracing each is quicker than tracing three for all."""
+        """This micro-batch, where so few are asked for that tracing each is quicker than tracing three for all; else
+        None."""
         if self._micros is None or not BATCHES[0] <= micro <= BATCHES[-1]:
             return None  # what cannot run at 1 may run at others; and a large batch may have to be collated for real
         num_alike = sum((self._passes(one) > 1) == accumulates for one in self._micros)

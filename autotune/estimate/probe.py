@@ -1,4 +1,4 @@
-"""Where a training cannot be traced without values: real steps at small batches, extended to larger ones."""
+"""Real steps at small batches, extended to larger ones, for a training that cannot be traced over fake tensors."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ __all__ = ["PROBES", "ProbedLaw", "probed_law"]
 PROBES = (2, 3, 6)
 """Micro-batches that are run."""
 _ERROR = 0.15
-"""Share by which a peak on the line through two others may be off. A guess: ``python -m benchmarks.estimate --probed``
-counts what lies beyond."""
+"""Relative error of a peak extrapolated from two others. A guess: ``python -m benchmarks.estimate --probed`` counts
+what lies beyond."""
 
 
 @dataclass(frozen=True)
 class ProbedLaw:
-    """The peak of each phase on the line through those of two real steps: the peak itself bends where it moves from
-    one phase to another."""
+    """A memory model that extrapolates the peak of each phase linearly from two real steps. The overall peak is not
+    linear: it moves from one phase to another."""
 
     batches: tuple[int, int, int]
     """Ascending."""
     steps: tuple[Trace, Trace, Trace]
-    """At each."""
+    """The traced steps, by batch."""
     work_of: tuple[Mapping[tuple[str, Phase], Work], ...] = ({}, {})
-    """Of the first and the last."""
+    """Work of the first and the last step."""
 
     def at(self, batch: int) -> Trace:
         """The largest step that was run."""
         return self.steps[-1]
 
     def peak_bytes(self, batch: int) -> int:
-        """Most bytes alive at once at a micro-batch >= 1, as far as a line tells."""
+        """Most bytes alive at once at a micro-batch >= 1, extrapolated."""
         share = (batch - self.batches[0]) / (self.batches[-1] - self.batches[0])
         first, last = (_phase_peaks(step) for step in (self.steps[0], self.steps[-1]))
         return max(round(own + (last.get(phase, own) - own) * share) for phase, own in first.items())
@@ -57,7 +57,7 @@ class ProbedLaw:
         return work_between((self.batches[0], self.batches[-1]), self.work_of, batch)
 
     def interval(self, batch: int) -> Interval:
-        """The peak, and between what it lies; wider by what the step between was off the line."""
+        """The peak with its interval, which is wider by as much as the middle step was off the line."""
         middle = self.steps[1].peak_bytes()
         off = abs(self.peak_bytes(self.batches[1]) / middle - 1)
         return Interval.around(self.peak_bytes(batch), _ERROR + off)
@@ -66,8 +66,8 @@ class ProbedLaw:
 def probed_law(
     plan: Plan, task: Task, accumulates: bool = False, largest_of: int = 1, target: Target = "cpu"
 ) -> MemoryLaw | ProbedLaw:
-    """The law of ``apply(plan, task)`` from three real optimizer steps on the CPU: by each allocation where those of
-    the three correspond, else by the peaks.
+    """The memory model of ``apply(plan, task)`` from three real optimizer steps on the CPU: allocation by allocation
+    where the three correspond, else by the peak of each phase.
 
     Raises:
         Exception: whatever the user's code raises.
@@ -80,7 +80,7 @@ def probed_law(
 
 
 class _Probe(Rehearsal):
-    """The same steps over the tensors themselves."""
+    """Real steps with the interface of a fake-tensor step."""
 
     def _applied_to(self, task: Task) -> Task:
         return task
@@ -104,7 +104,7 @@ class _Probe(Rehearsal):
         return tree
 
     def _batch(self, micro: int) -> Any:
-        """Samples in the dataset's order, again from the first where there are no more."""
+        """Samples in the dataset's order, from the first again after the last."""
         samples = [self._sample] * micro if self._largest_of > 1 else itertools.islice(self._samples(), micro)
         return (self._spec.collate or default_collate)(list(samples))
 

@@ -1,4 +1,4 @@
-"""``ProcessChoice``: which blocks to recompute, so that what the process is charged just stays within a limit."""
+"""``ProcessChoice``: which blocks to recompute so that the whole process stays within a memory limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .rehearsal import Untraceable
 __all__ = ["ProcessChoice"]
 
 _MOST_TRIES = 3
-"""Choices that are made with what the allocator adds to the one before."""
+"""Attempts; each takes what the allocator added in the one before."""
 
 
 class ProcessChoice:

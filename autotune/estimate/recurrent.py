@@ -1,4 +1,4 @@
-"""What oneDNN keeps of a recurrent layer for its backward: torch says nothing of it for tensors without values."""
+"""Workspace that oneDNN keeps of a recurrent layer for backward; torch's fake implementation leaves it out."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 __all__ = ["RECURRENT_LAYER", "workspace_bytes"]
 
 RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
-"""An LSTM's, in one direction: its last result is a workspace."""
+"""One direction of an LSTM; its last result is the workspace."""
 _BATCHES, _LENGTHS = (16, 48), (16, 32)
-"""Sequences that are run for real, and their steps: a workspace is affine in either."""
+"""Batches and lengths of sequences that are run for real: a workspace is affine in either."""
 _NUM_TENSORS = 7
-"""Arguments that are tensors: input (steps, batch, features), four weights, hidden and cell state (batch, features)."""
+"""Number of tensor arguments: input (steps, batch, features), four weights, hidden and cell state (batch, features)."""
 
 
 def workspace_bytes(args: tuple[Any, ...]) -> int:
-    """Of a layer's call, by what a few short sequences take.
+    """Bytes of the workspace of a layer's call, extrapolated from a few short sequences that are run.
 
     Args:
-        args: its arguments, of tensors with or without values.
+        args: its arguments, of fake or real tensors.
     """
     tensors, rest = args[:_NUM_TENSORS], args[_NUM_TENSORS:]
     shapes = tuple((tuple(one.shape), one.dtype) for one in tensors)
@@ -36,7 +36,7 @@ def workspace_bytes(args: tuple[Any, ...]) -> int:
 
 
 def _extended(at: int, places: tuple[int, int], values: Sequence[float]) -> float:
-    """On the line through two."""
+    """Linear extrapolation from two points."""
     return values[0] + (values[1] - values[0]) * (at - places[0]) / (places[1] - places[0])
 
 

@@ -1,4 +1,4 @@
-"""``Rehearsal``: a training copied into tensors without values, whose steps allocate as real ones do.
+"""``Rehearsal``: optimizer steps over fake tensors, which have shapes and no data, and allocate as real ones do.
 
 Source: torch's FakeTensorMode, https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
 """
@@ -38,27 +38,27 @@ __all__ = ["Rehearsal", "Rehearsed", "Unlike", "Untraceable", "largest_sample"]
 
 
 class Untraceable(Exception):
-    """A training cannot run over tensors without values; the message says where it asked for one."""
+    """A training cannot run over fake tensors; the message says where it asked for a value."""
 
 
 class Unlike(Exception):
-    """A step that allocates otherwise than it was to was given up after its forward."""
+    """A step that made other allocations than expected was given up after its forward."""
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """An optimizer step at one batch."""
+    """A traced optimizer step at one batch."""
 
     trace: Trace
-    """Its allocations, kernels' scratch among them."""
+    """Its allocations, kernels' workspace among them."""
     kernels: tuple[Kernel, ...]
-    """Whose scratch that is, in order."""
+    """The kernels with a workspace, in order."""
     work: Mapping[tuple[str, Phase], Work]
-    """By the module and the phase that it is done in."""
+    """Work by module and phase."""
 
 
 class Rehearsal:
-    """Runs optimizer steps of ``apply(plan, task)`` over fake tensors: no device, no forward, whatever the batch."""
+    """Runs optimizer steps of ``apply(plan, task)`` over fake tensors: nothing is computed, whatever the batch."""
 
     def __init__(self, plan: Plan, task: Task, largest_of: int = 1, target: Target = "cpu") -> None:
         """
@@ -73,7 +73,7 @@ class Rehearsal:
             Untraceable: the model or its optimizer cannot be copied.
             Exception: whatever the user's code raises.
         """
-        # What the user calls beside a step keeps tensors of its own, which those without values must not come among.
+        # What the user calls beside a step keeps tensors of its own, which fake ones must not come among.
         self._task = replace(task, after_backward=None, after_step=None)
         self._target = target
         self._largest_of = largest_of
@@ -90,11 +90,11 @@ class Rehearsal:
             choose_as_on_cuda(self._optimizer)
 
     def _applied_to(self, task: Task) -> Task:
-        """Its sizes alone are looked at."""
+        """A task whose model and data are fake: only sizes are looked at."""
         return unfilled(task)
 
     def _open(self, real: Training) -> None:
-        """Have a model of one's own: the real one is let go of."""
+        """Make a fake model of one's own, and let go of the real one."""
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         try:
             self._model, self._optimizer = self._copied((real.model, real.optimizer))
@@ -102,7 +102,7 @@ class Rehearsal:
             raise _untraceable("its model or optimizer cannot be copied", error) from error
 
     def step(self, micro: int, accumulates: bool = False, num_forward: int | None = None) -> Rehearsed:
-        """The allocations of a steady optimizer step.
+        """Trace a steady optimizer step.
 
         Args:
             micro: samples in one forward pass, >= 1.
@@ -133,7 +133,8 @@ class Rehearsal:
         return Rehearsed(tracer.trace(), tuple(scratch.kernels), work.by_place)
 
     def _give_state(self, training: Training, batch: Any) -> set[Tensor]:
-        """What the optimizer has after its first step, as if all that trains got a gradient, without a forward.
+        """Give the optimizer the state that it has after its first step, as if everything that trains got a gradient,
+        without a forward.
 
         Returns:
             Parameters that have state from here on alone, on that assumption.
@@ -163,12 +164,12 @@ class Rehearsal:
         return training
 
     def _batch(self, micro: int) -> Any:
-        """So many copies of the sample, collated without their values where the collate function reads none."""
+        """A batch of copies of one sample, collated as fake tensors where the collate function reads no values."""
         collate = self._spec.collate or default_collate
         try:
             with self._fakes:
                 return collate([self._copied(self._sample)] * micro)
-        except Exception:  # noqa: BLE001 - a user's function may raise anything over tensors without values
+        except Exception:  # noqa: BLE001 - a user's function may raise anything over fake tensors
             return self._copied(collate([self._sample] * micro))
 
     def _step(self, training: Training, watch: Tracer, batch: Any) -> None:
@@ -178,14 +179,14 @@ class Rehearsal:
             watched_step(training, self._task, repeated(training.loader, batch, self._copied), watch)
 
     def _context(self) -> AbstractContextManager[Any]:
-        """That a step's tensors are made in."""
+        """The context in which a step's tensors are made."""
         return self._fakes
 
     def _guard(self) -> AbstractContextManager[None]:
         return _due_to_missing_values()
 
     def _shows(self) -> Shows | None:
-        """What shows a tracer the operations."""
+        """What shows the operations to a tracer."""
         return lambda sees, phase: self._answers(phase, sees)
 
     def _answers(self, phase: Phase, sees: Sees | None = None) -> AbstractContextManager[Any]:
@@ -197,20 +198,20 @@ class Rehearsal:
 
 
 class _Tracer(Tracer):
-    """Gives a step up that goes otherwise than it was to, and sees what gets no gradient."""
+    """Gives up a step that departs from what was expected, and notes which parameters get no gradient."""
 
     num_expected: int | None = None
-    """Allocations of the first forward, as far as they are known."""
+    """Allocations expected of the first forward; None where they are not known."""
     given: Collection[Tensor] = ()
     """Parameters that have optimizer state."""
     reached: Collection[int] = ()
     """Ids of parameters that got a gradient."""
     idle: Sequence[Tensor] = ()
-    """Those of them that got no gradient."""
+    """Parameters with optimizer state that got no gradient."""
 
     @contextmanager
     def phase(self, phase: Phase, loss: Any = None) -> Iterator[None]:
-        """As a tracer's, once it is clear that the step goes on."""
+        """As a tracer's, once it is clear that the step goes on as expected."""
         if phase == "backward":
             expected, self.num_expected = self.num_expected, None
             if expected not in (None, self.num_forward):
@@ -222,7 +223,7 @@ class _Tracer(Tracer):
 
 
 class _Scratch:
-    """Says what each kernel takes for itself, and remembers the kernels."""
+    """Gives each kernel's workspace in bytes, and remembers the kernels."""
 
     def __init__(self, target: Target) -> None:
         self._target: Target = target
@@ -237,7 +238,8 @@ class _Scratch:
 
 
 def _reached_by(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Ids of its parameters, which backward adds as it comes to them: their gradients may be gone once it has ended."""
+    """Ids of the optimizer's parameters that got a gradient, added while backward runs: gradients may be gone when it
+    has ended."""
     reached: set[int] = set()
     for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
         parameter.register_post_accumulate_grad_hook(lambda parameter: reached.add(id(parameter)))
@@ -245,7 +247,7 @@ def _reached_by(optimizer: torch.optim.Optimizer) -> set[int]:
 
 
 def largest_sample(dataset: Any, largest_of: int) -> Any:
-    """The first of the first so many samples whose tensors have most elements."""
+    """Of the first ``largest_of`` samples, the first whose tensors have most elements."""
     is_stream = isinstance(dataset, IterableDataset)
     samples = itertools.islice(dataset if is_stream else map(dataset.__getitem__, range(len(dataset))), largest_of)
     return largest(samples)
@@ -253,7 +255,7 @@ def largest_sample(dataset: Any, largest_of: int) -> Any:
 
 @contextmanager
 def _old_objects_left_alone() -> Iterator[None]:
-    """The garbage collector does not look at what is there already: a model's objects took it a tenth of the time."""
+    """Keep the garbage collector from visiting objects that exist already: a model's took a tenth of the time."""
     gc.freeze()
     try:
         yield
@@ -263,13 +265,13 @@ def _old_objects_left_alone() -> Iterator[None]:
 
 @contextmanager
 def _due_to_missing_values() -> Iterator[None]:
-    """Whatever a step raises over tensors without values: there is no telling."""
+    """Whatever a step over fake tensors raises may come of their missing values: there is no telling."""
     try:
         yield
     except Unlike:
         raise
     except Exception as error:
-        raise _untraceable("its step asks for what tensors without values do not have", error) from error
+        raise _untraceable("its step reads values, which fake tensors do not have", error) from error
 
 
 def _untraceable(what: str, error: Exception) -> Untraceable:

@@ -1,7 +1,8 @@
-"""What kernels take for themselves while they run, and give back: no dispatch mode sees it.
+"""Workspace that kernels allocate while they run, and free again: a dispatch mode does not see it.
 
-Each entry of a CPU's was measured with torch.profiler's memory events on torch 2.13 (x86, AVX-512, oneDNN). Left out is
-what grows with neither batch nor weights: buffers of a thread in attention and the like, below 1 MiB each.
+Each entry of the CPU's table was measured with torch.profiler's memory events on torch 2.13 (x86, AVX-512, oneDNN).
+Left out is what grows with neither batch nor weights: per-thread buffers in attention and the like, below 1 MiB each.
+"In planes" is torch's contiguous layout (NCHW).
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ __all__ = ["kernel_of", "scratch_named"]
 
 _aten = torch.ops.aten
 _MOST_SIDES = 128
-"""Height and width together of an image up to which planes are made larger in channels_last."""
+"""Height plus width up to which images in planes are upsampled in channels_last."""
 _PACKED_BYTES = 2**18
-"""What a matrix product in half precision packs its operands into."""
+"""Buffer into which a half-precision matrix product packs its operands."""
 _MOST_SUMS_BYTES = 2**21
-"""What it adds up in single precision at once."""
+"""Most fp32 sums that it holds at once."""
 
 
 def kernel_of(target: Target, func: Any, args: Any, kwargs: Any, results: Any) -> Kernel | None:
-    """An operation with what it takes on top of its results; None for one that is not in the target's table.
+    """An operation with its workspace; None for one that is not in the target's table.
 
     Args:
         target: the device that is planned for.
         func: an overload, as a dispatch mode sees it.
-        args: of tensors with or without values.
+        args: of fake or real tensors.
         kwargs: the same.
         results: what it returned.
     """
@@ -52,13 +53,13 @@ def scratch_named(name: str) -> Callable[..., int]:
 
 
 def _pool_backward(result: Like, grad: Like, x: Like, *rest: Any, **options: Any) -> int:
-    """In the order of what comes in: where the input lies otherwise, the result is copied, and indices are."""
+    """Computed in the gradient's layout: where the input's differs, the result is copied, and the indices are."""
     copied = [x, *(one for one in rest if isinstance(one, Like))]
     return 0 if grad.is_channels_last() == x.is_channels_last() else sum(one.num_bytes for one in copied)
 
 
 def _upsample(y: Like, x: Like, *args: Any, **kwargs: Any) -> int:
-    """In channels_last where that is quicker: small images in planes are copied, and the result is.
+    """Computed in channels_last where that is quicker: small images in planes are copied, and so is the result.
 
     Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, _use_vectorized_kernel_cond_2d.
     """
@@ -76,7 +77,7 @@ def _batch_norm_backward(results: Any, grad: Like, x: Like, *rest: Any, **option
 
 
 def _pointwise(result: Like, *args: Any, **kwargs: Any) -> int:
-    """Operands of another type than the one that is computed in are cast whole."""
+    """Operands of another type than the computation's are cast whole."""
     parts = [one for one in (*args, *kwargs.values()) if isinstance(one, Like) and one.size]
     if not parts:
         return 0
@@ -87,39 +88,39 @@ def _pointwise(result: Like, *args: Any, **kwargs: Any) -> int:
 
 
 def _reduced(result: Like, x: Like, *args: Any, **kwargs: Any) -> int:
-    """Half precision is cast whole before it is added up."""
+    """A half-precision input is cast whole before it is summed."""
     return x.num_elements * 4 if x.dtype in HALVES else 0
 
 
 def _loss(result: Like, x: Like, *args: Any, num_copies: int = 1, **kwargs: Any) -> int:
-    """Of each element, before the mean, for which half precision is cast whole."""
+    """Each element's loss, before the mean; half-precision inputs are cast whole."""
     if result.size:
         return 0
     return num_copies * x.num_bytes + (4 * x.num_elements if x.dtype in HALVES else 0)
 
 
 def _loss_of_logits(result: Like, x: Like, *args: Any, **kwargs: Any) -> int:
-    """The same of two."""
+    """The same with two such tensors."""
     return _loss(result, x, *args, num_copies=2, **kwargs)
 
 
 def _softmax(result: Like, x: Like, *args: Any, **kwargs: Any) -> int:
-    """Read in order, and copied where it does not lie so."""
+    """A contiguous copy of an input that is not contiguous."""
     return copy_bytes(x, False)
 
 
 def _softmax_backward(result: Like, grad: Like, y: Like, *args: Any, **kwargs: Any) -> int:
-    """The same of both."""
+    """The same of both inputs."""
     return copy_bytes(grad, False) + copy_bytes(y, False)
 
 
 def _dropout(results: Any, x: Like, *args: Any, **kwargs: Any) -> int:
-    """The mask in the input's own type."""
+    """The mask, of the input's own type."""
     return x.num_bytes
 
 
 def _product(result: Like, a: Like, b: Like, *args: Any, **kwargs: Any) -> int:
-    """Packed operands; and where a weight's gradient is summed over the batch, the sums in single precision."""
+    """Packed operands; and, where a weight gradient is summed over the batch, the fp32 sums."""
     if a.dtype not in HALVES:
         return 0
     sums = 4 * a.size[0] * b.size[-1] if a.stride[-2] == 1 and a.size[0] > 1 else 0
@@ -131,15 +132,15 @@ def _sum_and_product(result: Like, bias: Like, a: Like, b: Like, *args: Any, **k
 
 
 def _recurrent(results: Any, x: Like, *rest: Any) -> int:
-    """The weights in blocks; in single precision, what goes into the gates of each step too."""
+    """The weights in blocks; in fp32 also the input of the gates at each step."""
     weights: tuple[Like, ...] = rest[:4]
     steps = 0 if x.dtype in HALVES else 4 * math.prod(x.size[:2]) * weights[1].size[0]
     return sum(one.num_bytes for one in weights) + steps
 
 
 def _recurrent_backward(results: Any, x: Like, *rest: Any) -> int:
-    """The weights and their gradients in blocks, these in single precision; the gates' gradients of each step, or in
-    half precision the states'."""
+    """The weights and their gradients in blocks, the latter in fp32; also the gates' gradients of each step, or in half
+    precision those of the states."""
     weights: tuple[Like, ...] = rest[:4]
     is_half = x.dtype in HALVES
     steps = 4 * math.prod(x.size[:2]) * weights[1].size[1 if is_half else 0]

@@ -1,4 +1,4 @@
-"""``CachingAllocator``: what CUDA's allocator reserves for a sequence of allocations and frees, by torch's own rules.
+"""``CachingAllocator``: memory that torch's CUDA allocator reserves for a sequence of allocations and frees.
 
 Source: c10/cuda/CUDACachingAllocator.cpp of torch 2.13 with the default configuration: ``round_size``, ``get_pool``,
 ``get_allocation_size``, ``get_free_block`` (best fit), ``should_split``, ``try_merge_blocks``. One stream; no segment
@@ -29,25 +29,26 @@ _OWN_SEGMENT = 10 * MIB
 _LARGE_ROUNDING = 2 * MIB
 """kRoundLarge."""
 _CUBLAS = 2 * 4 * MIB + 8 * 16 * 1024
-"""What cuBLAS is given to work in: ``:4096:2:16:8``. Source: aten/src/ATen/cuda/CublasHandlePool.cpp."""
+"""cuBLAS's workspace, ``:4096:2:16:8``. Source: aten/src/ATen/cuda/CublasHandlePool.cpp."""
 _CUBLAS_NEWER = 32 * MIB
 """The same on Hopper and Blackwell."""
 _NEWER = (9, 10, 12)
-"""Major capabilities of these."""
+"""Major compute capabilities of Hopper and Blackwell."""
 _LEAST, _MOST = (8, 0), (9, 0)
-"""Capabilities of a card that gives cuBLAS less, and of one that gives it more."""
+"""Compute capabilities of a card with the smaller workspace, and of one with the larger."""
 _NUM_CUBLAS = 2
-"""One for each handle: of the thread that runs forward, and of the one that runs backward."""
+"""Workspaces in use: one for the thread that runs forward, one for backward's."""
 _CONTEXT, _LEAST_CONTEXT = 512 * MIB, 300 * MIB
 """What a context takes with torch's kernels loaded: 300 to 500 MiB are seen, by card and driver."""
 
 
 class CachingAllocator:
-    """Segments of a device cut into blocks; freed blocks are merged with free neighbours and kept for reuse."""
+    """Segments of a device's memory, cut into blocks; freed blocks are merged with free neighbours and kept for
+    reuse."""
 
     def __init__(self) -> None:
         self.reserved_bytes = 0
-        """Of all segments."""
+        """Bytes of all segments."""
         self._pools = {is_small: FreeBlocks() for is_small in (True, False)}
 
     def allocate(self, num_bytes: int) -> Block | None:
@@ -86,7 +87,7 @@ class CachingAllocator:
 
 
 def base_bytes() -> int:
-    """What the device charges a process beside what its allocator has reserved."""
+    """Bytes that a process is charged beside what its allocator reserves."""
     return _CONTEXT
 
 

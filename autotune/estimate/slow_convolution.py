@@ -1,7 +1,7 @@
-"""``Convolution``: whether torch computes it itself on a CPU, which it calls slow, and what that takes.
+"""``Convolution``: whether torch computes a convolution itself on a CPU (its "slow" path), and the workspace of that.
 
-Where few threads and a small batch leave oneDNN no advantage, torch multiplies matrices: nothing is reordered, but an
-input is unfolded into columns, unless its pixels are those already. Measured with torch.profiler on torch 2.13.
+Where few threads and a small batch leave oneDNN no advantage, torch unfolds the input into columns and multiplies
+matrices. For kernels of one pixel the input is its own columns. Measured with torch.profiler on torch 2.13.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["Convolution"]
 
 _ONEDNN_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MANY_IMAGES = 16
-"""Of which oneDNN convolves single pixels also with one thread."""
+"""Images from which on oneDNN takes kernels of one pixel even with one thread."""
 _MOST_ELEMENTS = 20480
-"""Of one image that torch convolves itself."""
+"""Elements of one image up to which torch convolves it itself."""
 _LARGE_KERNEL = 4
-"""Sides of a kernel for which it does not."""
+"""Shortest side of a kernel from which on torch leaves it to oneDNN."""
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """Arguments of ``aten.convolution`` that decide who computes it; tensors without their memory."""
+    """The arguments of ``aten.convolution`` that decide who computes it; shapes in place of tensors."""
 
     x: Like
     weight: Like
@@ -39,7 +39,7 @@ class Convolution:
     groups: int
 
     def is_slow(self, num_threads: int) -> bool:
-        """Whether torch does not leave it to oneDNN.
+        """Whether torch computes it itself.
 
         Source: aten/src/ATen/native/Convolution.cpp, use_mkldnn.
         """
@@ -55,12 +55,12 @@ class Convolution:
         return is_small and self.groups == 1 and min(sides) < _LARGE_KERNEL
 
     def forward_bytes(self, y: Like) -> int:
-        """On top of the result: columns; each group's result, before they are put together."""
+        """Workspace of forward: columns, and each group's result before they are concatenated."""
         columns = 0 if self._reads_pixels and not self.transposed else self._columns_bytes(y)
         return columns // self.groups + (y.num_bytes if self.groups > 1 else 0)
 
     def backward_bytes(self, grad: Like) -> int:
-        """On top of the gradients: columns; each group's gradients."""
+        """Workspace of backward: columns, and each group's gradients."""
         is_volume = len(self.x.size) == 5  # whose gradient is unfolded in any case
         columns = 0 if self._reads_pixels and not is_volume else self._columns_bytes(grad)
         return columns // self.groups + (self.x.num_bytes + self.weight.num_bytes if self.groups > 1 else 0)

@@ -1,4 +1,4 @@
-"""How many threads a training is to compute with."""
+"""How many threads the predicted training computes with."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import torch
 __all__ = ["num_threads", "reckon_with"]
 
 _num_threads: int | None = None
-"""Where it is not as many as this process does."""
+"""None where it is as many as this process has."""
 
 
 def reckon_with(num_threads: int) -> None:
-    """Say that a training is to compute with so many threads, whatever this process does."""
+    """Set how many threads the predicted training computes with, whatever this process has."""
     global _num_threads
     _num_threads = num_threads
 
 
 def num_threads() -> int:
-    """That a training computes with."""
+    """Threads of the predicted training."""
     return _num_threads or torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""``Work``: the floating-point operations and the bytes moved that a step takes, counted while it is rehearsed.
+"""``Work``: floating-point operations and bytes moved by a step, counted while it is traced.
 
 Source: torch.utils.flop_counter, whose formulas are used; an operation that has none counts for its bytes alone.
 """
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class Work(NamedTuple):
-    """What a device has to do."""
+    """Floating-point operations and bytes moved."""
 
     flops: int = 0
     """Floating-point operations of matrix products, convolutions and attention."""
@@ -30,17 +30,17 @@ class Work(NamedTuple):
     """Bytes that operations read and write, each as if nothing stayed in a cache."""
 
     def plus(self, other: Work) -> Work:
-        """Both."""
+        """The sum of both."""
         return Work(self.flops + other.flops, self.num_bytes + other.num_bytes)
 
 
 @dataclass(frozen=True)
 class _Attention:
-    """The CPU's kernel, which torch has no formula for: the products are those of the others."""
+    """The CPU's attention kernel, for which torch has no formula; its products are those of the other kernels."""
 
     count: Callable[..., int]
     first: int
-    """Which of the arguments is the query."""
+    """Index of the query among the arguments."""
 
     def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
         query, key, value = (one.shape for one in args[self.first : self.first + 3])
@@ -57,7 +57,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
 def work_between(
     batches: tuple[int, int], steps: tuple[Mapping[tuple[str, Phase], Work], ...], batch: int
 ) -> tuple[Work, Work]:
-    """Of forward and backward together, and of the optimizer, at a micro-batch on the line through two others."""
+    """Work of forward and backward together, and of the optimizer, interpolated between two micro-batches."""
     share = (batch - batches[0]) / (batches[1] - batches[0])
     found = []
     for first, last in zip(*map(total_work, steps), strict=True):
@@ -67,7 +67,7 @@ def work_between(
 
 
 def total_work(step: Mapping[tuple[str, Phase], Work]) -> tuple[Work, Work]:
-    """Of forward and backward together, and of the optimizer."""
+    """Work of forward and backward together, and of the optimizer."""
     found = [Work(), Work()]
     for (_, phase), work in step.items():
         is_optimizer = phase == "optimizer"
@@ -78,13 +78,13 @@ def total_work(step: Mapping[tuple[str, Phase], Work]) -> tuple[Work, Work]:
 class WorkCounter:
     """Adds up operations by the module and the phase that they run in.
 
-    A loop over pieces of a tensor runs its first turn alone in a rehearsal: what a memory-saving layer does piece by
-    piece is counted too low.
+    When a memory-saving layer loops over pieces of a tensor, a fake-tensor step runs the first turn alone, so that its
+    work is counted too low.
     """
 
     def __init__(self) -> None:
         self.by_place: dict[tuple[str, Phase], Work] = {}
-        """Of each module, in each phase."""
+        """Work by module and phase."""
 
     def __call__(self, func: Any, args: Any, kwargs: dict[str, Any], results: Any, place: tuple[str, Phase]) -> None:
         """Count an operation that has just run."""

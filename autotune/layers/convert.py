@@ -38,7 +38,7 @@ def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, r
     Args:
         model: any; what was converted already is converted anew.
         example: what the model is called with (a tensor, a tuple of positional arguments, or a dict of keywords), or a
-            function that runs the model that it is given, loss included. It is run once, over tensors without values,
+            function that runs the model that it is given, loss included. It is run once, over fake tensors,
             to see who keeps what; None decides by the model's structure.
         recompute: compute a BatchNorm in training, the residual sum and the ReLU behind it again in backward for the
             convolution that follows, instead of keeping its input: less memory for some time.

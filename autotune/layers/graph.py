@@ -44,7 +44,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def turns(length: int, step: int, x: Tensor) -> range:
-    """Where the turns of a loop over pieces of ``x`` start. Over tensors without values the first alone: each takes and
+    """Where the turns of a loop over pieces of ``x`` start. Over fake tensors the first alone: each takes and
     gives back the same memory, and an allocation's number does not depend on the batch."""
     starts = range(0, length, step)
     return starts[:1] if isinstance(x, FakeTensor) else starts

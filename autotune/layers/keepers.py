@@ -1,4 +1,4 @@
-"""Who keeps what: one forward over fake tensors tells, for each activation, which layers keep its output anyway."""
+"""Finds out, by one forward over fake tensors, which layers save each activation's output for backward anyway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .twins import find_twin
 __all__ = ["Kept", "find_keepers"]
 
 Kept = tuple[list[nn.Parameter], bool]
-"""Weights while one of which trains a tensor is kept, and whether it is kept in any case."""
+"""Weights, while one of which trains, the tensor is saved; and whether it is saved in any case."""
 
 _BITS = frozenset((F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6, F.hardtanh))
 """What keeps bits of its output, or nothing."""
@@ -42,10 +42,10 @@ _KEEP_NOTHING = frozenset(
 
 
 def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, tuple[Kept, Kept]]:
-    """For each module that calls an activation in this run: who else keeps what the activation returns, and its input.
+    """For each module that calls an activation in this run: who else saves the activation's output, and its input.
 
-    Tensors without values are the model's own and what follows from them. What does not, such as a mask, is real:
-    a forward that notes it somewhere for its next run finds it as it would be.
+    The model and all that is computed from it are fake tensors. All else, such as a mask, is real: a forward that
+    stores it for its next run finds it as usual.
 
     Args:
         model: not converted; neither it nor the state of random numbers is changed.
@@ -93,7 +93,7 @@ class _Watch(TorchFunctionMode):
 
     def follow(self, own: nn.Module, fake: nn.Module) -> None:
         """Say whose calls these are while ``fake``, a copy of ``own``, runs."""
-        for hooks in (fake._forward_hooks, fake._forward_pre_hooks):  # a user's would see tensors without values
+        for hooks in (fake._forward_hooks, fake._forward_pre_hooks):  # a user's would see fake tensors
             hooks.clear()
         twin = find_twin(own)
         if twin is not None:

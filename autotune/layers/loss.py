@@ -42,7 +42,7 @@ def is_head(weight: Tensor) -> bool:
 def note_head(logits: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Note on ``logits``' node what they are the linear map of; returns them.
 
-    A frozen head does not keep its input, and its gradient does not read it: a stand-in without values is noted.
+    A frozen head does not keep its input, and its gradient does not read it: a stand-in without data is noted.
     """
     if logits.grad_fn is not None:
         stand_in = None if weight.requires_grad else run(_StandIn, x)

@@ -1,4 +1,4 @@
-"""How a layer's output is had again from what the graph keeps anyway, so that the next layer need not keep it.
+"""Recomputes a layer's output from tensors that autograd already saves, so that the next layer need not keep it.
 
 A producer (a normalisation, GELU) notes on its autograd node how its output follows from what its own backward needs. A
 consumer (linear, convolution) that would keep that output saves those tensors instead, which costs nothing, since they

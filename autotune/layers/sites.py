@@ -1,4 +1,4 @@
-"""The calls that a module's forward makes, and who else keeps what they return."""
+"""The calls in a module's forward, and who else saves their outputs for backward."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ _KEEP_NOTHING = (nn.Dropout, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPoo
 
 @dataclass(frozen=True)
 class Holders:
-    """Who keeps a tensor, besides the call at hand."""
+    """Who else saves a tensor for backward, besides the call at hand."""
 
     weights: tuple[TensorWeakRef, ...] = ()
-    """Weights whose gradient needs it: while one of them trains, it is kept. Noted weakly: they belong to others."""
+    """Weights whose gradients need it: it is saved while one of them trains. Weak references, since they belong to
+    others."""
     always: bool = False
-    """Whether somebody keeps it whatever trains: a product, a softmax, a normalisation."""
+    """Whether it is saved whatever trains: by a product, a softmax, a normalisation."""
 
     def keep(self) -> bool:
-        """Whether somebody keeps it in this forward; taken for so where a weight is gone, replaced by another."""
+        """Whether somebody saves it in this forward; also where a weight was replaced by another."""
         weights = (reference() for reference in self.weights)
         return self.always or any(weight is None or weight.requires_grad for weight in weights)
 
@@ -44,9 +45,9 @@ class Site:
     """A call within a module's ``forward``."""
 
     output: Holders = Holders()
-    """Who keeps what it returns, so that bits of that would come on top."""
+    """Who else saves its output; where anyone does, a mask only adds memory."""
     input: Holders = Holders()
-    """Who keeps what it reads."""
+    """Who else saves its input."""
     recomputes: bool = False
     """Whether BatchNorm in training, and the residual sums behind it, may be computed again in backward."""
     rounds: bool = False
@@ -54,7 +55,8 @@ class Site:
 
 
 def structural_sites(model: nn.Module, options: Site) -> dict[nn.Module, Site]:
-    """What the structure tells of each module's calls: within a Sequential the next layer, elsewhere any weight."""
+    """What the model's structure tells of each call: in a Sequential the next layer saves its output, elsewhere any
+    weight may."""
     anyone = _noted(model.parameters())
     sites = {module: replace(options, output=anyone) for module in model.modules()}
     for module in model.modules():
@@ -64,7 +66,7 @@ def structural_sites(model: nn.Module, options: Site) -> dict[nn.Module, Site]:
 
 
 def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Site) -> dict[nn.Module, Site]:
-    """What a run of the model over fake tensors tells of its activations' calls; the structure where it fails.
+    """What a run of the model over fake tensors tells of its activations' calls; the structure, where that fails.
 
     Args:
         model: not converted.
@@ -74,9 +76,10 @@ def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Sit
     sites = structural_sites(model, options)
     try:
         found = find_keepers(model, run)
-    except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over tensors without values
+    except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over fake tensors
         warnings.warn(
-            f"who keeps what was decided by the model's structure, since it did not run over tensors without values: "
+            "memory-saving layers: which layers keep an output was decided by the model's structure, since it did not "
+            "run over fake tensors: "
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             stacklevel=4,
         )

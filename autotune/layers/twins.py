@@ -1,4 +1,4 @@
-"""Layers that people write out by hand, recognized by what they compute: their forward is run, never read."""
+"""Recognizes hand-written layers that compute what a function of torch computes: their forward is run, never read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Twin", "find_twin"]
 
 _TOLERANCE = 1e-6
 _LEAST = 1e-10
-"""By how much values that are almost zero may differ."""
+"""Absolute difference that values near zero may have."""
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
 
 
@@ -34,7 +34,7 @@ _TWINS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "relu": lambda module, x: F.relu(x),
     "rms_norm": _rms_norm,
 }
-"""By name: what a hand-written module computes, as torch's own function."""
+"""Functions of torch that a hand-written module may compute, by name."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Twin:
         return _TWINS[self.name](module, x)
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether the module's attributes are still those that were looked at."""
+        """Whether the module's attributes are still the same."""
         return all(vars(module).get(name) is part for name, part in self.parts)
 
 

@@ -1,4 +1,4 @@
-"""Run a Training for some steps and say what it cost: speed, memory, and whether it still learns the same."""
+"""Runs a Training for some steps and measures it: speed, memory, and whether it still learns the same."""
 
 from __future__ import annotations
 

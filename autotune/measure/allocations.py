@@ -1,6 +1,6 @@
 """Every allocation of one optimizer step, as data, and what follows from it: live bytes, the peak, and what fills it.
 
-Nothing here knows whether the tensors were real or fake, so that an estimator can replay the same events.
+Nothing here knows whether the tensors were real or fake, so that predictions replay the same events.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OUTSIDE: Final = "(outside)"
 """Made by no module of the model: by the loss, the optimizer, or the loader."""
 
 Phase = Literal["before", "forward", "backward", "optimizer"]
-"""``before`` the step began; the others as the step goes, once for each micro-batch."""
+"""``before`` is before the step; the others come in order, once for each micro-batch."""
 Kind = Literal["parameter", "optimizer_state", "gradient", "activation", "temporary", "batch", "other"]
 """What a storage serves. ``parameter`` includes buffers; ``activation`` is what autograd saved for backward;
 ``temporary`` is all else that the step made; ``other`` was there before it, and no one said what it is."""
@@ -29,7 +29,7 @@ class Allocation:
     id: int
     """In order of birth, from 0; the same step traced again numbers alike."""
     num_bytes: int
-    """As asked of the allocator, without its rounding."""
+    """Bytes asked of the allocator, without its rounding."""
     born: int
     """The moment from which it is alive; 0 for what was there before."""
     died: int | None
@@ -39,11 +39,11 @@ class Allocation:
     phase: Phase
     """When it was made."""
     kind: Kind
-    """What it came to be."""
+    """What it serves in the end."""
     kept_by: str | None = None
     """The module that first saved it for backward; None where none did."""
     is_scratch: bool = False
-    """Whether it is what a kernel took for itself, as reckoned and not seen."""
+    """Whether it is a kernel's workspace, which is computed and not observed."""
 
     def is_alive_at(self, moment: int) -> bool:
         """Whether its bytes are taken at this moment."""
@@ -52,7 +52,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Span:
-    """A phase of one micro-batch, from a moment on."""
+    """A phase of one micro-batch."""
 
     phase: Phase
     start: int
@@ -80,7 +80,7 @@ class Trace:
         return list(accumulate(changes))
 
     def peak_moment(self) -> int:
-        """The first moment at which most bytes are alive."""
+        """The first moment with the most bytes alive."""
         live = self.live_bytes()
         return live.index(max(live))
 
@@ -93,11 +93,11 @@ class Trace:
         return (one for one in self.allocations if one.is_alive_at(moment))
 
     def maker_at(self, moment: int) -> Allocation | None:
-        """What was allocated at a moment; None where something was freed, and at moment 0."""
+        """The allocation made at a moment; None at a free, and at moment 0."""
         return next((one for one in self.allocations if one.born == moment and moment > 0), None)
 
     def kept(self) -> Iterator[Allocation]:
-        """What the first micro-batch's forward leaves for backward, parameters and buffers left out."""
+        """Allocations that the first micro-batch's forward keeps for backward, without parameters and buffers."""
         ends = (after.start for span, after in pairwise(self.spans) if span.phase == "forward")
         end = next(ends, self.num_moments - 1)
         alive = (one for one in self.alive_at(end) if one.kept_by is not None)

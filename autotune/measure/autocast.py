@@ -1,4 +1,4 @@
-"""Autocast that a model or its loss turns on by itself: seen, or kept off, wherever it is turned on."""
+"""Notices, or prevents, that a model or its loss turns autocast on by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AutocastSeen", "autocast_kept_off", "autocast_seen"]
 
 @dataclass
 class AutocastSeen:
-    """What was seen so far."""
+    """What was noticed so far."""
 
     turned_on: bool = False
 

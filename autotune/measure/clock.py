@@ -51,13 +51,13 @@ class Clock(Watch):
         self._where.__exit__(*error)
 
     def batch(self, batch: Any) -> None:
-        """Waiting for data is no module's time."""
+        """Time spent waiting for data is not any module's."""
         self._phase = "before"
         self._mark()
 
     @contextmanager
     def phase(self, phase: Phase, loss: Any = None) -> Iterator[None]:
-        """Count the body's time as that of ``phase``.
+        """Count the time of the body to this phase.
 
         Args:
             phase: which part of the step it is.
@@ -73,7 +73,7 @@ class Clock(Watch):
         self._mark()
 
     def seconds(self) -> Mapping[Phase, Mapping[str, float]]:
-        """Each module's own seconds over the step, by phase; those of its children are not in it."""
+        """Seconds of each module by phase, without those of its children."""
         found: defaultdict[Phase, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
         for (phase, module, began), (_, _, ended) in pairwise(self._marks):
             found[phase][module] += seconds_between(began, ended)

@@ -1,4 +1,4 @@
-"""How long torch.compile takes within a training: tracing, partitioning and the compiler's own runs."""
+"""Seconds that torch.compile takes within a training: tracing, partitioning and the compiler's own runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA context: what a process is charged beside what its allocator has reserved."""
+"""The CUDA context: memory that a process is charged beside its allocator's reservation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _used_before: int | None = None
 
 
 def open_context() -> None:
-    """Open this process's context, with the device's used memory read before, where NVML can be asked."""
+    """Open this process's CUDA context; the device's used memory is read first, where NVML can be asked."""
     global _used_before
     _used_before = _used_by_all()
     torch.zeros(1, device="cuda")

@@ -1,4 +1,4 @@
-"""What is known of a dataset, from a few of its samples."""
+"""Facts about a dataset, from a few of its samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["DatasetFacts", "inspect_dataset"]
 
 NUM_SAMPLES = 16
 _BATCHES = 4
-"""Of a loader of the task's own that are read."""
+"""Batches that are read of a loader of the task's own."""
 _REREAD_S = 1.0
 _FEWEST_REREAD = 4
 
@@ -81,7 +81,7 @@ def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
 
 
 def _spread(length: int) -> list[int]:
-    """Up to 16 places of a dataset, the first and the last among them, in an order that is not the dataset's."""
+    """Up to 16 indices of a dataset, the first and the last among them, in shuffled order."""
     count = min(NUM_SAMPLES, length)
     places = sorted({round(k * (length - 1) / max(1, count - 1)) for k in range(count)})
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))
@@ -91,7 +91,8 @@ def _spread(length: int) -> list[int]:
 def _reads_the_same(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any]) -> bool:
     """Whether samples collated under two states of the random generators agree.
 
-    Sixteen of them, since an augmentation that flips a coin agrees by chance every other time; after a second, four.
+    Sixteen of them, since an augmentation that flips a coin agrees by chance half the time; four, where reading takes
+    more than a second.
     """
     began_s = perf_counter()
     for count, index in enumerate(indices):

@@ -1,4 +1,4 @@
-"""What is known of the device that trials run on."""
+"""Facts about the device that trials run on."""
 
 from __future__ import annotations
 

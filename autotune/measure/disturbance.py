@@ -1,4 +1,5 @@
-"""What other work took of a training's time: seen in its own windows, and by the processors that it waited for."""
+"""How much of a training's time other work took: by the training's own windows, and by time spent waiting for a
+processor."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from .speed import Window
 __all__ = ["OtherWork", "Pauses", "missing_share"]
 
 _USUAL = 0.75
-"""Quantile of the windows' processor time, over their time, that is taken for an undisturbed window's."""
+"""Quantile of processor time over wall time, of the windows, that counts as an undisturbed window's."""
 _TOLERANCE = 0.9
 """A window with less than this share of the usual processor time was disturbed."""
 
 
 def missing_share(windows: Sequence[Window]) -> float:
-    """Share of the windows' time in which the training was kept from computing, as it does in its better windows.
+    """Share of the windows' time in which the training was kept from computing, compared with its better windows.
 
-    A process that is paused, or has its processors taken, gets no processor time while the clock runs. Time that it
-    waits for data is its own affair.
+    A process that is paused, or loses its processors, gets no processor time while the clock runs. Time that it waits
+    for data does not count.
     """
     computing_s = [max(window.elapsed_s - window.wait_s, 1e-9) for window in windows]
     rates = sorted(window.cpu_s / seconds for window, seconds in zip(windows, computing_s, strict=True))
@@ -40,13 +41,14 @@ def missing_share(windows: Sequence[Window]) -> float:
 
 _BEAT_S = 0.05
 _LATE_S = 0.5
-"""A beat this late, or later, may be a pause; a thread that has Python to itself delays them by milliseconds."""
+"""Delay of a wake-up, seconds, from which on it counts as a pause; another thread that holds Python's lock delays one
+by milliseconds."""
 
 
 class Pauses:
-    """Watches, from its making on, for moments at which the whole process stood still: stopped, or its machine was.
+    """Watches from its creation for moments at which the whole process stood still: it, or its machine, was stopped.
 
-    Windows do not tell those from waiting for data. A thread that should wake twenty times a second does.
+    A window's time cannot tell a pause from waiting for data. A thread that should wake twenty times a second can.
     """
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class Pauses:
         self._thread.start()
 
     def seconds(self) -> float:
-        """Wall time of all of them; nothing is watched for from here on."""
+        """Wall time of all pauses; ends the watching."""
         self._ended.set()
         self._thread.join()
         return self._seconds
@@ -73,14 +75,14 @@ class Pauses:
 
 
 class OtherWork:
-    """Watches, from its making on, what other processes take of the processors that this one may use."""
+    """Watches from its creation how much processor time other processes take on this one's processors."""
 
     def __init__(self) -> None:
         self._began = _look()
 
     def seconds(self) -> float:
         """Processor time, so far, that others took while a thread of this process was ready and had no processor; 0
-        where the system does not say."""
+        where the system does not tell."""
         now = _look()
         others_s = (now.busy_s - self._began.busy_s) - (now.own_s - self._began.own_s)
         return max(0.0, min(now.waited_s - self._began.waited_s, others_s))

@@ -1,4 +1,4 @@
-"""Dropout off, wherever it is asked for: what two configurations compute can only be compared without it."""
+"""Turns dropout off, wherever it is called: losses of two configurations can only be compared without it."""
 
 from __future__ import annotations
 

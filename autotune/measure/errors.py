@@ -1,4 +1,4 @@
-"""What a measurement finds wrong with a training, other than what it costs."""
+"""Errors that a measurement finds in a training."""
 
 from __future__ import annotations
 

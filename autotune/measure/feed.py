@@ -1,4 +1,4 @@
-"""``Feed``: a loader's micro-batches, epoch after epoch, step by step, and what waiting for them cost."""
+"""``Feed``: the micro-batches of a loader, epoch after epoch, and the time spent waiting for them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _END = object()
 
 
 def largest(batches: Iterable[Any]) -> Any:
-    """The first of those whose tensors have most elements."""
+    """The first of those batches whose tensors have most elements."""
     return max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors_in(batch)))
 
 
 def repeated(
     loader: Loader, batch: Any, each: Callable[[Any], Any] = lambda batch: batch
 ) -> Iterator[tuple[Any, Position]]:
-    """The micro-batches of an optimizer step, each of them what ``each`` makes of this one; what waited to be trained
-    on is forgotten."""
+    """The micro-batches of an optimizer step, each replaced by what ``each`` makes of this one. Batches that were
+    waiting to be trained on are dropped."""
     loader.positions.clear()
     for number in range(1, loader.batch.accumulate + 1):
         arrived, position = each(batch), Position(loader.batch.micro, number == loader.batch.accumulate)
@@ -39,8 +39,8 @@ def repeated(
 class Feed:
     """Iterates over a loader for ever.
 
-    An epoch's start is counted apart from waiting within it: from the call that found the last epoch exhausted (which
-    ends its workers) to the next epoch's first batch.
+    The start of an epoch is counted apart from waiting within it. It lasts from the call that finds an epoch exhausted
+    (which ends its workers) to the next epoch's first batch.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -58,7 +58,8 @@ class Feed:
         self._samples_counted: int | None = None
 
     def open(self) -> None:
-        """Start the first epoch, and with it the workers, before anything else grows the process they are forked from.
+        """Start the first epoch and its workers, before anything else makes the process larger from which they are
+        forked.
 
         Raises:
             TaskError: the dataset or its sampler is empty.
@@ -66,7 +67,7 @@ class Feed:
         self._first = self._start(ended_s=0.0)
 
     def next(self) -> tuple[Any, Position]:
-        """The next micro-batch, on the device, and where it stands.
+        """The next micro-batch, on the device, and its position in the optimizer step.
 
         Raises:
             TaskError: the dataset or its sampler is empty.
@@ -91,7 +92,7 @@ class Feed:
         return largest(self.next()[0] for _ in range(num_batches) if not self.has_restarted)
 
     def restart(self) -> None:
-        """Leave the epoch that is running and start another, so that its start is known."""
+        """Leave the running epoch and start another, so that an epoch's start is measured."""
         self._epoch, self._samples_seen = None, 0
         self._first = self._start(ended_s=0.0)
 

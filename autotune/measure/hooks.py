@@ -1,4 +1,4 @@
-"""Hooks on the user's optimizer that torch cannot call: found before the first step of a job is."""
+"""Finds hooks on the user's optimizer that torch cannot call, before a job's first step does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CALLED = "(optimizer, args, kwargs)"
 
 
 def check_hooks(optimizer: torch.optim.Optimizer, source: str) -> None:
-    """Call the optimizer's step pre-hooks as its first step would, and see whether it could call those after it.
+    """Call the optimizer's step pre-hooks as its first step would, and check that it could call the post-hooks.
 
     Args:
         optimizer: whose parameters have their gradients.
@@ -56,7 +56,7 @@ def _check_arguments(hook: Callable[..., Any], source: str) -> None:
 
 
 def _named(hook: Callable[..., Any]) -> str:
-    """Its name, and where it is."""
+    """A hook's name and place, for messages."""
     name = getattr(hook, "__qualname__", type(hook).__qualname__)
     code = getattr(hook, "__code__", None)
     return f"{name} (line {code.co_firstlineno})" if code is not None else name

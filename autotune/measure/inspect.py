@@ -1,4 +1,4 @@
-"""``inspect_task``: what is known of a task before any trial."""
+"""``inspect_task``: the facts of a task before any trial."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
 
 
 def _check_precision(task: Task, device: Literal["cpu", "cuda"]) -> None:
-    """TF32 is the one that a device may not have at all."""
+    """Refuse TF32 where the device does not have it."""
     capability = inspect_device(device).capability
     if task.precision == "tf32" and (capability or (0, 0)) < (8, 0):
         raise TaskError(
@@ -148,7 +148,8 @@ def _variants(task: Task) -> dict[str, int]:
 
 
 def _split(task: Task, model: nn.Module, data: DatasetFacts, device: str) -> Split:
-    """On fewer samples where the device cannot hold the batch's activations: trials may still, recomputing them."""
+    """Compare gradients, with fewer samples where the device cannot hold the batch's activations: trials may hold them
+    by recomputing."""
     samples = data.samples
     while True:
         try:

@@ -1,4 +1,4 @@
-"""How sure a throughput is: a block bootstrap over consecutive windows."""
+"""The 95 % interval of a throughput, by a block bootstrap over consecutive windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaks: memory that each optimizer step gains and none gives back."""
+"""Leaks: memory that grows with each optimizer step and is never freed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SMALLEST_BYTES = {"cpu": 32 * 1024, "cuda": 4 * 1024}
 def growth(samples: Sequence[tuple[int, int]], smallest: float) -> float | None:
     """Bytes gained by a step, if memory grows without end.
 
-    It does if the last third of the samples lies wholly above the first, and rose from the second third to the last at
-    least half as fast as from the first to the second: a cache that fills, or an allocator that settles, slows down.
+    It does if the last third of the samples lies wholly above the first, and the rise from the second third to the last
+    is at least half of that from the first to the second. A cache that fills, or an allocator that settles, slows down.
 
     Args:
         samples: (optimizer step, bytes), in order.
@@ -42,7 +42,7 @@ def growth(samples: Sequence[tuple[int, int]], smallest: float) -> float | None:
 
 
 class LeakWatch:
-    """Notes memory between windows, and where it grows asks whether the steps or the loader make it."""
+    """Records memory between windows; where it grows, finds out whether the steps or the loader are the cause."""
 
     def __init__(self, charge: Charge, device_type: str) -> None:
         self._charge = charge
@@ -50,7 +50,7 @@ class LeakWatch:
         self._samples: list[tuple[int, int]] = []
 
     def note(self, step: int) -> None:
-        """Memory after this optimizer step."""
+        """Record the memory after this optimizer step."""
         live = self._charge.live_bytes()
         if live is not None:
             self._samples.append((step, live))
@@ -67,7 +67,7 @@ class LeakWatch:
 
     @property
     def is_decided(self) -> bool:
-        """Whether what was noted is enough to tell growth from none."""
+        """Whether the records are enough to tell growth from none."""
         return _is_evidence(self._samples)
 
     def confirm(self, steps: Steps, limit_s: float) -> float | None:

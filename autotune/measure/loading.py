@@ -1,4 +1,4 @@
-"""The loader apart from training: how fast it is by number of workers."""
+"""Speed of the loader by itself, by number of workers."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def loader_rates(
 
 
 def _rate(task: Task, spec: LoaderSpec, batch: Batch, num_workers: int) -> float:
-    """Samples per second, once the batches that workers had ready at the first one are used up.
+    """Samples per second of the loader, once the batches that its workers had ready are used up.
 
-    Workers stay between epochs; an epoch's start counts, so that an epoch of few batches ends in time.
+    Workers stay between epochs. An epoch's start counts, so that a dataset of few batches is measured too.
     """
     persistent = {"persistent_workers": True} if num_workers else {}
     options = {**spec.options, "num_workers": num_workers, **persistent}

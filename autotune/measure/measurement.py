@@ -1,4 +1,4 @@
-"""What a measurement is asked for, and what it says. Plain data: the driver reads it without torch."""
+"""Requests and results of a measurement: plain data, which the driver reads without importing torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Frozen(BaseModel):
 
 
 class InspectOptions(_Frozen):
-    """What the user said on the command line that bears on the facts."""
+    """Command-line options that bear on the facts."""
 
     effective_batch: PositiveInt | None = None
     """``--effective-batch``."""
@@ -30,18 +30,18 @@ class InspectOptions(_Frozen):
 
 
 class QualityOptions(_Frozen):
-    """How quality is measured: after more training, by the task's ``evaluate``."""
+    """How quality is measured: train further, then call the task's ``evaluate``."""
 
     num_samples: PositiveInt
     """Samples to train on first, in whole optimizer steps."""
     least_early: float | None = None
-    """A quality below this after a quarter of them ends it there; None goes on whatever it is."""
+    """After a quarter of the samples, a quality below this ends the measurement; None always goes on."""
     lr_factor: PositiveFloat = 1.0
     """Of the learning rate of every group of the optimizer, as the task has it."""
 
 
 class MeasureOptions(_Frozen):
-    """How long and how precisely."""
+    """How long and how precisely to measure."""
 
     trial_time_s: PositiveFloat = 60.0
     """The time share of the timed windows, seconds."""
@@ -50,7 +50,7 @@ class MeasureOptions(_Frozen):
     enforce: bool = True
     """Hold the process to the budget; False for the reference, which may be over it."""
     plain_loop: bool = False
-    """Keep what a plain loop keeps from step to step: the reference is the user's job as it stands."""
+    """Keep from step to step what a plain loop keeps: set for the reference, which is the user's job as it stands."""
     budget: Budget | None = None
     """With ``enforce``: once the peak is over it, a few windows are enough. None measures to the end."""
     parity_batch: PositiveInt | None
@@ -85,14 +85,14 @@ class Parity(_Frozen):
 
 
 class Quality(_Frozen):
-    """What ``evaluate`` says after more training; higher is better."""
+    """The result of ``evaluate`` after further training; higher is better."""
 
     value: float = Field(allow_inf_nan=False)
-    """After all of it; after a quarter where that ruled it out."""
+    """After all of the training; after a quarter where that ruled the configuration out."""
     error: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Its standard error as ``evaluate`` has it; 0 where it says none."""
+    """Standard error as ``evaluate`` returns it; 0 where it returns none."""
     early: float | None = None
-    """After a quarter."""
+    """The quality after a quarter of the training; None where it was not evaluated."""
     is_whole: bool = True
     """Whether all of the training was done."""
     seconds: float = Field(default=0.0, ge=0)
@@ -100,14 +100,14 @@ class Quality(_Frozen):
 
 
 class Measurement(_Frozen):
-    """What one configuration cost in one process."""
+    """Speed, memory and losses of one configuration in one process."""
 
     samples_per_s: Speed
     """Samples consumed per wall second, epoch starts amortised."""
     peak: Peak
     """Largest memory over the whole process."""
     parity: Parity
-    """Whether it learns what the reference learns."""
+    """Losses compared with the reference's."""
     num_steps: PositiveInt
     """Optimizer steps within timed windows."""
     num_windows: PositiveInt

@@ -1,9 +1,9 @@
-"""Memory: what the device charges the training process, and holding it to a budget.
+"""Memory that the device charges the training process, and enforcing a budget on it.
 
-On a CPU a process is charged its own peak (VmHWM) and the private bytes of its descendants. No page is counted twice:
-a batch in shared memory is in VmHWM once this process has mapped and read it, and a page that two processes map is
-private to neither. What is left out are pages that only loader workers share: prefetched batches that no one maps at
-the moment, and pages of before the fork that this process has since replaced but several workers keep.
+On a CPU a process is charged its own peak (VmHWM) and the private bytes of its descendants. No page is counted twice: a
+batch in shared memory is in VmHWM once this process has mapped and read it, and a page that two processes map is
+private to neither. Left out are pages that only loader workers share: prefetched batches that no process maps at the
+moment, and pages from before the fork that this process has since replaced but several workers keep.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ __all__ = ["Charge", "enforce_budget", "lift_budget", "process_bytes"]
 
 
 def enforce_budget(limit_bytes: int | None) -> None:
-    """Let a CUDA process allocate no more than a device of this size would. Call it before anything touches the device.
+    """Make a CUDA process fail to allocate more than a device of this size has. Call it before anything touches the
+    device.
 
     The context is taken off first: the allocator's fraction does not cover it
-    (https://github.com/pytorch/pytorch/issues/58466). Where torch sees no CUDA device nothing is done: a watchdog
-    outside ends CPU trials.
+    (https://github.com/pytorch/pytorch/issues/58466). Without a CUDA device nothing is done: a watchdog outside ends
+    CPU trials.
 
     Args:
         limit_bytes: the budget; None only opens the context, so that its size is known later.
@@ -40,21 +41,21 @@ def enforce_budget(limit_bytes: int | None) -> None:
 
 
 def lift_budget() -> None:
-    """Undo :func:`enforce_budget`: what the device has may be used."""
+    """Undo :func:`enforce_budget`: allow all of the device's memory."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def process_bytes(device: torch.device) -> int:
-    """What this process is charged now; on CUDA, before anything is built, its context."""
+    """Bytes that this process is charged now; on CUDA, before anything is built, its context."""
     if device.type == "cuda":
         open_context()
     return Charge(device).peak().process
 
 
 class Charge:
-    """What this process is charged, since it started."""
+    """Memory usage of this process since it started."""
 
     def __init__(self, device: torch.device, largest_of: int | None = None) -> None:
         """
@@ -68,15 +69,15 @@ class Charge:
         self._sampled_s = -math.inf
 
     def sample_descendants(self, every_s: float = 0.0) -> None:
-        """Look at the loader's workers, which leave no record of their peak, unless that was less than ``every_s`` ago.
-        Costs about 1 ms for each."""
+        """Read the memory of the loader's workers, which leave no record of their peak, unless it was read less than
+        ``every_s`` ago. Takes about 1 ms for each."""
         if time.monotonic() - self._sampled_s < every_s:
             return
         self._sampled_s = time.monotonic()
         self._descendants_bytes = max(self._descendants_bytes, sum(private_bytes(pid) for pid in descendants()))
 
     def high_water_bytes(self) -> int:
-        """The peak of what the training itself takes: CUDA's reservation, or this process. Costs next to nothing."""
+        """Peak of the training itself: CUDA's reservation, or this process. Costs next to nothing."""
         return torch.cuda.max_memory_reserved() if self._is_cuda else own_peak_bytes()
 
     def live_bytes(self) -> int | None:
@@ -99,5 +100,5 @@ class Charge:
         )
 
     def exceeds(self, budget: Budget | None) -> bool:
-        """Whether the peak is already more than the budget allows."""
+        """Whether the peak so far is over the budget."""
         return budget is not None and not budget.holds(self.peak().process)

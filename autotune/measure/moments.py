@@ -1,4 +1,4 @@
-"""Moments of a training, and the time between two: of the clock, or of a CUDA device's stream, where nothing waits."""
+"""Points in time of a training, by the clock or on a CUDA device's stream, without waiting for the device."""
 
 from __future__ import annotations
 

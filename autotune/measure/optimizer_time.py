@@ -1,4 +1,4 @@
-"""How long an optimizer's own steps take, within the training's."""
+"""Time that the optimizer's own steps take within a training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OptimizerTime:
 
     @contextmanager
     def watching(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Take the steps within the body into account."""
+        """Count the steps within the body."""
         hooks = (
             optimizer.register_step_pre_hook(self._begin),
             optimizer.register_step_post_hook(self._end),
@@ -40,12 +40,12 @@ class OptimizerTime:
                 hook.remove()
 
     def seconds(self) -> float:
-        """Of all steps that were seen."""
+        """Seconds of all steps counted."""
         pairs = zip(self._moments[::2], self._moments[1::2], strict=False)
         return math.fsum(seconds_between(began, ended) for began, ended in pairs)
 
     def _begin(self, *_: Any) -> None:
-        """A step that calls its base class's is hooked twice."""
+        """A step that calls its base class's runs the hooks twice."""
         if self._depth == 0:
             self._moments.append(moment(self._device))
         self._depth += 1

@@ -1,4 +1,4 @@
-"""Parity: the losses of the first ten optimizer steps on one fixed list of batches, against the reference's."""
+"""Parity: compares the losses of the first ten optimizer steps, on a fixed list of batches, with the reference's."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["compare", "rounded_losses", "run_parity"]
 _ROUNDINGS = 3.0
 """How many times as far as rounded weights a configuration that rounds may lead: it rounds at every operation."""
 _SCALE = 2.0**10
-"""The loss scale of an fp16 parity run: torch's 2**16 has to skip steps before it suits a model, and a skipped step is
-no departure from the reference."""
+"""The loss scale of an fp16 parity run. Torch's initial 2**16 skips steps until it suits a model, and a skipped step
+must not count as a departure from the reference."""
 
 
 def run_parity(
@@ -35,9 +35,9 @@ def run_parity(
 ) -> Parity:
     """Train ten optimizer steps with dropout off, and compare their mean losses with the reference's.
 
-    Every configuration sees the same samples in the same order, read in this process. What the dataset draws at random
-    comes from one stream of random numbers, what the model draws from another that starts anew with each step, so
-    that neither depends on how a step is cut.
+    Every configuration sees the same samples in the same order, read in this process. The dataset draws from one stream
+    of random numbers. The model draws from another, which is seeded anew at each step. So neither depends on how a step
+    is split.
 
     Args:
         training: as applied; its parameters and optimizer go on from here.

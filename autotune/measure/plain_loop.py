@@ -1,4 +1,4 @@
-"""The job as it stands keeps more than ``Training.step`` does: what a plain loop calls ``loss``."""
+"""Makes the reference keep what a plain loop keeps and ``Training.step`` does not: the last loss with its graph."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["as_in_a_plain_loop"]
 
 
 def as_in_a_plain_loop(task: Task) -> Task:
-    """The task with each loss kept until the next one is there, as ``loss = compute_loss(model, batch)`` keeps it.
+    """The task with each loss kept until the next one exists, as ``loss = compute_loss(model, batch)`` keeps it.
 
-    With it live the nodes of its graph, thousands of small objects, while the next forward makes its own. On glibc they
-    lie between the holes that tensors have left: a transformers GPT-2 takes 13 % more
-    (``python -m benchmarks.honesty --reference``). ``Training.step`` lets them go.
+    The loss keeps the nodes of its graph, thousands of small objects, while the next forward makes its own. On glibc
+    they lie in the holes that tensors have left, and keep those from merging: a transformers GPT-2 takes 13 % more
+    (``python -m benchmarks.honesty --reference``). ``Training.step`` frees them.
     """
     return dataclasses.replace(task, compute_loss=_Keeping(task.compute_loss))
 

@@ -1,4 +1,4 @@
-"""What the kernel says of this process and its descendants. Linux's ``/proc``; elsewhere what ``getrusage`` knows."""
+"""Memory and descendants of this process, as the kernel tells them: Linux's ``/proc``, elsewhere ``getrusage``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _STATUS = Path("/proc/self/status")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _server_pid: int | None = None
-"""The process that this one was forked from, whose file pages count; None in an interpreter of its own."""
+"""Process that this one was forked from, whose file pages count; None in a fresh interpreter."""
 
 
 def count_files_of(pid: int) -> None:
-    """Say that this process was forked from ``pid`` and is to be charged as an interpreter of its own would be."""
+    """Set the process that this one was forked from, so that it is charged like a fresh interpreter."""
     global _server_pid
     _server_pid = pid
 
@@ -57,13 +57,13 @@ def unmapped_files_bytes() -> int:
 
 
 def _page_range(line: str, page: int) -> tuple[int, int]:
-    """First page and number of pages of a line of ``maps``."""
+    """First page and number of pages of a line of ``/proc/<pid>/maps``."""
     start, end = (int(address, 16) // page for address in line.split(maxsplit=1)[0].split("-"))
     return start, end - start
 
 
 def _num_only_in(theirs: BinaryIO, own: BinaryIO, start: int, count: int) -> int:
-    """Pages of a range that are present in one page map and not in the other.
+    """Pages of a range that are present in one page map and absent in the other.
 
     Source: https://docs.kernel.org/admin-guide/mm/pagemap.html: 8 bytes a page, the highest bit is "present".
     """
@@ -75,7 +75,7 @@ def _num_only_in(theirs: BinaryIO, own: BinaryIO, start: int, count: int) -> int
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` ends, which forked it; and end now where that has already."""
+    """Make the kernel kill this process when ``parent``, which forked it, ends; end now if it already has."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -97,7 +97,7 @@ def own_peak_bytes() -> int:
 
 
 def own_live_bytes() -> int | None:
-    """This process's resident anonymous and shared memory now; None where the kernel does not say."""
+    """Resident anonymous and shared memory of this process; None where the kernel does not tell."""
     fields = _kib_fields(_STATUS)
     return fields["RssAnon"] + fields["RssShmem"] if "RssAnon" in fields else None
 

@@ -1,4 +1,4 @@
-"""``profile``: what one optimizer step allocates and how long it takes, module by module."""
+"""``profile``: allocations and time of one optimizer step, module by module."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["profile"]
 W = TypeVar("W", bound=Watch)
 
 _FORBIDDEN = "saved tensor hooks"
-"""What torch.func's gradients say when somebody watches what is saved."""
+"""Part of torch.func's error where somebody watches the saved tensors."""
 _MOST_SKIPPED = 40
-"""Steps that a loss scaler may skip before the optimizer has state: it halves its scale each time."""
+"""Most steps that the loss scaler may skip before the first real one: it halves its scale each time."""
 
 
 def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
@@ -75,7 +75,7 @@ def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
 
 
 def _trace_first(steps: WatchedSteps) -> tuple[Trace, bool]:
-    """The first step, and whether what autograd saves could be seen; goes on until the optimizer has stepped."""
+    """Trace the first step, and tell whether saved tensors could be watched; run on until the optimizer has stepped."""
     training, sees_saves = steps.training, True
     tracer = Tracer(training.model, training.optimizer, training.device)
     try:
@@ -98,7 +98,8 @@ class _Times(NamedTuple):
 
 
 def _time(steps: WatchedSteps, num_steps: int) -> _Times:
-    """The median of steps with the clock's hooks; between them, as many without, so that their cost is known."""
+    """Median times of steps with the clock's hooks; as many steps without run between them, so that the hooks' cost is
+    known."""
     plain_s: list[float] = []
     timed: list[tuple[Clock, float]] = []
     for _ in range(num_steps):
@@ -109,7 +110,7 @@ def _time(steps: WatchedSteps, num_steps: int) -> _Times:
 
 
 def _timed(steps: WatchedSteps, watch: W) -> tuple[W, float]:
-    """The watch of one whole step, and how long it took."""
+    """One whole step, with its clock and its seconds."""
     began_s = 0.0
 
     def begin() -> W:

@@ -1,4 +1,4 @@
-"""What a profile is asked for, and what it says. Plain data: the driver reads it without torch."""
+"""Requests and results of a profile: plain data, which the driver reads without importing torch."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class PeakMoment(_Frozen):
     num_bytes: int
     """All tensors that are alive then."""
     phase: Phase
-    """Of the allocation that reached it."""
+    """Phase of the allocation that reached the peak."""
     module: str
-    """Whose forward or backward made that allocation."""
+    """Module whose forward or backward made that allocation."""
     position: float = Field(ge=0, le=1)
     """How far through that phase's allocations and frees."""
     by_kind: dict[Kind, int]
@@ -62,7 +62,7 @@ class PeakMoment(_Frozen):
 
 
 class Area(_Frozen):
-    """One area of the chart: a group of modules, or a kind of what is alive all along."""
+    """One area of the chart: a group of modules, or a kind of memory that is alive all along."""
 
     name: str
     kind: Literal["parameter", "optimizer_state", "gradient", "block", "rest"]
@@ -76,7 +76,7 @@ class Timeline(_Frozen):
     moments: tuple[int, ...]
     """Some of the step's moments, the peak's among them."""
     num_moments: int
-    """All that there are."""
+    """Number of all moments of the step."""
     spans: tuple[tuple[Phase, int], ...]
     """Each phase with the moment at which it begins, micro-batch by micro-batch."""
     areas: tuple[Area, ...]

@@ -1,4 +1,4 @@
-"""Quality: what the task's ``evaluate`` says of a model after so much more training."""
+"""Quality: the task's ``evaluate`` after further training."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ __all__ = ["evaluate", "measure_quality"]
 
 
 def measure_quality(training: Training, task: Task, options: QualityOptions) -> Quality:
-    """Train on, and evaluate: after a quarter of the samples and, unless that rules it out, after all of them.
+    """Train further and evaluate: after a quarter of the samples and, unless that rules the configuration out, after
+    all.
 
-    A pruned model recovers meanwhile. The job as it stands gets the same samples: without them the pruning would be
-    credited with what the training alone brings.
+    A pruned model recovers meanwhile. The reference trains on the same samples, so that pruning is not credited with
+    what the training alone brings.
 
     Args:
         training: fresh from :func:`autotune.apply`.
@@ -86,7 +87,7 @@ def evaluate(task: Task, model: nn.Module) -> tuple[float, float]:
 
 
 def _checked(said: Any, where: str) -> tuple[float, float]:
-    """A number, or a number and its standard error."""
+    """The value and its standard error, 0 where there is none."""
     pair = said if isinstance(said, tuple) else (said, 0.0)
     if len(pair) != 2 or not all(isinstance(one, Real) and not isinstance(one, bool) for one in pair):
         what = f"a tuple of {len(said)}" if isinstance(said, tuple) else type(said).__name__

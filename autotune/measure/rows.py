@@ -1,4 +1,4 @@
-"""From a trace to what is said of it: a row for each module, the peak's moment, and the areas of the chart."""
+"""Turns a trace into what is shown: a row for each module, the peak, and the areas of the chart."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .profiled import Area, ModuleRow, PeakMoment, Timeline
 __all__ = ["inclusive", "module_rows", "peak_moment", "timeline"]
 
 _MOST_POINTS = 400
-"""Moments of a timeline: more than a page has room for."""
+"""Most moments in a timeline: a page has room for no more."""
 _MOST_BLOCKS = 12
-"""Groups of modules of a chart: more cannot be told apart."""
+"""Most groups of modules in a chart: more cannot be told apart."""
 
 Number = TypeVar("Number", int, float)
 
 
 def inclusive(own: Mapping[str, Number]) -> dict[str, Number]:
-    """Sums over each module and all within it, from what each has of its own; OUTSIDE stays apart."""
+    """Sums over each module and its descendants; OUTSIDE stays apart."""
     found: dict[str, Number] = {}
     for name, value in own.items():
         for above in (name,) if name == OUTSIDE else _above_and_self(name):
@@ -33,7 +33,7 @@ def inclusive(own: Mapping[str, Number]) -> dict[str, Number]:
 
 
 def _above_and_self(name: str) -> list[str]:
-    """``""``, ``a``, ``a.b`` of ``a.b``."""
+    """A module's ancestors and itself: ``""``, ``a``, ``a.b`` for ``a.b``."""
     return ["", *accumulate(name.split("."), "{}.{}".format)] if name else [""]
 
 
@@ -93,7 +93,7 @@ def peak_moment(trace: Trace) -> PeakMoment:
 
 
 def _position(trace: Trace, moment: int) -> float:
-    """How far through its span a moment is."""
+    """How far through its span a moment is, 0 to 1."""
     edges = [0, *(span.start for span in trace.spans), trace.num_moments]
     start, end = next((a, b) for a, b in pairwise(edges) if a <= moment < b)
     return (moment - start) / (end - start)
@@ -146,7 +146,7 @@ class _Groups:
 
 
 def _largest(areas: Sequence[Area]) -> Iterator[Area]:
-    """The areas, with the smaller of too many groups of modules put together."""
+    """The areas, the smaller groups of modules merged where they are too many."""
     blocks = sorted((area for area in areas if area.kind == "block"), key=lambda area: -max(area.live_bytes))
     small = blocks[_MOST_BLOCKS:]
     yield from (area for area in areas if area.kind != "rest" and area not in small)
@@ -157,7 +157,7 @@ def _largest(areas: Sequence[Area]) -> Iterator[Area]:
 
 
 def _worth_drawing(trace: Trace) -> tuple[int, ...]:
-    """The first, the last, and of each stretch between them the moment at which most is alive."""
+    """Moments to draw: the first, the last, and the highest of each stretch between."""
     live = trace.live_bytes()
     width = max(1, math.ceil(len(live) / _MOST_POINTS))
     stretches = (range(start, min(start + width, len(live))) for start in range(0, len(live), width))
@@ -166,7 +166,8 @@ def _worth_drawing(trace: Trace) -> tuple[int, ...]:
 
 
 def _in_order(modules: Mapping[str, nn.Module], order: Sequence[str]) -> Iterator[str]:
-    """Names, each before those within it, and siblings as they first ran; those that never did last."""
+    """Names of modules, parents before children, siblings in the order of their first run; those that never ran
+    last."""
     ran = {name: number for number, name in enumerate(order)}
     first: dict[str, float] = {}
     children: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""``measure``: run a training for some steps and say what it cost."""
+"""``measure``: runs a training for some steps and measures it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ __all__ = ["measure"]
 _WARMUP_SHARE = 0.25
 """Longest warm-up, as a share of the trial's time."""
 _CONFIRM_S = 10.0
-"""Confirming a leak may take this long even in a short trial: a handful of steps would acquit every leak."""
+"""Most seconds for confirming a leak, also in a short trial: after a handful of steps no leak would show."""
 _WORTH_SAYING_BYTES = 2**20
-"""Growth a step that is said although the steps are not to blame; below, an allocator that settles looks alike."""
+"""Growth, bytes a step, from which on it is said although the steps are not the cause; smaller growth may be an
+allocator that settles."""
 _STABLE = 1.005
-"""A peak that grew by less than this is stable."""
+"""Factor by which a stable peak may still grow."""
 _CALM_STEPS = 2
-"""Steps in a row without a skip and with a stable peak, before timing begins."""
+"""Steps in a row without a skip, and with a stable peak, before timing begins."""
 
 
 def measure(training: Training, task: Task, options: MeasureOptions) -> Measurement:
@@ -94,9 +95,12 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
 
 
 def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> list[str]:
-    """Until every technique has had the steps that it asks for; and the loader's head start is used up, the loss scaler
-    has stopped skipping, nothing is compiled, and the peak is stable, or the time is, which compiling does not count
-    against. A peak that still grows then is not worth a word: it is read once all has run."""
+    """Run steps until measuring may begin.
+
+    Every technique has had the steps that it asks for, the loader's prefetched batches are used up, the loss scaler has
+    stopped skipping, nothing is compiled, and the peak is stable; or the time for it is over, in which compiling does
+    not count. A peak that still grows then is not warned of: it is read after all has run.
+    """
     options = steps.training.loader.options
     head_start = 2 * options["num_workers"] * (options["prefetch_factor"] or 0)
     num_left = max(technique.warm_up_steps() for technique in steps.training.settings.techniques())
@@ -125,7 +129,7 @@ def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> 
 
 
 def _too_short(what: str, warm_up_s: float) -> str:
-    """What a short warm-up did, and a trial time that would do: a power of two, so that trials say the same."""
+    """What a short warm-up falsified, and a trial time that would do: a power of two, so that trials name the same."""
     trial_time_s = 2 ** math.ceil(math.log2(max(1.0, warm_up_s / _WARMUP_SHARE)))
     return f"{what}; --trial-time {trial_time_s}s would let the training settle first"
 

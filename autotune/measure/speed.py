@@ -1,4 +1,4 @@
-"""Speed: consecutive windows of whole optimizer steps, until their throughput is known well enough."""
+"""Speed: times consecutive windows of whole optimizer steps until the throughput's interval is narrow enough."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _NEXT_LOOK = 1.25
 
 @dataclass(frozen=True)
 class Window:
-    """Some whole optimizer steps, the device waited for at both ends. Epoch starts and compiling are left out."""
+    """Some whole optimizer steps, with the device synchronized at both ends. Epoch starts and compiling are left
+    out."""
 
     seconds: float
     """Wall time."""
@@ -41,10 +42,10 @@ class Window:
 
 
 def time_windows(steps: Steps, options: MeasureOptions, at_edge: Callable[[], bool]) -> list[Window]:
-    """Run windows until the interval is narrow enough, or the time share is used.
+    """Run windows until the interval is narrow enough, or the time is over.
 
-    The interval is looked at rarely (after 8 windows, then a quarter more each time), since looking gives loader
-    workers time to get ahead; and it must be narrow twice running, since one look among many finds it so by chance.
+    The interval is computed rarely (after 8 windows, then a quarter more each time), since meanwhile loader workers get
+    ahead. It must be narrow twice in a row, since one look among many finds it so by chance.
 
     Args:
         steps: warmed up.
@@ -74,8 +75,8 @@ def time_windows(steps: Steps, options: MeasureOptions, at_edge: Callable[[], bo
 
 
 def settled(windows: Sequence[Window]) -> Sequence[Window]:
-    """Without those at the beginning that are not yet like the others (caches and allocators fill, clocks rise): as
-    many are left out, of the first half, as make the mean of the rest the surest.
+    """The windows without those at the beginning that are not like the others yet (caches and allocators fill, clocks
+    rise): of the first half, as many are dropped as make the standard error of the rest smallest.
 
     Source: MSER, White 1997, https://doi.org/10.1177/003754979706900601
     """

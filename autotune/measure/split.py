@@ -1,4 +1,4 @@
-"""Whether splitting a batch changes the gradient, measured on one batch. The first run of the user's loss, too."""
+"""Measures on one batch whether splitting it changes the gradient. It is also the first run of the user's loss."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Split:
-    """What a split batch showed."""
+    """The result for one batch."""
 
     error: float | None
     """Relative L2 difference of the gradient; None where it could not be measured."""
     reason: str | None
     """Why it could not."""
     samples_per_s: float
-    """Of the whole batch's forward and backward, the second time."""
+    """Speed of forward and backward over the whole batch, at the second run."""
     own_autocast: bool = False
     """Whether the model or its loss turns autocast on by itself."""
     rounded: bool = False
@@ -93,7 +93,8 @@ def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: 
 def _without_autocast(
     run: Callable[[int], _Gradients], size: int, device: torch.device, under_autocast: _Gradients
 ) -> _Gradients | None:
-    """The whole batch's gradient in fp32; None where the model's own types need autocast, or it is compiled in."""
+    """The whole batch's gradient in fp32; None where the model's own types need autocast, or autocast is compiled
+    in."""
     try:
         with autocast_kept_off(device.type):
             found = run(size)
@@ -107,7 +108,7 @@ def _without_autocast(
 def _gradient(
     task: Task, model: nn.Module, samples: Sequence[Any], device: torch.device, micro: int, checks_hooks: bool = False
 ) -> _Gradients:
-    """What the optimizer would see, after one optimizer step over the samples that changes nothing."""
+    """The gradient that the optimizer would see, after one optimizer step over the samples that changes nothing."""
     seed_everything(0)
     users = task.make_optimizer(model)
     parameters = [p for group in users.param_groups for p in group["params"]]
@@ -139,7 +140,7 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
-    """On the host, where room is plenty."""
+    """A copy on the host, which has more memory."""
     return None if gradient is None else gradient.detach().to("cpu", torch.float32, copy=True).to_dense()
 
 

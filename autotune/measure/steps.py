@@ -1,4 +1,4 @@
-"""``Steps``: optimizer steps one after another, with losses that are looked at only once the device is waited for."""
+"""``Steps``: runs optimizer steps one after another; losses are read only when the device is synchronized."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Steps:
 
     @property
     def aside_s(self) -> float:
-        """Seconds so far that belong to no step: between epochs, and compiling."""
+        """Seconds so far that belong to no step: between epochs, and for compiling."""
         return self.feed.between_s + self.compile_time.seconds()
 
     def step(self) -> Step:
@@ -50,11 +50,11 @@ class Steps:
         return self._step(self.feed.step())
 
     def repeat(self, batch: Any) -> None:
-        """One optimizer step in which every micro-batch is this one."""
+        """One optimizer step whose micro-batches are all this one."""
         self._step(repeated(self.training.loader, batch))
 
     def settle(self) -> None:
-        """Wait for the device, and look at the losses since the last time.
+        """Synchronize the device, and check the losses since the last time.
 
         Raises:
             NonFiniteLoss: one of them is NaN or infinite.

@@ -20,18 +20,18 @@ from .whereabouts import Whereabouts
 __all__ = ["ScratchOf", "Sees", "SeesWork", "Shows", "Tracer", "tensors_of"]
 
 ScratchOf = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None]
-"""Of an operation, its arguments and results: bytes that its kernel takes and gives back on its own; None where none
-are known of."""
+"""Gives the workspace of an operation's kernel, bytes, by the operation, its arguments and results; None where it has
+none."""
 SeesWork = Callable[[Any, tuple[Any, ...], dict[str, Any], Any, tuple[str, Phase]], None]
-"""Is shown an operation, its arguments and results, and the module and the phase that it ran in."""
+"""Is called with an operation, its arguments and results, and the module and phase that it ran in."""
 Sees = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
-"""Is shown an operation that has just run, its arguments and results."""
+"""Is called with an operation that has just run, its arguments and results."""
 Shows = Callable[[Sees, Phase], AbstractContextManager[Any]]
-"""Makes a context in which every operation of a phase is shown."""
+"""Makes a context in which every operation of a phase is passed to ``Sees``."""
 _LASTING: tuple[Kind, ...] = (
     "other", "temporary", "activation", "batch", "gradient", "optimizer_state", "parameter"
 )  # fmt: skip
-"""What a storage is called where several apply: the last of them."""
+"""Kinds by precedence: where several apply to a storage, the last of them counts."""
 
 
 @dataclass(slots=True)
@@ -49,16 +49,16 @@ class _Storage:
     """Weak, to torch's own object, which lives as long as the storage does."""
 
     def is_at_least(self, kind: Kind, module: str | None = None) -> None:
-        """Call it ``kind``, of ``module``, unless it is something more lasting already."""
+        """Set the kind and module, unless the storage already has a kind of higher precedence."""
         if _LASTING.index(kind) > _LASTING.index(self.kind):
             self.kind, self.module = kind, module or self.module
 
 
 class Tracer(Watch):
-    """Watches one optimizer step. Use as a context around the step, and :meth:`phase` around each of its parts.
+    """Records one optimizer step. Use as a context around the step, and :meth:`phase` around each of its parts.
 
-    Kernels' inner scratch memory is not seen, and on a CUDA device neither is the host's. Modules are hooked, never
-    the graph; no result changes and nothing lives longer.
+    Kernels' workspace is not seen, nor the host's memory on a CUDA device. Hooks are on modules, never on the graph; no
+    result changes and nothing lives longer.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class Tracer(Watch):
 
     @property
     def num_forward(self) -> int:
-        """Allocations so far that a forward has made."""
+        """Allocations that forwards have made so far."""
         return sum(made.phase == "forward" for made in self._storages)
 
     def batch(self, batch: Any) -> None:
-        """Note a micro-batch that has arrived."""
+        """Record a micro-batch that has arrived."""
         self._phase = "forward"
         self._spans.append(Span("forward", self._moment))
         self._moment += 1
@@ -129,7 +129,7 @@ class Tracer(Watch):
 
     @contextmanager
     def phase(self, phase: Phase, loss: Any = None) -> Iterator[None]:
-        """Record what the body allocates and frees; the loss is not looked at."""
+        """Record what the body allocates and frees. The loss is not used here."""
         if phase != self._phase:
             self._phase = phase
             self._spans.append(Span(phase, self._moment))
@@ -149,7 +149,7 @@ class Tracer(Watch):
         return Trace(tuple(allocations), tuple(self._spans), self._moment + 1)
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
-        """Note an operation that has just run: an argument that nobody made was there before the step."""
+        """Record an operation that has just run. An argument that no operation made was there before the step."""
         if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor(...): its argument was made just now
             for tensor in tensors_of((args, kwargs)):
                 self._note(tensor, "other", OUTSIDE, born=0)
@@ -161,7 +161,7 @@ class Tracer(Watch):
             self._sees_work(func, args, kwargs, results, self._place())
 
     def _note_scratch(self, num_bytes: int | None) -> None:
-        """What the kernel of an operation that has just run took for itself."""
+        """Record the workspace of an operation's kernel."""
         if num_bytes is None:
             return
         module, phase = self._place()
@@ -170,7 +170,7 @@ class Tracer(Watch):
         self._storages.append(made)
 
     def _place(self) -> tuple[str, Phase]:
-        """The module at work, and the phase."""
+        """The module that is running, and the phase."""
         module, in_backward = self._where.now()
         return module, "backward" if in_backward else self._phase
 
@@ -189,7 +189,7 @@ class Tracer(Watch):
                 made.is_at_least("activation")
 
     def _name_parameters(self) -> None:
-        """What parameters have come to hold: gradients, and their optimizer state."""
+        """Record what parameters hold by now: gradients, and their optimizer state."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 owner = self._where.owner(parameter)
@@ -201,7 +201,7 @@ class Tracer(Watch):
                 self._note(parameter.grad, "gradient", self._where.owner(parameter))
 
     def _note(self, tensor: Tensor, kind: Kind, module: str | None, born: int | None = None) -> None:
-        """Record a tensor's storage, if it is new, and what it is.
+        """Record a tensor's storage, if it is new, and its kind.
 
         Args:
             tensor: any.
@@ -258,8 +258,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def tensors_of(tree: Any) -> Iterable[Tensor]:
-    """The tensors among arguments or results. They are nested at most once: most of the time would go into torch's
-    general answer."""
+    """The tensors among arguments or results, nested at most once: torch's general function would take most of the
+    time."""
     if isinstance(tree, Tensor):
         return (tree,)
     if isinstance(tree, dict):
@@ -276,7 +276,7 @@ def tensors_of(tree: Any) -> Iterable[Tensor]:
 
 
 def _storages(tensor: Tensor, device_type: str) -> tuple[Any, ...]:
-    """The storages behind a tensor on this device; none for one that has none of torch's kind."""
+    """The storages of a tensor on this device; none for a tensor without a torch storage."""
     if tensor.device.type != device_type:
         return ()
     if tensor.layout == torch.sparse_coo:

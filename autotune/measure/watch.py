@@ -1,4 +1,4 @@
-"""Optimizer steps in pieces, each piece under the eyes of a ``Watch``: a tracer, a clock, or nobody."""
+"""Runs optimizer steps in pieces under a ``Watch``: a tracer, a clock, or one that records nothing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["Watch", "WatchedSteps", "nodes_of", "watched_step"]
 W = TypeVar("W", bound="Watch")
 
 _MOST_TRIES = 3
-"""Steps until one is whole: only an epoch's last one is short."""
+"""Most steps until one is whole: only an epoch's last is short."""
 
 
 class Watch:
-    """What is told of a step as it goes; this one looks at nothing. A context around the step."""
+    """Is told of a step's parts as they run; this one records nothing. A context around the step."""
 
     def __enter__(self) -> Self:
         return self
@@ -39,14 +39,14 @@ class Watch:
         """A micro-batch has arrived."""
 
     def phase(self, phase: Phase, loss: Any = None) -> AbstractContextManager[None]:
-        """A part of the step; ``backward`` is told the loss that it starts from."""
+        """A context for a part of the step; ``backward`` gets the loss that it starts from."""
         return nullcontext()
 
 
 def watched_step(
     training: Training, task: Task, micro_batches: Iterable[tuple[Any, Position]], watch: Watch
 ) -> tuple[Step, Any]:
-    """One optimizer step and the last micro-batch's loss: what ``Training.step`` does, in its pieces."""
+    """Run one optimizer step as ``Training.step`` does, piece by piece; returns the last micro-batch's loss."""
     num_samples = 0
     with watch:
         for batch, position in micro_batches:
@@ -94,7 +94,7 @@ class WatchedSteps:
         return step
 
     def whole_step(self, watch: Callable[[], W]) -> W:
-        """Steps until one has all its samples, each under a watch of its own.
+        """Run steps, each under a watch of its own, until one has all its samples.
 
         Returns:
             The watch of the last of them.
@@ -107,9 +107,10 @@ class WatchedSteps:
 
 
 def nodes_of(loss: Any) -> Iterator[Any]:
-    """The autograd nodes behind a loss or a tuple that has one; those that accumulate into parameters left out.
+    """Autograd nodes of the graph behind a loss, or a tuple that has one, without those that accumulate into
+    parameters.
 
-    A hook on one of these would hold the gradient, which is then copied instead of taken.
+    A hook on those would keep the gradient alive, which is then copied instead of taken over.
     """
     waiting = [tensor.grad_fn for tensor in tree_leaves(loss) if isinstance(tensor, Tensor) and tensor.grad_fn]
     seen = set(waiting)

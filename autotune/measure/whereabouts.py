@@ -1,7 +1,7 @@
-"""Which module a training is in: in forward by hooks that all modules share, in backward by the node that runs.
+"""Module tracker: which module is running, in forward by global module hooks, in backward by the autograd node.
 
-Autograd numbers its nodes as they are made. Noting the number at which a module was entered or left therefore tells,
-when a node runs, in which module's forward it was made; neither the graph nor what it keeps is touched.
+Autograd numbers its nodes as they are made. So the numbers at which a module was entered and left tell in which
+module's forward a node was made. Neither the graph nor what it keeps is touched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Place(NamedTuple):
 
     module: str
     recomputed: str
-    """The module that a checkpoint around it recomputes; ``module`` itself where there is none."""
+    """The module that a checkpoint around it recomputes; ``module`` itself without a checkpoint."""
 
 
 class _Entered(NamedTuple):
@@ -42,10 +42,10 @@ _NOWHERE = _Place(OUTSIDE, OUTSIDE)
 
 
 class Whereabouts:
-    """Follows a model from module to module. A context, within which its hooks are in place.
+    """Follows the running module. Use as a context, within which its hooks are registered.
 
-    A module that stands in the model under several names goes by the first. A reentrant checkpoint on a CUDA device
-    recomputes in a thread that numbers its nodes anew; its backward is told by the wrong module.
+    A module with several names goes by the first. A reentrant checkpoint on a CUDA device recomputes in a thread that
+    numbers its nodes anew, so that its backward counts to the wrong module.
     """
 
     def __init__(self, model: nn.Module, on_switch: Callable[[], None] = lambda: None) -> None:
@@ -81,7 +81,7 @@ class Whereabouts:
         return tuple(entered.module for entered in self._stack)
 
     def now(self) -> tuple[str, bool]:
-        """The module that is at work or whose backward is, and whether a backward is running."""
+        """The module that runs, or whose backward runs, and whether backward is running."""
         node = torch._C._current_autograd_node()
         if node is None:
             return (self._stack[-1].place.module if self._stack else OUTSIDE), False

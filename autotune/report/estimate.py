@@ -153,7 +153,7 @@ def _fills(base: Estimate) -> Iterator[tuple[str, str]]:
     for kind, fills in sorted(rows.items(), key=lambda row: -_total(row[1])):
         named = [f"{_module(fill.module)} {size(fill.num_bytes)}" for fill in fills if kind == "activation"]
         shown = [*named[:_MODULES], f"{len(named) - _MODULES} more"] if len(named) > _MODULES else named
-        words = "scratch of a kernel" if kind == "scratch" else KINDS[kind]
+        words = "workspace of a kernel" if kind == "scratch" else KINDS[kind]
         yield words, ": ".join(filter(None, [size(_total(fills)), ", ".join(shown)]))
 
 

@@ -189,7 +189,7 @@ def notes(base: Profile) -> Iterator[str]:
     """What the figures are, and are not."""
     yield (
         f"the process was charged {size(base.process.process)} at its peak, which is what a budget holds: these "
-        "tensors, and torch itself, the allocator's slack, kernels' scratch and the loader"
+        "tensors, and torch itself, the allocator's slack, kernels' workspace and the loader"
     )
     if base.first_step_peak_bytes > base.peak.num_bytes:
         yield f"the first step's peak is higher: {size(base.first_step_peak_bytes)}"

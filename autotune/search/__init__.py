@@ -1,4 +1,4 @@
-"""Ask, run, tell: ``driver.search``, ``preview.preview`` and ``verify.verify``. The only importer of optuna.
+"""The search: proposes configurations, measures them, and writes a plan. The only folder that imports optuna.
 
 Nothing is imported here, so that reading :mod:`.options` or :mod:`.events` loads no optuna.
 """

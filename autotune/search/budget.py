@@ -1,4 +1,4 @@
-"""What a budget comes to: a share of the reference's peak in bytes, and whether any configuration can hold it."""
+"""The budget in bytes, from a size or a share of the reference's peak, and whether any configuration can hold it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def asked(options: SearchOptions) -> Budget:
 
 
 def in_bytes(budget: Budget, reference: Outcome) -> Budget:
-    """The same with its limit, where it was asked for as a share of the reference's measured peak: whole MiB, rounded
-    down."""
+    """The budget with its limit in whole MiB, rounded down, where it is a share of the reference's measured peak."""
     if budget.of_reference is None or budget.limit is not None or not isinstance(reference, Measured):
         return budget
     limit = int(budget.of_reference * reference.measurement.peak.process) // MIB * MIB
@@ -29,7 +28,7 @@ def in_bytes(budget: Budget, reference: Outcome) -> Budget:
 
 
 def check_possible(budget: Budget, facts: Facts) -> None:
-    """Find out before any trial that none can hold the budget.
+    """Refuse a budget that no configuration can hold, before any trial.
 
     Raises:
         UserError: the process takes more than the budget before the model is built.

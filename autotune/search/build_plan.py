@@ -1,4 +1,4 @@
-"""The end of a search: the plan and what its reader must know, or why nothing fits and what would."""
+"""The end of a search: the plan with its notes, or why nothing fits and what would help."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from .time_budget import MOST_ROUNDS
 __all__ = ["build_plan", "nothing_fits"]
 
 _WIDE = 0.25
-"""Half a 95 % interval over its value that says the machine was not the training's own."""
+"""Relative half-width of a 95 % interval from which on a note asks whether the machine is shared."""
 _MUCH_WAITING = 0.1
-"""Share of the time waiting for data that a plan's reader should know of."""
+"""Share of the time spent waiting for data from which on a note says so."""
 
 
 def build_plan(session: Session, final: Final, stopped: str) -> Plan:
@@ -75,7 +75,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
 
 
 def _quality(session: Session, final: Final) -> QualityEvidence | None:
-    """Of a winner that changes the function."""
+    """The quality of a winner that changes what the model computes; None for any other."""
     found, drop = final.qualities, session.options.max_quality_drop
     if not found or drop is None or final.winner is None or not final.winner.settings.affect("function"):
         return None
@@ -128,7 +128,7 @@ def in_words(settings: Settings) -> str:
 
 
 def _miss(row: Tried) -> int | None:
-    """The peak of a trial that only memory kept from being used."""
+    """The peak, bytes, of a trial that is unusable for its memory alone; None for any other."""
     if not row.verdict.over_memory:
         return None
     if isinstance(row.outcome, OutOfMemory):
@@ -140,7 +140,7 @@ def _miss(row: Tried) -> int | None:
 
 
 def _reference(session: Session, final: Final) -> tuple[Evidence | None, str | None]:
-    """The reference's evidence, or why there is none."""
+    """The reference's evidence, or the reason why there is none."""
     tried = session.reference
     if tried is None:
         return None, "the reference was not measured"
@@ -183,7 +183,8 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
 
 
 def _why_unsure(session: Session, final: Final) -> str | None:
-    """Why the plan's figures are less sure than they should be, or that other work ran beside them; else None."""
+    """Why the plan's figures are not sure, or how much other work ran beside them; None where there is nothing to
+    say."""
     num_rounds, num_disturbed = len(final.rounds), len(final.rounds) - len(calm(final.rounds))
     most = max((pair.disturbed for pair in final.rounds), default=0.0)
     if are_sure(final.rounds, session.budget):

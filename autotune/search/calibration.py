@@ -1,4 +1,4 @@
-"""What finished trials say of predictions of the process: the task's newest study calibrates an estimate."""
+"""Corrects predictions of the process by the peaks that finished trials measured."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..estimate import Calibration, Interval
 __all__ = ["learn_calibration"]
 
 _CONSTANT, _SHARE = 0.03, 0.03
-"""Standard deviations of what predictions leave out, before any trial: a constant, as a share of their mean, and a
-share of each."""
+"""Prior standard deviations of the correction: of its constant, as a share of the mean prediction, and of its share of
+each prediction."""
 _ONE_IN_TWENTY = 1.645
-"""Standard deviations above the mean."""
+"""Standard deviations to the 95th percentile of a normal distribution."""
 _WEIGHT = 4.0
-"""Trials that the stated intervals count for, against what the measured ones vary."""
+"""Weight of the stated intervals, in trials, against the variance that trials showed."""
 
 
 def learn_calibration(rows: Sequence[tuple[Interval, int]]) -> Calibration:
-    """Learn from trials how predictions are off: by a constant and by a share of each, a linear regression with normal
-    priors, in which each trial counts by its own interval.
+    """Fit a constant and a share by which measured peaks exceed predictions: a linear regression with normal priors,
+    each trial weighted by its own interval.
 
     Args:
         rows: of each trial, the process as it was predicted and its measured peak, bytes; at least one.

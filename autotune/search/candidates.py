@@ -1,4 +1,4 @@
-"""Which configuration to measure next: the sampler's proposals, and what is known without measuring.
+"""Which configuration to measure next: the sampler's proposals, without those whose outcome is known.
 
 Where not everything could be predicted, this package's own sampler begins with a guess.
 """
@@ -22,7 +22,7 @@ from .verdict import CONSTRAINTS
 __all__ = ["Candidates", "Proposal"]
 
 _PATIENCE = 5
-"""Proposals in a row that need no measuring before one is drawn from what is left."""
+"""Proposals in a row with known outcomes before one is drawn at random from the rest."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Proposal:
 
 
 class Candidates:
-    """Proposes what to measure; never the same configuration twice, nor one that is known not to fit."""
+    """Proposes what to measure; never a configuration twice, nor one that is known not to fit."""
 
     def __init__(self, study: Study, space: ConfigurationSpace, reference: Settings) -> None:
         """
@@ -57,7 +57,7 @@ class Candidates:
         fixed: Mapping[str, Technique],
         unconfirmed: Callable[[], Iterator[Settings]],
     ) -> None:
-        """Say who proposes after the reference.
+        """Set the sampler that proposes after the reference.
 
         Args:
             sampler: its name.
@@ -102,7 +102,7 @@ class Candidates:
         return next((self._ask_for(settings) for settings in left if self._is_new(settings)), None)
 
     def settled(self) -> str | None:
-        """Why the sampler expects no more, in words; None where it does, or something is to be asked again or to be
+        """Why the sampler stops, in words; None where it does not, or where something is still to be asked again or
         confirmed."""
         waiting = any(map(self._is_new, self._study.lost)) or self._new_unconfirmed()
         return None if waiting else self._study.settled()
@@ -112,7 +112,7 @@ class Candidates:
         self._in_flight.discard(proposal.settings.canonical())
 
     def fell(self, row: Tried) -> None:
-        """What was measured again did not hold: whoever proposes learns of it."""
+        """A configuration could not be used when it was measured again: tell the sampler."""
         params = self._space.params(row.settings)
         if params:
             self._study.skip(self._study.ask(self._space.distributions, params), row)
@@ -121,8 +121,9 @@ class Candidates:
         return [settings for settings in self._unconfirmed() if self._is_new(settings)]
 
     def _promising(self) -> Iterator[Point]:
-        """Before the sampler: the most promising choice of everything at the largest batch that fits, by bisection; and
-        again with what buys memory for time, where the reference's own batch did not fit without."""
+        """First guesses, before the sampler: for each technique its most promising choice, with the largest batch that
+        fits, found by bisection. Then the same with techniques that trade time for memory, if the first guess did not
+        fit even with the reference's own batch."""
         for with_trades in (False, True):
             promising = {
                 name: self._most_promising(name)
@@ -136,7 +137,8 @@ class Candidates:
             yield from self._bisect(promising)
 
     def _most_promising(self, name: str) -> Technique:
-        """The choice after the first, unless it is believed to be slower than that and buys nothing with it."""
+        """A technique's first alternative to its default; the default where that is expected to be faster. An
+        alternative that trades time for memory counts whatever its speed."""
         first, *others = self._searched.choices[name]
         if not others or others[0].trades_time:
             return others[0] if others else first

@@ -1,4 +1,4 @@
-"""The choices of a search as Optuna sees them, and the settings that they stand for."""
+"""The search space as Optuna sees it, and the settings that its parameters stand for."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from .store.study import Study
 __all__ = ["ConfigurationSpace", "Foreseen", "Point", "Predict"]
 
 Point = Mapping[str, Technique]
-"""A choice of each row: a setting, or a directive."""
+"""For each technique a choice: a setting, or a directive such as "choose the blocks"."""
 Predict = Callable[[Settings], Prediction | None]
-"""What is known of a configuration before it is measured."""
+"""Predicts a configuration's memory and work; None where nothing is known."""
 
 _MOST = 10_000
-"""Configurations that are weighed against each other."""
+"""Most configurations that the sampler compares."""
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What is known before anything is measured."""
+    """Predictions, made before anything is measured."""
 
     predict: Predict = lambda settings: None
-    """Of a configuration."""
+    """The prediction for a configuration."""
     blocks: Callable[[Settings], tuple[int, ...] | None] = lambda settings: None
-    """The blocks that were chosen for one, whatever its own checkpointing; None where none could be."""
+    """The blocks chosen for a configuration, whatever its own checkpointing; None where none could be."""
 
 
 class ConfigurationSpace:
-    """The choices as Optuna sees them: an index where they lie on a line, a label elsewhere."""
+    """The choices as Optuna's parameters: an index for ordered choices, a label for others."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class ConfigurationSpace:
         }
 
     def foretold(self, foreseen: Foreseen) -> ConfigurationSpace:
-        """The same with what is known of each configuration."""
+        """The same space with other predictions."""
         return ConfigurationSpace(self.choices, self._reference, self._num_blocks, foreseen, self._precision)
 
     def narrowed(self, fixed: Mapping[str, Technique]) -> ConfigurationSpace:
-        """The same with one choice alone of some techniques; Optuna sees it among all."""
+        """The same space with a single choice for some techniques; Optuna still sees all of them."""
         assert not any(choice.ordered for choice in fixed.values()), "Optuna sees their place in the whole row"
         choices = {**self.choices, **{name: (choice,) for name, choice in fixed.items()}}
         narrowed = ConfigurationSpace(choices, self._reference, self._num_blocks, self._foreseen, self._precision)
@@ -89,12 +89,12 @@ class ConfigurationSpace:
 
     @property
     def is_open(self) -> bool:
-        """Whether the search is to choose which blocks are recomputed."""
+        """Whether the search chooses which blocks are recomputed."""
         return Checkpointing.directive in self.choices.get("checkpointing", ())
 
     @property
     def num_configurations(self) -> int:
-        """Settings that may be measured, the reference included; at most, where anything is open or they are many."""
+        """Number of configurations, the reference included; an upper bound where anything is open or they are many."""
         return self._size - self.conflicts.total() + (self.params(self._reference) is None)
 
     @property
@@ -103,12 +103,13 @@ class ConfigurationSpace:
 
     @cached_property
     def conflicts(self) -> Counter[str]:
-        """Why configurations are left out, and how many, of at most :data:`_MOST` that are looked at."""
+        """Reasons why configurations are excluded, with how many each excludes, of at most :data:`_MOST` that are
+        looked at."""
         points = itertools.islice(self._points("conflicts"), _MOST)
         return Counter(filter(None, (self.conflict(self.resolved(point)) for point in points)))
 
     def conflict(self, settings: Settings) -> str | None:
-        """Why a configuration cannot be had, in words."""
+        """Why a configuration is impossible, in words; None where it is not."""
         return settings.in_force(self._precision).conflict()
 
     def settings(self, params: Mapping[str, Any]) -> Settings:
@@ -120,14 +121,15 @@ class ConfigurationSpace:
         return self.resolved(chosen)
 
     def resolved(self, point: Point) -> Settings:
-        """The settings that choices stand for; what has none stays as the reference has it. A directive ends here."""
+        """The settings that choices stand for. A technique without a choice stays as in the reference; a directive is
+        replaced by a setting."""
         named = {name: choice for name, choice in point.items() if choice != Checkpointing.directive}
         settings = self._reference.model_copy(update=named)
         return settings if named == point else settings.model_copy(update={"checkpointing": self._chosen(settings)})
 
     def _chosen(self, settings: Settings) -> Checkpointing:
-        """The blocks that were chosen for a configuration, else all. Where another choice of the space recomputes the
-        same, it is that one."""
+        """Checkpointing with the blocks chosen for a configuration, else with all. Where another choice of the space
+        recomputes the same blocks, that choice."""
         blocks = self._foreseen.blocks(settings)
         numbers = tuple(range(self._num_blocks)) if blocks is None else blocks
         others = (choice for choice in self._named if choice.numbers(self._num_blocks) == numbers)
@@ -148,7 +150,7 @@ class ConfigurationSpace:
         return {name: row.index(choice) if row[0].ordered else _label(choice) for name, row, choice in rows}
 
     def sampler(self, study: Study) -> ExpectedGainSampler:
-        """This package's own, over all configurations of the choices that may be of use."""
+        """This package's own sampler, over all configurations of the choices that may be of use."""
         record, rows = study.record, []
         for settings in dict.fromkeys(itertools.chain(*self.weighed(record.seed))):
             if not self.is_needless(settings, record.usable_bytes):
@@ -161,13 +163,13 @@ class ConfigurationSpace:
         return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)
 
     def is_needless(self, settings: Settings, usable_bytes: float) -> bool:
-        """Whether it buys memory with time where none is wanting, by what is known."""
+        """Whether a configuration buys memory with time where, by predictions, none is short."""
         largest = self.choices["batch"][-1] if "batch" in self.choices else settings.batch
         assert largest is None or isinstance(largest, Batch)
         return is_needless(settings, largest, self._foreseen.predict, usable_bytes)
 
     def weighed(self, seed: int) -> tuple[list[Settings], list[Settings]]:
-        """What is weighed against each other: every configuration, or of a larger space so many at random.
+        """Configurations that the sampler compares: all of them, or so many at random from a larger space.
 
         Returns:
             Those whose blocks, if any, the space names, and those whose blocks were to be chosen.
@@ -176,12 +178,12 @@ class ConfigurationSpace:
         return [settings for settings, is_open in found if not is_open], [one for one, is_open in found if is_open]
 
     def shuffled(self, seed: str) -> Iterator[Settings]:
-        """Every configuration once, in an order of its own for each ``seed``."""
+        """Every configuration once, in random order by ``seed``."""
         found = self._possible(seed)
         return (one for one, is_open in found if not (is_open and one.checkpointing in self._named))
 
     def _possible(self, seed: str) -> Iterator[tuple[Settings, bool]]:
-        """Every configuration that can be had, and whether its blocks were to be chosen."""
+        """Every possible configuration, and whether its blocks were to be chosen."""
         for point in self._points(seed):
             settings = self.resolved(point)
             if self.conflict(settings) is None:

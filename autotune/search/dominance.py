@@ -1,4 +1,4 @@
-"""Techniques that only ever buy memory with time, where no memory is wanting."""
+"""Techniques that only trade time for memory are dominated where memory is not short."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["buys_memory", "is_needless"]
 
 
 def buys_memory(settings: Settings) -> bool:
-    """Whether any technique buys memory with time."""
+    """Whether any technique trades time for memory."""
     return any(one.trades_time and one != type(one)() for one in settings.techniques())
 
 
 def is_needless(
     settings: Settings, largest: Batch | None, predict: Callable[[Settings], Prediction | None], usable_bytes: float
 ) -> bool:
-    """Whether memory is bought with time although none is wanting: without that, even the largest batch is sure to fit.
+    """Whether a configuration trades time for memory although even the largest batch is sure to fit without.
 
     Args:
         settings: the configuration.

@@ -1,9 +1,9 @@
-"""Whether trials that fail alike, one after the other, do so for their configurations, or since nothing runs any more.
+"""Tells whether trials that fail alike fail for their configurations, or because nothing runs any more.
 
-What an environment may do is not known in advance: a task's data is unmounted, a library is upgraded meanwhile, and it
-looks as if configurations failed. Nor does it help to ask what these have in common: most that are worth a trial share
-some technique, which may well be at fault. So something that ran before is run again. If it still runs, the failures
-are the configurations' own; if it does not, they say nothing.
+A task's data may be unmounted in mid-search, or a library upgraded: then every trial fails, and it looks as if the
+configurations were at fault. What they have in common does not tell, since most trials share some technique. So a
+configuration that ran before is run again. If it still runs, the failures are the configurations' own. If it does not,
+they say nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Doubt:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._alike: list[tuple[str, int | None]] = []
-        """The last failures, all of one message: it, and the trial's number in Optuna's sense."""
+        """The last failures with one message: it, and Optuna's number of the trial."""
         self._proven: set[str] = set()
-        """Messages of failures that are the configurations' own."""
+        """Messages of failures that were shown to be the configurations' own."""
 
     def take(self, outcome: Outcome, trial: int | None = None) -> None:
         """Take in a trial's or a finalist's outcome.
@@ -58,15 +58,17 @@ class Doubt:
         )
 
     def _run_again(self) -> Outcome | None:
-        """What the first configuration comes to now that was measured; None where none was, or the user stopped."""
+        """Run the first configuration that was measured once more; None where none was, or the user stopped."""
         session = self._session
         ran = next((row for row in session.study.tried if isinstance(row.outcome, Measured)), None)
         if ran is None or session.stop.is_set():
             return None
-        session.warn(f"{_IN_A_ROW} trials in a row ended alike: is it for them? Trial {ran.number} is run once more.")
+        session.warn(
+            f"{_IN_A_ROW} trials in a row ended alike. Does anything still run? Trial {ran.number} is run once more."
+        )
         return session.executor.ask(session.request("doubt", ran.settings, LEAST_SHARE_S))
 
 
 def _without_numbers(message: str) -> str:
-    """The first line; pids and addresses differ from trial to trial."""
+    """A message's first line without numbers: process ids and addresses differ from trial to trial."""
     return re.sub(r"0x[0-9a-f]+|\d+", "#", message.partition("\n")[0])

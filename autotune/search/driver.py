@@ -1,4 +1,5 @@
-"""The search: inspect, measure the reference, ask and tell until told to stop, settle the finalists, write the plan."""
+"""The search's main loop: inspect the task, measure the reference, run trials, measure the best again, write the
+plan."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ __all__ = ["search"]
 
 _TIME_IS_UP = "the time was used up"
 _SPOILED = 0.2
-"""A trial of which other work took this share of the time, or more, runs once more."""
+"""A trial that lost this share of its time, or more, to other work runs once more."""
 
 
 def search(
@@ -110,7 +111,7 @@ def _run(
 
 
 def _check_evaluates(options: SearchOptions, facts: Facts) -> None:
-    """Quality that may drop must be known.
+    """Refuse ``--max-quality-drop`` for a task that does not define ``evaluate``.
 
     Raises:
         TaskError: the task does not say how good a model is.
@@ -123,7 +124,7 @@ def _check_evaluates(options: SearchOptions, facts: Facts) -> None:
 
 
 def _save(plan: Plan, options: SearchOptions) -> None:
-    """Write the plan, or say it: what took a search to find does not go with a folder or a disk.
+    """Write the plan, or put it into the error: a full disk must not lose what a search found.
 
     Raises:
         PlanError: it could not be written; the message holds it.
@@ -165,7 +166,7 @@ def _search(session: Session, space: SearchSpace) -> Plan:
     _check_tried(session, stopped)
 
     def go_on(row: Tried) -> None:
-        """Now that this one fell, something else may be worth a trial."""
+        """Go on with trials after a finalist fell, since others may be worth one now."""
         nonlocal stopped
         doubt.take(row.outcome)
         candidates.fell(row)  # before it is stored: what a kill leaves out here, a resume finds out again
@@ -180,7 +181,7 @@ def _search(session: Session, space: SearchSpace) -> Plan:
 
 
 def _check_usable(session: Session) -> None:
-    """A search that was interrupted needs something to make a plan of.
+    """Refuse to end an interrupted search with a plan of nothing.
 
     Raises:
         Interrupted: there is nothing.
@@ -193,7 +194,7 @@ def _check_usable(session: Session) -> None:
 
 
 def _check_tried(session: Session, stopped: str) -> None:
-    """A plan is of something that was tried.
+    """Refuse a plan where nothing but the reference was tried.
 
     Raises:
         OutOfTime: there was no time for anything but the reference.
@@ -233,14 +234,14 @@ def _choose_sampler(
 
 
 def _earlier(session: Session) -> Iterator[TrialEnded]:
-    """What an earlier driver measured."""
+    """The trials of an earlier process, for ``--resume``."""
     best = session.feasible[:1]
     for row in session.study.tried:
         yield TrialEnded(row.number, row.settings, row.outcome, row.verdict.feasible, [row] == best)
 
 
 def _measure(session: Session, candidates: Candidates, propose: Callable[[], Proposal]) -> None:
-    """Run one trial to its end: the reference."""
+    """Run one trial to its end, before any other: the reference."""
     share_s = session.time_budget.trial_share_s(session.options.trials) or LEAST_SHARE_S
     proposal = propose()
     outcome = result_of(_start(session, proposal, share_s))
@@ -250,7 +251,7 @@ def _measure(session: Session, candidates: Candidates, propose: Callable[[], Pro
 
 
 def _explore(session: Session, candidates: Candidates, doubt: Doubt, most: int | None = None) -> str:
-    """Keep every slot busy until there is a reason to stop; returns it, in words.
+    """Keep every slot busy until there is a reason to stop; return it, in words.
 
     Args:
         session: the search.
@@ -291,12 +292,12 @@ def _explore(session: Session, candidates: Candidates, doubt: Doubt, most: int |
 
 
 def _is_spoiled(outcome: Outcome) -> bool:
-    """Whether other work, or a pause of the machine, took so much of a trial's time that its speed says little."""
+    """Whether other work, or a pause of the machine, took too much of a trial's time for its speed to count."""
     return isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED
 
 
 def _calmer(one: Outcome, other: Outcome) -> Outcome:
-    """Of two runs of a trial the less disturbed; the second, where it shows that the configuration cannot be used."""
+    """The less disturbed of two runs of a trial; the second, where it shows that the configuration cannot be used."""
     if isinstance(one, Measured) and isinstance(other, Measured):
         return min((one, other), key=lambda outcome: outcome.measurement.disturbed)
     return one if other == STOPPED else other
@@ -305,7 +306,7 @@ def _calmer(one: Outcome, other: Outcome) -> Outcome:
 def _fill(
     session: Session, candidates: Candidates, running: dict[Future[Outcome], Proposal], most: int | None
 ) -> str | None:
-    """Start trials in free slots; the reason to start no more, or None."""
+    """Start trials in all free slots. Return why no more are to be started, or None."""
     num_trials = session.options.trials
     while len(running) < session.executor.num_slots:
         num_begun = len(session.study.tried) + len(running)
@@ -368,7 +369,7 @@ def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Stu
 
 
 def _check_output(options: SearchOptions) -> None:
-    """Find out before the search that its result cannot be written, or would take the place of something else.
+    """Refuse, before the search, an output that cannot be written or would replace something else.
 
     Raises:
         PlanError: so it is.

@@ -1,4 +1,4 @@
-"""How long a search likely takes: the runs that are left, times what one of each kind takes."""
+"""Expected duration of a search: the runs that are left, times the duration of one of each kind."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from .time_budget import NUM_FINALISTS, NUM_REPEATS
 __all__ = ["FRESH_EXTRA_S", "Costs", "Expected", "Runs", "expected", "likely_s", "likely_trials"]
 
 _LIKELY_TRIALS = 11
-"""Where the sampler ``law`` stops by itself: in replays (docs/search.md). It took 4 to 15, the median 9, in searches of
-two examples (benchmarks/results/search-time-cpu.jsonl)."""
+"""Trials after which the sampler ``law`` usually stops, by replays (docs/search.md). Searches of two examples took 4 to
+15, the median 9 (benchmarks/results/search-time-cpu.jsonl)."""
 _AT_LEAST_MORE = 2
-"""Trials that are still expected of it where it has gone on for longer."""
+"""Trials that are still expected when ``law`` has run for longer than that."""
 FRESH_EXTRA_S = 3.0
-"""What a fresh interpreter adds to a run (importing torch), before one was seen."""
+"""Seconds that a fresh interpreter adds to a run (importing torch), until one was measured."""
 _QUICK_PREDICTION, _SLOW_PREDICTION = 1.0, 3.0
-"""What predictions take before the first trial, over the inspection: both trace the model. 5 to 13 s after 4 s in two
-examples."""
+"""Duration of the predictions before the first trial over the inspection's: both trace the model. 5 to 13 s after 4 s
+in two examples."""
 _FEW_WINDOWS, _MANY_WINDOWS = 10, 40
-"""Timed windows until a speed is known to 2 %, on a quiet machine and on a busy one."""
+"""Timed windows until a speed is known to 2 %, on a quiet and on a busy machine."""
 _SHORTEST_WINDOW_S = 0.05
 _WARM_UP_STEPS, _COMPARED_STEPS = 5, 10
-"""Steps of a trial outside its timed windows, until it has settled, and to compare its losses."""
+"""Steps of a trial outside its timed windows: until it has settled, and for comparing losses."""
 _STEP_OVER_TWO_PASSES = 1.3
-"""An optimizer step over its forward and backward alone."""
+"""Duration of an optimizer step over that of forward and backward alone."""
 _UNKNOWN_STEP_S = 0.2
 _GAINED = 2.0
-"""How many times as fast as the reference what is tried is, at best; at worst, how many times as slow."""
+"""Speed of configurations over the reference's, at best; at worst, the inverse."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Runs:
 
     trials: int
     compared: int = 0
-    """Finalists' first round: they run as trials do."""
+    """Runs of the finalists' first round, which are like trials."""
     fresh: int = 0
-    """In fresh interpreters, the reference's included."""
+    """Runs in fresh interpreters, the reference's included."""
 
 
 @dataclass(frozen=True)
@@ -50,31 +50,31 @@ class Costs:
 
     trial_s: float
     again_s: float
-    """The same once more, where losses are not compared again."""
+    """A run in which losses are not compared again."""
     fresh_s: float
-    """In a fresh interpreter."""
+    """A run in a fresh interpreter."""
 
 
 def likely_s(runs: Runs, costs: Costs, num_slots: int = 1) -> float:
-    """How long runs take: trials in all slots, the finalists one after the other."""
+    """Expected seconds of these runs: trials in all slots at once, finalists one after the other."""
     return runs.trials / num_slots * costs.trial_s + runs.compared * costs.again_s + runs.fresh * costs.fresh_s
 
 
 def likely_trials(most: int, sampler: SamplerName, num_done: int = 0) -> int:
-    """How many more trials a search likely takes, of at most ``most`` in all: the sampler ``law`` stops by itself."""
+    """Expected number of further trials, of at most ``most`` in all: the sampler ``law`` stops by itself."""
     likely = max(_LIKELY_TRIALS - num_done, _AT_LEAST_MORE) if sampler == "law" else most
     return max(min(likely, most - num_done), 0)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """How long a search takes that has not begun, seconds, finalists included."""
+    """Duration of a search that has not begun, seconds, finalists included."""
 
     low_s: float
     high_s: float
-    """It likely takes from ``low_s`` to this."""
+    """Upper end of the likely range; ``low_s`` is the lower."""
     most_s: float
-    """It hardly takes longer: all trials, each for all of its time."""
+    """Upper bound: all trials, each with all of its time."""
 
 
 def expected(facts: Facts, inspect_s: float, options: SearchOptions, num_trials: int) -> Expected:
@@ -107,7 +107,7 @@ def expected(facts: Facts, inspect_s: float, options: SearchOptions, num_trials:
 
 
 def _whole_search(num_trials: int) -> Runs:
-    """So many trials, and the finalists after them."""
+    """So many trials and the finalists after them."""
     others = num_trials - 1
     compared = min(NUM_FINALISTS, others) if others > 1 else 0
     return Runs(num_trials, compared, NUM_REPEATS * min(num_trials, 2))

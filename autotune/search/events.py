@@ -1,4 +1,4 @@
-"""What a search tells whoever watches it. Frozen data; the CLI draws it, tests assert on it."""
+"""Events of a running search. Frozen data: the command line draws them, tests assert on them."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ class BudgetKnown:
 
 @dataclass(frozen=True)
 class PredictionStarted:
-    """Before any trial, laws are asked for the configurations' memory and work."""
+    """Memory and work of so many configurations are being predicted, before any trial."""
 
     num_configurations: int
 
 
 @dataclass(frozen=True)
 class PredictionEnded:
-    """What the laws say is known."""
+    """The predictions are made."""
 
     num_predicted: int
-    """Configurations that they say something of."""
+    """Configurations with a prediction."""
     num_configurations: int
 
 
@@ -107,7 +107,7 @@ class FinalistEnded:
     round: int
     outcome: Outcome
     num_rounds: int | None = None
-    """None where there are as many as it takes."""
+    """Planned rounds; None where they end by what they show."""
 
 
 @dataclass(frozen=True)

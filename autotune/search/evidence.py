@@ -16,25 +16,25 @@ from ..units import ceil_mib
 __all__ = ["Interval", "Pair", "are_sure", "calm", "combine", "gain", "interval", "undisturbed"]
 
 _DISTURBED = 0.05
-"""From this share of a run's time on that other work took, the run is measured again."""
+"""Share of a run's time from which on, if other work took it, the run is measured again."""
 _MANY_ROUNDS = 3
-"""From so many rounds on, other work in all but one of them is taken for the machine's usual state."""
+"""Rounds from which on other work in all but one of them counts as the machine's usual state."""
 _OFF = 0.05
-"""Relative distance from the median from which on one value of several may be off."""
+"""Relative distance from the median from which on a value may be an outlier."""
 _OFF_DEVIATIONS = 3.0
-"""The same in robust standard deviations: both must be exceeded."""
+"""The same in robust standard deviations; an outlier exceeds both."""
 _NORMAL_MAD = 1.4826
 """Standard deviation of a normal variable over its median absolute deviation."""
 _KNOWN = 0.02
-"""Standard error of the mean speed, relative: no larger is sure. Two runs may lie 4 % apart."""
+"""Relative standard error of the mean speed up to which it is sure. Two runs may lie 4 % apart."""
 _WORTH = math.log(1.02)
-"""Logarithm of the speed ratio below which a gain is none: where no more is possible, that is known."""
+"""Logarithm of the smallest speed ratio that counts as a gain. Where more is ruled out, rounds end."""
 _ROOM = 2.0
-"""Peaks are sure where so many times their range would still be within the limit itself: that is what the margin is
-kept for."""
+"""Peaks are sure where the largest, plus so many times their range, is within the limit: that is what the margin is
+for."""
 
 _LARGEST = 20.0
-"""Logarithm of the largest ratio that is stated: an interval over two torn rounds has no end."""
+"""Logarithm of the largest ratio that is stated, since an interval over two scattered rounds has no end."""
 _DIGITS = 5
 
 
@@ -65,13 +65,13 @@ class Pair:
 
     @property
     def disturbed(self) -> float:
-        """Share of its time that other work took, of the more disturbed run."""
+        """Share of the time that other work took, of the more disturbed of the two runs."""
         return max(self.winner.disturbed, self.reference.disturbed if self.reference else 0.0)
 
 
 def interval(values: Sequence[float], scale: float = 1.0) -> Interval:
-    """The mean with Student's 95 % interval. Where one of at least four values is off, the median, with the width that
-    the others have.
+    """The mean with Student's 95 % interval. Where one of at least four values is an outlier, the median, with the
+    interval's width from the others.
 
     Args:
         values: independent, at least one; a single value has no width.
@@ -92,21 +92,21 @@ def interval(values: Sequence[float], scale: float = 1.0) -> Interval:
 
 
 def calm(rounds: Sequence[Pair]) -> list[Pair]:
-    """The rounds that other work left alone."""
+    """The rounds that other work did not disturb."""
     return [pair for pair in rounds if pair.disturbed <= _DISTURBED]
 
 
 def undisturbed(rounds: Sequence[Pair]) -> list[Pair]:
-    """The rounds that count: the calm ones; all, where those are fewer than two."""
+    """The rounds that count: the calm ones, or all where fewer than two are calm."""
     found = calm(rounds)
     return found if len(found) >= 2 else list(rounds)
 
 
 def are_sure(rounds: Sequence[Pair], budget: Budget) -> bool:
-    """Whether more rounds would tell nothing new: the winner's speed is known well, it is known to be faster than the
-    reference, or not to be, and its peaks leave room.
+    """Whether more rounds would tell nothing new: the winner's speed is known, it is known to be faster than the
+    reference or not, and its peaks leave room below the limit.
 
-    Disturbed rounds do not count. Where fewer than two of three or more are calm, all count: the machine is so.
+    Disturbed rounds do not count. Where fewer than two of three or more are calm, all count: the machine is always so.
 
     Args:
         rounds: all so far.
@@ -123,7 +123,7 @@ def are_sure(rounds: Sequence[Pair], budget: Budget) -> bool:
 
 
 def _is_decided(log_ratios: Sequence[float]) -> bool:
-    """Whether there is a gain, or none that is worth a change; one ratio tells neither."""
+    """Whether a gain is proven, or ruled out; one ratio tells neither."""
     if len(log_ratios) < 2:
         return not log_ratios
     found = interval(log_ratios)

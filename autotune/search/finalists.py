@@ -1,8 +1,8 @@
 """After the search: rivals for the first place are measured once more, then the winner in fresh interpreters.
 
-A first round picks the winner, together with its trial, so that it is not picked on the numbers that are reported: the
-best of many noisy numbers flatters itself. Then winner and reference take turns, so that a drift of the machine meets
-both, until what the plan states is sure. A round that other work disturbed is measured again.
+The first round picks the winner, together with its trial. Its figures are not reported, since the best of many noisy
+numbers looks better than it is. Then winner and reference take turns, so that a machine that slows down slows both,
+until the plan's figures are sure. A round that other work disturbed is measured again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 __all__ = ["Final", "settle"]
 
 _FROM_RUN_TO_RUN = 0.05
-"""Relative distance that two processes of one configuration may lie apart, beside the intervals within them."""
+"""Relative difference between two processes of one configuration, beside the intervals within them."""
 
 
 @dataclass(frozen=True)
 class Final:
-    """What the finalists came to."""
+    """The result of the finalists' runs."""
 
     winner: Tried | None
     """None when nothing fits."""
@@ -39,7 +39,7 @@ class Final:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Those that count: other work left them alone, or there are no others."""
+        """The rounds that count: the undisturbed ones, or all where too few are."""
         return undisturbed(self.rounds)
 
     @property
@@ -49,12 +49,12 @@ class Final:
 
     @property
     def repeats(self) -> list[Measurement]:
-        """The winner's measurements that count."""
+        """The winner's measurements in the rounds that count."""
         return [pair.winner for pair in self.pairs]
 
     @property
     def reference(self) -> list[Measurement]:
-        """The reference's."""
+        """The reference's measurements in the rounds that count."""
         return [pair.reference for pair in self.pairs if pair.reference is not None]
 
 
@@ -78,7 +78,7 @@ def settle(session: Session, fell: Callable[[Tried], None]) -> Final:
 
 
 def qualities(rounds: Sequence[Pair]) -> list[tuple[Quality, Quality]]:
-    """Those of rounds in which both were judged."""
+    """Quality of both, of the rounds in which both were judged."""
     both = ((pair.winner.quality, pair.reference.quality) for pair in rounds if pair.reference is not None)
     return [(one, other) for one, other in both if one is not None and other is not None]
 
@@ -88,7 +88,7 @@ class _OutOfTime(Exception):
 
 
 class _Fell(Exception):
-    """A configuration did not hold when it was measured again."""
+    """A configuration cannot be used, as its repeated measurement shows."""
 
     def __init__(self, row: Tried) -> None:
         self.row = row
@@ -98,12 +98,13 @@ class _Fell(Exception):
 class _Finals:
     session: Session
     reference_runs: dict[tuple[int, bool], Measurement | None] = field(default_factory=dict)
-    """By round, and whether quality was measured too; None where it did not run to its end."""
+    """By round, and whether quality was measured too; None where the run did not end well."""
     _num_tried: int = 0
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def settle(self) -> Final:
-        """Once more from the start, but what was measured is not measured again unless others were tried since."""
+        """Choose and measure once more from the start. What was measured is not measured again unless other trials ran
+        since."""
         if self._num_tried != len(self.session.study.tried):
             self._num_tried, self.reference_runs = len(self.session.study.tried), {}
         finalists = self._finalists(self.session.feasible)
@@ -119,7 +120,7 @@ class _Finals:
         return Final(winner, tuple(rounds))
 
     def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
-        """The fastest few, fastest first. The reference takes turns with the winner anyway."""
+        """The fastest few, fastest first, without the reference, which takes turns with the winner anyway."""
         return [row for row in feasible if row.number != 0][:NUM_FINALISTS] or list(feasible)
 
     def _repeats_reference(self) -> bool:
@@ -127,8 +128,8 @@ class _Finals:
         return reference is not None and isinstance(reference.outcome, Measured)
 
     def _reference_is_better(self, winner: Tried, rounds: Sequence[Pair]) -> bool:
-        """Whether the reference fits and turned out the faster after all: then nothing is worth a change. Where it was
-        not asked for again, its trial speaks for it."""
+        """Whether the reference fits and is the faster after all, so that the plan is the job as it stands. Where it
+        was not measured again, its trial counts."""
         reference = self.session.reference
         runs = [pair.reference for pair in rounds if pair.reference is not None]
         if reference not in self.session.feasible or (self.reference_runs and not runs):
@@ -143,13 +144,13 @@ class _Finals:
         return _speed(reference) > (statistics.fmean(repeated) if repeated else _speed(winner))
 
     def _rivals(self, finalists: Sequence[Tried]) -> list[Tried]:
-        """Those that may be the fastest, by what their trials are sure of; fastest first."""
+        """Those that may be the fastest by the intervals of their trials; fastest first."""
         least = max((_ends(row)[0] for row in finalists), default=0.0)
         return [row for row in finalists if _ends(row)[1] >= least]
 
     def _fastest(self, finalists: Sequence[Tried], rivals: Sequence[Tried], num_rounds: int) -> Tried | None:
-        """Round 0: rivals are measured once more, or what is known from before is taken. By the geometric mean of the
-        speeds that are known of each."""
+        """Round 0: measure rivals once more, or take what is stored. The fastest is that with the largest geometric
+        mean of its speeds."""
         log_speeds = {row.number: [row.verdict.log_speed or 0.0] for row in finalists}
         compared = rivals or [row for row in finalists if self._key(row, 0) in self._outcomes]
         try:
@@ -162,8 +163,7 @@ class _Finals:
         return max(finalists, key=lambda row: statistics.fmean(log_speeds[row.number]), default=None)
 
     def _repeat(self, candidate: Tried, num_planned: int) -> list[Pair]:
-        """Reporting rounds, the candidate and the reference in turn, until what they say is sure; as many as there is
-        time for."""
+        """The reported rounds: candidate and reference in turn, until the figures are sure or the time is up."""
         rounds: list[Pair] = []
         takes_turns = candidate.number != 0 and self._repeats_reference()
         judged = candidate.settings.affect("function")
@@ -190,7 +190,7 @@ class _Finals:
         return judge_quality(found, drop) if found and drop is not None else "unknown"
 
     def _hold_quality(self, candidate: Tried, rounds: Sequence[Pair]) -> None:
-        """What changes the model's function is proven to be as good, or is not used.
+        """Demand proof that a winner which changes what the model computes is within the allowed drop.
 
         Raises:
             _Fell: it is not proven.
@@ -207,7 +207,7 @@ class _Finals:
         raise _Fell(Tried(candidate.number, candidate.settings, outcome, self.session.judge(outcome)))
 
     def _run_reference(self, number: int, runs_left: int, judged: bool) -> Measurement | None:
-        """The reference's measurement in a round; None where it did not run to its end, which is said."""
+        """The reference's measurement in a round; None, with a warning, where the run did not end well."""
         if (number, judged) not in self.reference_runs:
             reference = self.session.reference
             assert reference is not None
@@ -218,7 +218,7 @@ class _Finals:
         return self.reference_runs[number, judged]
 
     def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0, judged: bool = False) -> Outcome:
-        """One run, or what is known of it: from before something else fell, or stored by an earlier driver."""
+        """One run; not repeated where it is known from before a configuration fell, or stored by an earlier process."""
         session = self.session
         key = self._key(row, number) + (":judged" if judged else "")
         if key in self._outcomes:
@@ -241,11 +241,11 @@ class _Finals:
         return outcome
 
     def _key(self, row: Tried, number: int) -> str:
-        """The study's, for one run."""
+        """The key under which the study stores one run."""
         return f"again:{self._num_tried}:{number}:{row.number}"
 
     def _hold(self, row: Tried, number: int, outcome: Outcome) -> Measurement:
-        """The measurement.
+        """The measurement of an outcome that can be used.
 
         Raises:
             _Fell: the configuration cannot be used after all.
@@ -266,7 +266,7 @@ def _speed(tried: Tried) -> float:
 
 
 def _ends(tried: Tried) -> tuple[float, float]:
-    """What its trial is sure of, in samples per second."""
+    """The ends of a trial's speed interval, in samples per second."""
     assert isinstance(tried.outcome, Measured), "it is feasible"
     speed = tried.outcome.measurement.samples_per_s
     return speed.low * (1 - _FROM_RUN_TO_RUN), speed.high * (1 + _FROM_RUN_TO_RUN)

@@ -14,15 +14,15 @@ SamplerName = Literal["law", "tpe", "gp", "random"]
 
 @dataclass(frozen=True)
 class Drop:
-    """How far quality may fall."""
+    """How far the quality that ``evaluate`` returns may fall."""
 
     value: float
     """At least 0."""
     is_share: bool
-    """Of the reference's quality; else in its own units."""
+    """Whether ``value`` is a share of the reference's quality; else it is in its units."""
 
     def of(self, reference: float) -> float:
-        """In units of the quality."""
+        """The allowed drop in units of the quality."""
         return self.value * abs(reference) if self.is_share else self.value
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class Drop:
 
 
 ANY_DROP = Drop(1.0, is_share=True)
-"""Of commands that only look at what such techniques do, or use a plan whose quality was judged."""
+"""For commands that only look at what lossy techniques do, or use a plan whose quality was judged before."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the laws say of a space's configurations before they are tried: asked of children, kept with the study."""
+"""Predictions of a space's configurations: asked of child processes before any trial, and kept with the study."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from .session import Session
 __all__ = ["foresee"]
 
 _EVIDENCE = "predicted"
-"""The study's key for it begins so; what was asked follows."""
+"""Prefix of the keys under which the study stores predictions."""
 _PART = 0.1
-"""Of ``--max-time``, at most so much goes into predictions; the combinations with the fewest changes come first."""
+"""Largest share of ``--max-time`` that predictions take; the combinations with the fewest changes come first."""
 _MOST_S = 1800.0
-"""The same without ``--max-time``."""
+"""Most seconds that predictions take without ``--max-time``."""
 _LEAST_S = 0.1
 """A request with no time left still answers for one combination."""
 
 
 def foresee(session: Session, space: ConfigurationSpace) -> Foreseen:
-    """Ask for predictions, or take those that the study has; without any, trials have to teach everything."""
+    """Ask for predictions, or take those that the study has. Where none can be made, the sampler learns from trials
+    alone."""
     foresight, usable = _Foresight(session), session.study.record.usable_bytes
     foreseen = Foreseen(foresight.predict, foresight.blocks)
     if session.stop.is_set() or (session.options.sampler != "law" and not space.is_open):
@@ -53,20 +54,20 @@ def foresee(session: Session, space: ConfigurationSpace) -> Foreseen:
 
 
 class _Foresight:
-    """What is known so far, and the time that is left to know more."""
+    """The predictions so far, and the time that is left for more."""
 
     def __init__(self, session: Session) -> None:
         self.known: dict[str, Prediction] = {}
-        """By ``settings.canonical()``."""
+        """Predictions by ``settings.canonical()``."""
         self._blocks: dict[str, tuple[int, ...]] = {}
-        """The same, with all blocks recomputed."""
+        """Chosen blocks, by ``settings.canonical()`` of the configuration with all blocks recomputed."""
         self._session = session
         self._num_asked = 0
         most_s = _MOST_S if session.options.max_time_s is None else _PART * session.options.max_time_s
         self._ends_s = session.time_budget.elapsed_s() + most_s
 
     def predict(self, settings: Settings) -> Prediction | None:
-        """What is known of a configuration, an epoch that it keeps in the device's memory included."""
+        """The prediction for a configuration, with the bytes of an epoch that it caches in the device's memory."""
         known = self.known.get(self.key(settings).canonical())
         cached = settings.cached_bytes(self._session.facts)
         if known is None or not cached:
@@ -80,7 +81,7 @@ class _Foresight:
         return self._blocks.get(self.key(every).canonical())
 
     def key(self, settings: Settings) -> Settings:
-        """What is asked in its place."""
+        """The configuration that is predicted in its place."""
         return settings.as_predicted(self._session.facts)
 
     def ask(self, named: Sequence[Settings], to_choose: Sequence[Settings] = ()) -> None:
@@ -108,7 +109,7 @@ class _Foresight:
         session.observe(PredictionEnded(num_known, num_asked))
 
     def tell_of_choices(self, every: Sequence[Settings]) -> None:
-        """Say where all blocks will be recomputed although only those that it takes were to be."""
+        """Warn of configurations with all blocks recomputed because none could be chosen."""
         missing = sum(self.blocks(settings) is None for settings in every)
         if not missing or self._session.stop.is_set():
             return

@@ -1,4 +1,4 @@
-"""The guard of configurations that change what the model computes: is their quality within the drop that is allowed?"""
+"""Whether the quality of a configuration that changes what the model computes is within the allowed drop."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from .options import Drop
 __all__ = ["Judgement", "judge_quality", "least_early", "reason_of"]
 
 _CONFIDENCE = 0.98
-"""One-sided, at each look: over three to six pairs, one look after each, they are wrong at most 5 times in 100."""
+"""One-sided confidence at each look: over three to six pairs with a look after each, at most 5 % of judgements are
+wrong."""
 _NORMAL = 1.645
-"""The same at 95 % for an error that is known."""
+"""Standard errors of a one-sided 95 % interval where the error is known."""
 _FEWEST = 3
-"""Pairs from which on their spread says something."""
+"""Pairs from which on their spread is used."""
 _RULED_OUT = 3.0
-"""Standard errors of the evaluation beyond the allowed drop at which one look is enough."""
+"""Standard errors of the evaluation beyond the allowed drop from which on one look decides."""
 _FAR = 2.0
-"""The same in allowed drops."""
+"""The same, in allowed drops."""
 
 Judgement = Literal["kept", "dropped", "unknown"]
 """``kept``: the quality is within the drop, at 95 %. ``dropped``: as surely it is not. ``unknown``: more pairs tell."""
 
 
 def judge_quality(pairs: Sequence[tuple[Quality, Quality]], drop: Drop) -> Judgement:
-    """Hold a configuration against the reference, by Student's interval of their differences.
+    """Compare a configuration's quality with the reference's, by Student's interval of their differences.
 
-    Both had the same training after the change, from the same seed, one pair for each seed. The error that ``evaluate``
-    tells is added: it judges both by the same samples, which are a few of all there are.
+    Both trained on the same samples after the change, from the same seed, one pair for each seed. The standard error
+    that ``evaluate`` returns is added: both are judged by the same few samples.
 
     Args:
         pairs: (configuration, reference), at least one.
@@ -58,7 +59,7 @@ def judge_quality(pairs: Sequence[tuple[Quality, Quality]], drop: Drop) -> Judge
 
 
 def reason_of(pairs: Sequence[tuple[Quality, Quality]], drop: Drop) -> str:
-    """What they came to, in words."""
+    """Both qualities and the allowed drop, in words."""
     value = statistics.fmean(one.value for one, _ in pairs)
     reference = statistics.fmean(other.value for _, other in pairs)
     early = "" if all(one.is_whole for one, _ in pairs) else " after a quarter of the recovery"
@@ -66,8 +67,8 @@ def reason_of(pairs: Sequence[tuple[Quality, Quality]], drop: Drop) -> str:
 
 
 def least_early(reference: Quality, drop: Drop) -> float | None:
-    """The least quality after a quarter of the training that is worth the rest: below the reference's at that point by
-    twice what the reference still gains, the allowed drop, and three times the evaluation's own error."""
+    """The least quality after a quarter of the training that is worth going on with: the reference's at that point,
+    less twice what the reference still gains, the allowed drop, and three standard errors of the evaluation."""
     if reference.early is None:
         return None
     gains = max(reference.value - reference.early, 0.0)

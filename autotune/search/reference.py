@@ -1,4 +1,4 @@
-"""Whether the job as it stands runs, and what its peak makes of a budget that is a share of it."""
+"""Checks the reference's outcome: the job as it stands must run, and a budget may be a share of its peak."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_reference"]
 
 
 def check_reference(session: Session) -> None:
-    """The job as it stands must run, but for its memory.
+    """Refuse a job that does not run as it stands, other than for lack of memory.
 
     Raises:
         TaskError: it fails, or gains memory each step.
@@ -55,7 +55,7 @@ def check_reference(session: Session) -> None:
 
 
 def _tell_share(session: Session, share: float) -> None:
-    """What the budget came to, now that the reference's peak is known.
+    """Announce the budget in bytes, now that the reference's peak is known.
 
     Raises:
         UserError: it is below what any process takes.

@@ -1,4 +1,4 @@
-"""What is asked of an executor: the task's facts, and the measurement of one configuration."""
+"""Makes the requests that executors run: inspect the task, predict, measure one configuration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from .time_budget import TimeBudget
 __all__ = ["Requests", "check_plan", "exactness", "failure", "inspect", "inspected", "reference_settings"]
 
 PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.02, "lossy": 0.1}
-"""How far the first loss may stray from the reference's, as a share of their mean; the n-th loss may n times that."""
+"""Largest difference of the first loss from the reference's, as a share of the reference's mean loss; n times that for
+the n-th."""
 
 LARGEST_OF = 64
 """Where batch shapes vary, the peak is taken on the largest of so many batches."""
@@ -55,7 +56,7 @@ class Requests:
     facts: Facts
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
-        """One configuration, to be measured in a fresh process."""
+        """A request to measure one configuration in a fresh process."""
         return MeasureRequest(
             id=name,
             task=os.path.abspath(self.task),  # a worker's current directory may be another,
@@ -70,8 +71,8 @@ class Requests:
     def predict_request(
         self, every: Sequence[Settings], most_s: float | None, deadline_s: float, to_choose: Sequence[Settings] = ()
     ) -> PredictRequest:
-        """What is known of configurations before they are measured, and which blocks ``to_choose`` are to recompute
-        within the budget or, without one, within all of the device's memory."""
+        """A request to predict configurations, and to choose the blocks that ``to_choose`` recompute within the budget
+        or, without one, within the device's memory."""
         limit_bytes = self.budget.limit or self.facts.device.memory_bytes
         return PredictRequest(
             id="predict",
@@ -175,7 +176,7 @@ def inspected(
 
 
 def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:
-    """Hold a plan against the task that it is to be used for.
+    """Check that a plan is for this task.
 
     Returns:
         The facts with the plan's own batch for the effective one: another than the task's is the plan's to choose.

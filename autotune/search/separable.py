@@ -1,8 +1,8 @@
-"""Techniques whose effect is their own, whatever else is chosen: found apart, and confirmed together with the best.
+"""Techniques with an effect of their own, whatever else is chosen: measured apart, then confirmed with the best.
 
-How a loader or an optimizer is implemented changes how long data or an update take, and hardly anything else. Neither
-can gain more than its share of the time, which every trial measures; but for loader workers on a CPU, which take a
-training's processors while it waits for nothing.
+The loader and the optimizer's implementation change how long data or an update take, and hardly anything else. Neither
+can gain more than its share of the time, which every trial measures. The exception are loader workers on a CPU: they
+use a training's processors even while nothing waits for data.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SHARES: Mapping[Effect, Callable[[Measurement], float]] = {
     "loader": lambda measurement: measurement.loader_wait,
     "update": lambda measurement: measurement.optimizer_share,
 }
-"""Of techniques that affect nothing else, the share of a training's time that they can take away at most."""
+"""For a technique with this effect alone, the share of a training's time that it can save at most."""
 _STARVED = 0.1
-"""Share of the reference's time spent waiting for data, from which on nothing else would show."""
+"""Share of the reference's time spent waiting for data from which on other techniques' gains would not show."""
 
 
 class Separable:
-    """Proposes their choices for the best that was measured."""
+    """Proposes choices of separable techniques for the best configuration measured."""
 
     def __init__(self, study: Study, space: ConfigurationSpace, facts: Facts) -> None:
         """
@@ -43,8 +43,8 @@ class Separable:
         self._choices = {name: row for name, row in space.choices.items() if name in apart}
 
     def base(self, reference: Settings) -> dict[str, Technique]:
-        """What they are while everything else is searched: as the reference has them, but for a loader that keeps it
-        waiting, in whose place is the one that is fastest by itself and leaves it room."""
+        """Their choices while everything else is searched: the reference's, or, where the reference waits for data, the
+        loader that is fastest by itself and fits beside the training."""
         found = {name: self._own(name, reference) for name in self._choices}
         first = next((row for row in self._study.tried if row.number == 0), None)
         if first is None or not isinstance(first.outcome, Measured):
@@ -57,8 +57,8 @@ class Separable:
         return found
 
     def unconfirmed(self) -> Iterator[Settings]:
-        """The best, with each choice that was not tried with it and may gain anything, one technique after the other;
-        of loaders, those that are fastest by themselves."""
+        """The best configuration with each choice that was not tried with it and may gain something, one technique at a
+        time; of loaders, only the fastest by themselves."""
         best = next(iter(self._study.feasible), None)
         if best is None:
             return
@@ -73,12 +73,12 @@ class Separable:
         return getattr(best.settings, name).takes_processors(self._facts) or _share(name, best) >= math.expm1(GAIN)
 
     def _fastest(self, name: str) -> list[Technique]:
-        """The choices whose own speed is known, the fastest first."""
+        """Loader choices with a measured speed of their own, the fastest first."""
         rated = [(rate, one) for one in self._choices[name] if (rate := one.samples_per_s(self._facts)) is not None]
         return [one for _, one in sorted(rated, key=lambda row: -row[0])]
 
     def _fastest_of_either(self, name: str) -> list[Technique]:
-        """A cached epoch, and what loads samples anew: the fastest of either."""
+        """The fastest that caches an epoch, and the fastest that loads samples anew."""
         found: dict[bool, Technique] = {}
         for one in self._fastest(name):
             found.setdefault(one.samples_per_s(self._facts) == math.inf, one)

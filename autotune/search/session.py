@@ -1,4 +1,4 @@
-"""One running search: what its phases share, and how it runs a request."""
+"""One running search: the state that its phases share, and how it makes requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Session:
     _earlier_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        """Take over what an earlier driver learned."""
+        """Take over what an earlier process learned."""
         self._task = os.path.abspath(self.options.task)  # while there is a current folder
         self.study.tell_of(self.warn)
         for row in self.study.tried:
@@ -48,7 +48,7 @@ class Session:
 
     @property
     def budget(self) -> Budget:
-        """What configurations are held against; a share of the reference's peak is in bytes once that is known."""
+        """The budget; in bytes once the reference's peak is known, where it is a share of that."""
         return self.study.record.budget
 
     @property
@@ -68,17 +68,17 @@ class Session:
 
     @property
     def feasible(self) -> list[Tried]:
-        """What may be used, fastest first."""
+        """Usable configurations, fastest first."""
         return self.study.feasible
 
     def seconds(self) -> float:
-        """Wall time of the search so far, with the trials of drivers before this one."""
+        """Wall time of the search so far, earlier processes' trials included."""
         return self._earlier_s + self.time_budget.elapsed_s()
 
     def request(
         self, name: str, settings: Settings, share_s: float, finalist_round: int | None = None, judged: bool = False
     ) -> MeasureRequest:
-        """For a measurement; the reference is not held to the budget.
+        """A request to measure a configuration. The reference is not held to the budget.
 
         Args:
             name: of the request.
@@ -100,7 +100,8 @@ class Session:
         return request.model_copy(update={"fresh": bool(finalist_round), "seed": seed})
 
     def _quality_options(self, is_reference: bool, number: int) -> QualityOptions:
-        """Trials of the same seed as the reference's are given up early by what that came to."""
+        """How quality is measured; trials with the reference's seed are given up early if they fall too far behind
+        it."""
         known, drop = self.study.reference_quality, self.options.max_quality_drop
         least = least_early(known, drop) if known and drop and not is_reference and number == 0 else None
         num_samples = self.options.recovery_steps * self.facts.effective_batch
@@ -114,17 +115,17 @@ class Session:
             self.warn(message)
 
     def judge(self, outcome: Outcome) -> Verdict:
-        """Hold an outcome against the budget."""
+        """The verdict on an outcome."""
         return self.study.judge(outcome)
 
     def warn(self, message: str) -> None:
-        """Say something once."""
+        """Give a warning once."""
         if message not in self._said:
             self._said.add(message)
             self.observe(Warned(message))
 
     def was_cut_off(self, outcome: Outcome) -> bool:
-        """Whether a trial ended because the executor was closed on the user's second Ctrl-C: no result of its own."""
+        """Whether a trial ended because the user's second Ctrl-C closed the executor: that is no result."""
         return outcome == STOPPED
 
     def keep_output(self, name: str, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""How ``--max-time`` is shared out: between the trials, and between them and the finalists."""
+"""How ``--max-time`` is divided between trials and finalists."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from ..workers import Measured, Outcome
 __all__ = ["LEAST_SHARE_S", "MOST_ROUNDS", "NUM_FINALISTS", "NUM_REPEATS", "TimeBudget"]
 
 NUM_FINALISTS = 3
-"""Configurations that are measured again, besides the reference."""
+"""Most configurations that are measured again, besides the reference."""
 NUM_REPEATS = 3
-"""Fresh interpreters that are planned for a plan's figures."""
+"""Runs in fresh interpreters that are planned for."""
 MOST_ROUNDS = 6
-"""Fresh interpreters that they come from at most, where fewer are not sure."""
+"""Most runs in fresh interpreters, where fewer do not make the figures sure."""
 
 LEAST_SHARE_S = 1.0
-"""Timed windows shorter than this say little."""
+"""Shortest timed windows of a trial, seconds: shorter ones say little."""
 _FINALISTS_PART = 0.5
-"""The finalists' reserve is at most this part of ``--max-time``."""
+"""Largest part of ``--max-time`` that is reserved for finalists."""
 _GUESSED_OVERHEAD_S = 2.0
-"""A trial's time outside its timed windows, before any is known."""
+"""Seconds of a trial outside its timed windows, until one was measured."""
 _FRESH_EXTRA_S = 3.0
-"""What a fresh interpreter adds (importing torch), before any is known."""
+"""Seconds that a fresh interpreter adds (importing torch), until one was measured."""
 _LOAD_LIMIT_S = 600.0
-"""How long a task may take that nothing is known of, besides its timed windows."""
+"""Seconds outside the timed windows that the first trial may take."""
 _LEAST_LIMIT_S = 60.0
 _SLOWER_BY = 10.0
-"""A configuration may take this many times the reference's overhead before it counts as hanging."""
+"""A trial counts as hanging from this many times the reference's overhead on."""
 
 
 @dataclass
 class TimeBudget:
-    """Time left, and how much of it the next trial gets. Learns what a trial costs beside its timed windows."""
+    """The time that is left, and the share of the next trial. Learns what trials take outside their timed windows."""
 
     trial_time_s: float
     """``--trial-time``."""
@@ -62,13 +62,14 @@ class TimeBudget:
         return math.inf if self.max_time_s is None else self.max_time_s - self.elapsed_s()
 
     def learn(self, outcome: Outcome, fresh: bool) -> None:
-        """Take in what a trial cost."""
+        """Take in a trial's duration."""
         if isinstance(outcome, Measured):
             overhead = max(0.0, outcome.seconds - outcome.measurement.phases_s.get("timed", 0.0))
             (self._fresh_overheads_s if fresh else self._overheads_s).append(overhead)
 
     def trial_share_s(self, trials_left: int) -> float | None:
-        """Seconds of timed windows for the next of ``trials_left`` trials; None when only the finalists' is left."""
+        """Seconds of timed windows for the next of ``trials_left`` trials; None where only the finalists' reserve is
+        left."""
         if self.max_time_s is None:
             return self.trial_time_s
         left = self.left_s() - self._reserve_s()
@@ -77,7 +78,7 @@ class TimeBudget:
         return self._share(left / trials_left - self._overhead_s())
 
     def least_s(self) -> float:
-        """The least ``--max-time`` that would leave room for one more trial now, by what is known so far."""
+        """The least ``--max-time`` with room for one more trial, by the durations known so far."""
         spent_s = self.elapsed_s() + self._overhead_s() + LEAST_SHARE_S
         return min(spent_s / (1 - _FINALISTS_PART), spent_s + self._finalists_s())
 
@@ -95,9 +96,9 @@ class TimeBudget:
         return max(LEAST_SHARE_S, min(limit, left))
 
     def finalist_runs(self, num_candidates: int, num_references: int) -> tuple[int, int]:
-        """How many candidates a first round compares (1: none is needed), and how many repeats are reported.
+        """How many candidates the first round compares (1: no round is needed), and how many repeats are reported.
 
-        ``(1, 0)`` when there is no time to repeat anything.
+        ``(1, 0)`` where there is no time to repeat anything.
         """
         pairs = 1 + num_references
         for compared, repeats in ((num_candidates, NUM_REPEATS), *((1, repeats) for repeats in (NUM_REPEATS, 2, 1))):
@@ -127,7 +128,7 @@ class TimeBudget:
         return self._runs_s(NUM_FINALISTS, 2 * NUM_REPEATS, self.trial_time_s)
 
     def _runs_s(self, num_compared: int, num_fresh: int, share_s: float) -> float:
-        """Seconds of so many runs with such a share: of a first round as trials run, the others fresh."""
+        """Wall time of ``num_compared`` forked and ``num_fresh`` fresh runs, each with ``share_s`` of timed windows."""
         compared_s, fresh_s = self._overhead_s() + share_s, self._fresh_overhead_s() + share_s
         return num_compared * compared_s + num_fresh * fresh_s
 

@@ -1,4 +1,4 @@
-"""What an outcome means for the search: whether it may be used, why not in words, and what the sampler is told."""
+"""The verdict on an outcome: whether the configuration may be used, why not, and what the sampler is told."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from .quality import judge_quality, reason_of
 __all__ = ["CONSTRAINTS", "Verdict", "judge", "observation"]
 
 CONSTRAINTS = ("failure", "leak", "memory", "parity", "quality")
-"""Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing. Alphabetical, since that
-is the order in which SQLite gives them back."""
+"""Names of the constraints. Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing.
+They are alphabetical, since SQLite gives them back in that order."""
 
 _BOUND = 5.0
-"""Log ratios are kept within +-5, so that no constraint's scale drowns the others."""
+"""Log ratios are clipped to +-5, so that no constraint's scale dominates."""
 _OUT_OF_MEMORY = 0.1
-"""Least violation of a trial that ran out of memory: how much more it wanted is not known."""
+"""Least violation of a trial that ran out of memory, since how much more it needed is not known."""
 _Z = 1.96
 """Standard errors on either side in a 95 % interval."""
 _UNKNOWN = 0.0
-"""A constraint that an outcome says nothing about: neither violated nor with room to spare."""
+"""A constraint that an outcome says nothing about: neither violated nor satisfied with room."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """An outcome against the budget."""
+    """The judgement of one outcome."""
 
     feasible: bool
     """Whether it fits the budget, keeps parity, does not leak, and its quality is not known to be too low."""
     reason: str | None
-    """Why it is infeasible, in words."""
+    """Why it is infeasible, in words; None where it is feasible."""
     over_memory: bool
     """Whether it ran out of memory or over the budget."""
     log_speed: float | None
@@ -67,7 +67,7 @@ def judge(
     reference: Quality | None = None,
     drop: Drop | None = None,
 ) -> Verdict:
-    """Hold an outcome against a budget, and its quality against the reference's.
+    """Judge an outcome by the budget, and its quality by the reference's.
 
     Args:
         outcome: of a measure request.
@@ -132,12 +132,12 @@ def _failure() -> tuple[float, ...]:
 
 
 def _log_ratio(value: float, limit: float) -> float:
-    """How far over (positive) or under; the sign is exactly that of ``value > limit``."""
+    """Clipped logarithm of ``value`` over ``limit``; positive exactly where ``value > limit``."""
     return max(-_BOUND, min(_BOUND, math.log(value / limit)))
 
 
 def observation(outcome: Outcome, verdict: Verdict) -> Observation:
-    """What a trial showed, for this package's own sampler."""
+    """What this package's own sampler learns from a trial."""
     seconds = outcome.seconds or None
     if isinstance(outcome, OutOfMemory):
         return Observation("out of memory", peak_bytes=outcome.peak_bytes, seconds=seconds)

@@ -26,17 +26,17 @@ __all__ = ["Effect", "Exactness", "LoaderSpec", "Run", "Stage", "Technique"]
 Run = Callable[["nn.Module"], Any]
 """Runs a model."""
 Effect = Literal["tensors", "layout", "code", "samples", "update", "loader", "process", "function"]
-"""``tensors``: which tensors a step makes, and how long they are kept. ``layout``: the order of their elements.
-``code``: memory of the kernels and modules that are in use. ``samples``: how many a forward pass sees. ``update``: how
-long the optimizer's step takes, and what it needs for a moment. ``loader``: how long data take, and what loads them.
-``process``: what is charged beside all this. ``function``: what the model computes, so that its quality is held against
-the reference's."""
+"""``tensors``: which tensors a step makes, and how long they live. ``layout``: the order of their elements. ``code``:
+memory of the kernels and modules in use. ``samples``: samples in a forward pass. ``update``: duration of the
+optimizer's step, and memory that it needs for a moment. ``loader``: how fast data come, and from what. ``process``:
+memory of the process beside all this. ``function``: what the model computes, so that its quality is compared with the
+reference's."""
 Exactness = Literal["exact", "rounding", "lossy"]
 """``exact``: same arithmetic up to reordering. ``rounding``: lower precision. ``lossy``: changes the function."""
 
 
 class Stage(IntEnum):
-    """When a technique comes into force: ``apply`` goes through these in order."""
+    """Order in which ``apply`` puts techniques into force."""
 
     PROCESS = auto()
     """Before the process starts."""
@@ -92,17 +92,17 @@ class Technique(BaseModel):
     stage: ClassVar[Stage]
     """Its place in ``apply``."""
     affects: ClassVar[frozenset[Effect]]
-    """What a setting of it changes beside the time of a step: what predictions and searches go by."""
+    """What a setting of it changes beside a step's duration. Predictions and searches go by it."""
     ordered: ClassVar[bool] = False
-    """Whether ``choices`` lie on a line (small to large), so that a sampler may interpolate."""
+    """Whether ``choices`` are ordered from small to large, so that a sampler may interpolate."""
     trades_time: ClassVar[bool] = False
-    """Whether it only ever buys memory with time: no first guess where the reference fits."""
+    """Whether it only trades time for memory: it is no first guess where the reference fits."""
     directive: ClassVar[Technique | None] = None
-    """What a search space may list in place of a setting: that the search finds it."""
+    """What a search space may list in place of a setting, to let the search find it."""
     purposes: ClassVar[Mapping[str, str]] = {}
     """What a setting does, in one sentence, by its ``kind``."""
     kept_beside: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a plan's file does not hold: :meth:`files` lie beside it."""
+    """Fields that :meth:`files` hold beside a plan's file, which does not."""
 
     @model_validator(mode="before")
     @classmethod
@@ -135,21 +135,21 @@ class Technique(BaseModel):
 
     @classmethod
     def is_in_step(cls) -> bool:
-        """Whether it may change the tensors of one and the same training step."""
+        """Whether it may change the tensors of a training step."""
         return bool(cls.affects & {"tensors", "layout", "update"})
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Self, ...]:
-        """What is worth trying for this model and device: the user's own setting first, then the most promising."""
+        """Settings worth trying for this model and device: the user's own first, then the most promising."""
         raise NotImplementedError
 
     def exactness(self, facts: Facts) -> Exactness:
-        """How this setting may change the result for this model."""
+        """How this setting may change the results of this model."""
         return "exact"
 
     def prior_gain(self) -> tuple[float, float]:
-        """What a search believes before it has measured anything, beside counted work: mean and standard deviation of
-        the natural logarithm of the speed with this setting over that with the user's own.
+        """The prior of a search for what counted work leaves out: mean and standard deviation of the natural logarithm
+        of the speed with this setting over that with the user's own.
 
         What trades time was measured to take 1.08 times as long at the median (docs/layers-measured.md).
         """
@@ -161,25 +161,25 @@ class Technique(BaseModel):
 
     @classmethod
     def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
-        """Of these choices of this technique, those whose memory does not lie between others', the user's own included:
-        what is worth an estimate by itself."""
+        """Of these choices of this technique, the user's own included, those whose memory does not lie between others':
+        each is worth an estimate of its own."""
         return tuple(choices)
 
     def as_predicted(self, facts: Facts) -> Self:
-        """This setting as far as predictions of memory and work tell it from others."""
+        """This setting with only what predictions of memory and work depend on."""
         return self
 
     def cached_bytes(self, facts: Facts) -> int:
-        """What it keeps on the device for as long as the process lives, beside the tensors of a step."""
+        """Bytes that it keeps on the device for the life of the process, beside the tensors of a step."""
         return 0
 
     def samples_per_s(self, facts: Facts) -> float | None:
-        """How fast its own part of a step is by itself, as far as that is known without a trial; infinite where nothing
-        is left to do."""
+        """Speed of its own part of a step, as far as it is known without a trial; infinite where nothing is left to
+        do."""
         return None
 
     def takes_processors(self, facts: Facts) -> bool:
-        """Whether it computes beside the training, on what that computes on."""
+        """Whether it computes at the same time as the training, on the same processors."""
         return False
 
     @property
@@ -188,12 +188,12 @@ class Technique(BaseModel):
         return False
 
     def conflicts(self, settings: Settings) -> str | None:
-        """What of the other settings this one does not go with, or needs, and what to use, in words without numbers;
-        None where they go together. ``settings`` are those in force, with the batch where it is known."""
+        """Why this setting does not go with another one, or what it needs, and what to use instead; in words without
+        numbers. None where they go together. ``settings`` are those in force, with the batch where it is known."""
         return None
 
     def warm_up_steps(self) -> int:
-        """Optimizer steps that it takes until it runs at its own speed, however long they last."""
+        """Optimizer steps until it runs at its full speed."""
         return 0
 
     def or_default(self, facts: Facts) -> Self:
@@ -205,7 +205,7 @@ class Technique(BaseModel):
         return {}
 
     def not_in_force(self) -> str | None:
-        """What of :meth:`environment` the running process was started without, in words; None when all is there."""
+        """Which of :meth:`environment` the running process lacks, in words; None where it has all."""
         return None
 
     @property
@@ -226,12 +226,12 @@ class Technique(BaseModel):
         return self
 
     def as_applied(self, model: nn.Module) -> Self:
-        """This setting with all that was decided when it was put on this model, so that it can be had again."""
+        """This setting with all decisions made when it was applied to this model, so that it can be applied again."""
         return self
 
     def undo(self, model: nn.Module) -> nn.Module:
-        """The model without what an earlier plan's setting of this technique put on it, whichever that was: a notebook
-        applies several plans to one model."""
+        """The model without what an earlier plan's setting of this technique put on it: a notebook applies several
+        plans to one model."""
         return model
 
     def on_task(self, task: Any) -> Any:
@@ -261,9 +261,9 @@ class Technique(BaseModel):
         return optimizer
 
     def on_loader(self, spec: LoaderSpec) -> LoaderSpec:
-        """What the loader is built from instead."""
+        """The changed specification of the loader."""
         return spec
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
-        """Entered around each forward pass and loss."""
+        """A context around each forward pass and loss."""
         return nullcontext()

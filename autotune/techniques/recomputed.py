@@ -117,5 +117,5 @@ def _is_fake(tensor: Tensor) -> bool:
 
 
 def _is_untouched(before: Tensor, version: int, after: Tensor | None) -> bool:
-    """By version: what is left to tell tensors without values by."""
+    """By version: what is left to tell fake tensors by."""
     return after is before and after._version == version

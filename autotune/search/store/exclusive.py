@@ -1,4 +1,4 @@
-"""The open storage of one search: nobody else's meanwhile, and whatever becomes of its file, what it held is kept."""
+"""A search's storage, which no other search writes to meanwhile; its content is kept even if its file is removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ExclusiveStorage:
         """
         self.url = url
         self.say: Callable[[str], None] = lambda words: None
-        """Is told what a user must know."""
+        """Is called with what the user must know."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         path = sqlite_path(url)
         if path is not None:
@@ -47,7 +47,7 @@ class ExclusiveStorage:
             raise
 
     def found_empty(self) -> str:
-        """Of a file that was there and holds no study, what that may mean; else nothing."""
+        """What it may mean that an existing file holds no study; empty where nothing."""
         if self._file is None or not self._was_there or self.storage.get_all_studies():
             return ""
         path = sqlite_path(self.url)
@@ -55,7 +55,7 @@ class ExclusiveStorage:
 
     @contextmanager
     def released_on_error(self) -> Iterator[None]:
-        """Let the next driver in where the body fails."""
+        """Release the lock if the body fails."""
         try:
             yield
         except BaseException:
@@ -64,7 +64,7 @@ class ExclusiveStorage:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """The body writes: into the file that was opened, which others still find and keep out of.
+        """A context for writing: the file must still be the one that was opened, and the lock held.
 
         Raises:
             StudyError: the storage cannot be written, or the file was replaced.
@@ -74,13 +74,13 @@ class ExclusiveStorage:
             yield
 
     def checkpoint(self) -> None:
-        """Fold SQLite's write-ahead file into the study's own, which is whole then without it."""
+        """Write SQLite's write-ahead log into the file, which is then whole without it."""
         if self._file is not None:
             with storage_errors(self.url):
                 self._file.checkpoint()
 
     def close(self) -> None:
-        """Close the database, and let the next driver in.
+        """Close the database and release the lock.
 
         Raises:
             StudyError: the file was replaced.
@@ -91,7 +91,7 @@ class ExclusiveStorage:
             self._release()
 
     def _secure(self) -> None:
-        """A file that was removed is written anew, from what is still open."""
+        """Write a removed file anew, from what is still open."""
         file = self._file
         if file is None:
             return
@@ -124,7 +124,7 @@ class ExclusiveStorage:
 
 
 class _File:
-    """A SQLite file by what it is: its name may be removed, or given to another."""
+    """An open SQLite file, by its inode: its name may be removed, or given to another file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,11 +137,11 @@ class _File:
         self.checkpoint()
 
     def is_there(self) -> bool:
-        """Whether its name still stands for it."""
+        """Whether the name still refers to this file."""
         return _is_at(self._found, self.path)
 
     def remove_logs(self) -> None:
-        """Of those that lie beside its old name, its own: SQLite would take them for another file's there."""
+        """Remove the file's own logs beside its old name, which SQLite would take for another file's."""
         for log, found in self._logs.items():
             if _is_at(found, log):
                 log.unlink()
@@ -151,7 +151,7 @@ class _File:
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def make_folder(self) -> None:
-        """That it was in, where it is no more."""
+        """Make the file's folder again, if it is gone."""
         with _lost(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
 

@@ -27,8 +27,8 @@ class Finished:
 
 
 def finished(url: str, stem: str, fingerprint: str) -> Finished | None:
-    """What the task's newest study with any measurement has, which a search may be writing to; None where there is
-    none. Nothing is written.
+    """The measurements of the task's newest study that has any; None where there is none. A search may be writing to
+    it; nothing is written.
 
     Raises:
         StudyError: the storage is locked or corrupt, or of another version of Optuna.

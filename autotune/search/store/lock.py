@@ -1,4 +1,4 @@
-"""One driver for each SQLite file: an advisory lock beside it, which the system drops when its holder dies."""
+"""One search for each SQLite file: an advisory lock beside it, which the system releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Lock"]
 
 
 class Lock:
-    """Held by the file's resolved name, so that a link to it is the same study."""
+    """A lock on the file's resolved name, so that a link to it is the same study."""
 
     def __init__(self, path: Path | None) -> None:
         """Take the lock, or say who has it.
@@ -30,7 +30,7 @@ class Lock:
         self.hold()
 
     def hold(self) -> None:
-        """Take the lock again where somebody has removed its file: another driver would not find it.
+        """Take the lock again if somebody removed its file, since another search would not find it.
 
         Raises:
             StudyError: as above.
@@ -40,13 +40,13 @@ class Lock:
             self._take(self._path)
 
     def close(self) -> None:
-        """Let the next driver in."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def discard(self) -> None:
-        """Let the next driver in, and leave no file that was not there before: there is no study to keep them from."""
+        """Release the lock and remove its file, if it was not there before: there is no study to protect."""
         if self._file is not None and self._made:
             os.unlink(self._file.name)
         self.close()

@@ -1,4 +1,4 @@
-"""What a study's measurements rest on, so that only like is resumed with like."""
+"""The options and facts that a study's measurements depend on, so that a resumed study does not mix two kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["StudyRecord", "check_same"]
 
 
 class StudyRecord(BaseModel):
-    """What a study's measurements rest on: two that differ here cannot be mixed."""
+    """What a study's measurements depend on: measurements under different records cannot be mixed."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
@@ -45,17 +45,17 @@ class StudyRecord(BaseModel):
 
     @property
     def limit_bytes(self) -> int:
-        """What a peak and its margin must not exceed: the budget, or all that the device has."""
+        """Limit for a peak with its margin: the budget, or all of the device's memory."""
         return self.budget.limit or self.facts.device.memory_bytes
 
     @property
     def usable_bytes(self) -> float:
-        """What a peak must not exceed."""
+        """Limit for a peak without its margin."""
         return self.limit_bytes / (1 + self.budget.margin)
 
 
 def check_same(name: str, stored: StudyRecord, asked: StudyRecord) -> None:
-    """Measurements of two tasks, budgets, machines or torches cannot be compared."""
+    """Refuse to compare measurements of two tasks, budgets, machines or versions of torch."""
     if stored.fingerprint != asked.fingerprint:
         raise StudyError(
             f"--resume: study {name} belongs to another task ({stored.task}, {stored.fingerprint[:15]}…), "

@@ -1,4 +1,4 @@
-"""What an earlier driver left in a study, read as a whole before anything is told of it."""
+"""What an earlier process left in a study, read as a whole before anything uses it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["Recovered", "Row", "recover"]
 
 @dataclass(frozen=True)
 class Row:
-    """One trial in Optuna's sense."""
+    """One trial of Optuna's."""
 
     trial: FrozenTrial
     number: int
-    """Of its measurement; -1 for what was proposed and not begun."""
+    """Number among measured configurations; -1 for one that was proposed and not begun."""
     settings: Settings | None
-    """What was measured; None for what was proposed and not begun."""
+    """The configuration; None for one that was proposed and not begun."""
     outcome: Outcome | None
-    """What came back; None for what was in flight."""
+    """The outcome; None for a trial that was running."""
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """All of it."""
+    """A study's trials and other stored outcomes."""
 
     rows: tuple[Row, ...]
     evidence: dict[str, Outcome]
-    """Finalists' outcomes, what fell, and predictions, by their keys."""
+    """Outcomes of finalists, configurations that fell, and predictions, by key."""
 
 
 def recover(study: optuna.Study) -> Recovered:

@@ -39,7 +39,7 @@ _DRIVERS = {
     "pyodbc": "pip install pyodbc",
     "oracledb": "pip install oracledb",
 }
-"""By the module that is missing."""
+"""How to install the database driver, by the module that is missing."""
 
 
 def default_storage(stem: str) -> str:
@@ -59,7 +59,7 @@ def default_storage(stem: str) -> str:
 
 
 def default_url(stem: str) -> str:
-    """The same, whether it is there or not."""
+    """The URL of the default storage, whether or not it exists."""
     name = re.sub(r"[^\w.-]", "_", stem)
     return f"sqlite:///{FOLDER.as_posix()}/{name}.db"
 
@@ -119,7 +119,7 @@ def _write_ahead(storage: RDBStorage) -> None:
 
 @contextmanager
 def storage_errors(url: str) -> Iterator[None]:
-    """What a storage may raise, as a :class:`StudyError` with a remedy."""
+    """Turns the errors of a storage into :class:`StudyError`, with a remedy."""
     try:
         yield
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.DBAPIError, sqlite3.Error) as error:
@@ -142,7 +142,7 @@ def _remedy(reason: str, is_file: bool = True) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no file of one name; there may be none.
+    """Refuse a path that is not a regular file with a single name; it may be missing.
 
     Raises:
         StudyError: so it is.

@@ -1,4 +1,4 @@
-"""The Optuna study: what was asked, what came back, and everything needed to go on after a kill at any moment."""
+"""The Optuna study: proposals, outcomes, and everything needed to go on after a kill at any moment."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from .url import masked
 __all__ = ["Study", "Tried"]
 
 _KEPT_OUTPUT = 2048
-"""Characters of a trial's output at either end that go into the study; the whole is in its log."""
+"""Characters of a trial's output that the study keeps, from either end; its log has all."""
 
 _FELL = "fell"
-"""The study's key for what did not hold begins so; the trial's number follows."""
+"""Prefix of the keys for configurations that fell when they were measured again; the trial's number follows."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A configuration and what came back."""
+    """A configuration and its outcome."""
 
     number: int
     """Counts measured configurations from 0, the reference."""
@@ -62,17 +62,17 @@ class Study:
         self.name: str = study.study_name
         self.record = record
         self.tried: list[Tried] = []
-        """What was measured, in order of its number."""
+        """Measured configurations, by number."""
         self.by_settings: dict[str, Tried] = {}
         """The same by ``settings.canonical()``."""
         self.fallen: list[Tried] = []
-        """What did not hold when it was measured again, each with that outcome."""
+        """Configurations that could not be used when measured again, each with that outcome."""
         self.lost: list[Settings] = []
-        """What was in flight when an earlier driver was killed."""
+        """Configurations that were running when an earlier process was killed."""
         self.resumed = False
-        """Whether an earlier driver began it."""
+        """Whether an earlier process began the study."""
         self.instead_of = ""
-        """Where one was to be resumed and there was none: what was there, in words."""
+        """Where no study was found to resume, what was there instead, in words."""
         self._store, self._study = store, study
         self._next_number = 0
 
@@ -89,9 +89,9 @@ class Study:
 
     @classmethod
     def resume(cls, url: str, stem: str, record: StudyRecord) -> Self:
-        """Go on with this task's newest study: what was measured is kept, what was in flight is asked again.
+        """Go on with this task's newest study: what was measured is kept, what was running is asked again.
 
-        Without one, a driver was killed before it had one, or none ever ran: a study is begun.
+        Where there is none, since the earlier process was killed before it made one or none ever ran, a study is begun.
 
         Raises:
             StudyError: it was searched under other options, or only other tasks have studies there, or the storage is
@@ -118,7 +118,7 @@ class Study:
 
     @property
     def feasible(self) -> list[Tried]:
-        """What may be used, fastest first."""
+        """Usable configurations, fastest first."""
         fallen, dropped = {row.number for row in self.fallen}, [row.settings.part("function") for row in self._dropped]
         usable = (row for row in self.tried if row.verdict.feasible and row.number not in fallen)
         rows = [row for row in usable if row.settings.part("function") not in dropped]
@@ -140,34 +140,34 @@ class Study:
 
     @property
     def reference_quality(self) -> Quality | None:
-        """Of the job as it stands; None where it was not measured, or not yet."""
+        """Quality of the job as it stands; None until it is measured."""
         found = next((row.outcome for row in self.tried if row.number == 0), None)
         return found.measurement.quality if isinstance(found, Measured) else None
 
     @property
     def num_asked(self) -> int:
-        """Trials in Optuna's sense: also what was proposed and not measured."""
+        """Optuna's number of trials, with those that were proposed and not measured."""
         return len(self._study.get_trials(deepcopy=False))
 
     def tell_of(self, say: Callable[[str], None]) -> None:
-        """Have ``say`` told what becomes of the storage."""
+        """Set what is called with warnings about the storage."""
         self._store.say = say
 
     def use(self, name: str, sampler: BaseSampler) -> None:
-        """Let ``sampler`` propose; a study does not keep it, but its name."""
+        """Set the sampler; the study stores only its name."""
         with self._store.writing():
             self._study.set_user_attr("sampler", name)
         self._study.sampler = sampler
 
     def settled(self) -> str | None:
-        """Why the sampler expects no more, in words; None where it does, or cannot tell."""
+        """Why the sampler stops, in words; None where it does not, or cannot tell."""
         sampler = self._study.sampler
         return sampler.stop_reason(self._study) if isinstance(sampler, ExpectedGainSampler) else None
 
     def ask(self, distributions: Mapping[str, BaseDistribution], params: dict[str, Any] | None = None) -> optuna.Trial:
         """The sampler's next proposal, or ``params`` where given.
 
-        What a driver that was killed had put in the queue and not asked for comes before ``params``: it is withdrawn.
+        Trials that a killed process had queued and not asked for would come before ``params``: they are withdrawn.
         """
         with self._store.writing():
             if params is not None:
@@ -187,7 +187,7 @@ class Study:
         return number
 
     def finish(self, trial: optuna.Trial, number: int, settings: Settings, outcome: Outcome) -> Tried:
-        """ExclusiveStorage an outcome, then tell Optuna: a kill in between is made good on resume."""
+        """Store an outcome, then tell Optuna; a kill in between is repaired on resume."""
         with self._store.writing():
             trial.set_user_attr("outcome", _trimmed(outcome).model_dump(mode="json"))
             tried = self._take(number, settings, outcome)
@@ -196,7 +196,7 @@ class Study:
         return tried
 
     def skip(self, trial: optuna.Trial, known: Tried | None) -> None:
-        """A proposal that is not measured: tell what is ``known`` of it, or withdraw it."""
+        """Take back a proposal that is not measured: tell Optuna the ``known`` outcome, or withdraw it."""
         with self._store.writing():
             if known is None:
                 withdraw(trial)
@@ -206,12 +206,13 @@ class Study:
                 self._tell(trial, known)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """What these trials came to (their numbers are Optuna's) says nothing: they are asked again on ``--resume``."""
+        """Drop the outcomes of these trials (by Optuna's numbers), which say nothing: they are asked again on
+        ``--resume``."""
         with storage_errors(self._store.url):
             forget(self._study, numbers)
 
     def fell(self, row: Tried) -> None:
-        """ExclusiveStorage that a configuration did not hold when it was measured again."""
+        """Store that a configuration could not be used when it was measured again."""
         self.keep_evidence(f"{_FELL}:{row.number}", row.outcome)
         self.fallen.append(row)
 
@@ -222,13 +223,13 @@ class Study:
         return None if stored is None else OUTCOME.validate_python(stored)
 
     def keep_evidence(self, key: str, outcome: Outcome) -> None:
-        """ExclusiveStorage a finalist's outcome under a key of its own."""
+        """Store a finalist's outcome under a key of its own."""
         with self._store.writing():
             self._study.set_user_attr(key, _trimmed(outcome).model_dump(mode="json"))
         self._store.checkpoint()
 
     def close(self) -> None:
-        """Let another driver use the storage."""
+        """Let another process use the storage."""
         self._store.close()
 
     @classmethod
@@ -248,7 +249,7 @@ class Study:
         return tried
 
     def judge(self, outcome: Outcome) -> Verdict:
-        """Hold an outcome against what the search was asked for."""
+        """The verdict on an outcome, by the study's budget and options."""
         record = self.record
         return judge(
             outcome, record.budget, record.facts.device.memory_bytes, self.reference_quality, record.max_quality_drop
@@ -270,7 +271,8 @@ class Study:
         self._study.tell(trial, value, skip_if_finished=True)
 
     def _take_over(self, recovered: Recovered) -> None:
-        """Keep what was measured; tell what has an outcome, and ask again for what has none or was taken back."""
+        """Keep what was measured; tell Optuna of outcomes, and ask again for trials that have none or were taken
+        back."""
         taken_back = forgotten(self._study)
         for row in recovered.rows:
             if row.trial.number in taken_back and row.settings is not None:
@@ -315,7 +317,7 @@ def _describe(study: optuna.Study, record: StudyRecord) -> None:
 
 @contextmanager
 def _of_this_version(stem: str, url: str) -> Iterator[None]:
-    """What cannot be read as this version writes it ends a resume, before anything is changed."""
+    """Turn what cannot be read as this version's format into an error, before anything is changed."""
     try:
         yield
     except (LookupError, TypeError, ValueError) as reason:  # an unknown state of a trial is the first

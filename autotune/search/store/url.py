@@ -1,4 +1,4 @@
-"""A storage's URL: which file it names, and what of it nobody else may read."""
+"""A storage's URL: the file that it names, and the password that nobody else may read."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def at(url: str, path: Path) -> str:
 
 
 def masked(url: str) -> str:
-    """The URL without its password."""
+    """The URL with its password masked."""
     for secret in (_PASSWORD, _SECRET_OPTION):
         url = secret.sub(rf"\g<before>{_MASK}", url)
     return url
 
 
 def hidden(text: str, url: str) -> str:
-    """Somebody's words about a storage, without its password."""
+    """A message about a storage, with its password masked."""
     secrets = [found["secret"] for pattern in (_PASSWORD, _SECRET_OPTION) for found in pattern.finditer(url)]
     spelled = {spelling for secret in secrets for spelling in (secret, unquote(secret)) if spelling}
     for spelling in sorted(spelled, key=len, reverse=True):
