@@ -1,5 +1,5 @@
-"""A plan in a script that knows nothing of it: found are the model, its optimizer and its loader, and each is changed in
-place before it is first used, through the same functions as everywhere."""
+"""A plan in a script that knows nothing of it: model, optimizer and loader are found, and changed in place
+before they are first used, through the same functions as everywhere."""
 
 from __future__ import annotations
 
@@ -58,6 +58,10 @@ def _beyond(plan: Plan) -> str | None:
     return None
 
 
+_OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+"""Of a DataLoader, what a plan may change."""
+
+
 class InScript:
     """What is in force of a plan, and what of it is still to come."""
 
@@ -96,17 +100,16 @@ class InScript:
         if self.plan.budget.device not in (None, device):
             refuse(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
         is_compiled = own is not model or own._compiled_call_impl is not None
-        rewritten = [
-            n for n in ("layers", "checkpointing", "compile") if getattr(settings, n) != type(getattr(settings, n))()
-        ]
+        rewriting = (settings.layers, settings.checkpointing, settings.compile)
+        rewritten = [one.name for one in rewriting if one.kind != "none"]
         if is_compiled and rewritten:
             refuse(
                 f"the script compiles its model itself, and {rewritten[0]} would not be in force. Turn it off there."
             )
         if settings.precision.kind != "default" and torch.is_autocast_enabled(device):
             refuse(
-                "the script turns autocast on itself, and precision is a row of the plan. Turn it off in the script, or "
-                "leave the row out."
+                "the script turns autocast on itself, and precision is a row of the plan. Turn it off there, or leave "
+                "the row out."
             )
         self._check_identity(own)
 
@@ -132,10 +135,7 @@ class InScript:
         self.batch_size = self.batch_size or getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
         if not self.wants_loader:
             return
-        before = {
-            name: getattr(loader, name)
-            for name in ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-        }
+        before = {name: getattr(loader, name) for name in _OPTIONS}
         collate = None if loader.collate_fn is default_collate else loader.collate_fn
         wanted = self.plan.settings.data_loading
         if isinstance(loader.dataset, IterableDataset) and (wanted.num_workers or 0) > max(1, before["num_workers"]):

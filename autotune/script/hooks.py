@@ -66,9 +66,7 @@ class ScriptHooks:
         if self._is_applying:
             return
         if self._plan.model is not None or self._has_stepped:
-            refuse(
-                "the script applies a plan itself, after `autotune run` did. Apply it before the model is first trained."
-            )
+            refuse("the script applies a plan itself, and too late. Apply it before the model is first trained.")
         set_launcher(None)
         self._stops_looking()
         for take_off in self._taken_off:

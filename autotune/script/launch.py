@@ -1,4 +1,4 @@
-"""Running a script as ``python`` itself would, in this process: ``__main__``, ``sys.argv``, ``sys.path``, its ending."""
+"""Running a script as Python itself would, in this process: ``__main__``, ``sys.argv``, ``sys.path``, its ending."""
 
 from __future__ import annotations
 
