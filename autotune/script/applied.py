@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..launched import set_launcher
 from ..plan import Plan, load_plan
 from ..ranks import world_size
 from ..techniques import Stage
@@ -33,9 +32,7 @@ def apply_to_script(path: Path) -> Callable[[], None]:
     def act() -> None:
         from .hooks import ScriptHooks
 
-        hooks = ScriptHooks(InScript(plan, path))
-        set_launcher(hooks)
-        hooks.install()
+        ScriptHooks(InScript(plan, path)).install()
 
     return act
 

@@ -44,6 +44,7 @@ class ScriptHooks:
 
     def install(self) -> None:
         """Begin to look."""
+        set_launcher(self)
         patched = functools.partial(_patched, self._taken_off)
         patched(torch.optim.Optimizer, "__init__", self._note_optimizer)
         patched(DataLoader, "__iter__", self._before_epoch)
@@ -67,9 +68,13 @@ class ScriptHooks:
             return
         if self._plan.model is not None or self._has_stepped:
             refuse("the script applies a plan itself, and too late. Apply it before the model is first trained.")
+        self.remove()
+
+    def remove(self) -> None:
+        """Stop looking; what is in force stays so."""
         set_launcher(None)
         self._stops_looking()
-        for take_off in self._taken_off:
+        for take_off in reversed(self._taken_off):
             take_off()
 
     def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
