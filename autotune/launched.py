@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Launcher", "launcher", "prepare", "set_launcher", "stand_aside"]
+__all__ = ["PLAN_VARIABLE", "TRIAL_VARIABLE", "Launcher", "launcher", "prepare", "set_launcher", "stand_aside"]
+
+
+PLAN_VARIABLE = "AUTOTUNE_PLAN"
+"""Names the plan that a job is to run with."""
+TRIAL_VARIABLE = "AUTOTUNE_TRIAL"
+"""Names the folder of the trial that a script is run for."""
 
 
 class Launcher(Protocol):

@@ -1,4 +1,4 @@
-"""A plan in a script that knows nothing of it: what is in force, to the object and to the bit; what is refused, and why."""
+"""A plan in a script that knows nothing of it: what is in force, to the object and to the bit; what is refused."""
 
 from __future__ import annotations
 

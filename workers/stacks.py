@@ -1,4 +1,4 @@
-"""The Python stack of a trial, written where its supervisor looks: when the process crashes, and when that asks for it."""
+"""The Python stack of a trial, written where its supervisor looks: as the process crashes, or as that asks for it."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
+from ..launched import PLAN_VARIABLE
 from ..plan import load_plan
 from ..report.printing import tell
 from ..script.command import filled, under_launcher
@@ -27,7 +28,7 @@ def run(path: Path, command: Sequence[str]) -> NoReturn:
     settings = load_plan(path).settings
     command = filled(command, settings.batch)
     launched = under_launcher(command)
-    environment = {**os.environ, **settings.environment(os.environ), "AUTOTUNE_PLAN": str(path.resolve())}
+    environment = {**os.environ, **settings.environment(os.environ), PLAN_VARIABLE: str(path.resolve())}
     if launched is None:
         tell(
             f"autotune: {command[0]} runs no script by Python: of {path}, what is set before a process starts is "

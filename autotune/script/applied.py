@@ -4,17 +4,17 @@ before they are first used, through the same functions as everywhere."""
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..plan import Plan, load_plan
 from ..ranks import world_size
 from ..techniques import Stage
-from .launch import refuse
 
-__all__ = ["apply_to_script"]
+__all__ = ["OPTIONS", "InScript", "Refused", "apply_to_script", "unwrapped"]
 
 
 def apply_to_script(path: Path) -> Callable[[], None]:
@@ -55,7 +55,26 @@ def _beyond(plan: Plan) -> str | None:
     return None
 
 
-_OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+class Refused(SystemExit):
+    """The script ends, since it is the user's to change something."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(2)
+        self.reason = reason
+
+
+def refuse(reason: str) -> NoReturn:
+    """End the script, and say why."""
+    print(f"autotune: {reason}", file=sys.stderr, flush=True)
+    raise Refused(reason)
+
+
+def unwrapped(model: Any) -> Any:
+    """The module itself, of a wrapper of torch.compile's."""
+    return getattr(model, "_orig_mod", model)
+
+
+OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 """Of a DataLoader, what a plan may change."""
 
 
@@ -68,6 +87,8 @@ class InScript:
         self.optimizer: Any = None
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
         self.batch_size: int | None = None
+        self.is_compiled = False
+        """Whether the script compiles its model itself."""
         self.wants_model = any(
             technique.stage not in (Stage.PROCESS, Stage.LOADER) and technique.model_dump(exclude_defaults=True)
             for technique in plan.settings.techniques()
@@ -83,7 +104,7 @@ class InScript:
         """
         from ..apply_pieces import apply_to_model, apply_to_optimizer
 
-        own = getattr(model, "_orig_mod", model)
+        own = unwrapped(model)
         self._check(model, own)
         apply_to_model(self.plan, own, run=run)
         apply_to_optimizer(self.plan, self.optimizer)
@@ -96,10 +117,10 @@ class InScript:
         device = next(p.device.type for p in own.parameters())
         if self.plan.budget.device not in (None, device):
             refuse(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
-        is_compiled = own is not model or own._compiled_call_impl is not None
+        self.is_compiled = own is not model or own._compiled_call_impl is not None
         rewriting = (settings.layers, settings.checkpointing, settings.compile)
         rewritten = [one.name for one in rewriting if one.kind != "none"]
-        if is_compiled and rewritten:
+        if self.is_compiled and rewritten:
             refuse(
                 f"the script compiles its model itself, and {rewritten[0]} would not be in force. Turn it off there."
             )
@@ -132,7 +153,7 @@ class InScript:
         self.batch_size = self.batch_size or getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
         if not self.wants_loader:
             return
-        before = {name: getattr(loader, name) for name in _OPTIONS}
+        before = {name: getattr(loader, name) for name in OPTIONS}
         collate = None if loader.collate_fn is default_collate else loader.collate_fn
         wanted = self.plan.settings.data_loading
         if isinstance(loader.dataset, IterableDataset) and (wanted.num_workers or 0) > max(1, before["num_workers"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -13,11 +14,20 @@ from ..errors import UserError
 from ..techniques import TECHNIQUES
 from ..techniques.batch import Batch
 
-__all__ = ["BATCH", "filled", "placeholders", "under_launcher"]
+__all__ = ["ADD_PATH", "BATCH", "FENCES", "filled", "own_batch", "placeholders", "script_name", "under_launcher"]
 
 BATCH = ("batch.micro", "batch.accumulate")
 """What a command may have in braces."""
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\.([a-z_]+)\}")
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\.([a-z_]+)(?:=(\d+))?\}")
+ADD_PATH = "--add-path"
+"""Told to the launcher where Python's own place for the script is to be first on ``sys.path``."""
+FENCES = {
+    "WANDB_MODE": "offline",
+    "COMET_START_ONLINE": "0",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+"""Variables of a script's trials, where the user sets no other: what trackers and hubs would be told stays here."""
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)?)?(\.exe)?")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun")
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.")
@@ -46,8 +56,8 @@ def under_launcher(command: Sequence[str]) -> list[str] | None:
         return None
     if rest[0] == "-m" and len(rest) > 1:
         _check_is_one(rest[1], f"{rest[1]}.".startswith(_LAUNCHER_MODULES))
-    _check_has_autotune(python, options)
-    safe = [] if any(option in ("-P", "-I") for option in options) else ["--add-path"]
+    _check_has_autotune(python, tuple(options))
+    safe = [] if any(option in ("-P", "-I") for option in options) else [ADD_PATH]
     return [*command[:start], python, *options, "-P", "-m", "autotune.script", *safe, *rest]
 
 
@@ -79,7 +89,8 @@ def _check_is_one(name: str, starts_several: bool) -> None:
         )
 
 
-def _check_has_autotune(python: str, options: Sequence[str]) -> None:
+@functools.cache
+def _check_has_autotune(python: str, options: tuple[str, ...]) -> None:
     found = shutil.which(python)
     if found is None or os.path.abspath(found) == os.path.abspath(sys.executable):
         return
@@ -93,19 +104,61 @@ def _check_has_autotune(python: str, options: Sequence[str]) -> None:
 
 
 def placeholders(command: Sequence[str]) -> frozenset[str]:
-    """Of :data:`BATCH`, what the command has in braces.
+    """Of :data:`BATCH`, what the command has in braces, with the job's own value or without: ``{batch.micro=32}``.
 
     Raises:
         UserError: it has another technique's in braces.
     """
     found = {match for word in command for match in _PLACEHOLDER.findall(word)}
-    names = {f"{technique}.{key}" for technique, key in found if technique in TECHNIQUES}
+    names = {f"{technique}.{key}" for technique, key, _ in found if technique in TECHNIQUES}
     if unknown := sorted(names - {*BATCH}):
         raise UserError(
             f"{{{unknown[0]}}}: a command may have {' and '.join(f'{{{name}}}' for name in BATCH)} in it, which a "
             "script's own flags take. Everything else is applied without a flag: leave it out."
         )
     return frozenset(names)
+
+
+def own_batch(command: Sequence[str], effective: int | None = None) -> Batch | None:
+    """The job's own batch, as its placeholders state it: ``{batch.micro=32}``; None where there are none.
+
+    Args:
+        command: with its placeholders.
+        effective: samples in an optimizer step, where that is said elsewhere.
+
+    Raises:
+        UserError: they state none.
+    """
+    if not (names := placeholders(command)):
+        return None
+    pairs = (match for word in command for match in _PLACEHOLDER.findall(word))
+    stated = {f"{technique}.{key}": int(value) for technique, key, value in pairs if value}
+    micro, accumulate = stated.get("batch.micro"), stated.get("batch.accumulate", 1)
+    if "batch.micro" in names and micro is None:
+        if effective is None:
+            raise UserError(
+                "{batch.micro}: what does the job train with today? Write it into the braces, {batch.micro=32}, and "
+                "{batch.accumulate=4} where it accumulates; or give --effective-batch."
+            )
+        micro = effective // accumulate
+    return Batch(micro=micro or 1, accumulate=accumulate)
+
+
+def script_name(command: Sequence[str]) -> str:
+    """What a command runs, for people and for files' names: ``train.py``.
+
+    Raises:
+        UserError: no script or module that Python runs.
+    """
+    launched = under_launcher(command)
+    if launched is None:
+        raise UserError(
+            f"{' '.join(command)}: no script that Python runs. Write `autotune search -- python train.py --its "
+            "--flags`; `autotune search model.py` is for a task file."
+        )
+    rest = launched[launched.index("autotune.script") + 1 :]
+    words = rest[1:] if rest[0] == ADD_PATH else rest
+    return words[1] if words[0] == "-m" else words[0]
 
 
 def filled(command: Sequence[str], batch: Batch | None) -> list[str]:

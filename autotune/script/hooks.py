@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from ..errors import AutotuneError
 from ..launched import set_launcher
 from ..randomness import undisturbed
-from .applied import InScript
-from .launch import refuse
+from .applied import InScript, refuse
+from .observer import Observer
 
 __all__ = ["ScriptHooks"]
 
@@ -33,6 +33,8 @@ class ScriptHooks:
 
     def __init__(self, plan: InScript) -> None:
         self._plan = plan
+        self.observer: Observer | None = None
+        """Looks on, for a trial."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._named: tuple[Any, Any, Any] = (None, None, None)
         self._taken_off: list[Callable[[], None]] = []
@@ -54,6 +56,8 @@ class ScriptHooks:
             register_optimizer_step_pre_hook(self._before_step).remove,
             register_optimizer_step_post_hook(self._after_step).remove,
         ]
+        if self.observer is not None:
+            self._taken_off.append(self.observer.install())
         found: list[Callable[[], None]] = []
         _patched(found, nn.Module, "__call__", self._around_call)
         self._stops_looking = found[0]
@@ -86,7 +90,10 @@ class ScriptHooks:
         is_training = loader is named if named is not None else torch.is_grad_enabled()
         if is_training and not self._is_applying and loader not in self._plan.loaders:
             self._apply(lambda: self._plan.put_on_loader(loader))
-        return original(loader)
+        iterator = original(loader)
+        if is_training and self.observer is not None:
+            self.observer.epoch(iterator)
+        return iterator
 
     def _around_call(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_applying and torch.is_grad_enabled() and self._is_model(module):
@@ -129,7 +136,7 @@ class ScriptHooks:
             if self._depth:
                 return inner(*args, **kwargs)
             self._open.close()
-            self._note_sizes(args, kwargs)
+            self._note_inputs((args, kwargs))
             self._depth += 1
             try:
                 self._open.enter_context(settings.forward_context(device))
@@ -144,9 +151,13 @@ class ScriptHooks:
 
         vars(model)["_compiled_call_impl"] = call  # not through setattr: a wrapper of torch.compile's hands that on
 
-    def _note_sizes(self, args: Any, kwargs: Any) -> None:
-        if not self._has_stepped and torch.is_grad_enabled():
-            leaves = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.dim())
+    def _note_inputs(self, inputs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if self.observer is not None:
+            self.observer.forward(inputs)
+        if not self._has_stepped:
+            leaves = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim())
             self._sizes = tuple(size for leaf in leaves for size in leaf.shape[:2])
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,6 +165,8 @@ class ScriptHooks:
             return original(*args, **kwargs)
         self._open.close()
         self._num_backwards += 1
+        if self.observer is not None:
+            self.observer.backward(args[0] if args else None)
         self._depth += 1
         try:
             return original(*args, **kwargs)
@@ -175,11 +188,16 @@ class ScriptHooks:
             self._plan.optimizer = optimizer
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._num_backwards = 0
-        if not self._has_stepped and optimizer is (self._named[1] or self._plan.optimizer):
+        num_backwards, self._num_backwards = self._num_backwards, 0
+        if optimizer is not (self._named[1] or self._plan.optimizer):
+            return
+        if not self._has_stepped:
             self._has_stepped = True
             self._stops_looking()
-            print(f"autotune: {self._plan.describe()}", file=sys.stderr, flush=True)
+            if self.observer is None:
+                print(f"autotune: {self._plan.describe()}", file=sys.stderr, flush=True)
+        if self.observer is not None:
+            self.observer.stepped(optimizer, num_backwards)
 
     def _apply(self, act: Callable[[], None]) -> None:
         self._is_applying = True

@@ -6,52 +6,57 @@ import builtins
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from ..errors import AutotuneError
+from ..launched import PLAN_VARIABLE, TRIAL_VARIABLE
 from .arrival import when_imported
 
-__all__ = ["PLAN_VARIABLE", "launch", "refuse"]
-
-PLAN_VARIABLE = "AUTOTUNE_PLAN"
-"""Names the plan that the script is to run with."""
-_ADD_PATH = "--add-path"
-"""Python's own place for the script is to be first on ``sys.path``: it was not started with ``-P``."""
+__all__ = ["launch"]
 
 
 def launch(words: Sequence[str]) -> NoReturn:
     """Run ``[--add-path] train.py its arguments`` or ``[--add-path] -m package its arguments``, with the plan that
-    :data:`PLAN_VARIABLE` names in force; without one it is as if Python had run it. Ends this process."""
-    adds_path = words[:1] == [_ADD_PATH]
+    :data:`PLAN_VARIABLE` names in force, or as the trial of :data:`TRIAL_VARIABLE`; without one it is as if Python had
+    run it. Ends this process."""
+    adds_path = words[:1] == ["--add-path"]
     words = words[adds_path:]
-    _arm()
-    if words[:1] == ["-m"]:
-        _run_module(words[1:], adds_path)
-    else:
-        _run_file(words, adds_path)
+    ended = _arm()
+    try:
+        if words[:1] == ["-m"]:
+            _run_module(words[1:], adds_path)
+        else:
+            _run_file(words, adds_path)
+    except BaseException as error:
+        ended(error)
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise
+        _end_as_python(error)
+    ended(None)
     sys.exit()
 
 
-def refuse(reason: str) -> NoReturn:
-    """End the script: it is the user's to change something."""
-    print(f"autotune: {reason}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
+def _arm() -> Callable[[BaseException | None], None]:
+    """Have a plan applied, or the script measured, once torch is there; returns what is to be told of its end."""
+    trial, plan = os.environ.pop(TRIAL_VARIABLE, None), os.environ.get(PLAN_VARIABLE)
+    if trial is not None:
+        from .trial import ScriptTrial
 
+        one = ScriptTrial(Path(trial))
+        when_imported("torch", one.arrive)
+        return one.ended
+    if plan is not None:
+        from .applied import apply_to_script, refuse
 
-def _arm() -> None:
-    plan = os.environ.get(PLAN_VARIABLE)
-    if plan is None:
-        return
-    from .applied import apply_to_script
-
-    try:
-        when_imported("torch", apply_to_script(Path(plan)))
-    except AutotuneError as error:
-        refuse(str(error))
+        try:
+            when_imported("torch", apply_to_script(Path(plan)))
+        except AutotuneError as error:
+            refuse(str(error))
+    return lambda error: None
 
 
 def _run_file(words: Sequence[str], adds_path: bool) -> None:
@@ -74,17 +79,13 @@ def _run_file(words: Sequence[str], adds_path: bool) -> None:
         __loader__=SourceFileLoader("__main__", file),
     )
     sys.modules["__main__"] = module
-    try:
-        exec(compile(Path(path).read_bytes(), file, "exec", dont_inherit=True), vars(module))
-    except (SystemExit, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # noqa: BLE001 - as Python's own last frame does
-        _end_as_python(error)
+    exec(compile(Path(path).read_bytes(), file, "exec", dont_inherit=True), vars(module))
 
 
 def _run_module(words: Sequence[str], adds_path: bool) -> None:
     if not words:
-        refuse("-m: no module was named. Write `python -m package`.")
+        print("Argument expected for the -m option", file=sys.stderr)
+        sys.exit(2)
     if adds_path:
         sys.path.insert(0, os.getcwd())
     sys.argv = [words[0], *words[1:]]
@@ -94,7 +95,7 @@ def _run_module(words: Sequence[str], adds_path: bool) -> None:
 def _end_as_python(error: BaseException) -> NoReturn:
     """The traceback without the launcher's own frames."""
     trace: TracebackType | None = error.__traceback__
-    if trace is not None:
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     error.__traceback__ = trace
     sys.excepthook(type(error), error, trace)
