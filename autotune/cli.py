@@ -255,9 +255,10 @@ def run(
     plan: PlanPath,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The job, such as python train.py.")],
 ) -> None:
-    """Start a job with the environment that a plan needs in force, and AUTOTUNE_PLAN naming the plan.
+    """Start a job with a plan in force: a script that Python runs needs no change; one line says what is in force.
 
-    Some settings (the allocator) have to be there before a process starts; this puts them there.
+    {batch.micro} and {batch.accumulate} in the command stand for the plan's. What a script makes impossible ends it with
+    2 and the reason. A job that applies its plan itself finds it by AUTOTUNE_PLAN, and is left to it.
     """
     from .commands.run import run as start
 

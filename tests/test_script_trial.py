@@ -157,10 +157,10 @@ def test_placeholders_are_the_only_source_of_the_batch():
     assert placeholders(command) == {"batch.micro", "batch.accumulate"}
     assert own_batch(command) == Batch(micro=32)
     assert filled(command, Batch(micro=8, accumulate=4)) == [*command[:2], "--b=8", *command[3:5], "--acc", "4"]
-    assert filled(["python", "train.py"], Batch(micro=8)) == ["python", "train.py"]
+    assert filled(["python", "x.py"], Batch(micro=8)) == ["python", "x.py"]
     with pytest.raises(UserError, match="What does the job train with today"):
         own_batch(["python", "x.py", "{batch.micro}"])
-    with pytest.raises(UserError, match="everything else is applied without a flag|Everything else is applied"):
+    with pytest.raises(UserError, match="Everything else is applied without a flag"):
         placeholders(["python", "x.py", "--dtype={precision.kind}"])
     with pytest.raises(UserError, match="last micro-batch is smaller"):
         filled(command, Batch(micro=5, accumulate=2, effective=8))
