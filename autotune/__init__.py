@@ -19,6 +19,7 @@ _HOMES = {
     "apply_to_optimizer": "apply_pieces",
     "load_plan": "plan",
     "load_task": "task",
+    "prepare": "launched",
 }
 __all__ = [
     "Plan",
@@ -32,11 +33,13 @@ __all__ = [
     "apply_to_optimizer",
     "load_plan",
     "load_task",
+    "prepare",
 ]
 
 if TYPE_CHECKING:
     from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
     from .apply_plan import apply
+    from .launched import prepare
     from .plan import Plan, load_plan
     from .task import Task, load_task
     from .training import StepResult, Training

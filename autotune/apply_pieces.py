@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .launched import stand_aside
 from .plan import Plan
 from .techniques import LoaderSpec, Stage
 from .techniques._base import Run
@@ -40,6 +41,7 @@ def apply_to_model(
         PlanError: the plan asks for what this model or device cannot do.
         TaskError: ``blocks`` names no module of the model.
     """
+    stand_aside()
     settings = plan.settings
     for stage in reversed(Stage):
         for technique in settings.at(stage):
@@ -69,6 +71,7 @@ def apply_to_optimizer(
     Raises:
         PlanError: the plan asks for what this optimizer cannot do.
     """
+    stand_aside()
     for stage in Stage:
         for technique in plan.settings.at(stage):
             optimizer = technique.on_optimizer(optimizer, max_grad_norm)
@@ -98,6 +101,7 @@ def apply_to_loader(
     Raises:
         PlanError: the plan asks for a cache that cannot hold this dataset.
     """
+    stand_aside()
     spec = LoaderSpec(dataset, collate, dict(options or {}), torch.device(device), user_dataset=dataset)
     for stage in Stage:
         for technique in plan.settings.at(stage):

@@ -24,6 +24,7 @@ __all__ = [
     "EstimatedBudget",
     "ExecutorName",
     "Html",
+    "Job",
     "Json",
     "Margin",
     "MaxQualityDrop",
@@ -105,6 +106,13 @@ def _margin(value: float) -> float:
 
 
 TaskPath = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The task file; `autotune init` writes one.")]
+Job = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL.PY[:NAME] | -- COMMAND...",
+        help="The task file; `autotune init` writes one. Or, behind --, what starts a training script.",
+    ),
+]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
 Budget = Annotated[

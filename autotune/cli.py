@@ -28,6 +28,7 @@ from .arguments import (
     EstimatedBudget,
     ExecutorName,
     Html,
+    Job,
     Json,
     Margin,
     MaxQualityDrop,
@@ -90,7 +91,7 @@ def options(
 
 @app.command(short_help="Search for the fastest plan within a memory budget.")
 def search(  # the command's options, one line each: typer's form
-    task: TaskPath,
+    job: Job,
     output: Output = SearchOptions.output,
     budget: Budget = SearchOptions.budget_bytes,
     trials: Trials = SearchOptions.trials,
@@ -114,14 +115,21 @@ def search(  # the command's options, one line each: typer's form
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Find the fastest configuration of MODEL.PY that stays within the budget, and write it as a plan.
+    """Find the fastest configuration of a job that stays within the budget, and write it as a plan.
+
+    The job is a task file, or a training script of your own, unedited: after -- comes the command that starts it, with
+    {batch.micro=32} and {batch.accumulate=1} where its own flags take them.
 
     Ctrl-C once finishes the running trials and writes the best so far; twice stops at once.
     """
     from .commands.where import Where, default_device
 
+    is_script = len(job) > 1
+    if is_script:
+        from .script.command import script_name
     options = SearchOptions(
-        task=task,
+        task=script_name(job) if is_script else job[0],
+        command=tuple(job) if is_script else None,
         output=output,
         budget_bytes=budget if isinstance(budget, int) else None,
         budget_share=budget if isinstance(budget, float) else None,
@@ -146,7 +154,8 @@ def search(  # the command's options, one line each: typer's form
     else:
         from .commands.search import search as command
     with _one_document(json):
-        raise typer.Exit(command(options, Where(executor, address, verbose), json))
+        where = Where(executor, address, is_script, verbose)
+        raise typer.Exit(command(options, where, json))
 
 
 @app.command(short_help="Explain a plan in words.")
@@ -179,7 +188,7 @@ def verify(
     from .commands.where import Where
 
     with _one_document(json):
-        found = command(plan, task, Where(executor, address, verbose), trial_time, json)
+        found = command(plan, task, Where(executor, address, verbose=verbose), trial_time, json)
     if not found.holds or (strict and found.slower):
         raise typer.Exit(3)
 
@@ -249,9 +258,10 @@ def run(
     plan: PlanPath,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The job, such as python train.py.")],
 ) -> None:
-    """Start a job with the environment that a plan needs in force, and AUTOTUNE_PLAN naming the plan.
+    """Start a job with a plan in force: a script that Python runs needs no change; one line says what is in force.
 
-    Some settings (the allocator) have to be there before a process starts; this puts them there.
+    {batch.micro} and {batch.accumulate} in the command stand for the plan's. What a script makes impossible ends it
+    with 2 and the reason. A job that applies its plan itself finds it by AUTOTUNE_PLAN, and is left to it.
     """
     from .commands.run import run as start
 

@@ -56,7 +56,7 @@ class Loader:
         """What the running epoch began from; None once it has ended."""
         self._resumed: tuple[Start | None, int] | None = None
         """What the next iteration goes on in, and its place, if it is to go on in one."""
-        options = _worker_options(spec.options)
+        options = worker_options(spec.options)
         if isinstance(spec.dataset, OwnLoader) and options:
             raise PlanError(
                 "settings.data_loading: the task builds its loaders itself (build_loader), but got "
@@ -270,7 +270,7 @@ def _seeded_apart(data: DataLoader[Any]) -> Iterator[None]:
         data.generator = generator
 
 
-def _worker_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def worker_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """DataLoader keywords without those that need workers where there are none, and the start method said aloud."""
     chosen = dict(options)
     if chosen.get("num_workers", 0) == 0:

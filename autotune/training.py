@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,10 +109,7 @@ class Training:
     def forward_context(self) -> AbstractContextManager[Any]:
         """A context for the forward pass and the loss (autocast)."""
         self.loader.positions.pass_over()
-        stack = ExitStack()
-        for technique in self.settings.techniques():
-            stack.enter_context(technique.forward_context(self.device.type))
-        return stack
+        return self.settings.forward_context(self.device.type)
 
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any], batch: Any = None) -> bool:
         """Add a micro-batch's share to the gradients of the current optimizer step.

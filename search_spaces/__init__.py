@@ -114,7 +114,7 @@ class SearchSpace(_Rows):  # a row for each technique, whatever techniques there
         return {
             name: TECHNIQUES[name].choices(facts) if row == "auto" else tuple(one.or_default(facts) for one in row)
             for name, row in rows.items()
-            if row is not None
+            if row is not None and name not in facts.left_out
         }
 
 

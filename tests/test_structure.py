@@ -23,6 +23,7 @@ FLOORS = (
     ("report", "testing"),
     ("results",),
     ("search",),
+    ("script",),
     ("workers",),
     ("estimate",),
     ("measure",),
@@ -33,7 +34,7 @@ FLOORS = (
     ("techniques",),
     ("layers", "pruning"),
     ("own_loader",),
-    ("files", "guard", "interrupts", "names", "nested", "positions", "randomness", "ranks", "resume"),
+    ("files", "guard", "interrupts", "launched", "names", "nested", "positions", "randomness", "ranks", "resume"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
-import io
 import os
-import signal
 import sys
 import time
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from ..apply_plan import apply
 from ..estimate import EstimateOptions, PredictOptions
@@ -28,6 +25,7 @@ from .failure import outcome_of
 from .folder import NO_FOLDER, FolderLost, TrialFolder
 from .outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
 from .request import InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
+from .stacks import write_stacks_to
 
 __all__ = ["run_trial"]
 
@@ -42,7 +40,7 @@ def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
     trial, output, said = os.getpid(), os.dup(2), ""
     streams = [sys.stdout, sys.stderr]
     try:
-        streams.append(_write_stacks_to(folder))
+        streams.append(write_stacks_to(folder))
         request = folder.read_request()
         sys.argv = [request.task]
         outcome = _answer(request, folder, spawned_s)
@@ -56,16 +54,6 @@ def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(output, said.encode(errors="replace"))
     os._exit(NO_FOLDER if said else 0)
-
-
-def _write_stacks_to(folder: TrialFolder) -> IO[str]:
-    """Have the Python stack written when the process crashes, and when its supervisor asks for it."""
-    stack = folder.open_stack()
-    faulthandler.enable(stack, all_threads=False)
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what was printed before a crash is not lost
-    return stack
 
 
 def _answer(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:

@@ -68,10 +68,10 @@ class _Server:
             shutil.rmtree(folder.path, ignore_errors=True)
 
     def _supervised(self, request: TrialRequest, folder: TrialFolder) -> Outcome | None:
-        fresh = request.fresh or not self._may_fork
+        fresh = request.fresh or request.command is not None or not self._may_fork
         if not fresh:
             self._warm_up()
-        child = spawn(folder, fresh, self._client.fileno())
+        child = spawn(folder, request, fresh, self._client.fileno())
         limits = Limits(request.deadline_s, request.memory_limit_bytes, folder.is_measured)
         ending = supervise(child, limits, self._client)
         return verdict(request, folder, ending) if ending is not None else None

@@ -29,6 +29,8 @@ class _Request(BaseModel):
     """Names the trial in logs."""
     task: str
     """``path/to/model.py`` or ``path/to/model.py:name``."""
+    command: tuple[str, ...] | None = None
+    """The job is a script that this starts, under our launcher, in place of a task that is loaded."""
     seed: int = 0
     """Seeds everything before the model is built."""
     device: Literal["cpu", "cuda"]

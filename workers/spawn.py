@@ -10,8 +10,10 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from ..launched import TRIAL_VARIABLE
 from ..measure.processes import count_files_of, end_with, prctl
 from .folder import TrialFolder
+from .request import TrialRequest
 
 __all__ = ["Child", "become_subreaper", "spawn"]
 
@@ -32,11 +34,12 @@ def become_subreaper() -> bool:
     return prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def spawn(folder: TrialFolder, fresh: bool, close: int) -> Child:
+def spawn(folder: TrialFolder, request: TrialRequest, fresh: bool, close: int) -> Child:
     """Start a trial that answers the request in ``folder``.
 
     Args:
         folder: the trial's files.
+        request: what is in it.
         fresh: start a new interpreter instead of going on in a fork of this one.
         close: a file descriptor that the trial must not have.
     """
@@ -51,7 +54,7 @@ def spawn(folder: TrialFolder, fresh: bool, close: int) -> Child:
             os.close(close)
             os.close(read_end)
             _become_trial(server, write_end)
-            _run(folder, fresh, spawned_s)
+            _run(folder, request, fresh, spawned_s)
         finally:
             os._exit(1)
     os.close(write_end)
@@ -78,7 +81,10 @@ def _become_trial(server: int, output: int) -> None:
     os.close(output)
 
 
-def _run(folder: TrialFolder, fresh: bool, spawned_s: float) -> NoReturn:
+def _run(folder: TrialFolder, request: TrialRequest, fresh: bool, spawned_s: float) -> NoReturn:
+    if request.command is not None:
+        os.environ[TRIAL_VARIABLE] = str(folder.path)
+        os.execvp(request.command[0], request.command)
     if fresh:
         command = [sys.executable, "-P", "-m", "autotune.workers.child", str(folder.path), repr(spawned_s)]
         os.execv(sys.executable, command)

@@ -1,4 +1,4 @@
-"""``autotune run``: become a job, with the environment that its plan needs."""
+"""``autotune run``: become a job, with its plan in force."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
+from ..launched import PLAN_VARIABLE
 from ..plan import load_plan
+from ..report.printing import tell
+from ..script.command import filled, under_launcher
 
 __all__ = ["run"]
 
 
 def run(path: Path, command: Sequence[str]) -> NoReturn:
-    """Become ``command``, with the plan's environment in force and ``AUTOTUNE_PLAN`` naming the plan.
+    """Become ``command``, with the plan's environment in force and ``AUTOTUNE_PLAN`` naming the plan. Python runs a
+    script under :mod:`autotune.script`, which applies the rest.
 
     Raises:
         UserError: the plan cannot be read or needs what is not installed, or there is no such command.
@@ -22,9 +26,16 @@ def run(path: Path, command: Sequence[str]) -> NoReturn:
     if not command or not command[0]:
         raise UserError("no command was given. Write it after --: `autotune run plan.yaml -- python train.py`.")
     settings = load_plan(path).settings
-    environment = {**os.environ, **settings.environment(os.environ), "AUTOTUNE_PLAN": str(path.resolve())}
+    command = filled(command, settings.batch)
+    launched = under_launcher(command)
+    environment = {**os.environ, **settings.environment(os.environ), PLAN_VARIABLE: str(path.resolve())}
+    if launched is None:
+        tell(
+            f"autotune: {command[0]} runs no script by Python: of {path}, what is set before a process starts is "
+            "in force, and the rest is the job's to apply (autotune.apply; AUTOTUNE_PLAN names the plan)."
+        )
     try:
-        os.execvpe(command[0], list(command), environment)
+        os.execvpe(command[0], launched or command, environment)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(

@@ -25,7 +25,8 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     Returns:
         The exit code: 0, or 130 after a Ctrl-C.
     """
-    refuse_script(options.task)  # before anything is said of reading it
+    if options.command is None:
+        refuse_script(options.task)  # before anything is said of reading it
     stop = threading.Event()
     time_budget = TimeBudget(
         options.trial_time_s, options.max_time_s

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import UserError
@@ -28,6 +29,8 @@ class Where:
     executor: Literal["local", "ray"]
     address: str | None = None
     """A Ray cluster's; None is this machine."""
+    is_script: bool = False
+    """The job is a script, and not a task file."""
     verbose: bool = False
     """Show on stderr what the task prints."""
 
@@ -38,8 +41,9 @@ class Where:
             UserError: no such task file, or nothing of a task in it; Ray is asked for and is not installed, or
                 ``address`` is given without it.
         """
-        path, _ = split_source(task)  # first, since an executor takes seconds to start
-        refuse_script(task)
+        path = Path(task).parent if self.is_script else split_source(task)[0].parent
+        if not self.is_script:
+            refuse_script(task)  # first, since an executor takes seconds to start
         if self.executor == "local":
             if self.address is not None:
                 raise UserError("--address names a Ray cluster, but --executor is local. Leave one of them out.")
@@ -48,7 +52,7 @@ class Where:
             return LocalExecutor(device=device)
         from ..workers.cluster import RayExecutor
 
-        return RayExecutor(device=device, address=self.address, working_dir=path.parent)
+        return RayExecutor(device=device, address=self.address, working_dir=path)
 
 
 def default_device() -> Literal["cpu", "cuda"]:

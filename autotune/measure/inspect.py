@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -31,7 +32,7 @@ from .measurement import InspectOptions
 from .memory import process_bytes
 from .split import Split, measure_split
 
-__all__ = ["inspect_task"]
+__all__ = ["inspect_task", "model_facts"]
 
 _NOT_RUN = "the model was not run"
 
@@ -74,7 +75,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         num_threads=torch.get_num_threads(),
         host_memory_bytes=available_host_bytes(),
         process_bytes=charged_bytes,
-        **_model_facts(task, model),
+        **model_facts(model, task.blocks),
         variants=_variants(task) if options.allow_lossy else {},
         dataset_length=data.length,
         dataset_kind="iterable" if streams else "map",
@@ -122,8 +123,9 @@ def _check_precision(task: Task, device: Literal["cpu", "cuda"]) -> None:
         )
 
 
-def _model_facts(task: Task, model: nn.Module) -> dict[str, Any]:
-    blocks = find_blocks(model, task.blocks)
+def model_facts(model: nn.Module, paths: Sequence[str] = ()) -> dict[str, Any]:
+    """What facts tell of a model; ``paths`` name its blocks."""
+    blocks = find_blocks(model, paths)
     parameters = list(model.parameters())
     return {
         "num_parameters": sum(p.numel() for p in parameters),

@@ -14,9 +14,9 @@ from .interval import confidence_interval
 from .measurement import MeasureOptions
 from .steps import Steps
 
-__all__ = ["FEWEST_WINDOWS", "Window", "settled", "speed_of", "time_windows"]
+__all__ = ["FEWEST_WINDOWS", "SHORTEST_S", "StoppingRule", "Window", "rate_of", "settled", "speed_of", "time_windows"]
 
-_SHORTEST_S = 0.05
+SHORTEST_S = 0.05
 FEWEST_WINDOWS = 3
 _ENOUGH_WINDOWS = 8
 _NEXT_LOOK = 1.25
@@ -59,19 +59,32 @@ def time_windows(steps: Steps, options: MeasureOptions, at_edge: Callable[[], bo
         NonFiniteLoss: a loss was NaN or infinite.
     """
     windows: list[Window] = []
-    next_look, num_narrow = _ENOUGH_WINDOWS, 0
-    began_s = perf_counter()
+    rule = StoppingRule(options)
     while True:
         windows.append(_time_window(steps))
-        if at_edge() and len(windows) >= FEWEST_WINDOWS:
+        if rule.holds(windows, at_edge()):
             return windows
-        if perf_counter() - began_s >= options.trial_time_s and len(windows) >= FEWEST_WINDOWS:
-            return windows
-        if len(windows) == next_look:
-            next_look = math.ceil(next_look * _NEXT_LOOK)
-            num_narrow = num_narrow + 1 if _is_narrow(settled(windows), options.precision) else 0
-            if num_narrow == 2:
-                return windows
+
+
+class StoppingRule:
+    """When windows are enough. The interval is looked at rarely, and must be narrow twice running."""
+
+    def __init__(self, options: MeasureOptions) -> None:
+        """The time runs from here."""
+        self._options = options
+        self._next_look, self._num_narrow = _ENOUGH_WINDOWS, 0
+        self._began_s = perf_counter()
+
+    def holds(self, windows: Sequence[Window], is_over: bool) -> bool:
+        """Asked after each window; ``is_over`` ends it as soon as there are the fewest."""
+        is_over = is_over or perf_counter() - self._began_s >= self._options.trial_time_s
+        if is_over and len(windows) >= FEWEST_WINDOWS:
+            return True
+        if len(windows) == self._next_look:
+            self._next_look = math.ceil(self._next_look * _NEXT_LOOK)
+            is_narrow = _is_narrow(settled(windows), self._options.precision)
+            self._num_narrow = self._num_narrow + 1 if is_narrow else 0
+        return self._num_narrow == 2
 
 
 def settled(windows: Sequence[Window]) -> Sequence[Window]:
@@ -89,6 +102,11 @@ def settled(windows: Sequence[Window]) -> Sequence[Window]:
 def speed_of(windows: Sequence[Window], feed: Feed) -> Speed:
     """Samples per second over the windows, each epoch's start spread over the epoch's samples."""
     start_s = feed.epoch_start_s / feed.epoch_samples if feed.epoch_samples else 0.0
+    return rate_of(windows, start_s)
+
+
+def rate_of(windows: Sequence[Window], start_s: float = 0.0) -> Speed:
+    """Samples per second over the windows, with ``start_s`` more for each sample."""
     value = sum(w.num_samples for w in windows) / sum(w.seconds for w in windows)
     low, high = _interval(windows)
     value, low, high = (rate / (1 + rate * start_s) for rate in (value, low, high))
@@ -101,7 +119,7 @@ def _time_window(steps: Steps) -> Window:
     wait_s, aside_s = feed.wait_s, steps.aside_s
     num_samples = num_steps = 0
     began_s, cpu_s = perf_counter(), process_time()
-    while perf_counter() - began_s - (steps.aside_s - aside_s) < _SHORTEST_S:
+    while perf_counter() - began_s - (steps.aside_s - aside_s) < SHORTEST_S:
         num_samples += steps.step().num_samples
         num_steps += 1
     steps.settle()

@@ -144,6 +144,9 @@ def _search(session: Session, space: SearchSpace) -> Plan:
         session.warn(f"--resume: there is no study of this task to go on with: this begins one.{found}")
     for message in session.facts.warnings:
         session.warn(message)
+    for name, reason in session.facts.left_out.items():
+        if getattr(space, name, None) is not None:
+            session.warn(f"{name} is left out: {reason}.")
     for row in space.unavailable(session.facts):
         session.warn(f"--space: {row.technique} {row.setting.model_dump_json(exclude_defaults=True)}: {row.reason}.")
     reference = reference_settings(session.facts)

@@ -39,6 +39,8 @@ class SearchOptions:
 
     task: str
     """``model.py`` or ``model.py:name``."""
+    command: tuple[str, ...] | None = None
+    """The job is the script that this starts, with the batch's placeholders in it; ``task`` is then its name."""
     budget_bytes: int | None = None
     """``--budget 8GiB``; None with no ``budget_share`` searches for speed alone."""
     budget_share: float | None = None

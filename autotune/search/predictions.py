@@ -29,11 +29,11 @@ _LEAST_S = 0.1
 
 
 def foresee(session: Session, space: ConfigurationSpace) -> Foreseen:
-    """Ask for predictions, or take those that the study has. Where none can be made, the sampler learns from trials
-    alone."""
+    """Ask for predictions, or take those that the study has. Where none can be made, as of a script, which nothing can
+    trace, the sampler learns from trials alone."""
     foresight, usable = _Foresight(session), session.study.record.usable_bytes
     foreseen = Foreseen(foresight.predict, foresight.blocks)
-    if session.stop.is_set() or (session.options.sampler != "law" and not space.is_open):
+    if session.options.command or session.stop.is_set() or (session.options.sampler != "law" and not space.is_open):
         return foreseen
     if unsure := untried(session.facts.torch_version):
         session.warn(unsure)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import Interrupted, NothingFits, PlanError, TaskError
 from ..estimate import PredictOptions
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..plan import Budget, Plan
+from ..script.command import BATCH, FENCES, filled, own_batch, placeholders, under_launcher
 from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
 from ..techniques.facts import difference
@@ -54,6 +56,8 @@ class Requests:
     budget: Budget
     """With its device."""
     facts: Facts
+    command: tuple[str, ...] | None = None
+    """Of a job that is a script, with its placeholders."""
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
         """A request to measure one configuration in a fresh process."""
@@ -65,7 +69,7 @@ class Requests:
             plan=Plan(settings=settings, budget=self.budget),
             options=measure,
             deadline_s=deadline_s,
-            environment=own_thread_variables(),
+            **_started(self.command, settings.batch),
         )
 
     def predict_request(
@@ -109,6 +113,18 @@ class Requests:
             parity_limit=PARITY_LIMITS["rounding" if exact == "exact" and self.facts.rounds else exact],
             largest_of=LARGEST_OF if self.facts.shapes_vary else None,
         )
+
+
+def _started(command: Sequence[str] | None, batch: Batch | None) -> dict[str, Any]:
+    """How a trial's process is started, where the job is a script: with the batch in its flags, and what it might tell
+    others of itself kept here. A task's is started as it is."""
+    threads = own_thread_variables()
+    if command is None:
+        return {"environment": threads}
+    launched = under_launcher(filled(command, batch))
+    assert launched is not None, "the command line sees to it"
+    fences = {name: value for name, value in FENCES.items() if name not in os.environ}
+    return {"command": tuple(launched), "environment": {**fences, **threads}}
 
 
 def reference_settings(facts: Facts) -> Settings:
@@ -158,11 +174,11 @@ def inspected(
             runs_model=runs_model,
         ),
         deadline_s=time_budget.deadline_s(0.0, spare_finalists=False),
-        environment=own_thread_variables(),
+        **_started(options.command, own_batch(options.command, options.effective_batch) if options.command else None),
     )
     outcome = executor.ask(request)
     if isinstance(outcome, Inspected):
-        return outcome
+        return _without_batch(outcome, options.command) if options.command else outcome
     if outcome == STOPPED:
         raise Interrupted("Interrupted while the task was being inspected; nothing had been measured.")
     if isinstance(outcome, Failed) and not outcome.traceback:
@@ -173,6 +189,15 @@ def inspected(
             f"{failure(outcome)}\nFree memory there, or make the model or its samples smaller."
         )
     raise TaskError(f"{options.task}: the task cannot be inspected: {failure(outcome)}")
+
+
+def _without_batch(found: Inspected, command: Sequence[str]) -> Inspected:
+    """Of a script that cannot be told its batch, facts that leave it as it is."""
+    if missing := sorted({*BATCH} - placeholders(command)):
+        reason = f"the command has no {' and no '.join(f'{{{name}}}' for name in missing)} in its script's own flags"
+        left_out = {"batch": reason, **found.facts.left_out}
+        return found.model_copy(update={"facts": found.facts.model_copy(update={"left_out": left_out})})
+    return found
 
 
 def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:

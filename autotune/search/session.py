@@ -54,7 +54,7 @@ class Session:
     @property
     def requests(self) -> Requests:
         """Makes the requests."""
-        return Requests(self._task, self.options.seed, self.budget, self.facts)
+        return Requests(self._task, self.options.seed, self.budget, self.facts, self.options.command)
 
     @property
     def reference_settings(self) -> Settings:
@@ -90,7 +90,7 @@ class Session:
         is_reference = settings == self.reference_settings
         measure = self.requests.measure_options(settings, share_s, self._parity(), enforce=not is_reference)
         measure = measure.model_copy(update={"plain_loop": is_reference})
-        if finalist_round is not None:  # its trial compared them, and a job does not
+        if finalist_round is not None or self.options.command:  # its trial compared them, and a job does not
             measure = measure.model_copy(update={"parity_batch": None})
         deadline_s = self.time_budget.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
         if judged:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -141,6 +142,13 @@ class Settings(BaseModel):
         """
         asked = ((f"settings.{technique.name}", technique.environment()) for technique in self.techniques())
         return joined(asked, own)
+
+    def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
+        """What a forward pass and its loss run in."""
+        stack = ExitStack()
+        for technique in self.techniques():
+            stack.enter_context(technique.forward_context(device_type))
+        return stack
 
     def prior_gains(self) -> dict[str, tuple[float, float]]:
         """By technique, as far as anything is believed of it: :meth:`Technique.prior_gain`."""

@@ -132,6 +132,10 @@ class Facts(_Frozen):
     """Of ``tcmalloc``, ``jemalloc``: what is installed where trials run."""
     no_compiler: str | None = None
     """Why torch.compile cannot run where trials run, in words; None where it can."""
+    left_out: dict[str, str] = {}
+    """Techniques that the job is searched without, by name, and why: a script may not be told of them."""
+    even_batches: bool = False
+    """Whether micro-batches must be of one size: a script's own flags say no other."""
     warnings: tuple[str, ...] = ()
     """What the user should hear before the search starts."""
 

@@ -1,0 +1,62 @@
+"""Whether this process runs a script under a launcher of ours, which applies a plan to it, and how the two speak."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["PLAN_VARIABLE", "TRIAL_VARIABLE", "Launcher", "launcher", "prepare", "set_launcher", "stand_aside"]
+
+
+PLAN_VARIABLE = "AUTOTUNE_PLAN"
+"""Names the plan that a job is to run with."""
+TRIAL_VARIABLE = "AUTOTUNE_TRIAL"
+"""Names the folder of the trial that a script is run for."""
+
+
+class Launcher(Protocol):
+    """What applies a plan to the script that it runs."""
+
+    def prepare(self, model: Any, optimizer: Any, loader: Any) -> None:
+        """Be told what the plan is for."""
+
+    def stand_aside(self) -> None:
+        """The script applies its plan itself."""
+
+
+_launcher: Launcher | None = None
+
+
+def launcher() -> Launcher | None:
+    """The one that this process runs under; None where there is none, or it has no plan to apply."""
+    return _launcher
+
+
+def set_launcher(one: Launcher | None) -> None:
+    """Say that this process runs under it."""
+    global _launcher
+    _launcher = one
+
+
+def stand_aside() -> None:
+    """Called wherever a script's own code applies a plan, so that none is applied twice."""
+    if _launcher is not None:
+        _launcher.stand_aside()
+
+
+def prepare(model: Any, optimizer: Any = None, loader: Any = None) -> tuple[Any, Any, Any]:
+    """Tell ``autotune run`` what a plan is for, where a script has several models, optimizers or training loaders.
+
+    Without a plan in force it does nothing. With one, that is applied to these three: to the loader as it is iterated,
+    to model and optimizer as the model is first trained. Call it before either.
+
+    Args:
+        model: the module that the training loop calls.
+        optimizer: of its parameters.
+        loader: the ``DataLoader`` that feeds it; None where there is none.
+
+    Returns:
+        The three as they were given.
+    """
+    if _launcher is not None:
+        _launcher.prepare(model, optimizer, loader)
+    return model, optimizer, loader

@@ -1,0 +1,211 @@
+"""A plan in a script that knows nothing of it: model, optimizer and loader are found, and changed in place
+before they are first used, through the same functions as everywhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..plan import Plan, load_plan
+from ..ranks import world_size
+from ..techniques import Stage
+
+__all__ = ["OPTIONS", "InScript", "Refused", "apply_to_script", "unwrapped"]
+
+
+def apply_to_script(path: Path) -> Callable[[], None]:
+    """What puts a plan in force, to be called as soon as torch is there.
+
+    Raises:
+        PlanError: it cannot be read.
+    """
+    plan = load_plan(path)
+    if world_size() > 1:
+        refuse("this is one of several ranks, and a plan is applied in one process so far. Start it without torchrun.")
+    if (reason := _beyond(plan)) is not None:
+        refuse(f"{path}: {reason}")
+
+    def act() -> None:
+        from .hooks import ScriptHooks
+
+        ScriptHooks(InScript(plan, path)).install()
+
+    return act
+
+
+def _beyond(plan: Plan) -> str | None:
+    """What no script can have without a word of its own."""
+    settings = plan.settings
+    if settings.pruning.kind != "none":
+        return (
+            "pruning takes parameters away, which the script's optimizer would still hold. Call "
+            "autotune.apply_to_model(plan, model) in the script, before the optimizer is built."
+        )
+    if settings.optimizer_step.kind != "after_backward":
+        return (
+            "optimizer_step: in_backward frees gradients before the script could clip or log them. Call "
+            "autotune.apply_to_optimizer(plan, optimizer) in a script that does neither, or leave that row out."
+        )
+    if any(technique.scales_loss for technique in settings.techniques()):
+        return "precision: fp16 needs a loss scaler, which is the script's. Use bf16, or autotune.apply."
+    return None
+
+
+class Refused(SystemExit):
+    """The script ends, since it is the user's to change something."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(2)
+        self.reason = reason
+
+
+def refuse(reason: str) -> NoReturn:
+    """End the script, and say why."""
+    print(f"autotune: {reason}", file=sys.stderr, flush=True)
+    raise Refused(reason)
+
+
+def unwrapped(model: Any) -> Any:
+    """The module itself, of a wrapper of torch.compile's."""
+    return getattr(model, "_orig_mod", model)
+
+
+OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+"""Of a DataLoader, what a plan may change."""
+
+
+class InScript:
+    """What is in force of a plan, and what of it is still to come."""
+
+    def __init__(self, plan: Plan, path: Path) -> None:
+        self.plan, self.path = plan, path
+        self.model: Any = None
+        self.optimizer: Any = None
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.batch_size: int | None = None
+        self.is_compiled = False
+        """Whether the script compiles its model itself."""
+        self.wants_model = any(
+            technique.stage not in (Stage.PROCESS, Stage.LOADER) and technique.model_dump(exclude_defaults=True)
+            for technique in plan.settings.techniques()
+        )
+        self.wants_loader = bool(plan.settings.data_loading.model_dump(exclude_defaults=True))
+
+    def put_on_model(self, model: Any, run: Callable[[Any], Any]) -> None:
+        """The model's own stages, and its optimizer's, before the first forward pass that trains.
+
+        Args:
+            model: the script's root module, whose parameters the optimizer has.
+            run: a forward of the model that it is given, as the script is about to make.
+        """
+        from ..apply_pieces import apply_to_model, apply_to_optimizer
+
+        own = unwrapped(model)
+        self._check(model, own)
+        apply_to_model(self.plan, own, run=run)
+        apply_to_optimizer(self.plan, self.optimizer)
+        self.model = model
+
+    def _check(self, model: Any, own: Any) -> None:
+        import torch
+
+        settings = self.plan.settings
+        device = next(p.device.type for p in own.parameters())
+        if self.plan.budget.device not in (None, device):
+            refuse(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
+        self.is_compiled = own is not model or own._compiled_call_impl is not None
+        rewriting = (settings.layers, settings.checkpointing, settings.compile)
+        rewritten = [one.name for one in rewriting if one.kind != "none"]
+        if self.is_compiled and rewritten:
+            refuse(
+                f"the script compiles its model itself, and {rewritten[0]} would not be in force. Turn it off there."
+            )
+        if settings.precision.kind != "default" and torch.is_autocast_enabled(device):
+            refuse(
+                "the script turns autocast on itself, and precision is a row of the plan. Turn it off there, or leave "
+                "the row out."
+            )
+        self._check_identity(own)
+
+    def _check_identity(self, model: Any) -> None:
+        if self.plan.task is None or (known := self.plan.task.identity) is None:
+            return
+        from ..fingerprint import identify
+        from ..techniques.facts import difference
+
+        _, found = identify(model, ())
+        if (found.model, found.names) != (known.model, known.names):
+            differs = difference(known, found.model_copy(update={"batch": known.batch}))
+            refuse(f"the plan was found for another model: {differs}. Search again for this one.")
+
+    def put_on_loader(self, loader: Any) -> None:
+        """The loader's stage, before it is first iterated over."""
+        from torch.utils.data import IterableDataset, default_collate
+
+        from ..apply_pieces import apply_to_loader
+        from ..loader import worker_options
+
+        self.loaders.add(loader)
+        self.batch_size = self.batch_size or getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
+        if not self.wants_loader:
+            return
+        before = {name: getattr(loader, name) for name in OPTIONS}
+        collate = None if loader.collate_fn is default_collate else loader.collate_fn
+        wanted = self.plan.settings.data_loading
+        if isinstance(loader.dataset, IterableDataset) and (wanted.num_workers or 0) > max(1, before["num_workers"]):
+            refuse("data_loading: more workers would each read all of the script's iterable dataset.")
+        if wanted.cache != "none" and loader.batch_sampler is None:
+            refuse("data_loading.cache: the script's DataLoader does not batch by itself.")
+        device = self.plan.budget.device or "cpu"
+        spec = apply_to_loader(self.plan, loader.dataset, collate=collate, options=before, device=device)
+        options = {"prefetch_factor": None, "persistent_workers": False, **worker_options(spec.options)}
+        start = options.pop("multiprocessing_context", None)
+        if options.get("num_workers"):
+            options["prefetch_factor"] = options["prefetch_factor"] or 2
+        else:
+            options["timeout"] = 0
+        loader.__dict__.update(options)  # torch refuses to have some of them set, for the sampler may have read them
+        if start is not None and loader.multiprocessing_context is None:
+            loader.multiprocessing_context = start
+        if spec.dataset is not loader.dataset:
+            loader.__dict__["dataset"] = spec.dataset
+        if spec.collate is not collate:
+            loader.collate_fn = spec.collate
+
+    def check_step(self, num_backwards: int, sizes: tuple[int, ...]) -> None:
+        """Before the first optimizer step: all of the plan is in force, or the script ends.
+
+        Args:
+            num_backwards: backward passes that made its gradients.
+            sizes: of the first two dimensions of the model's inputs.
+        """
+        if self.wants_model and self.model is None:
+            refuse(
+                "no module was called that holds what the optimizer steps, so that the plan could not be applied. Name "
+                "it, once it is built: `model, optimizer, loader = autotune.prepare(model, optimizer, loader)`."
+            )
+        if self.wants_loader and not self.loaders:
+            refuse(
+                "data_loading: the script iterates over no torch.utils.data.DataLoader. Leave the row out of "
+                f"{self.path}."
+            )
+        batch = self.plan.settings.batch
+        if batch is None:
+            return
+        seen = (self.batch_size,) if self.batch_size else sizes
+        if (seen and batch.micro not in seen) or num_backwards != batch.accumulate:
+            drew = f"{seen[0] if seen else '?'} × {num_backwards}"
+            refuse(
+                f"the plan trains on {batch.describe()}, but the script on {drew} (samples × backward passes to an "
+                "optimizer step). Give its own flags the plan's: `autotune run plan.yaml -- python train.py "
+                "--batch-size {batch.micro} --grad-accum {batch.accumulate}`."
+            )
+
+    def describe(self) -> str:
+        """What is in force, in a line."""
+        changed = [one.describe() for one in self.plan.settings.techniques() if one.model_dump(exclude_defaults=True)]
+        return f"in force: {', '.join(changed) or 'nothing but the job as it is'} ({os.path.relpath(self.path)})"

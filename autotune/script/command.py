@@ -1,0 +1,184 @@
+"""The command that starts a script: its Python found, the launcher put in front, the plan's batch filled in."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from ..errors import UserError
+from ..techniques import TECHNIQUES
+from ..techniques.batch import Batch
+
+__all__ = ["ADD_PATH", "BATCH", "FENCES", "filled", "own_batch", "placeholders", "script_name", "under_launcher"]
+
+BATCH = ("batch.micro", "batch.accumulate")
+"""What a command may have in braces."""
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\.([a-z_]+)(?:=(\d+))?\}")
+ADD_PATH = "--add-path"
+"""Told to the launcher where Python's own place for the script is to be first on ``sys.path``."""
+FENCES = {
+    "WANDB_MODE": "offline",
+    "COMET_START_ONLINE": "0",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+"""Variables of a script's trials, where the user sets no other: what trackers and hubs would be told stays here."""
+_PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)?)?(\.exe)?")
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun")
+_LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.")
+_WITH_VALUE = ("W", "X")
+"""Python's own options of one letter that take a value."""
+
+
+def under_launcher(command: Sequence[str]) -> list[str] | None:
+    """The command with the launcher between Python and the script: ``python -u train.py`` becomes ``python -u -P -m
+    autotune.script train.py``; what stands before Python (``numactl``, ``uv run``) stays there.
+
+    Returns:
+        None where the command runs no script or module by Python.
+
+    Raises:
+        UserError: it starts several processes, or its Python has no autotune.
+    """
+    _refuse_several(command)
+    start = next((place for place, word in enumerate(command) if _PYTHON.fullmatch(os.path.basename(word))), None)
+    if start is None:
+        return None
+    python, words = command[start], list(command[start + 1 :])
+    options = _own_options(words)
+    rest = words[len(options) :]
+    if not rest or rest[0] in ("-c", "-") or (rest[0].startswith("-") and rest[0] != "-m"):
+        return None
+    if rest[0] == "-m" and len(rest) > 1:
+        _check_is_one(rest[1], f"{rest[1]}.".startswith(_LAUNCHER_MODULES))
+    _check_has_autotune(python, tuple(options))
+    safe = [] if any(option in ("-P", "-I") for option in options) else [ADD_PATH]
+    return [*command[:start], python, *options, "-P", "-m", "autotune.script", *safe, *rest]
+
+
+def _own_options(words: list[str]) -> list[str]:
+    """Python's own, up to the script or ``-m``."""
+    found: list[str] = []
+    while len(found) < len(words) and words[len(found)].startswith("-"):
+        word = words[len(found)]
+        if word in ("-", "-c", "-m"):
+            break
+        takes = (word[1:2] in _WITH_VALUE and len(word) == 2) or word == "--check-hash-based-pycs"
+        found.extend(words[len(found) : len(found) + 1 + takes])
+    return found
+
+
+def _refuse_several(command: Sequence[str]) -> None:
+    for word in command:
+        name = os.path.basename(word)
+        if not name.isidentifier() or _PYTHON.fullmatch(name):
+            return
+        _check_is_one(name, name in _LAUNCHERS)
+
+
+def _check_is_one(name: str, starts_several: bool) -> None:
+    if starts_several:
+        raise UserError(
+            f"{name} starts several processes, and a plan is applied in one so far. Start the script by "
+            "`python train.py`, which trains in one."
+        )
+
+
+@functools.cache
+def _check_has_autotune(python: str, options: tuple[str, ...]) -> None:
+    found = shutil.which(python)
+    if found is None or os.path.abspath(found) == os.path.abspath(sys.executable):
+        return
+    tried = subprocess.run([found, *options, "-P", "-c", "import autotune.script"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        reason = (tried.stderr.strip().splitlines() or ["it does not start"])[-1]
+        raise UserError(
+            f"{python}: this Python cannot import autotune ({reason}), which applies the plan in the script's process. "
+            f"Install it there: `{python} -m pip install autotune`."
+        )
+
+
+def placeholders(command: Sequence[str]) -> frozenset[str]:
+    """Of :data:`BATCH`, what the command has in braces, with the job's own value or without: ``{batch.micro=32}``.
+
+    Raises:
+        UserError: it has another technique's in braces.
+    """
+    found = {match for word in command for match in _PLACEHOLDER.findall(word)}
+    names = {f"{technique}.{key}" for technique, key, _ in found if technique in TECHNIQUES}
+    if unknown := sorted(names - {*BATCH}):
+        raise UserError(
+            f"{{{unknown[0]}}}: a command may have {' and '.join(f'{{{name}}}' for name in BATCH)} in it, which a "
+            "script's own flags take. Everything else is applied without a flag: leave it out."
+        )
+    return frozenset(names)
+
+
+def own_batch(command: Sequence[str], effective: int | None = None) -> Batch | None:
+    """The job's own batch, as its placeholders state it: ``{batch.micro=32}``; None where there are none.
+
+    Args:
+        command: with its placeholders.
+        effective: samples in an optimizer step, where that is said elsewhere.
+
+    Raises:
+        UserError: they state none.
+    """
+    if not (names := placeholders(command)):
+        return None
+    pairs = (match for word in command for match in _PLACEHOLDER.findall(word))
+    stated = {f"{technique}.{key}": int(value) for technique, key, value in pairs if value}
+    micro, accumulate = stated.get("batch.micro"), stated.get("batch.accumulate", 1)
+    if "batch.micro" in names and micro is None:
+        if effective is None:
+            raise UserError(
+                "{batch.micro}: what does the job train with today? Write it into the braces, {batch.micro=32}, and "
+                "{batch.accumulate=4} where it accumulates; or give --effective-batch."
+            )
+        micro = effective // accumulate
+    return Batch(micro=micro or 1, accumulate=accumulate)
+
+
+def script_name(command: Sequence[str]) -> str:
+    """What a command runs, for people and for files' names: ``train.py``.
+
+    Raises:
+        UserError: no script or module that Python runs.
+    """
+    launched = under_launcher(command)
+    if launched is None:
+        raise UserError(
+            f"{' '.join(command)}: no script that Python runs. Write `autotune search -- python train.py --its "
+            "--flags`; `autotune search model.py` is for a task file."
+        )
+    rest = launched[launched.index("autotune.script") + 1 :]
+    words = rest[1:] if rest[0] == ADD_PATH else rest
+    return words[1] if words[0] == "-m" else words[0]
+
+
+def filled(command: Sequence[str], batch: Batch | None) -> list[str]:
+    """The command with a plan's batch in place of its placeholders.
+
+    Raises:
+        UserError: the plan has no batch, or one that a script cannot be told of.
+    """
+    if not placeholders(command):
+        return list(command)
+    if batch is None:
+        raise UserError("the command has {batch.micro} or {batch.accumulate} in it, but the plan states no batch.")
+    if batch.effective is not None:
+        raise UserError(
+            f"the plan's last micro-batch is smaller ({batch.describe()}), which {{batch.micro}} and "
+            "{batch.accumulate} cannot say. Search again with a batch size that is a power of two."
+        )
+    values = {"batch.micro": batch.micro, "batch.accumulate": batch.accumulate}
+
+    def value(match: re.Match[str]) -> str:
+        return str(values.get(f"{match[1]}.{match[2]}", match[0]))
+
+    return [_PLACEHOLDER.sub(value, word) for word in command]

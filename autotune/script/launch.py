@@ -1,0 +1,102 @@
+"""Running a script as Python itself would, in this process: ``__main__``, ``sys.argv``, ``sys.path``, its ending."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from ..errors import AutotuneError
+from ..launched import PLAN_VARIABLE, TRIAL_VARIABLE
+from .arrival import when_imported
+
+__all__ = ["launch"]
+
+
+def launch(words: Sequence[str]) -> NoReturn:
+    """Run ``[--add-path] train.py its arguments`` or ``[--add-path] -m package its arguments``, with the plan that
+    :data:`PLAN_VARIABLE` names in force, or as the trial of :data:`TRIAL_VARIABLE`; without one it is as if Python had
+    run it. Ends this process."""
+    adds_path = words[:1] == ["--add-path"]
+    words = words[adds_path:]
+    ended = _arm()
+    try:
+        if words[:1] == ["-m"]:
+            _run_module(words[1:], adds_path)
+        else:
+            _run_file(words, adds_path)
+    except BaseException as error:
+        ended(error)
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise
+        _end_as_python(error)
+    ended(None)
+    sys.exit()
+
+
+def _arm() -> Callable[[BaseException | None], None]:
+    """Have a plan applied, or the script measured, once torch is there; returns what is to be told of its end."""
+    trial, plan = os.environ.pop(TRIAL_VARIABLE, None), os.environ.get(PLAN_VARIABLE)
+    if trial is not None:
+        from .trial import ScriptTrial
+
+        one = ScriptTrial(Path(trial))
+        when_imported("torch", one.arrive)
+        return one.ended
+    if plan is not None:
+        from .applied import apply_to_script, refuse
+
+        try:
+            when_imported("torch", apply_to_script(Path(plan)))
+        except AutotuneError as error:
+            refuse(str(error))
+    return lambda error: None
+
+
+def _run_file(words: Sequence[str], adds_path: bool) -> None:
+    path = words[0]
+    sys.argv = list(words)
+    if not os.path.isfile(path):  # a folder or an archive with a __main__.py, or nothing
+        if not os.path.exists(path):
+            print(f"{sys.executable}: can't open file {os.path.abspath(path)!r}: No such file", file=sys.stderr)
+            sys.exit(2)
+        runpy.run_path(path, run_name="__main__")
+        return
+    if adds_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    file = os.path.abspath(path)
+    module = ModuleType("__main__")
+    vars(module).update(
+        __file__=file,
+        __builtins__=builtins,
+        __cached__=None,
+        __loader__=SourceFileLoader("__main__", file),
+    )
+    sys.modules["__main__"] = module
+    exec(compile(Path(path).read_bytes(), file, "exec", dont_inherit=True), vars(module))
+
+
+def _run_module(words: Sequence[str], adds_path: bool) -> None:
+    if not words:
+        print("Argument expected for the -m option", file=sys.stderr)
+        sys.exit(2)
+    if adds_path:
+        sys.path.insert(0, os.getcwd())
+    sys.argv = [words[0], *words[1:]]
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+def _end_as_python(error: BaseException) -> NoReturn:
+    """The traceback without the launcher's own frames."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.excepthook(type(error), error, trace)
+    sys.exit(1)

@@ -1,0 +1,152 @@
+"""The facts of a script: what its first steps tell of its model, its data and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, default_collate
+
+from ..fingerprint import identify
+from ..measure.dataset import DatasetFacts, inspect_dataset
+from ..measure.device import available_host_bytes, inspect_device, num_processors
+from ..measure.inspect import model_facts
+from ..measure.loading import loader_rates
+from ..measure.memory import Charge
+from ..task import Task
+from ..techniques import Facts, LoaderSpec
+from ..techniques.allocator import installed_allocators
+from ..techniques.batch import Batch
+from ..techniques.compiler import lacking_compiler
+from ..techniques.optimizer import implementation_of, supported_implementations
+from ..workers import Failed, Inspected, Outcome
+from ..workers.request import InspectRequest
+from .applied import OPTIONS, InScript, unwrapped
+from .observer import Observer
+
+__all__ = ["Look"]
+
+_NUM_STEPS = 3
+"""The first is not like the others."""
+_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+class Look(Observer):
+    """Looks on for some optimizer steps, then says what is known."""
+
+    def __init__(self, request: InspectRequest, found: InScript, answer: Callable[[Outcome], NoReturn]) -> None:
+        """
+        Args:
+            request: the device, and what the user said.
+            found: the script's model and its loaders, once they are.
+            answer: takes the outcome, and ends the script.
+        """
+        super().__init__()
+        self._request, self._found, self._answer = request, found, answer
+        on_cpu = request.device == "cpu"
+        self._process_bytes = Charge(torch.device("cpu")).peak().process if on_cpu else None
+        self._own_autocast = False
+        self._per_step: list[int] = []
+        self._began_s, self._began_with = 0.0, 0
+
+    def forward(self, inputs: Any) -> None:
+        """Also whether the script turns autocast on."""
+        super().forward(inputs)
+        self._own_autocast = self._own_autocast or torch.is_autocast_enabled(self._request.device)
+
+    def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
+        """The last of them tells."""
+        super().stepped(optimizer, num_backwards)
+        self._per_step.append(num_backwards)
+        if self.num_steps == 1:
+            self._began_s, self._began_with = perf_counter(), self.num_samples
+        if self.num_steps < _NUM_STEPS:
+            return
+        if self._found.model is None:
+            self._answer(
+                Failed(
+                    message="no module was called that holds what the script's optimizer steps. Name it, once it is "
+                    "built: `model, optimizer, loader = autotune.prepare(model, optimizer, loader)`."
+                )
+            )
+        self._answer(Inspected(facts=self._facts(optimizer)))
+
+    def _facts(self, optimizer: torch.optim.Optimizer) -> Facts:
+        request, model = self._request, unwrapped(self._found.model)
+        device = next(p.device.type for p in model.parameters())
+        if device != request.device:
+            self._answer(Failed(message=f"the script trains on {device}, but --device is {request.device}."))
+        rate = (self.num_samples - self._began_with) / (perf_counter() - self._began_s)
+        loader = next(iter(self._found.loaders), None)
+        accumulate = self._per_step[-1]
+        micro = self._found.batch_size or round((self.num_samples - self._began_with) / (_NUM_STEPS - 1) / accumulate)
+        dataset = loader.dataset if loader is not None else ()
+        collate = None if loader is None or loader.collate_fn is default_collate else loader.collate_fn
+        options = {name: getattr(loader, name) for name in OPTIONS} if loader is not None else {}
+        task = Task(
+            build_model=lambda: model,
+            build_dataset=lambda: dataset,
+            compute_loss=lambda model, batch: batch,
+            collate=collate,
+            loader_options={name: value for name, value in options.items() if value is not None},
+        )
+        data = inspect_dataset(task, dataset) if loader is not None else _NO_DATA
+        streams = isinstance(dataset, IterableDataset)
+        spec = LoaderSpec(dataset, collate, dict(task.loader_options), torch.device(device), user_dataset=dataset)
+        batch = Batch(micro=micro, accumulate=accumulate)
+        has_rates = loader is not None and not streams and loader.batch_sampler is not None
+        fingerprint, identity = identify(model, dataset, collate)
+        has_norm = any(isinstance(module, _NORMS) and module.training for module in model.modules())
+        return Facts(
+            fingerprint=fingerprint,
+            identity=identity,
+            device=inspect_device(request.device),
+            torch_version=torch.__version__,
+            num_threads=torch.get_num_threads(),
+            host_memory_bytes=available_host_bytes(),
+            process_bytes=self._process_bytes,
+            **model_facts(model),
+            dataset_length=data.length,
+            dataset_kind="iterable" if streams else "map",
+            dataset_bytes=data.num_bytes,
+            dataset_deterministic=data.deterministic,
+            stackable=data.stackable,
+            shapes_vary=False,  # what the script draws is what is measured
+            shards_by_worker=options.get("num_workers", 0) > 1,
+            loader_options={k: v for k, v in options.items() if isinstance(v, (int, bool))},
+            loader_samples_per_s=loader_rates(task, spec, batch, num_processors(), rate) if has_rates else {},
+            step_samples_per_s=rate,
+            effective_batch=batch.num_samples,
+            effective_batch_held=True,
+            effective_batch_assumed=False,
+            micro_batch=micro if accumulate > 1 else None,
+            own_autocast=self._own_autocast,
+            split_error=None if has_norm else 0.0,
+            allow_split=request.options.allow_split,
+            allow_lossy=False,
+            optimizer=type(optimizer).__name__,
+            optimizer_implementations=supported_implementations(optimizer),
+            optimizer_implementation=implementation_of(optimizer),
+            allocators=installed_allocators(),
+            no_compiler=lacking_compiler(request.device),
+            left_out=dict(self._left_out(loader)),
+            even_batches=True,
+        )
+
+    def _left_out(self, loader: Any) -> dict[str, str]:
+        found = {
+            "pruning": "the script's optimizer holds all parameters before it could cut any",
+            "optimizer_step": "the script may clip or log gradients, which would be gone",
+        }
+        if loader is None:
+            found["data_loading"] = "the script iterates over no torch.utils.data.DataLoader"
+        if self._found.is_compiled:
+            reason = "the script compiles its model"
+            found |= {"layers": reason, "checkpointing": reason, "compile": reason}
+        return found
+
+
+_NO_DATA = DatasetFacts([], None, None, False, False, False)

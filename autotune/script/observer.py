@@ -1,0 +1,74 @@
+"""What a script does, as far as a trial looks at it: loaders, forward and backward passes, optimizer steps."""
+
+from __future__ import annotations
+
+import weakref
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ..nested import tensors_in
+
+__all__ = ["Observer"]
+
+
+class Observer:
+    """Counts samples, and what waiting for them took: by the batches that training loaders hand out; without such a
+    loader by the first dimension of what the model is called with."""
+
+    def __init__(self) -> None:
+        self.num_steps = self.num_batches = 0
+        self.wait_s = 0.0
+        self.losses: list[tuple[int, torch.Tensor]] = []
+        """Of backward passes, with the step that each is of."""
+        self._drawn = self._seen = 0
+        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def num_samples(self) -> int:
+        """Trained on so far."""
+        return self._drawn or self._seen
+
+    def epoch(self, iterator: Any) -> None:
+        """A training loader is iterated over."""
+        self._iterators.add(iterator)
+
+    def install(self) -> Any:
+        """Watch what loaders hand out; what is returned takes it off."""
+        original, observer = _BaseDataLoaderIter.__next__, self
+
+        def __next__(iterator: Any) -> Any:
+            if iterator not in observer._iterators:
+                return original(iterator)
+            asked_s = perf_counter()
+            batch = original(iterator)
+            observer.wait_s += perf_counter() - asked_s
+            observer.num_batches += 1
+            observer._drawn += _first_dimension(batch)
+            return batch
+
+        _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
+
+        def take_off() -> None:
+            _BaseDataLoaderIter.__next__ = original  # type: ignore[method-assign]
+
+        return take_off
+
+    def forward(self, inputs: Any) -> None:
+        """The model is called, and a graph recorded."""
+        self._seen += _first_dimension(inputs)
+
+    def backward(self, loss: Any) -> None:
+        """A backward pass begins."""
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self.losses.append((self.num_steps + 1, loss.detach().reshape(()).float()))
+
+    def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
+        """The optimizer has stepped."""
+        self.num_steps += 1
+
+
+def _first_dimension(nested: Any) -> int:
+    return next((len(tensor) for tensor in tensors_in(nested) if tensor.dim()), 0)

@@ -1,0 +1,148 @@
+"""A script's speed and memory: windows of whole optimizer steps, by the same rules as everywhere, seen from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from time import perf_counter, process_time
+from typing import NoReturn
+
+import torch
+
+from ..measure.compile_time import CompileTime
+from ..measure.disturbance import OtherWork, Pauses, missing_share
+from ..measure.errors import NonFiniteLoss
+from ..measure.measurement import Measurement, Parity
+from ..measure.memory import Charge
+from ..measure.speed import FEWEST_WINDOWS, SHORTEST_S, StoppingRule, Window, rate_of, settled
+from ..workers import Measured, NonFinite, Outcome
+from ..workers.request import MeasureRequest
+from .observer import Observer
+
+__all__ = ["Timing"]
+
+_WARMUP_SHARE = 0.25
+"""Longest warm-up, as a share of the trial's time."""
+_FEWEST_STEPS, _CALM_STEPS, _STABLE = 3, 2, 1.005
+"""Steps before timing begins: at least three, and two in a row at which the peak has grown by less than this."""
+
+
+class Timing(Observer):
+    """Warm-up, then windows. What the script does between steps (evaluation, checkpoints) is in them."""
+
+    def __init__(
+        self,
+        request: MeasureRequest,
+        began_s: float,
+        answer: Callable[[Outcome], NoReturn],
+        tell: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            request: how long, and what the budget is.
+            began_s: when the process came to the script, by ``time.monotonic``.
+            answer: takes the outcome, and ends the script.
+            tell: takes what the trial is doing.
+        """
+        super().__init__()
+        self._options, self._answer, self._tell = request.options, answer, tell
+        self._device = torch.device(request.device)
+        self._charge = Charge(self._device)
+        self._compile_time = CompileTime()
+        self._began_s, self._first_s = began_s, 0.0
+        self._phases_s: dict[str, float] = {}
+        self._peak_bytes = self._num_calm = 0
+        self._windows: list[Window] = []
+        self._rule: StoppingRule | None = None
+
+    def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
+        """One more: warm up, or close the window if it is long enough."""
+        super().stepped(optimizer, num_backwards)
+        if self.num_steps == 1:
+            self._first_s = time.monotonic()
+            self._phases_s["load"] = self._first_s - self._began_s
+            self._tell("training")
+        if self._rule is None:
+            if self._is_warm():
+                self._begin()
+        elif perf_counter() - self._opened_s >= SHORTEST_S:
+            self._close()
+
+    def finish(self) -> Outcome | None:
+        """What the windows come to; None where there are too few."""
+        if len(self._windows) < FEWEST_WINDOWS:
+            return None
+        windows = settled(self._windows)
+        seconds = sum(window.seconds for window in windows)
+        others_s = self._other_work.seconds() + self._pauses.seconds()
+        elapsed_s = sum(window.elapsed_s for window in self._windows)
+        self._phases_s["timed"] = perf_counter() - self._timed_s
+        return Measured(
+            measurement=Measurement(
+                samples_per_s=rate_of(windows),
+                peak=self._charge.peak(),
+                parity=Parity(losses=()),
+                num_steps=sum(window.num_steps for window in windows),
+                num_windows=len(windows),
+                loader_wait=min(1.0, sum(window.wait_s for window in windows) / seconds),
+                disturbed=min(1.0, max(missing_share(self._windows), others_s / elapsed_s)),
+                epoch_start_s=0.0,
+                compile_s=self._compile_time.seconds(),
+                phases_s=self._phases_s,
+            )
+        )
+
+    def _is_warm(self) -> bool:
+        self._settle()
+        before, self._peak_bytes = self._peak_bytes, self._charge.high_water_bytes()
+        self._num_calm = self._num_calm + 1 if self._peak_bytes <= before * _STABLE else 0
+        if self.num_steps < _FEWEST_STEPS:
+            return False
+        warming_s = time.monotonic() - self._first_s - self._compile_time.seconds()
+        return self._num_calm >= _CALM_STEPS or warming_s > _WARMUP_SHARE * self._options.trial_time_s
+
+    def _begin(self) -> None:
+        self._phases_s["warmup"] = time.monotonic() - self._first_s
+        self._rule, self._timed_s = StoppingRule(self._options), perf_counter()
+        self._other_work, self._pauses = OtherWork(), Pauses()
+        self._charge.sample_descendants()
+        self._open()
+
+    def _open(self) -> None:
+        self._before = (self.num_samples, self.num_steps, self.wait_s)
+        self._compiled_s = self._compile_time.seconds()
+        self._cpu_s, self._opened_s = process_time(), perf_counter()
+
+    def _close(self) -> None:
+        self._settle()
+        elapsed_s, cpu_s = perf_counter() - self._opened_s, process_time() - self._cpu_s
+        seconds = elapsed_s - (self._compile_time.seconds() - self._compiled_s)
+        num_samples, num_steps, wait_s = self._before
+        self._windows.append(
+            Window(
+                seconds,
+                self.num_samples - num_samples,
+                self.num_steps - num_steps,
+                min(self.wait_s - wait_s, seconds),
+                elapsed_s,
+                cpu_s,
+            )
+        )
+        self._charge.sample_descendants(every_s=1.0)
+        budget = self._options.budget if self._options.enforce else None
+        assert self._rule is not None
+        if self._rule.holds(self._windows, self._charge.exceeds(budget)):
+            outcome = self.finish()
+            assert outcome is not None
+            self._answer(outcome)
+        self._open()
+
+    def _settle(self) -> None:
+        """Wait for the device, and look at the losses since the last time."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        losses, self.losses = self.losses, []
+        if not losses or bool(torch.stack([loss for _, loss in losses]).isfinite().all()):
+            return
+        step, value = next((number, float(loss)) for number, loss in losses if not loss.isfinite())
+        self._answer(NonFinite(step=step, message=str(NonFiniteLoss(step, value))))

@@ -1,0 +1,102 @@
+"""A script as a trial: watched until there is an answer, which is written where a trial's is, and then ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from ..plan import Plan
+from ..techniques import Settings
+from ..workers import Failed, Measured, Outcome
+from ..workers.folder import TrialFolder
+from ..workers.request import InspectRequest, MeasureRequest
+from ..workers.stacks import write_stacks_to
+from .applied import InScript, Refused
+
+__all__ = ["ScriptTrial"]
+
+_GRACE_S = 5.0
+"""How long a script may take to end, with its own ``finally`` and ``atexit``, once it has been measured."""
+
+
+class ScriptTrial:
+    """One request, answered by the script that runs in this process."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Args:
+            path: the trial's folder.
+        """
+        self._folder, self._process = TrialFolder(path), os.getpid()
+        self._stack = write_stacks_to(self._folder)
+        request = self._folder.read_request()
+        assert isinstance(request, InspectRequest | MeasureRequest), "a script answers no other"
+        self._request = request
+        self._began_s = time.monotonic()
+        self._is_answered = False
+        self._finish: Callable[[], Outcome | None] = lambda: None
+        self._folder.write_phase("running the script, up to its first optimizer step")
+
+    def arrive(self) -> None:
+        """Torch is there: begin to look."""
+        from ..measure.memory import enforce_budget
+        from .hooks import ScriptHooks
+        from .look import Look
+        from .timing import Timing
+
+        request = self._request
+        if request.device == "cuda":
+            limit = (
+                request.plan.budget.limit if isinstance(request, MeasureRequest) and request.options.enforce else None
+            )
+            enforce_budget(limit)
+        plan = request.plan if isinstance(request, MeasureRequest) else Plan(settings=Settings())
+        in_script = InScript(plan, Path("the trial's plan"))
+        hooks = ScriptHooks(in_script)
+        if isinstance(request, MeasureRequest):
+            timing = Timing(request, self._began_s, self._answer, self._folder.write_phase)
+            self._finish, hooks.observer = timing.finish, timing
+        else:
+            hooks.observer = Look(request, in_script, self._answer)
+        hooks.install()
+
+    def ended(self, error: BaseException | None) -> None:
+        """The script came to its end by itself, or this did it."""
+        if self._is_answered or os.getpid() != self._process:
+            return
+        self._write(self._of_ending(error))
+
+    def _of_ending(self, error: BaseException | None) -> Outcome:
+        if isinstance(error, Refused):
+            return Failed(message=error.reason)
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            return self._finish() or Failed(
+                message="the script ended before it could be measured: have it train for longer, by its own flags"
+            )
+        from ..workers.failure import outcome_of
+
+        return outcome_of(error, self._request.device)
+
+    def _answer(self, outcome: Outcome) -> NoReturn:
+        """Write it, and have the script end as ``sys.exit`` does, or soon."""
+        self._write(outcome)
+        threading.Thread(target=_end_soon, name="autotune-grace", daemon=True).start()
+        raise SystemExit(0)
+
+    def _write(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Measured) and isinstance(self._request, MeasureRequest):
+            self._folder.write_measured()  # what a script does at its end is no part of it
+        self._folder.write_outcome(outcome)
+        self._is_answered = True
+
+
+def _end_soon() -> None:
+    time.sleep(_GRACE_S)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)

@@ -1,0 +1,333 @@
+"""A plan in a script that knows nothing of it: what is in force, to the object and to the bit; what is refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import autotune
+from torch import nn
+
+import autotune as package
+from autotune.plan import Budget, Plan, TaskRef
+from autotune.script.applied import InScript, _beyond
+from autotune.script.hooks import ScriptHooks
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.compile import Compile
+from autotune.techniques.data_loading import DataLoading
+from autotune.techniques.facts import Identity
+from autotune.techniques.layers import Layers
+from autotune.techniques.memory_format import MemoryFormat
+from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.precision import Precision
+from autotune.techniques.pruning import Pruning
+from autotune.techniques.recomputed import recomputed
+from autotune.testing.runs import one_thread
+
+SCRIPTS = Path(__file__).with_name("scripts")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run a script here, with a plan or just watched, and have what it defined."""
+
+    def run(script, *arguments, plan=None, **settings):
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+        hooks = ScriptHooks(InScript(plan or Plan(settings=Settings(**settings)), Path("plan.yaml")))
+        hooks.install()
+        try:
+            return runpy.run_path(str(script), run_name="__main__")
+        finally:
+            hooks.remove()
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script of these lines, behind a model, an optimizer and a batch."""
+
+    def write(body):
+        path = tmp_path / "script.py"
+        path.write_text(
+            "import torch\nfrom torch import nn\ntorch.manual_seed(0)\n"
+            "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nx = torch.randn(8, 4)\n" + body
+        )
+        return path
+
+    return write
+
+
+def losses(said):
+    return [line.split()[1] for line in said.splitlines() if line.startswith("loss")]
+
+
+def plain(monkeypatch, path, *arguments):
+    monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+    return runpy.run_path(str(path), run_name="__main__")
+
+
+@pytest.mark.parametrize("name", ["mlp.py", "gpt.py"])
+def test_a_plan_that_changes_nothing_changes_no_bit(name, run, monkeypatch, capsys):
+    plain(monkeypatch, SCRIPTS / name)
+    expected = losses(capsys.readouterr().out)
+    run(SCRIPTS / name)
+    assert losses(capsys.readouterr().out) == expected
+    assert len(expected) > 4
+
+
+def test_the_plans_techniques_are_in_force_in_the_scripts_own_objects(run, capsys):
+    found = run(
+        SCRIPTS / "gpt.py",
+        "--batch_size",
+        4,
+        "--gradient_accumulation_steps",
+        2,
+        batch=Batch(micro=4, accumulate=2),
+        precision=Precision(kind="bf16"),
+        layers=Layers(kind="exact"),
+        checkpointing=Checkpointing(kind="blocks", every=2),
+        optimizer=Optimizer(kind="fused"),
+    )
+    model = found["model"]
+    recomputing = [
+        n for n, block in enumerate(model.blocks) if isinstance(vars(block).get("forward"), functools.partial)
+    ]
+    assert recomputing == [0, 2]
+    assert model.blocks[0].forward.func is recomputed
+    assert type(model.head) is not nn.Linear
+    assert isinstance(model.head, nn.Linear)
+    assert {group["fused"] for group in found["optimizer"].param_groups} == {True}
+    assert {id(p) for p in model.parameters()} == {
+        id(p) for group in found["optimizer"].param_groups for p in group["params"]
+    }
+    said = capsys.readouterr()
+    assert "torch.bfloat16" in said.out
+    assert said.err == (
+        "autotune: in force: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd of the blocks, fused "
+        "optimizer (plan.yaml)\n"
+    )
+
+
+def test_exact_techniques_leave_the_losses_as_they_were(run, capsys):
+    """By as much as sums in another order may differ."""
+    run(SCRIPTS / "gpt.py")
+    expected = [float(loss) for loss in losses(capsys.readouterr().out)]
+    run(SCRIPTS / "gpt.py", layers=Layers(kind="exact"), checkpointing=Checkpointing(kind="blocks"))
+    assert [float(loss) for loss in losses(capsys.readouterr().out)] == pytest.approx(expected, rel=1e-5)
+
+
+def test_losses_are_those_of_apply(run):
+    """The same settings through a task file's way: the CNN, the same seed, the same order of samples."""
+    settings = {
+        "precision": Precision(kind="bf16"),
+        "layers": Layers(kind="exact"),
+        "memory_format": MemoryFormat(kind="channels_last"),
+        "data_loading": DataLoading(num_workers=0),
+        "optimizer": Optimizer(kind="foreach"),
+    }
+    found = run(SCRIPTS / "cnn.py", **settings)
+    in_script = found["losses"] if "losses" in found else found["main"].__globals__["losses"]
+    torch.manual_seed(0)
+    order = torch.utils.data.DataLoader(range(64), 16, shuffle=True)
+    globals_ = found["main"].__globals__
+    model = globals_["build_model"]()
+    task = package.Task(
+        build_model=lambda: model,
+        build_dataset=globals_["Images"],
+        compute_loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        batch_size=16,
+    )
+    plan = Plan(settings=Settings(batch=Batch(micro=16), **settings))
+    state = torch.get_rng_state()
+    training = package.apply(plan, task)
+    torch.set_rng_state(state)
+    expected = []
+    for number in range(2):
+        for indices in order:
+            images, labels = torch.utils.data.default_collate([task.build_dataset()[int(i)] for i in indices])
+            with training.forward_context():
+                loss = task.compute_loss(training.model, (images, labels))
+            expected.append(loss.item())
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+        if number == 0:  # as the script does: its validation iterates a loader, which draws a seed
+            iter(torch.utils.data.DataLoader(range(64), 16))
+    assert in_script == expected
+
+
+def test_the_training_loader_has_the_plans_options_and_validations_stays(run):
+    found = run(SCRIPTS / "cnn.py", data_loading=DataLoading(num_workers=2, prefetch_factor=4, persistent_workers=True))
+    names = found["main"].__globals__
+    loader, validation = names["loader"], names["validation"]
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 4, True)
+    assert (validation.num_workers, validation.prefetch_factor) == (0, None)
+    assert all(weight.is_contiguous(memory_format=torch.contiguous_format) for weight in names["model"].parameters())
+
+
+def test_a_cached_epoch_gives_the_same_losses(run, capsys):
+    run(SCRIPTS / "mlp.py")
+    expected = losses(capsys.readouterr().out)
+    found = run(SCRIPTS / "mlp.py", data_loading=DataLoading(cache="host"))
+    assert losses(capsys.readouterr().out) == expected
+    assert found["loader"].dataset is not found["data"]
+
+
+def test_a_copy_of_the_model_and_its_pickle_are_without_the_plans_contexts(run, script):
+    found = run(script("model(x).sum().backward(); optimizer.step()\n"), precision=Precision(kind="bf16"))
+    model, x = found["model"], found["x"]
+    with torch.no_grad():
+        assert model(x).dtype is torch.bfloat16
+        assert copy.deepcopy(model)(x).dtype is torch.float32
+        assert pickle.loads(pickle.dumps(model))(x).dtype is torch.float32
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_autocast_covers_the_loss_and_ends_with_it(run, script):
+    body = (
+        "y = model(x)\ninside = torch.is_autocast_enabled('cpu')\ny.float().sum().backward()\n"
+        "outside = torch.is_autocast_enabled('cpu')\noptimizer.step()\n"
+        "with torch.no_grad():\n    z = model(x)\n    evaluated = torch.is_autocast_enabled('cpu')\n"
+    )
+    found = run(script(body), precision=Precision(kind="bf16"))
+    assert (found["inside"], found["outside"], found["evaluated"]) == (True, False, False)
+    assert found["z"].dtype is torch.bfloat16
+
+
+TWO = "other = torch.optim.SGD(model[0].parameters(), lr=0.1)\n"
+STEP = "model(x).sum().backward(); optimizer.step()\n"
+REFUSED = {
+    "two optimizers of one model": (TWO + STEP, {"layers": Layers(kind="exact")}, "2 optimizers have parameters"),
+    "a GAN": (
+        "critic = nn.Linear(2, 1); theirs = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
+        "critic(model(x)).sum().backward(); optimizer.step(); theirs.step()\n",
+        {"optimizer": Optimizer(kind="foreach")},
+        "steps several optimizers",
+    ),
+    "parts called one by one": (
+        "model[2](model[1](model[0](x))).sum().backward(); optimizer.step()\n",
+        {"layers": Layers(kind="exact")},
+        "no module was called that holds what the optimizer steps",
+    ),
+    "no DataLoader": (
+        STEP,
+        {"data_loading": DataLoading(num_workers=2)},
+        "iterates over no torch.utils.data.DataLoader",
+    ),
+    "another batch": (STEP, {"batch": Batch(micro=2, accumulate=4)}, "micro-batch 2 × 4, but the script on 8 × 1"),
+    "autocast of its own": (
+        "with torch.autocast('cpu', torch.bfloat16):\n    loss = model(x).sum()\nloss.backward(); optimizer.step()\n",
+        {"precision": Precision(kind="bf16")},
+        "turns autocast on itself",
+    ),
+    "a compiled model": (
+        "model = torch.compile(model)\n" + STEP,
+        {"layers": Layers(kind="exact")},
+        "layers would not be in force",
+    ),
+    "an optimizer without that": (
+        "optimizer = torch.optim.LBFGS(model.parameters())\nmodel(x).sum().backward(); optimizer.step(lambda: 0.0)\n",
+        {"optimizer": Optimizer(kind="fused")},
+        "LBFGS supports no choice",
+    ),
+    "more blocks than there are": (
+        STEP,
+        {"checkpointing": Checkpointing(kind="blocks", every=9)},
+        "at least once, but got 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_the_script_makes_impossible_ends_it_with_the_reason(what, run, script, capsys):
+    body, settings, reason = REFUSED[what]
+    with pytest.raises(SystemExit) as ended:
+        run(script(body), **settings)
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_plan_for_another_device_or_model_is_refused(run, script, capsys):
+    identity = Identity(model="3 blocks of Linear, 90 parameters", names="0" * 8, batch="")
+    task = TaskRef(source="model.py", fingerprint=f"sha256:{'0' * 64}", identity=identity)
+    layers = Settings(layers=Layers(kind="exact"))
+    for plan, reason in (
+        (Plan(settings=layers, budget=Budget(device="cuda")), "the plan is for cuda, but the script trains on cpu"),
+        (Plan(settings=layers, task=task), "found for another model: the model: 3 blocks of Linear → "),
+    ):
+        with pytest.raises(SystemExit):
+            run(script(STEP), plan=plan)
+        assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"pruning": Pruning(kind="structured", ratio=0.5)}, "pruning takes parameters away"),
+        ({"optimizer_step": OptimizerStep(kind="in_backward")}, "in_backward frees gradients"),
+        ({"precision": Precision(kind="fp16")}, "fp16 needs a loss scaler"),
+        ({"compile": Compile(kind="model")}, None),
+    ],
+)
+def test_what_no_script_can_have_is_known_before_it_starts(settings, reason):
+    found = _beyond(Plan(settings=Settings(**settings)))
+    assert found is None if reason is None else reason in found
+
+
+def test_prepare_names_one_of_several(run, script, capsys):
+    """A GAN's generator, by name; without a plan in force the line does nothing."""
+    line = "import autotune\nnamed = autotune.prepare(model, optimizer)\n"
+    body = (
+        "critic = nn.Linear(2, 1); theirs = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
+        + line
+        + "critic(model(x)).sum().backward(); theirs.step(); optimizer.step()\n"
+    )
+    found = run(script(body), optimizer=Optimizer(kind="foreach"), layers=Layers(kind="exact"))
+    assert found["named"] == (found["model"], found["optimizer"], None)
+    assert found["optimizer"].defaults["foreach"] is True
+    assert found["theirs"].defaults["foreach"] is None
+    assert type(found["critic"]) is nn.Linear
+    assert type(found["model"][0]) is not nn.Linear
+    model = nn.Linear(2, 2)
+    assert package.prepare(model) == (model, None, None)
+
+
+def test_a_script_that_applies_its_plan_itself_is_left_to_it(run, script, capsys):
+    body = (
+        "import autotune\nfrom autotune.plan import Plan\nfrom autotune.techniques import Settings\n"
+        "autotune.apply_to_model(Plan(settings=Settings()), model)\n" + STEP
+    )
+    found = run(script(body), layers=Layers(kind="exact"), optimizer=Optimizer(kind="foreach"))
+    assert type(found["model"][0]) is nn.Linear
+    assert found["optimizer"].defaults["foreach"] is None
+    assert capsys.readouterr().err == ""
+
+
+def test_run_fills_in_the_batch_and_hands_on_the_exit_code(tmp_path):
+    """The whole way, in processes of their own: placeholders, environment, launcher, line on stderr."""
+    (tmp_path / "plan.yaml").write_text(
+        "schema: autotune/plan@1\nsettings:\n  batch: {micro: 8, accumulate: 2}\n  optimizer: {kind: fused}\n"
+    )
+    flags = ("--batch-size", "{batch.micro}", "--grad-accum={batch.accumulate}", "--say")
+    ended = autotune("run", "plan.yaml", "--", sys.executable, "-u", SCRIPTS / "mlp.py", *flags, cwd=tmp_path)
+    assert (ended.returncode, ended.left_behind) == (0, [])
+    assert ended.stderr == "autotune: in force: micro-batch 8 × 2, fused optimizer (plan.yaml)\n"
+    assert "fused True" in ended.stdout
