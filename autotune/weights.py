@@ -12,7 +12,7 @@ from torch import nn
 from .errors import TaskError
 from .task import Task, task_file
 
-__all__ = ["load_weights"]
+__all__ = ["load_weights", "weights_file"]
 
 
 def load_weights(task: Task, model: nn.Module) -> None:
@@ -24,7 +24,7 @@ def load_weights(task: Task, model: nn.Module) -> None:
     if task.weights is None:
         return
     where = f"{task.source or 'task'}: weights"
-    state = task.weights() if callable(task.weights) else _read(_path(task), where)
+    state = task.weights() if callable(task.weights) else _read(_beside(task), where)
     if not isinstance(state, Mapping) or not all(isinstance(one, torch.Tensor) for one in state.values()):
         raise TaskError(f"{where}: a state dict (names to tensors) was wanted, but got {_named(state)}.")
     own = model.state_dict()
@@ -43,7 +43,12 @@ def load_weights(task: Task, model: nn.Module) -> None:
     model.load_state_dict(state)
 
 
-def _path(task: Task) -> Path:
+def weights_file(task: Task) -> Path | None:
+    """The file that the task's weights lie in; None where it has none, or a function returns them."""
+    return None if task.weights is None or callable(task.weights) else _beside(task)
+
+
+def _beside(task: Task) -> Path:
     """Beside the task's file, where it is not absolute."""
     return (task_file(task.source).parent if task.source else Path()) / str(task.weights)
 

@@ -140,6 +140,15 @@ def test_a_file_that_was_edited_is_traced_again(where: str, task_file: Path, tra
     assert len(files()) == 1
 
 
+def test_other_weights_are_traced_again(task_file: Path, traced: list[Any]):
+    """What is cut from them may differ."""
+    task_file.write_text(f"{MODEL}\nweights = 'kept.pt'\n")
+    for content in ("first", "first", "second"):
+        task_file.with_name("kept.pt").write_text(content)
+        law(task_file)
+    assert len(traced) == 2
+
+
 def test_another_number_of_threads_is_traced_again(task_file: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch):
     law(task_file)
     monkeypatch.setattr("autotune.estimate.threads._num_threads", 64)

@@ -25,6 +25,7 @@ from ..randomness import seed_everything, undisturbed
 from ..task import Task
 from ..techniques import Effect, Settings
 from ..unfilled import unfilled
+from ..weights import weights_file
 from .answers import Target
 from .law import MemoryLaw, memory_law
 from .law_file import KeptLaw, load_law, packed
@@ -122,6 +123,7 @@ class Laws:
             [[str(one.dtype), [*one.shape]] for one in tensors_in(sample)],
             sorted((own.name, _content(own)) for own in _PACKAGE.rglob("*.py")),
             sorted({f"{one.name} {one.version}" for one in metadata.distributions()}),
+            _content(weights) if (weights := weights_file(self._task)) is not None else "",
         ]
         return _hash(json.dumps(said))
 
