@@ -257,8 +257,8 @@ def run(
 ) -> None:
     """Start a job with a plan in force: a script that Python runs needs no change; one line says what is in force.
 
-    {batch.micro} and {batch.accumulate} in the command stand for the plan's. What a script makes impossible ends it with
-    2 and the reason. A job that applies its plan itself finds it by AUTOTUNE_PLAN, and is left to it.
+    {batch.micro} and {batch.accumulate} in the command stand for the plan's. What a script makes impossible ends it
+    with 2 and the reason. A job that applies its plan itself finds it by AUTOTUNE_PLAN, and is left to it.
     """
     from .commands.run import run as start
 
