@@ -7,6 +7,7 @@ import sys
 import pytest
 from search_tables import MIB, facts, options, run_search
 
+from autotune.errors import StudyError
 from autotune.search.events import Warned
 from autotune.workers import MeasureRequest, PredictRequest
 
@@ -41,6 +42,13 @@ def test_without_placeholders_the_batch_is_left_as_it_is_and_that_is_said():
     assert {settings.batch.micro for settings in run.measured} == {64}
     said = [event.message for event in run.events if isinstance(event, Warned)]
     assert any("batch is left out: the command has no {batch.accumulate} and no {batch.micro}" in one for one in said)
+
+
+def test_a_study_of_another_command_is_not_resumed():
+    run_search(options(task="train.py", command=COMMAND, trials=3))
+    other = tuple(word.replace("0.1", "0.2") for word in COMMAND)
+    with pytest.raises(StudyError, match=r"the command was .*--lr 0\.1.*, but is .*--lr 0\.2"):
+        run_search(options(task="train.py", command=other, trials=3, resume=True))
 
 
 def test_what_the_facts_leave_out_is_not_tried():
