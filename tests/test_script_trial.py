@@ -10,6 +10,7 @@ import pytest
 from autotune.errors import UserError
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
+from autotune.script.changes import changed_since, snapshot
 from autotune.script.command import filled, own_batch, placeholders, script_name, under_launcher
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -144,6 +145,16 @@ def test_launchers_of_several_processes_are_refused(command):
         under_launcher(command)
 
 
+def test_files_that_trials_changed_are_told(tmp_path):
+    (tmp_path / "kept").write_text("1")
+    (tmp_path / "changed").write_text("1")
+    before = snapshot(tmp_path)
+    (tmp_path / "changed").write_text("22")
+    (tmp_path / "plan.yaml").write_text("our own")
+    assert "measured: changed. " in changed_since(before, tmp_path, tmp_path / "plan.yaml")
+    assert changed_since(snapshot(tmp_path), tmp_path, tmp_path / "plan.yaml") is None
+
+
 def test_placeholders_are_the_only_source_of_the_batch():
     command = [
         "python",
@@ -158,7 +169,7 @@ def test_placeholders_are_the_only_source_of_the_batch():
     assert own_batch(command) == Batch(micro=32)
     assert filled(command, Batch(micro=8, accumulate=4)) == [*command[:2], "--b=8", *command[3:5], "--acc", "4"]
     assert filled(["python", "x.py"], Batch(micro=8)) == ["python", "x.py"]
-    with pytest.raises(UserError, match="What does the job train with today"):
+    with pytest.raises(UserError, match="what does the job train with today"):
         own_batch(["python", "x.py", "{batch.micro}"])
     with pytest.raises(UserError, match="Everything else is applied without a flag"):
         placeholders(["python", "x.py", "--dtype={precision.kind}"])

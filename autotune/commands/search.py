@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 from ..errors import Interrupted
 from ..interrupts import interrupts
 from ..report.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.show import as_json, summary
+from ..script.changes import changed_since, snapshot
 from ..search.options import SearchOptions
 from ..search.time_budget import TimeBudget
 from ..task import refuse_script
@@ -27,7 +29,8 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     """
     if options.command is None:
         refuse_script(options.task)  # before anything is said of reading it
-    stop = threading.Event()
+    stop, here = threading.Event(), Path.cwd()
+    before = snapshot(here) if options.command is not None else None
     time_budget = TimeBudget(
         options.trial_time_s, options.max_time_s
     )  # the executor's start is in the time that was given
@@ -43,6 +46,9 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     except KeyboardInterrupt:
         tell("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.")
         return Interrupted.exit_code
+    finally:
+        if before is not None and (changed := changed_since(before, here, options.output)):
+            tell(changed)
     code = Interrupted.exit_code if stop.is_set() else 0
     with suppress(OSError):  # the plan is written, whoever listens
         print_words(sys.stderr, summary(plan, options.output))

@@ -70,6 +70,8 @@ class ScriptHooks:
         """The script applies its plan itself."""
         if self._is_applying:
             return
+        if self.observer is not None:
+            refuse("the script applies a plan itself. Search for one with the script as it is without.")
         if self._plan.model is not None or self._has_stepped:
             refuse("the script applies a plan itself, and too late. Apply it before the model is first trained.")
         self.remove()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import statistics
 from collections.abc import Iterator
 
@@ -155,6 +156,8 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     winner, facts = final.winner, session.facts
     assert winner is not None
     yield from _batch_notes(session, winner.settings)
+    if (command := session.options.command) is not None:
+        yield f"start the job by `autotune run {session.options.output} -- {shlex.join(command)}`"
     for technique in winner.settings.techniques():
         if technique.exactness(facts) == "lossy":
             what = "what the model computes" if "function" in technique.affects else "the gradient"

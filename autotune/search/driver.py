@@ -354,6 +354,7 @@ def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: 
 def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Study:
     record = StudyRecord(
         task=options.task,
+        command=options.command,
         fingerprint=facts.fingerprint,
         budget=asked(options),
         seed=options.seed,

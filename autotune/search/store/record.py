@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -22,6 +23,8 @@ class StudyRecord(BaseModel):
 
     task: str
     """The task as it was given."""
+    command: tuple[str, ...] | None = None
+    """What starts the job, where that is a script."""
     fingerprint: str
     """The task's fingerprint."""
     budget: Budget
@@ -76,6 +79,7 @@ def check_same(name: str, stored: StudyRecord, asked: StudyRecord) -> None:
 def _compared(record: StudyRecord) -> list[tuple[str, object]]:
     asked = record.budget if record.budget.of_reference is None else record.budget.model_copy(update={"limit": None})
     return [
+        ("the command", shlex.join(record.command) if record.command else None),
         ("--budget", budget_words(asked)),
         ("--margin", record.budget.margin),
         ("--device", record.budget.device),

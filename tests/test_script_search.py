@@ -1,0 +1,60 @@
+"""A search of a script: what each trial is started with, and what is left out and said."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from search_tables import MIB, facts, options, run_search
+
+from autotune.errors import StudyError
+from autotune.search.events import Warned
+from autotune.workers import MeasureRequest, PredictRequest
+
+COMMAND = (sys.executable, "train.py", "--lr", "0.1", "--bs={batch.micro=64}", "--acc={batch.accumulate}")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch, in_memory):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "online")
+
+
+def test_each_trial_is_the_script_with_its_plans_batch_in_its_flags():
+    run = run_search(options(task="train.py", command=COMMAND, budget_bytes=400 * MIB, trials=6))
+    inspect, *others = run.executor.requests
+    start = (sys.executable, "-P", "-m", "autotune.script", "--add-path", "train.py", "--lr", "0.1")
+    assert inspect.command == (*start, "--bs=64", "--acc=1")
+    measured = [request for request in others if isinstance(request, MeasureRequest)]
+    for request in measured:
+        batch = request.plan.settings.batch
+        assert request.command == (*start, f"--bs={batch.micro}", f"--acc={batch.accumulate}")
+        assert request.options.parity_batch is None
+        assert "WANDB_MODE" not in request.environment
+        assert request.environment["HF_HUB_OFFLINE"] == "1"
+    assert len({request.command for request in measured}) > 1
+    assert not any(isinstance(request, PredictRequest) for request in others)
+    assert "start the job by `autotune run plan.yaml -- " in run.plan.notes[0]
+
+
+def test_without_placeholders_the_batch_is_left_as_it_is_and_that_is_said():
+    run = run_search(options(task="train.py", command=COMMAND[:4], trials=30))
+    assert {settings.batch.micro for settings in run.measured} == {64}
+    said = [event.message for event in run.events if isinstance(event, Warned)]
+    assert any("batch is left out: the command has no {batch.accumulate} and no {batch.micro}" in one for one in said)
+
+
+def test_a_study_of_another_command_is_not_resumed():
+    run_search(options(task="train.py", command=COMMAND, trials=3))
+    other = tuple(word.replace("0.1", "0.2") for word in COMMAND)
+    with pytest.raises(StudyError, match=r"the command was .*--lr 0\.1.*, but is .*--lr 0\.2"):
+        run_search(options(task="train.py", command=other, trials=3, resume=True))
+
+
+def test_what_the_facts_leave_out_is_not_tried():
+    known = facts(left_out={"precision": "of its own", "pruning": "never"})
+    run = run_search(options(trials=30), known=known)
+    assert {settings.precision.kind for settings in run.measured} == {"default"}
+    said = [event.message for event in run.events if isinstance(event, Warned)]
+    assert "precision is left out: of its own." in said
+    assert not any("pruning" in one for one in said)
