@@ -72,7 +72,9 @@ def test_techniques_come_into_force_in_the_order_of_their_stages():
     stages = {name: technique.stage for name, technique in TECHNIQUES.items()}
     ordered = sorted((name for name in stages if name not in ("batch", "allocator")), key=lambda name: stages[name])
     assert [name for name in ordered if stages[name] < Stage.OPTIMIZER] == [
+        "variant",
         "pruning",
+        "low_rank",
         "layers",
         "checkpointing",
         "memory_format",

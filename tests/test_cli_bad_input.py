@@ -196,7 +196,7 @@ def test_a_budget_below_the_smallest_configuration(folder, search):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("warp_drive: auto", "warp_drive: unknown key. Use one of: schema, batch, precision, pruning, layers"),
+        ("warp_drive: auto", "warp_drive: unknown key. Use one of: schema, batch, precision, variant, pruning"),
         ("precision: [{kind: fp7}]", "precision"),
         ("precision: [{kind: bf16, speed: 11}]", "speed"),
     ],
@@ -214,7 +214,7 @@ def test_an_unknown_space(folder, here):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("warp_drive: {kind: on}", "settings.warp_drive: unknown key. Use one of: batch, precision, pruning, layers"),
+        ("warp_drive: {kind: on}", "settings.warp_drive: unknown key. Use one of: batch, precision, variant, pruning"),
         ("precision: {kind: fp7}", "precision.kind: Input should be 'default', 'fp32', 'tf32', 'bf16' or 'fp16'"),
         ("batch: {micro: 0}", "settings.batch.micro: Input should be greater than 0, but got 0"),
     ],

@@ -29,8 +29,6 @@ from autotune.testing.runs import one_thread
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 from autotune.testing.zoo_models import Mlp
-from autotune.workers import Measured
-from autotune.workers.table import TableExecutor
 
 MLP = ZOO["mlp"]
 NARROW = Variant(kind="narrow")
@@ -158,20 +156,6 @@ def test_it_is_offered_where_the_task_does():
     assert Variant.choices(known.model_copy(update={"allow_lossy": False})) == (Variant(),)
 
 
-class Judged(TableExecutor):
-    """The variant is three times as fast; its quality is given."""
-
-    quality = 0.0
-
-    def _answer(self, request):
-        said = super()._answer(request)
-        if request.kind != "measure" or not isinstance(said, Measured):
-            return said
-        value = self.quality if request.plan.settings.variant == NARROW else 90.0
-        found = Quality(value=value) if request.options.quality else None
-        return said.model_copy(update={"measurement": said.measurement.model_copy(update={"quality": found})})
-
-
 @pytest.mark.parametrize(("quality", "chosen"), [(50.0, Variant()), (89.8, NARROW)])
 def test_a_variant_that_learns_nothing_is_not_chosen(tmp_path, monkeypatch, quality, chosen):
     """However fast it is; one that does as well is."""
@@ -179,10 +163,12 @@ def test_a_variant_that_learns_nothing_is_not_chosen(tmp_path, monkeypatch, qual
     (tmp_path / "space.yaml").write_text("schema: autotune/space@1\nbatch: [{micro: 64}]\nvariant: auto\n")
     known = facts(variants={"narrow": 1000}, evaluates=True)
     own, narrow = (Settings(batch=Batch(micro=64), variant=one) for one in (Variant(), NARROW))
-    fast = row(narrow, samples_per_s=tuple(3 * one for one in row(own).samples_per_s))
-    executor = Judged(known, [row(own), fast])
-    executor.quality = quality
-    run = run_search(every(max_quality_drop=Drop(0.01, is_share=True)), known, executor=executor)
+    speeds = tuple(3 * one for one in row(own).samples_per_s)
+    rows = [
+        row(own, quality=(Quality(value=90.0),)),
+        row(narrow, samples_per_s=speeds, quality=(Quality(value=quality),)),
+    ]
+    run = run_search(every(max_quality_drop=Drop(0.01, is_share=True)), known, rows=rows)
     assert NARROW in [one.variant for one in run.measured]
     assert run.plan.settings.variant == chosen
     assert (run.plan.quality is None) == (chosen == Variant())
