@@ -114,9 +114,8 @@ def test_a_joined_cluster_that_dies_is_an_error_with_what_to_do(folder: Path):
         options = ("--address", cluster.address, "--trials", "9", *SHORT)
         running = start("search", "healthy.py", *options, cwd=folder, RAY_AUTH_MODE="token")
         said = running.read_until("trial 1 starts")
-        below, port = filter(None, map(identify, descendants())), cluster.address.rpartition(":")[2]
-        servers = (process for process in below if name_of(process) == "gcs_server")  # the session may have another
-        (control,) = (one for one in servers if port in Path(f"/proc/{one.pid}/cmdline").read_text())
+        below = filter(None, map(identify, descendants(cluster._process.pid)))  # the session may have another
+        (control,) = (process for process in below if name_of(process) == "gcs_server")
         os.kill(control.pid, signal.SIGKILL)
         ended = running.finish()
     assert (ended.returncode, ended.stdout) == (2, ""), said
