@@ -129,6 +129,7 @@ def on_a_terminal(folder: Path, command: str, **extra: str) -> Iterator[tuple[in
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and inherited so
         os.execve(PROGRAM[0], [*PROGRAM, *command.split()], environment(TERM="xterm", **extra))
     try:
         yield pid, terminal
