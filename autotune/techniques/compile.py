@@ -76,8 +76,7 @@ class Compile(Technique):
         return (cls(), *(one for one in offered if one.unavailable(facts) is None))
 
     def prior_gain(self) -> tuple[float, float]:
-        """Not at all on a CPU (0.75 against 0.75 s a step of a GPT); what it gains on a card differs from model to
-        model."""
+        """A tenth, and not much is known: a prototype gained nothing on a CPU, and no card has been measured."""
         return (0.0, 0.0) if self.kind == "none" else (0.1, 0.3)
 
     def unavailable(self, facts: Facts) -> str | None:
