@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import shutil
 import subprocess
@@ -83,3 +84,9 @@ def test_in_force_is_the_library_that_malloc_is_in(folder, monkeypatch):
     assert "preloaded, which this process is not" in child.stdout
     monkeypatch.setattr(allocator_module, "_malloc_library", lambda: "libtcmalloc.so.4.5.9")
     assert Allocator(kind="tcmalloc").not_in_force() is None
+
+
+def test_a_library_that_the_linkers_cache_still_names_is_not_offered(monkeypatch):
+    """Its file may have been removed since ``ldconfig`` ran."""
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.7")
+    assert find_library("gone") is None

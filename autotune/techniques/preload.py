@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -55,5 +56,13 @@ def _kind(path: Path) -> tuple[bytes, bytes] | None:
 
 @cache
 def _of_system(name: str) -> str | None:
-    """By its name alone, which the linker finds."""
-    return ctypes.util.find_library(name)
+    """By its name alone, which the linker finds. Its cache may still name a library whose file is gone."""
+    found = ctypes.util.find_library(name)
+    return found if found and _loads(found) else None
+
+
+def _loads(library: str) -> bool:
+    """Whether the linker preloads it. Where it cannot, it says so on standard error and goes on without it."""
+    environment = {**os.environ, "LD_PRELOAD": library}
+    process = subprocess.run([sys.executable, "-S", "-c", ""], env=environment, capture_output=True, check=False)
+    return process.returncode == 0 and b"LD_PRELOAD" not in process.stderr
