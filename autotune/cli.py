@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from . import __version__
-from .arguments import (
+from .commands.arguments import (
     Address,
     AllowSplit,
     Alone,
@@ -275,7 +275,7 @@ def init(
     ),
 ) -> None:
     """Write a commented task file that runs as it stands, to be filled with your own model and data."""
-    from .starter import write_starter
+    from .commands.starter import write_starter
 
     write_starter(path)
     print(path)

@@ -31,7 +31,7 @@ except ImportError:
 __all__ = ["FOLDER", "check_output", "dump_yaml", "explain", "read_text", "read_yaml", "replacing", "write_text"]
 
 FOLDER = Path(".autotune")
-"""Beside the current directory: the default storage, the trials' output, and the laws of memory."""
+"""Beside the current directory: the default storage, the trials' output, and the memory models."""
 
 _MAX_BYTES = 2**18
 """Of a file that is read: a plan takes some 2 kB, and so much is parsed and refused in about a second."""

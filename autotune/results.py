@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from .estimate import Calibration, Estimate
-from .measure.profiled import Profile
+from .measure.profiling.types import Profile
 from .plan import Evidence, Plan
 from .search.duration import Expected
 from .search_spaces import Unavailable

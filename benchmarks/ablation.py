@@ -31,7 +31,7 @@ from .rows import load_rows, save_rows
 
 _NUM_TRIALS = 24
 _PRELOADED_BYTES = 5 * MIB
-"""What tcmalloc itself is charged in a prediction (``autotune.estimate.baseline``)."""
+"""What tcmalloc itself is charged in a prediction (``autotune.estimate.allocators.process``)."""
 _ERROR, _SLACK_ERROR = 0.02, 0.75
 """Shares by which such a prediction may be off (the same)."""
 _BASE_MIB = {"char_gpt": 349.0, "digits_cnn": 418.0, "gru_writer": 349.0}
@@ -132,11 +132,11 @@ def _same(table: Table) -> Table:
 
 
 VARIANTS: dict[str, tuple[str, Callable[[Table], Table]]] = {
-    "as it is": ("law", _same),
-    "gains of other tables": ("law, other tables' gains", _same),
+    "as it is": ("gain", _same),
+    "gains of other tables": ("gain, other tables' gains", _same),
     "prior alone": ("prior alone", _same),
-    "glibc by a factor": ("law", _glibc_by_factor),
-    "no rules of kernels": ("law", _without_rules),
+    "glibc by a factor": ("gain", _glibc_by_factor),
+    "no rules of kernels": ("gain", _without_rules),
 }
 """By its name, the competitor, and what is done to a table's predictions. The first of each kept row; of parts that are
 gone, rows alone are left: "sampled hyperparameters"."""

@@ -1,7 +1,7 @@
 """How well the process is known once trials were measured: predictions of the replay's tables, calibrated by a few.
 
 Of each table some configurations are drawn, as a search would have measured them, and the others are predicted. A
-second time everything measured is so many MiB larger, as where a task brings libraries along that no law knows of.
+second time everything measured is so many MiB larger, as where a task brings libraries along that nothing traced.
 """
 
 from __future__ import annotations

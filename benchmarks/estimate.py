@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from autotune import Plan, Task, apply, load_task
-from autotune.estimate.law import MemoryLaw, memory_law
-from autotune.estimate.probe import PROBES, ProbedLaw, probed_law
-from autotune.estimate.rehearsal import Untraceable
+from autotune.estimate.memory_model import MemoryModel, fit_memory_model
+from autotune.estimate.tracing.fake_step import Untraceable
+from autotune.estimate.tracing.real_step import PROBES, ProbedModel, fit_probed_model
 from autotune.positions import Position
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -54,13 +54,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=(*DEVELOPED_ON, *HELD_OUT, *_UNSEEN), action="append", help="these alone")
     parser.add_argument("--probed", action="store_true", help="by the peaks of real steps, not by tracing")
-    parser.add_argument("--law-only", action="store_true", help="the time that each law takes; nothing is measured")
+    parser.add_argument(
+        "--time-only", action="store_true", help="the time that each memory model takes; nothing is measured"
+    )
     parser.add_argument("--batch", type=int, action="append", help="micro-batches; default: 6 and 20")
     arguments = parser.parse_args()
     rows: list[Row] = []
-    if arguments.law_only:
-        rows = list(itertools.chain.from_iterable(map(_time_laws, arguments.model or ["gpt2"])))
-        print(save_rows("law-time", "cpu", rows))
+    if arguments.time_only:
+        rows = list(itertools.chain.from_iterable(map(_time_models, arguments.model or ["gpt2"])))
+        print(save_rows("memory-model-time", "cpu", rows))
         return
     for name in arguments.model or (*DEVELOPED_ON, *HELD_OUT, *_UNSEEN):
         for row in _rows(name, arguments.batch or [6, 20], arguments.probed):
@@ -77,47 +79,50 @@ def _rows(name: str, batches: list[int], is_probed: bool) -> Iterator[Row]:
     task = _task(name)
     for settings in _combinations(name):
         began_s = time.perf_counter()
-        law = _by_peaks(_plan(settings), task) if is_probed else _law(_plan(settings), task)
-        law_s = time.perf_counter() - began_s
+        memory_model = _by_peaks(_plan(settings), task) if is_probed else _model_of(_plan(settings), task)
+        trace_s = time.perf_counter() - began_s
         for batch in batches:
-            yield _row(name, task, settings.model_copy(update={"batch": Batch(micro=batch)}), law) | {"law_s": law_s}
+            yield _row(name, task, settings.model_copy(update={"batch": Batch(micro=batch)}), memory_model) | {
+                "trace_s": trace_s
+            }
 
 
-def _time_laws(name: str) -> Iterator[Row]:
-    """Print how long the law of each combination takes, by the clock and of a processor. The first is asked for twice:
-    once, torch gets ready."""
+def _time_models(name: str) -> Iterator[Row]:
+    """Print how long the memory model of each combination takes, by the clock and of a processor. The first is asked
+    for twice: once, torch gets ready."""
     task, combinations = _task(name), list(_combinations(name))
     for number, settings in enumerate([combinations[0], *combinations]):
         began_s, began_processor_s = time.perf_counter(), time.process_time()
-        memory_law(_plan(settings), task)
+        fit_memory_model(_plan(settings), task)
         seconds, processor_s = time.perf_counter() - began_s, time.process_time() - began_processor_s
         words = f"{settings.canonical()}{', for the first time' * (number == 0)}"
         print(f"{name:14}{seconds:6.2f} s, of a processor {processor_s:6.2f} s  {words}", flush=True)
         known = settings.model_dump(mode="json", exclude_defaults=True)
-        yield {"model": name, "settings": known, "is_first": number == 0, "law_s": seconds, "processor_s": processor_s}
+        told = {"is_first": number == 0, "trace_s": seconds, "processor_s": processor_s}
+        yield {"model": name, "settings": known, **told}
 
 
-def _law(plan: Plan, task: Task) -> MemoryLaw | ProbedLaw:
+def _model_of(plan: Plan, task: Task) -> MemoryModel | ProbedModel:
     """As a search has it."""
     try:
-        return memory_law(plan, task)
+        return fit_memory_model(plan, task)
     except Untraceable:
-        return probed_law(plan, task)
+        return fit_probed_model(plan, task)
 
 
-def _by_peaks(plan: Plan, task: Task) -> ProbedLaw:
+def _by_peaks(plan: Plan, task: Task) -> ProbedModel:
     """The fallback of models whose allocations do not even correspond from batch to batch."""
-    found = probed_law(plan, task)
-    if isinstance(found, ProbedLaw):
+    found = fit_probed_model(plan, task)
+    if isinstance(found, ProbedModel):
         return found
     first, second, third = (step.trace for step in found.steps)
-    return ProbedLaw(PROBES, (first, second, third))
+    return ProbedModel(PROBES, (first, second, third))
 
 
-def _row(name: str, task: Task, settings: Settings, law: MemoryLaw | ProbedLaw) -> Row:
+def _row(name: str, task: Task, settings: Settings, memory_model: MemoryModel | ProbedModel) -> Row:
     assert settings.batch is not None, "set by the caller"
     batch = settings.batch.micro
-    predicted, measured = law.interval(batch), _measure(apply(_plan(settings), task), batch)
+    predicted, measured = memory_model.interval(batch), _measure(apply(_plan(settings), task), batch)
     return {
         "model": name,
         "known": _known(name),
@@ -126,8 +131,8 @@ def _row(name: str, task: Task, settings: Settings, law: MemoryLaw | ProbedLaw) 
         "high_bytes": predicted.high,
         "measured_bytes": measured,
         "error": predicted.value / measured - 1,
-        "how": "probed" if isinstance(law, ProbedLaw) else "traced",
-        "is_traced_at_each_batch": isinstance(law, MemoryLaw) and law.is_traced_at_each_batch,
+        "how": "probed" if isinstance(memory_model, ProbedModel) else "traced",
+        "is_traced_at_each_batch": isinstance(memory_model, MemoryModel) and memory_model.is_traced_at_each_batch,
     }
 
 
@@ -210,7 +215,7 @@ def _line(row: Row) -> str:
     batch = settings.pop("batch")["micro"]
     kinds = " ".join(value["kind"] for value in settings.values()) or "-"
     mib = row["measured_bytes"] / 2**20
-    return f"{row['model']:14}{batch:4} {kinds:36}{mib:9.1f} MiB{row['error']:+9.2%}{row['law_s']:7.2f} s"
+    return f"{row['model']:14}{batch:4} {kinds:36}{mib:9.1f} MiB{row['error']:+9.2%}{row['trace_s']:7.2f} s"
 
 
 def _summary(name: str, rows: list[Row]) -> str:

@@ -1,7 +1,7 @@
 """How well a process's peak is known without running: predicted against what trials are charged.
 
 Each configuration is measured in fresh interpreters, as plans are; for the models of malloc see
-``autotune/estimate/baseline.py``, for that of CUDA's allocator ``autotune/estimate/segments.py``.
+``autotune/estimate/allocators/process.py``, for that of CUDA's ``autotune/estimate/allocators/cuda_caching.py``.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from collections import Counter
 from pathlib import Path
 
 from autotune.measure.measurement import Quality
-from autotune.search.configuration_space import ConfigurationSpace
 from autotune.search.driver import search
 from autotune.search.options import Drop, SearchOptions
 from autotune.search.requests import reference_settings
+from autotune.search.sampler.configuration_space import ConfigurationSpace
 from autotune.search_spaces import load_space
 from autotune.techniques import Device, Facts, Settings
 from autotune.workers.table import Row, TableExecutor

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune import Plan, Task, load_task
-from autotune.estimate.rehearsal import Rehearsal, Rehearsed
+from autotune.estimate.tracing.fake_step import FakeTraining, TracedStep
 from autotune.plan import Budget
 from autotune.techniques import Settings
 
@@ -60,9 +60,9 @@ def _rows(task: Task, every: Collection[Settings]) -> Iterator[dict[str, Any]]:
     for settings in every:
         combinations.setdefault(settings.model_copy(update={"batch": None}), []).append(settings)
     for combination, members in combinations.items():
-        rehearsal = Rehearsal(Plan(settings=combination, budget=Budget(device="cpu")), task)
+        fake_training = FakeTraining(Plan(settings=combination, budget=Budget(device="cpu")), task)
         for settings in members:
-            step = rehearsal.step(micro_batch(settings))
+            step = fake_training.step(micro_batch(settings))
             rules = {kernel.scratch.__name__ for kernel in step.kernels}
             without = {rule: _peak_without(step, {rule}) for rule in sorted(rules)}
             yield {
@@ -72,7 +72,7 @@ def _rows(task: Task, every: Collection[Settings]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _peak_without(step: Rehearsed, rules: Collection[str]) -> int:
+def _peak_without(step: TracedStep, rules: Collection[str]) -> int:
     scratch = (one.id for one in step.trace.allocations if one.is_scratch)
     gone = {number for number, kernel in zip(scratch, step.kernels, strict=True) if kernel.scratch.__name__ in rules}
     left = tuple(replace(one, num_bytes=0) if one.id in gone else one for one in step.trace.allocations)

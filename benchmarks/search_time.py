@@ -1,6 +1,6 @@
 """How long a whole search takes to the same plan: this package's sampler beside Optuna's TPE.
 
-For each example: a search with `--sampler law`, from nothing to its plan; then one with `--sampler tpe`, which goes on
+For each example: a search with `--sampler gain`, from nothing to its plan; then one with `--sampler tpe`, which goes on
 until it has taken several times as long. Both plans, and everything that TPE held for the fastest on the way, are then
 measured in turn, round by round. TPE has the same plan once what it holds is as fast as the other's, within 2 %; as
 much time is added as the other's finalists took. Bar: three times as long.
@@ -47,7 +47,7 @@ class Watched:
     held: list[tuple[float, Settings]] = field(default_factory=list)
     """Seconds, and the fastest from then on that fits."""
     predicted_s: float = 0.0
-    """Until the laws had been asked, where they were."""
+    """Until the memory models had been asked, where they were."""
     explored_s: float = 0.0
     """Until the last trial, finalists not included."""
     total_s: float = 0.0
@@ -73,33 +73,33 @@ def main() -> None:
 
 def compare(task: str, arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     """One row."""
-    law = run(task, arguments, seed, "law", None)
-    tpe = run(task, arguments, seed, "tpe", _TIMES_AS_LONG * law.total_s)
-    assert law.plan is not None
-    plan = law.plan.settings
-    speeds = measure(task, list(dict.fromkeys([plan, *(held for _, held in (*law.held, *tpe.held))])), arguments)
+    ours = run(task, arguments, seed, "gain", None)
+    tpe = run(task, arguments, seed, "tpe", _TIMES_AS_LONG * ours.total_s)
+    assert ours.plan is not None
+    plan = ours.plan.settings
+    speeds = measure(task, list(dict.fromkeys([plan, *(held for _, held in (*ours.held, *tpe.held))])), arguments)
     if not speeds[plan]:
         raise SystemExit(
             f"{task}, seed {seed}: the plan {plan.canonical()} does not hold the budget when measured again"
         )
-    law_s, tpe_s = (_reached_s(watched, speeds, SAME * speeds[plan]) for watched in (law, tpe))
+    ours_s, tpe_s = (_reached_s(watched, speeds, SAME * speeds[plan]) for watched in (ours, tpe))
     return {
         "task": Path(task).parent.name,
         "seed": seed,
         "budget_mib": arguments.budget,
-        "law": {
-            "seconds": round(law.total_s, 1),
-            "predicted_after": round(law.predicted_s, 1),
-            "explored_after": round(law.explored_s, 1),
-            "trials": law.num_trials,
-            "stopped": law.stopped,
-            "held_after": law_s and round(law_s, 1),
-            "held": _held(law, speeds, speeds[plan]),
+        "ours": {
+            "seconds": round(ours.total_s, 1),
+            "predicted_after": round(ours.predicted_s, 1),
+            "explored_after": round(ours.explored_s, 1),
+            "trials": ours.num_trials,
+            "stopped": ours.stopped,
+            "held_after": ours_s and round(ours_s, 1),
+            "held": _held(ours, speeds, speeds[plan]),
         },
         "tpe": {
             "seconds": round(tpe.total_s, 1),
             "trials": tpe.num_trials,
-            "same_after": tpe_s and round(tpe_s + law.total_s - law.explored_s, 1),
+            "same_after": tpe_s and round(tpe_s + ours.total_s - ours.explored_s, 1),
             "held": _held(tpe, speeds, speeds[plan]),
         },
         "plan": plan.model_dump(mode="json", exclude_defaults=True),
@@ -142,7 +142,7 @@ def run(task: str, arguments: argparse.Namespace, seed: int, sampler: Any, most_
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        contextlib.chdir(folder),  # where no law is kept
+        contextlib.chdir(folder),  # where no memory model is kept
         Where("local").open(task, "cpu") as executor,
     ):
         options = SearchOptions(
@@ -177,13 +177,13 @@ def measure(task: str, every: list[Settings], arguments: argparse.Namespace) -> 
 
 def line(row: dict[str, Any]) -> str:
     """A row in words."""
-    law, tpe = row["law"], row["tpe"]
+    ours, tpe = row["ours"], row["tpe"]
     same_s = tpe["same_after"]
-    ratio = f"{same_s / law['seconds']:.1f} times as long" if same_s else f"not within {_TIMES_AS_LONG:.0f} times that"
+    ratio = f"{same_s / ours['seconds']:.1f} times as long" if same_s else f"not within {_TIMES_AS_LONG:.0f} times that"
     return (
-        f"{row['task']}, seed {row['seed']}: law {law['seconds']:.0f} s, of which "
-        f"{law['predicted_after']:.0f} until laws were known, {law['trials']} trials ({law['stopped']}), "
-        f"the plan held for the fastest after {law['held_after'] or '-'} s; "
+        f"{row['task']}, seed {row['seed']}: ours {ours['seconds']:.0f} s, of which "
+        f"{ours['predicted_after']:.0f} until memory models were known, {ours['trials']} trials ({ours['stopped']}), "
+        f"the plan held for the fastest after {ours['held_after'] or '-'} s; "
         f"tpe has the same plan after {same_s or '-'} s: {ratio} (bar: {BAR:.0f}); it held "
         + ", ".join(f"{held['speed']:.2f} after {held['after']:.0f} s" for held in tpe["held"])
     )

@@ -20,11 +20,11 @@ from sqlalchemy.engine import Engine
 from autotune.files import FOLDER
 from autotune.measure import Measurement, Parity
 from autotune.plan import Peak, Plan, Speed
-from autotune.search.configuration_space import ConfigurationSpace, Predict
 from autotune.search.driver import search
 from autotune.search.events import Event
 from autotune.search.options import SearchOptions
 from autotune.search.requests import reference_settings
+from autotune.search.sampler.configuration_space import ConfigurationSpace, Predict
 from autotune.search.store.exclusive import ExclusiveStorage
 from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import SearchSpace, load_space

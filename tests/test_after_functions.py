@@ -10,11 +10,11 @@ from line_task import floats, line, training_of
 from torch import nn
 
 from autotune.errors import TaskError
-from autotune.estimate.rehearsal import Rehearsal
+from autotune.estimate.tracing.fake_step import FakeTraining
+from autotune.measure.checks.split import measure_split
 from autotune.measure.inspect import inspect_task
 from autotune.measure.measurement import InspectOptions, MeasureOptions
 from autotune.measure.run import measure
-from autotune.measure.split import measure_split
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -135,4 +135,4 @@ def test_that_predictions_leave_them_out_is_said():
         "what after_step keeps in memory is measured, and not predicted"
         in inspect_task(task, InspectOptions(), "cpu").warnings
     )
-    assert Rehearsal(STOCK, line(floats(4), batch_size=4, after_step=fails)).step(2).work is not None
+    assert FakeTraining(STOCK, line(floats(4), batch_size=4, after_step=fails)).step(2).work is not None

@@ -15,11 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from autotune.estimate import answers as module
-from autotune.estimate.accumulation import Accumulation
-from autotune.estimate.answers import answers
-from autotune.estimate.law import memory_law
-from autotune.measure.tracer import tensors_of
+from autotune.estimate.memory_model import fit_memory_model
+from autotune.estimate.tracing import fake_ops as module
+from autotune.estimate.tracing.fake_ops import answers
+from autotune.estimate.tracing.grad_accumulation import Accumulation
+from autotune.measure.profiling.tracer import tensors_of
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.testing.zoo import ZOO
@@ -82,7 +82,7 @@ def test_what_is_answered_without_torch_is_what_torch_would_say(
     name: str, settings: Any, target: Any, compared: Counter[Any]
 ):
     plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cpu"))
-    memory_law(plan, ZOO[name], accumulates=True, target=target, few=4)
+    fit_memory_model(plan, ZOO[name], accumulates=True, target=target, few=4)
     assert sum(compared.values()) > 200
 
 

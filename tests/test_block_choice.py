@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autotune.estimate import block_choice
-from autotune.estimate.block_choice import FLOPS_PER_BYTE, BlockChoice
-from autotune.estimate.block_peaks import holders_of, modules_holders, stretch_peaks
-from autotune.estimate.knapsack import cheapest
-from autotune.estimate.rehearsal import Rehearsal
-from autotune.measure.allocations import Allocation, Span, Trace
+from autotune.estimate.checkpointing import block_choice
+from autotune.estimate.checkpointing.block_choice import FLOPS_PER_BYTE, BlockChoice
+from autotune.estimate.checkpointing.block_peaks import holders_of, modules_holders, stretch_peaks
+from autotune.estimate.checkpointing.knapsack import cheapest
+from autotune.estimate.tracing.fake_step import FakeTraining
+from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.plan import Plan
 from autotune.task import Task
 from autotune.techniques import Settings
@@ -213,7 +213,8 @@ def choice():
 def peaks():
     """Of every subset, traced."""
     return {
-        blocks: Rehearsal(plan(checkpointing=of(blocks)), STAGES).step(MICRO).trace.peak_bytes() for blocks in SUBSETS
+        blocks: FakeTraining(plan(checkpointing=of(blocks)), STAGES).step(MICRO).trace.peak_bytes()
+        for blocks in SUBSETS
     }
 
 
@@ -227,11 +228,11 @@ def limits(peaks, shares=(0.95, 0.8, 0.65, 0.5, 0.3, 0.1, 0.01)):
 
 
 def test_the_choice_is_the_cheapest_of_all_that_fit(choice, peaks):
-    """Within 2 %, of all 32 subsets, at each of seven limits; and a law of the very choice is within the limit."""
+    """Within 2 %, of all 32 subsets, at each of seven limits; and the very choice, traced, is within it."""
     for limit in limits(peaks):
         chosen = choice.choose(MICRO, limit)
         least = min(choice.cost(blocks, MICRO) for blocks, peak in peaks.items() if peak <= limit)
-        assert choice.law(chosen).peak_bytes(MICRO) <= limit
+        assert choice.memory_model(chosen).peak_bytes(MICRO) <= limit
         assert choice.cost(chosen, MICRO) <= 1.02 * least
 
 
@@ -247,14 +248,14 @@ def test_the_choice_costs_no_more_than_every_kth_and_somewhere_less(choice, peak
 
 
 def test_nothing_is_recomputed_where_all_fits_and_there_is_no_choice_where_nothing_does(choice, peaks):
-    assert choice.choose(MICRO, choice.law(()).peak_bytes(MICRO)) == ()
+    assert choice.choose(MICRO, choice.memory_model(()).peak_bytes(MICRO)) == ()
     assert choice.choose(MICRO, round(0.99 * peaks[()])) not in ((), None)
     assert choice.choose(MICRO, round(0.99 * min(peaks.values()))) is None
 
 
 def test_the_plans_own_checkpointing_is_replaced(choice, peaks):
     other = BlockChoice.of(plan(checkpointing=Checkpointing(kind="blocks")), STAGES)
-    assert other.law(()).peak_bytes(MICRO) == choice.law(()).peak_bytes(MICRO)
+    assert other.memory_model(()).peak_bytes(MICRO) == choice.memory_model(()).peak_bytes(MICRO)
 
 
 def test_a_choice_above_the_limit_is_not_returned(choice, peaks, monkeypatch):
@@ -288,21 +289,21 @@ def test_the_cost_of_a_block_is_its_forward_by_hand():
 def test_the_choice_fits_in_the_zoo(name, accumulates):
     """A block that stands twice, two micro-batches to a step, BatchNorm's statistics."""
     found = BlockChoice.of(plan(), ZOO[name], accumulates)
-    stock = found.law(()).peak_bytes(11)
+    stock = found.memory_model(()).peak_bytes(11)
     chosen = found.choose(11, stock - 1)
     assert chosen
-    assert found.law(chosen).peak_bytes(11) < stock
+    assert found.memory_model(chosen).peak_bytes(11) < stock
 
 
 def test_the_choice_fits_where_blocks_share_a_module():
     found = BlockChoice.of(plan(), task_of(Shares, (32,)))
-    stock = found.law(()).peak_bytes(64)
+    stock = found.memory_model(()).peak_bytes(64)
     chosen = found.choose(64, round(0.8 * stock))
     assert chosen
-    assert found.law(chosen).peak_bytes(64) <= round(0.8 * stock)
+    assert found.memory_model(chosen).peak_bytes(64) <= round(0.8 * stock)
 
 
 def test_a_model_without_blocks_fits_or_does_not():
     found = BlockChoice.of(plan(), task_of(lambda: nn.Linear(4, 2), (4,)))
-    stock = found.law(()).peak_bytes(MICRO)
+    stock = found.memory_model(()).peak_bytes(MICRO)
     assert (found.choose(MICRO, stock), found.choose(MICRO, stock - 1)) == ((), None)

@@ -33,7 +33,7 @@ reference:
   fits: false
 gain: {speed: 2.308x, memory: 0.587x}
 environment: {torch: 2.13.0, device: Some CPU, autotune: 0.1.0, python: 3.11.2}
-search: {trials: 14, seconds: 212.0, stopped: 14 trials are done, study: model-1, sampler: law, seed: 0}
+search: {trials: 14, seconds: 212.0, stopped: 14 trials are done, study: model-1, sampler: gain, seed: 0}
 """ % ("0" * 64)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.commands.starter import write_starter
 from autotune.errors import TaskError
-from autotune.starter import write_starter
 from autotune.task import SIGNATURES, Task, load_task
 
 

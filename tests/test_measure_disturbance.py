@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from autotune.measure import disturbance
-from autotune.measure.disturbance import missing_share
-from autotune.measure.speed import Window, settled
+from autotune.measure.timing import disturbance
+from autotune.measure.timing.disturbance import missing_share
+from autotune.measure.timing.speed import Window, settled
 
 WATCHES = """
 import time
-from autotune.measure.disturbance import OtherWork
+from autotune.measure.timing.disturbance import OtherWork
 watch, ends_s = OtherWork(), time.monotonic() + 1.0
 while time.monotonic() < ends_s:
     pass
@@ -63,7 +63,7 @@ def test_a_process_that_takes_turns_with_another_on_one_processor_is_disturbed()
 
 PAUSED = """
 import sys, time
-from autotune.measure.disturbance import Pauses
+from autotune.measure.timing.disturbance import Pauses
 watch, ends_s = Pauses(), time.monotonic() + 1.0
 print(flush=True)
 while time.monotonic() < ends_s:

@@ -9,10 +9,11 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from autotune.errors import TaskError
 from autotune.fingerprint import fingerprint
-from autotune.measure import InspectOptions, loading
+from autotune.measure import InspectOptions
 from autotune.measure.dataset import inspect_dataset
 from autotune.measure.errors import NonFiniteLoss
 from autotune.measure.inspect import inspect_task
+from autotune.measure.timing import loading
 from autotune.task import Task
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from autotune.measure.interval import confidence_interval
+from autotune.measure.timing.interval import confidence_interval
 
 
 def _window_seconds(num_windows: int, correlation: float, generator: torch.Generator) -> list[float]:

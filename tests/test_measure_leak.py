@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from autotune.apply_plan import apply
 from autotune.measure import Measurement, MeasureOptions
-from autotune.measure.leak import growth
+from autotune.measure.checks.leak import growth
 from autotune.measure.run import measure
 from autotune.plan import Plan
 from autotune.task import Task

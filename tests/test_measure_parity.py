@@ -12,8 +12,8 @@ from torch.utils.data import Dataset, IterableDataset
 from autotune.apply_plan import apply
 from autotune.errors import TaskError
 from autotune.measure import MeasureOptions
+from autotune.measure.checks.parity import NUM_STEPS, compare, rounded_losses, run_parity
 from autotune.measure.errors import NonFiniteLoss
-from autotune.measure.parity import NUM_STEPS, compare, rounded_losses, run_parity
 from autotune.plan import Plan
 from autotune.task import Task
 from autotune.techniques import Settings

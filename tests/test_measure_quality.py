@@ -11,8 +11,8 @@ from torch import nn
 
 from autotune.apply_plan import build_model
 from autotune.errors import TaskError
+from autotune.measure.checks.quality import evaluate, measure_quality
 from autotune.measure.measurement import QualityOptions
-from autotune.measure.quality import evaluate, measure_quality
 from autotune.task import load_task
 
 

@@ -9,8 +9,8 @@ import torch
 
 from autotune.apply_plan import apply
 from autotune.measure import MeasureOptions
+from autotune.measure.checks.parity import run_parity
 from autotune.measure.errors import NonFiniteLoss
-from autotune.measure.parity import run_parity
 from autotune.measure.processes import descendants, own_peak_bytes, private_bytes
 from autotune.measure.run import measure
 from autotune.plan import Budget, Plan

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
-from autotune.measure import MeasureOptions, speed
-from autotune.measure.speed import FEWEST_WINDOWS, Window, speed_of, time_windows
+from autotune.measure import MeasureOptions
 from autotune.measure.steps import Step
+from autotune.measure.timing import speed
+from autotune.measure.timing.speed import FEWEST_WINDOWS, Window, speed_of, time_windows
 
 
 class Clock:

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from autotune.errors import TaskError
+from autotune.measure.checks.split import measure_split
 from autotune.measure.errors import NonFiniteLoss
-from autotune.measure.split import measure_split
 from autotune.randomness import seed_everything
 from autotune.task import Task
 from autotune.techniques.batch import SPLIT_TOLERANCE

@@ -93,7 +93,7 @@ def test_the_committed_schemas_refuse_an_unknown_technique(name: str, rows: str)
         "gain: {speed: -1.0x, memory: 1.0x}",
         "settings: {data_loading: {num_workers: 1000000}}",
         "settings: {data_loading: {num_workers: 4, prefetch_factor: 1000000000}}",
-        "search: {trials: -1, seconds: 1, stopped: '', study: '', sampler: law, seed: 0}",
+        "search: {trials: -1, seconds: 1, stopped: '', study: '', sampler: gain, seed: 0}",
     ],
 )
 def test_numbers_that_measure_nothing_are_refused(rows: str):
@@ -115,7 +115,7 @@ MANY = "9" * 400
         "budget: {margin: .nan}",
         "budget: {limit: -.inf}",
         "gain: {speed: 1.0e+300, memory: 1.0x}",
-        f"search: {{trials: 1, seconds: 1, stopped: '', study: '', sampler: law, seed: '{MANY}'}}",
+        f"search: {{trials: 1, seconds: 1, stopped: '', study: '', sampler: gain, seed: '{MANY}'}}",
     ],
 )
 def test_a_number_that_nothing_has_is_refused_wherever_it_stands(rows: str):

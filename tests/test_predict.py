@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.estimate import Calibration, EstimateOptions, Prediction, PredictOptions
-from autotune.estimate.answer import estimate
+from autotune.estimate.max_batch import estimate
 from autotune.estimate.predict import predict
 from autotune.task import Task
 from autotune.techniques import Settings

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.estimate.baseline import process_interval
-from autotune.estimate.estimated import Interval
-from autotune.measure.allocations import Allocation, Trace
+from autotune.estimate.allocators.process import process_interval
+from autotune.estimate.types import Interval
+from autotune.measure.profiling.allocations import Allocation, Trace
 from autotune.techniques import Settings
 from autotune.units import MIB
 

@@ -18,8 +18,8 @@ from rich.console import Console
 
 from autotune.commands.profile import profile_task
 from autotune.errors import NothingFits, PlanError, TaskError
-from autotune.measure.allocations import OUTSIDE
-from autotune.measure.profiled import Area, ModuleRow, PeakMoment, Profile, Timeline
+from autotune.measure.profiling.allocations import OUTSIDE
+from autotune.measure.profiling.types import Area, ModuleRow, PeakMoment, Profile, Timeline
 from autotune.plan import Peak, Plan, TaskRef
 from autotune.report.chart import HEIGHT, WIDTH, chart
 from autotune.report.folding import lines

@@ -14,12 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 from autotune.apply_plan import apply
 from autotune.layers import convert
-from autotune.measure.allocations import OUTSIDE, Allocation, Span, Trace
-from autotune.measure.clock import Clock
-from autotune.measure.profile import profile
-from autotune.measure.profiled import ProfileOptions
-from autotune.measure.tracer import Tracer
-from autotune.measure.watch import Watch, WatchedSteps
+from autotune.measure.profiling.allocations import OUTSIDE, Allocation, Span, Trace
+from autotune.measure.profiling.clock import Clock
+from autotune.measure.profiling.profile import profile
+from autotune.measure.profiling.tracer import Tracer
+from autotune.measure.profiling.types import ProfileOptions
+from autotune.measure.profiling.watch import Watch, WatchedSteps
 from autotune.plan import Plan
 from autotune.task import Task
 from autotune.techniques import Settings
@@ -460,7 +460,7 @@ def test_fake_tensors_give_the_same_events():
 
 
 def test_the_same_step_numbers_its_allocations_alike_at_another_batch():
-    """The law from which the peak at any batch follows: each size is a + b * batch."""
+    """The memory model from which the peak at any batch follows: each size is a + b * batch."""
     small, large, other = (traced(Mlp(), torch.randn(size, 6), mean_square) for size in (2, 4, 10))
     for a, b, c in zip(small.allocations, large.allocations, other.allocations, strict=True):
         assert (a.born, a.died, a.module, a.kind) == (c.born, c.died, c.module, c.kind)

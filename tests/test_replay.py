@@ -120,7 +120,7 @@ def test_what_could_not_be_measured_answers_as_it_did(tmp_path: Path):
     truth = Truth(table, table.limit_bytes("loose"))
     assert truth.limit_bytes == 103
     assert truth.regret(Settings(batch=Batch(micro=4))) == 1.0
-    replay = play(table, "loose", COMPETITORS["law, raw space"], 0, 4)
+    replay = play(table, "loose", COMPETITORS["gain, raw space"], 0, 4)
     assert replay.regrets[-1] == 0.0
 
 
@@ -193,7 +193,7 @@ def test_every_competitor_plays_and_pays_for_nothing_twice(name: str, table: Tab
 
 
 def test_a_replay_is_the_same_for_the_same_seed(table: Table):
-    first, second = (play(table, "middle", COMPETITORS["law"], 4, 8) for _ in range(2))
+    first, second = (play(table, "middle", COMPETITORS["gain"], 4, 8) for _ in range(2))
     assert first == second
 
 
@@ -209,8 +209,8 @@ def test_the_summary_is_of_all_replays_of_a_budget_and_of_all_of_them():
     """At the tight budget all find the best, one in its fourth trial; at the loose one, half never do."""
     quick, late, never = ([1.0, 0.0], [1.0, 0.2, 0.2, 0.0], [0.1] * 13)
     kept = [_row("one", "tight", [late] + [quick] * 19), _row("two", "loose", [quick, never])]
-    (line,) = (line for line in summary(kept).splitlines() if line.startswith("  law"))
-    cells = line.removeprefix("  law").replace("/", " ").replace(",", "").split()
+    (line,) = (line for line in summary(kept).splitlines() if line.startswith("  gain"))
+    cells = line.removeprefix("  gain").replace("/", " ").replace(",", "").split()
     assert cells == ["0.0%", "0.0%", "10.0%", "10.0%", "0%", "0%", "2", "-", "4", "1", "2", "60"]
 
 
@@ -218,7 +218,7 @@ def _row(table: str, budget: str, regrets: list[list[float]]) -> dict[str, Any]:
     rest = {"over_budget": [], "in_margin": [], "seconds_of_12": 60.0, "stopped": None}
     return {
         "table": table,
-        "competitor": "law",
+        "competitor": "gain",
         "budget": budget,
         "runs": [{"regrets": one, **rest} for one in regrets],
     }
@@ -226,12 +226,12 @@ def _row(table: str, budget: str, regrets: list[list[float]]) -> dict[str, Any]:
 
 def test_the_command_prints_competitors_by_budgets(tmp_path: Path):
     path = write(tmp_path / "small.jsonl", World(batches=(2, 32)), 1)
-    arguments = ["--table", str(path), "--seeds", "2", "--trials", "4", "--competitor", "law", "--competitor", "grid"]
+    arguments = ["--table", str(path), "--seeds", "2", "--trials", "4", "--competitor", "gain", "--competitor", "grid"]
     done = subprocess.run([sys.executable, "-m", "benchmarks.replay", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     starts = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
     assert starts[:4] == ["small:", "measured", "measured", "regret"]  # a line for each allocator
-    assert starts[4:] == ["tight", "law", "grid", "middle", "law", "grid", "loose", "law", "grid"]
+    assert starts[4:] == ["tight", "gain", "grid", "middle", "gain", "grid", "loose", "gain", "grid"]
 
 
 WORLDS = {
@@ -245,10 +245,10 @@ WORLDS = {
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_law_is_within_one_percent_after_twelve_trials_at_the_median(world: str, tmp_path: Path):
+def test_the_memory_model_is_within_one_percent_after_twelve_trials_at_the_median(world: str, tmp_path: Path):
     table = load_table(write(tmp_path / "world.jsonl", WORLDS[world], 7))
     for budget in BUDGETS:
-        replays = [play(table, budget, COMPETITORS["law"], seed, 12) for seed in range(3)]
+        replays = [play(table, budget, COMPETITORS["gain"], seed, 12) for seed in range(3)]
         assert statistics.median(replay.regret_after(12) for replay in replays) <= 0.01
         assert statistics.fmean(sum(replay.over_budget) for replay in replays) <= 3
 

@@ -10,10 +10,10 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 
 from autotune.estimate import Prediction
-from autotune.search.acquisition import GAIN, Acquisition, Observation
-from autotune.search.configurations import Configuration, Configurations
-from autotune.search.priors import Priors
-from autotune.search.surrogate import Scales
+from autotune.search.sampler.acquisition import GAIN, Acquisition, Observation
+from autotune.search.sampler.configurations import Configuration, Configurations
+from autotune.search.sampler.priors import Priors
+from autotune.search.sampler.surrogate import Scales
 
 MIB = 2**20
 LABELS = ("a", "b", "c", "d")

@@ -511,7 +511,7 @@ def test_checkpointing_is_not_among_the_first_guesses_where_the_reference_fits()
 
 
 def predict(settings: Settings) -> Prediction:
-    """What the table will say of memory, 2 % too low; work is what the law would count."""
+    """What the table will say of memory, 2 % too low; work is what the memory model would count."""
     work = 1 + (0.33 / settings.checkpointing.every if settings.checkpointing.kind == "blocks" else 0.0)
     peak_bytes = round(peak(settings) / 1.02)
     return Prediction(peak_bytes=peak_bytes, flops_per_sample=1e9 * work, bytes_per_sample=1e6 * work)

@@ -22,12 +22,12 @@ def test_trials_share_the_devices_and_finalists_do_not():
 @pytest.mark.parametrize(
     ("most", "sampler", "num_done", "left"),
     [
-        (24, "law", 0, 11),  # it stops by itself
-        (24, "law", 4, 7),
-        (24, "law", 15, 2),  # it has gone on for longer than is usual
-        (24, "law", 24, 0),
-        (8, "law", 0, 8),
-        (8, "law", 7, 1),
+        (24, "gain", 0, 11),  # it stops by itself
+        (24, "gain", 4, 7),
+        (24, "gain", 15, 2),  # it has gone on for longer than is usual
+        (24, "gain", 24, 0),
+        (8, "gain", 0, 8),
+        (8, "gain", 7, 1),
         (24, "tpe", 0, 24),  # Optuna's samplers use all
         (24, "tpe", 20, 4),
     ],

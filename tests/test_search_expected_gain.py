@@ -12,9 +12,9 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from autotune.estimate import Prediction
-from autotune.search.acquisition import Observation
-from autotune.search.configurations import Configuration, Configurations
-from autotune.search.expected_gain import ExpectedGainSampler, observe, withdraw
+from autotune.search.sampler.acquisition import Observation
+from autotune.search.sampler.configurations import Configuration, Configurations
+from autotune.search.sampler.expected_gain import ExpectedGainSampler, observe, withdraw
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

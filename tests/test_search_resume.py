@@ -26,9 +26,9 @@ from search_tables import (
 
 from autotune.errors import StudyError, TaskError
 from autotune.plan import Peak, Plan
-from autotune.search.configuration_space import ConfigurationSpace
 from autotune.search.events import SearchStarted, TrialEnded, Warned
 from autotune.search.requests import reference_settings
+from autotune.search.sampler.configuration_space import ConfigurationSpace
 from autotune.search.store.exclusive import ExclusiveStorage
 from autotune.search.store.lock import Lock
 from autotune.search_spaces import load_space

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "autotune"
 FLOORS = (
     ("__main__",),
     ("cli",),
-    ("arguments", "commands", "schemas", "starter"),
+    ("commands", "schemas"),
     ("report", "testing"),
     ("results",),
     ("search",),
@@ -124,7 +124,7 @@ LIGHT = {
     "import autotune": "import autotune",
     "reading a plan": "import autotune; autotune.load_plan('tests/golden/plan.yaml')",
     "reading a space": "from autotune.search_spaces import load_space; load_space('default')",
-    "the command line": "import autotune.cli, autotune.commands.show, autotune.commands.where, autotune.starter",
+    "the command line": "import autotune.cli, autotune.commands.show, autotune.commands.where",
     "what runs a job": "import autotune.commands.run",
     "the worker contract": "import autotune.workers",
     "autotune --help": (

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 import autotune
 from autotune.errors import PlanError
-from autotune.estimate.law import memory_law
-from autotune.estimate.probe import probed_law
+from autotune.estimate.memory_model import fit_memory_model
+from autotune.estimate.tracing.real_step import fit_probed_model
 from autotune.plan import Plan
 from autotune.pruning.factors import LowRankLinear
 from autotune.techniques import Settings
@@ -232,7 +232,7 @@ def test_it_composes_with_what_comes_before_and_after():
     assert all(loss.isfinite() for loss in run_applied(ZOO["gpt"], settings).losses)
 
 
-def test_the_memory_law_traces_the_factorised_model():
+def test_the_memory_model_traces_the_factorised_model():
     """As real steps of it take it; less than of the whole one."""
     wide = nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 3))
     task = dataclasses.replace(
@@ -241,6 +241,6 @@ def test_the_memory_law_traces_the_factorised_model():
         build_optimizer=lambda parameters: torch.optim.AdamW(parameters, foreach=False),
     )
     low = Plan(settings=Settings(low_rank=LowRank(kind="svd", rank_ratio=0.125)))
-    whole, ours = (memory_law(plan, task).peak_bytes(8) for plan in (Plan(settings=Settings()), low))
+    whole, ours = (fit_memory_model(plan, task).peak_bytes(8) for plan in (Plan(settings=Settings()), low))
     assert ours < 0.6 * whole
-    assert probed_law(low, task).peak_bytes(8) == pytest.approx(ours, rel=0.02)
+    assert fit_probed_model(low, task).peak_bytes(8) == pytest.approx(ours, rel=0.02)

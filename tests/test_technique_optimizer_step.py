@@ -14,8 +14,8 @@ from torch import nn
 
 import autotune
 from autotune.errors import PlanError
-from autotune.estimate.law import memory_law
-from autotune.estimate.probe import probed_law
+from autotune.estimate.memory_model import fit_memory_model
+from autotune.estimate.tracing.real_step import fit_probed_model
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -214,7 +214,7 @@ def test_it_is_offered_where_nothing_wants_all_gradients_and_they_take_32_mib():
 
 
 @pytest.mark.parametrize(("build", "state"), [(lambda p: torch.optim.SGD(p, lr=0.1), 0), (torch.optim.AdamW, 2)])
-def test_the_memory_law_knows_that_one_gradient_is_there_at_a_time(build, state):
+def test_the_memory_model_knows_that_one_gradient_is_there_at_a_time(build, state):
     """Eight weights of 256 KiB with their state: eight gradients on top after backward, one within it and what its
     update needs; as real steps of the same training take it."""
     weight = 2**18
@@ -223,7 +223,7 @@ def test_the_memory_law_knows_that_one_gradient_is_there_at_a_time(build, state)
         line(samples, batch_size=8, build_optimizer=build),
         build_model=lambda: nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(8))),
     )
-    stock, ours = (memory_law(plan, task).peak_bytes(8) / weight for plan in (Plan(settings=Settings()), PLAN))
+    stock, ours = (fit_memory_model(plan, task).peak_bytes(8) / weight for plan in (Plan(settings=Settings()), PLAN))
     assert 8 * (2 + state) <= stock < 8 * (2 + state) + 4
     assert 8 * (1 + state) + 1 <= ours < 8 * (1 + state) + 4
-    assert probed_law(PLAN, task).peak_bytes(8) / weight == pytest.approx(ours, rel=0.01)
+    assert fit_probed_model(PLAN, task).peak_bytes(8) / weight == pytest.approx(ours, rel=0.01)

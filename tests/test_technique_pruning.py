@@ -14,8 +14,8 @@ from torch import nn
 
 import autotune
 from autotune.errors import PlanError
-from autotune.estimate.law import memory_law
-from autotune.estimate.probe import probed_law
+from autotune.estimate.memory_model import fit_memory_model
+from autotune.estimate.tracing.real_step import fit_probed_model
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -217,12 +217,12 @@ def test_an_optimizer_that_was_built_before_trains_the_pruned_model():
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
-def test_the_memory_law_traces_the_pruned_model(scope):
+def test_the_memory_model_traces_the_pruned_model(scope):
     """As real steps of it take it; less than of the whole one."""
     task = dataclasses.replace(
         ZOO["resnet"], build_optimizer=lambda parameters: torch.optim.AdamW(parameters, foreach=False)
     )
     pruned = Plan(settings=Settings(pruning=Pruning(kind="structured", ratio=0.5, scope=scope)))
-    whole, ours = (memory_law(plan, task).peak_bytes(8) for plan in (Plan(settings=Settings()), pruned))
+    whole, ours = (fit_memory_model(plan, task).peak_bytes(8) for plan in (Plan(settings=Settings()), pruned))
     assert ours < 0.8 * whole
-    assert probed_law(pruned, task).peak_bytes(8) == pytest.approx(ours, rel=0.02)
+    assert fit_probed_model(pruned, task).peak_bytes(8) == pytest.approx(ours, rel=0.02)

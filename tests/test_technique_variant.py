@@ -14,7 +14,7 @@ from torch import nn
 import autotune
 from autotune.errors import PlanError, TaskError
 from autotune.estimate import PredictOptions
-from autotune.estimate.law import memory_law
+from autotune.estimate.memory_model import fit_memory_model
 from autotune.estimate.predict import predict
 from autotune.fingerprint import fingerprint
 from autotune.measure.inspect import inspect_task
@@ -73,9 +73,9 @@ def test_the_plan_is_held_against_the_tasks_own_model():
         autotune.apply(plan, other)
 
 
-def test_the_memory_law_traces_the_variant():
+def test_the_memory_model_traces_the_variant():
     task = dataclasses.replace(MLP, build_model=partial(Mlp, width=256), variants={"narrow": partial(Mlp, width=64)})
-    whole, ours = (memory_law(plan, task).peak_bytes(8) for plan in (Plan(settings=Settings()), plan_of()))
+    whole, ours = (fit_memory_model(plan, task).peak_bytes(8) for plan in (Plan(settings=Settings()), plan_of()))
     assert ours < 0.2 * whole
 
 

@@ -13,12 +13,12 @@ from typing import NoReturn
 from ..apply_plan import apply
 from ..estimate import EstimateOptions, PredictOptions
 from ..measure import Measurement
+from ..measure.checks.parity import rounded_losses, run_parity
+from ..measure.checks.quality import measure_quality
 from ..measure.inspect import inspect_task
 from ..measure.memory import enforce_budget, lift_budget
-from ..measure.parity import rounded_losses, run_parity
 from ..measure.plain_loop import as_in_a_plain_loop
-from ..measure.profile import profile
-from ..measure.quality import measure_quality
+from ..measure.profiling.profile import profile
 from ..measure.run import measure
 from ..task import Task, load_task
 from .failure import outcome_of
@@ -154,7 +154,7 @@ def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profil
 def _predict(options: PredictOptions | EstimateOptions, task: Task) -> Predicted | Estimated:
     # What these import is not to be in the memory of trials that are measured.
     if isinstance(options, EstimateOptions):
-        from ..estimate.answer import estimate
+        from ..estimate.max_batch import estimate
 
         return Estimated(estimate=estimate(task, options))
     from ..estimate.predict import predict

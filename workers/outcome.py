@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ..estimate import Estimate, Prediction
 from ..measure import Measurement
-from ..measure.profiled import Profile
+from ..measure.profiling.types import Profile
 from ..techniques import Facts, Settings
 
 __all__ = [

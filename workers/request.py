@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
 
 from ..estimate import EstimateOptions, PredictOptions
 from ..measure import InspectOptions, MeasureOptions
-from ..measure.profiled import ProfileOptions
+from ..measure.profiling.types import ProfileOptions
 from ..plan import Plan
 from ..techniques import Settings
 

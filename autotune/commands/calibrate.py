@@ -47,7 +47,7 @@ def calibrate(
         (seen, measurement.peak.process)
         for settings, measurement in study.measured
         if not (seen := settings.as_predicted(study.facts)).data_loading.num_workers
-        and settings.data_loading.cache == "none"  # an epoch that is kept in memory is no matter of the laws
+        and settings.data_loading.cache == "none"  # an epoch that is kept in memory is no matter of a memory model
     ]
     if not alone:
         raise Uncalibrated(f"every trial of study {study.name} had loader workers or a cached epoch, which come on top")

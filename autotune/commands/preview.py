@@ -39,7 +39,9 @@ def preview_search(options: SearchOptions, executor: Executor) -> Preview:
         TaskError: the task cannot be loaded or inspected.
         SpaceError: an unknown technique or value in the space.
     """
-    from ..search.configuration_space import ConfigurationSpace  # it takes a moment, and something is shown by now
+    from ..search.sampler.configuration_space import (
+        ConfigurationSpace,  # it takes a moment, and something is shown by now
+    )
 
     time_budget = TimeBudget(options.trial_time_s, options.max_time_s)
     space = load_space(options.preset)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import Interrupted, NothingFits, PlanError, TaskError, UserError
 from ..files import check_output, replacing, write_text
 from ..interrupts import interrupts
-from ..measure.profiled import Profile, ProfileOptions
+from ..measure.profiling.types import Profile, ProfileOptions
 from ..plan import Budget, Plan, load_plan
 from ..report.page import page
 from ..report.printing import print_json, print_words, tell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .estimated import Calibration, Estimate, EstimateOptions, Fill, Fit, Interval, Prediction, PredictOptions, untried
+from .types import Calibration, Estimate, EstimateOptions, Fill, Fit, Interval, Prediction, PredictOptions, untried
 
 __all__ = [
     "Calibration",

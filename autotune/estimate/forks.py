@@ -16,7 +16,7 @@ import torch
 
 from ..measure.device import num_processors
 from ..measure.processes import end_with
-from .threads import reckon_with
+from .workspace.threads import reckon_with
 
 __all__ = ["in_forks"]
 

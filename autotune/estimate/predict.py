@@ -13,15 +13,15 @@ from ..measure.device import available_host_bytes
 from ..task import Task
 from ..techniques import TECHNIQUES, Effect, Settings
 from ..techniques.checkpointing import Checkpointing
-from .baseline import resident_bytes
-from .block_choice import Places
-from .estimated import EstimateOptions, Prediction, PredictOptions
+from .allocators.cuda_caching import base_bytes
+from .allocators.process import resident_bytes
+from .checkpointing.block_choice import Places
+from .checkpointing.process_choice import ProcessChoice
 from .forks import in_forks
-from .laws import Laws
+from .memory_model_cache import MemoryModelCache
 from .predictor import Predictor
-from .process_choice import ProcessChoice
-from .rehearsal import Untraceable
-from .segments import base_bytes
+from .tracing.fake_step import Untraceable
+from .types import EstimateOptions, Prediction, PredictOptions
 
 __all__ = ["Predicted", "predict"]
 
@@ -69,14 +69,14 @@ def predict(task: Task, options: PredictOptions) -> Predicted:
     bases = _Bases(options, task)
     places = Places.of(task) if options.to_choose else None
 
-    laws = Laws(task, options.largest_of, options.target)
-    laws.open()
+    memory_models = MemoryModelCache(task, options.largest_of, options.target)
+    memory_models.open()
 
     def answers(row: tuple[Settings, list[_Asked]]) -> tuple[dict[_Asked, Prediction], str | None]:
         """The predictions for one combination."""
         made = row[0].on_task(task)
         own = places if made is task or places is None else Places.of(made)
-        predictors = _Predictors(*row, task, options, bases, own, laws)
+        predictors = _Predictors(*row, task, options, bases, own, memory_models)
         return dict(predictors.predictions(ends_s)), predictors.reason
 
     room = available_host_bytes() // (_COPIES * max(options.model_bytes, 1))
@@ -145,7 +145,7 @@ class _Predictors:
         options: PredictOptions,
         bases: _Bases,
         places: Places | None,
-        laws: Laws,
+        memory_models: MemoryModelCache,
     ) -> None:
         members = [settings for settings, _ in asked]
         split = next((one.batch for one in members if one.batch is not None and one.batch.accumulate > 1), None)
@@ -157,7 +157,7 @@ class _Predictors:
             largest_of=options.largest_of,
         )
         self._combination, self._asked, self._task = combination, asked, task
-        self._bases, self._places, self._laws = bases, places, laws
+        self._bases, self._places, self._memory_models = bases, places, memory_models
         self._limit_bytes = options.limit_bytes
         self._micros = set(map(_micro, members))
         self._named = {settings.checkpointing for settings, is_open in asked if not is_open}
@@ -189,7 +189,7 @@ class _Predictors:
             every = tuple(range(self._places.num_blocks))
             checkpointing = Checkpointing.of(every if blocks is None else blocks, len(every))
         predictor = self.of(checkpointing)
-        self.reason = self.reason or predictor.law(_micro(settings)).reason
+        self.reason = self.reason or predictor.memory_model(_micro(settings)).reason
         return _prediction(predictor, settings).model_copy(update={"blocks": blocks})
 
     def _choose(self, settings: Settings, places: Places) -> tuple[int, ...] | None:
@@ -209,14 +209,14 @@ class _Predictors:
         is_named = not checkpointing.blocks or checkpointing in self._named
         micros = self._micros if is_named else ()  # blocks that are chosen for one micro-batch seldom are for another
         options = self._options.model_copy(update={"settings": settings})
-        return Predictor(self._task, options, self._bases.of(settings), self._laws, micros)
+        return Predictor(self._task, options, self._bases.of(settings), self._memory_models, micros)
 
 
 def _prediction(predictor: Predictor, settings: Settings) -> Prediction:
     micro = _micro(settings)
     passes, num_samples = (settings.batch.accumulate, settings.batch.num_samples) if settings.batch else (1, 1)
-    law = predictor.law(micro).law
-    step, optimizer = law.work(micro)
+    memory_model = predictor.memory_model(micro).memory_model
+    step, optimizer = memory_model.work(micro)
     seen = micro * min(passes, 2)  # samples of the step that was traced
     process = predictor.process(micro, settings)
     return Prediction(

@@ -6,25 +6,25 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from ..measure.allocations import Trace
+from ..measure.profiling.allocations import Trace
 from ..plan import Budget, Plan
 from ..task import Task
 from ..techniques import Settings
 from ..techniques.allocator import Allocator
 from ..techniques.batch import Batch
-from . import segments
-from .baseline import process_interval, resident_bytes, workers_bytes
-from .estimated import EstimateOptions, Fit, Interval
-from .law import BATCHES
-from .laws import Laws
-from .probe import probed_law
-from .rehearsal import Untraceable
-from .work import Work
+from .allocators import cuda_caching as segments
+from .allocators.process import process_interval, resident_bytes, workers_bytes
+from .memory_model import BATCHES
+from .memory_model_cache import MemoryModelCache
+from .tracing.fake_step import Untraceable
+from .tracing.real_step import fit_probed_model
+from .tracing.work import Work
+from .types import EstimateOptions, Fit, Interval
 
-__all__ = ["Found", "Law", "Predictor"]
+__all__ = ["Found", "PeakModel", "Predictor"]
 
 
-class Law(Protocol):
+class PeakModel(Protocol):
     """A memory model: allocations, peak and work of a step at any micro-batch."""
 
     def at(self, batch: int) -> Trace:
@@ -41,7 +41,7 @@ class Law(Protocol):
 class Found:
     """A memory model, and how it was made."""
 
-    law: Law
+    memory_model: PeakModel
     how: Literal["traced", "probed"]
     reason: str | None
 
@@ -54,7 +54,7 @@ class Predictor:
         task: Task,
         options: EstimateOptions,
         base_bytes: int | None = None,
-        laws: Laws | None = None,
+        memory_models: MemoryModelCache | None = None,
         micros: Collection[int] | None = None,
     ) -> None:
         """
@@ -62,7 +62,7 @@ class Predictor:
             task: what the combination is applied to.
             options: the combination, and the device that is planned for.
             base_bytes: what the process is charged without tensors; None finds out.
-            laws: the task's, where there are others of its predictors.
+            memory_models: the task's, where there are others of its predictors.
             micros: micro-batches that will be asked for, as far as they are known; None is many.
         """
         self._task, self._options, self._micros = task, options, micros
@@ -83,10 +83,10 @@ class Predictor:
             dataset = task.build_dataset()
             self._task = replace(task, build_dataset=lambda: dataset)
             self.base_bytes = resident_bytes(options.settings.in_force(task.precision))
-        self.laws = laws or Laws(self._task, options.largest_of, options.target)
+        self.memory_models = memory_models or MemoryModelCache(self._task, options.largest_of, options.target)
         """The task's."""
 
-    def law(self, micro: int) -> Found:
+    def memory_model(self, micro: int) -> Found:
         """The memory model of a step with this micro-batch."""
         accumulates = self._passes(micro) > 1
         if accumulates not in self._found:
@@ -96,8 +96,8 @@ class Predictor:
     def fit(self, micro: int) -> Fit:
         """Tensors and process at a micro-batch."""
         if micro not in self._fits:
-            law, passes = self.law(micro).law, self._passes(micro)
-            tensors, process = law.interval(micro), self.process(micro, self._options.settings)
+            memory_model, passes = self.memory_model(micro).memory_model, self._passes(micro)
+            tensors, process = memory_model.interval(micro), self.process(micro, self._options.settings)
             self._fits[micro] = Fit(micro=micro, accumulate=passes, tensors=tensors, process=process)
         return self._fits[micro]
 
@@ -111,7 +111,10 @@ class Predictor:
     def may_fit(self, micro: int, limit_bytes: int) -> bool:
         """Whether the tensors alone fit, which is quicker to tell."""
         try:
-            return self._calibrated(self.law(micro).law.interval(micro).plus(self.base_bytes)).low <= limit_bytes
+            return (
+                self._calibrated(self.memory_model(micro).memory_model.interval(micro).plus(self.base_bytes)).low
+                <= limit_bytes
+            )
         except Untraceable:
             return False
 
@@ -127,10 +130,10 @@ class Predictor:
 
     def _find(self, accumulates: bool, micro: int) -> Found:
         try:
-            return Found(self.laws.law(self._plan, accumulates, self._few(accumulates, micro)), "traced", None)
+            return Found(self.memory_models.of(self._plan, accumulates, self._few(accumulates, micro)), "traced", None)
         except Untraceable as error:
             arguments = (self._plan, self._task, accumulates, self._options.largest_of or 1, self._options.target)
-            return Found(probed_law(*arguments), "probed", str(error))
+            return Found(fit_probed_model(*arguments), "probed", str(error))
 
     def _few(self, accumulates: bool, micro: int) -> int | None:
         """This micro-batch, where so few are asked for that tracing each is quicker than tracing three for all; else
@@ -159,9 +162,9 @@ class Predictor:
         return process if calibration is None else calibration.of(process)
 
     def _process(self, micro: int, settings: Settings) -> Interval:
-        law = self.law(micro).law
+        memory_model = self.memory_model(micro).memory_model
         if self._last is None or self._last[0] != micro:
-            self._last = micro, law.interval(micro), law.at(micro)
+            self._last = micro, memory_model.interval(micro), memory_model.at(micro)
         _, tensors, at = self._last
         if self._is_cuda:
             return segments.process_interval(at, tensors, self._options.capability)

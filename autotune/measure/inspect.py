@@ -25,12 +25,12 @@ from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
 from ..techniques.variant import Variant
 from ..unfilled import unfilled
+from .checks.split import Split, measure_split
 from .dataset import DatasetFacts, inspect_dataset
 from .device import available_host_bytes, inspect_device, num_processors
-from .loading import loader_rates
 from .measurement import InspectOptions
 from .memory import process_bytes
-from .split import Split, measure_split
+from .timing.loading import loader_rates
 
 __all__ = ["inspect_task", "model_facts"]
 

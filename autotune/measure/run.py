@@ -11,14 +11,14 @@ from time import perf_counter
 from ..task import Task
 from ..training import Training
 from ..units import ceil_mib, format_bytes
-from .disturbance import OtherWork, Pauses, missing_share
-from .leak import LeakWatch
+from .checks.leak import LeakWatch
+from .checks.parity import run_parity
 from .measurement import NUM_STEPS, Measurement, MeasureOptions, Parity
 from .memory import Charge
-from .optimizer_time import OptimizerTime
-from .parity import run_parity
-from .speed import Window, settled, speed_of, time_windows
 from .steps import Steps
+from .timing.disturbance import OtherWork, Pauses, missing_share
+from .timing.optimizer_time import OptimizerTime
+from .timing.speed import Window, settled, speed_of, time_windows
 
 __all__ = ["measure"]
 

@@ -9,9 +9,9 @@ import torch
 
 from ..positions import Position
 from ..training import Training
-from .compile_time import CompileTime
 from .errors import NonFiniteLoss
 from .feed import Feed, repeated
+from .timing.compile_time import CompileTime
 
 __all__ = ["Step", "Steps"]
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..measure.allocations import Phase
-from ..measure.profiled import Area, Profile, Timeline
+from ..measure.profiling.allocations import Phase
+from ..measure.profiling.types import Area, Profile, Timeline
 
 __all__ = ["HEIGHT", "WIDTH", "Band", "Chart", "Shape", "chart"]
 

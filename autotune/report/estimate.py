@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..estimate import Calibration, Estimate, Fill, Interval, untried
-from ..measure.allocations import OUTSIDE
+from ..measure.profiling.allocations import OUTSIDE
 from ..plan import Budget
 from ..results import Combination, Estimation
 from ..techniques import Facts

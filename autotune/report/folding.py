@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from ..measure.allocations import OUTSIDE
-from ..measure.profiled import ModuleRow
+from ..measure.profiling.allocations import OUTSIDE
+from ..measure.profiling.types import ModuleRow
 
 __all__ = ["Line", "lines"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ..measure.allocations import OUTSIDE
-from ..measure.profiled import Profile
+from ..measure.profiling.allocations import OUTSIDE
+from ..measure.profiling.types import Profile
 from ..results import Profiling
 from . import chart as drawing
 from .folding import lines

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..measure.allocations import OUTSIDE, Kind
-from ..measure.profiled import PeakMoment, Profile
+from ..measure.profiling.allocations import OUTSIDE, Kind
+from ..measure.profiling.types import PeakMoment, Profile
 from ..plan import Budget
 from ..results import Change, Profiling
 from ..techniques import Facts, Settings, Technique

@@ -14,8 +14,8 @@ from ..fingerprint import identify
 from ..measure.dataset import DatasetFacts, inspect_dataset
 from ..measure.device import available_host_bytes, inspect_device, num_processors
 from ..measure.inspect import model_facts
-from ..measure.loading import loader_rates
 from ..measure.memory import Charge
+from ..measure.timing.loading import loader_rates
 from ..task import Task
 from ..techniques import Facts, LoaderSpec
 from ..techniques.allocator import installed_allocators

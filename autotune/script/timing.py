@@ -9,12 +9,12 @@ from typing import NoReturn
 
 import torch
 
-from ..measure.compile_time import CompileTime
-from ..measure.disturbance import OtherWork, Pauses, missing_share
 from ..measure.errors import NonFiniteLoss
 from ..measure.measurement import Measurement, Parity
 from ..measure.memory import Charge
-from ..measure.speed import FEWEST_WINDOWS, SHORTEST_S, StoppingRule, Window, rate_of, settled
+from ..measure.timing.compile_time import CompileTime
+from ..measure.timing.disturbance import OtherWork, Pauses, missing_share
+from ..measure.timing.speed import FEWEST_WINDOWS, SHORTEST_S, StoppingRule, Window, rate_of, settled
 from ..workers import Measured, NonFinite, Outcome
 from ..workers.request import MeasureRequest
 from .observer import Observer

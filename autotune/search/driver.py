@@ -20,17 +20,17 @@ from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
 from ..workers.folder import check_working_folder
 from .budget import asked, check_possible
 from .build_plan import build_plan
-from .candidates import Candidates, Proposal
-from .configuration_space import ConfigurationSpace
 from .doubt import Doubt
 from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
-from .expected_gain import EXHAUSTED
 from .finalists import settle
 from .options import SearchOptions
 from .predictions import foresee
 from .reference import check_reference
 from .requests import inspected, reference_settings
-from .separable import Separable
+from .sampler.candidates import Candidates, Proposal
+from .sampler.configuration_space import ConfigurationSpace
+from .sampler.expected_gain import EXHAUSTED
+from .sampler.separable import Separable
 from .session import Session
 from .store.record import StudyRecord
 from .store.storage import check_file, default_storage
@@ -218,7 +218,7 @@ def _explore_whole(session: Session, candidates: Candidates, space: Configuratio
     """Half of the trials at most with the function as it is, so that there is a plan whatever becomes of the quality of
     others; then with all choices. Returns the reason to stop, in words."""
     stays = {name: TECHNIQUES[name]() for name, row in space.choices.items() if "function" in row[0].affects}
-    if stays and session.options.sampler == "law":
+    if stays and session.options.sampler == "gain":
         _choose_sampler(session, candidates, space, stays)
         stopped = _explore(session, candidates, doubt, most=-(-session.options.trials // 2))
         if stopped in (INTERRUPTED, _TIME_IS_UP):
@@ -232,7 +232,7 @@ def _choose_sampler(
 ) -> None:
     name = session.options.sampler
     separable = Separable(session.study, space, session.facts)
-    fixed = {**separable.base(session.reference_settings), **(stays or {})} if name == "law" else {}
+    fixed = {**separable.base(session.reference_settings), **(stays or {})} if name == "gain" else {}
     candidates.use(name, foresee(session, space.narrowed(fixed)), fixed, separable.unconfirmed)
 
 

@@ -12,10 +12,10 @@ from .time_budget import NUM_FINALISTS, NUM_REPEATS
 __all__ = ["FRESH_EXTRA_S", "Costs", "Expected", "Runs", "expected", "likely_s", "likely_trials"]
 
 _LIKELY_TRIALS = 11
-"""Trials after which the sampler ``law`` usually stops, by replays (docs/search.md). Searches of two examples took 4 to
-15, the median 9 (benchmarks/results/search-time-cpu.jsonl)."""
+"""Trials after which the sampler ``gain`` usually stops, by replays (docs/search.md). Searches of two examples took 4
+to 15, the median 9 (benchmarks/results/search-time-cpu.jsonl)."""
 _AT_LEAST_MORE = 2
-"""Trials that are still expected when ``law`` has run for longer than that."""
+"""Trials that are still expected when ``gain`` has run for longer than that."""
 FRESH_EXTRA_S = 3.0
 """Seconds that a fresh interpreter adds to a run (importing torch), until one was measured."""
 _QUICK_PREDICTION, _SLOW_PREDICTION = 1.0, 3.0
@@ -61,8 +61,8 @@ def likely_s(runs: Runs, costs: Costs, num_slots: int = 1) -> float:
 
 
 def likely_trials(most: int, sampler: SamplerName, num_done: int = 0) -> int:
-    """Expected number of further trials, of at most ``most`` in all: the sampler ``law`` stops by itself."""
-    likely = max(_LIKELY_TRIALS - num_done, _AT_LEAST_MORE) if sampler == "law" else most
+    """Expected number of further trials, of at most ``most`` in all: the sampler ``gain`` stops by itself."""
+    likely = max(_LIKELY_TRIALS - num_done, _AT_LEAST_MORE) if sampler == "gain" else most
     return max(min(likely, most - num_done), 0)
 
 
@@ -94,7 +94,7 @@ def expected(facts: Facts, inspect_s: float, options: SearchOptions, num_trials:
         timed_s = min(options.trial_time_s, num_windows * max(_SHORTEST_WINDOW_S, step_s / speedup))
         again_s = setup_s + _WARM_UP_STEPS * step_s / speedup + timed_s
         costs = Costs(again_s + _COMPARED_STEPS * step_s / speedup, again_s, again_s + FRESH_EXTRA_S)
-        predicted_s = prediction * inspect_s if options.sampler == "law" else 0.0
+        predicted_s = prediction * inspect_s if options.sampler == "gain" else 0.0
         found = inspect_s + predicted_s + likely_s(_whole_search(num), costs)
         return found if options.max_time_s is None else min(found, options.max_time_s)
 

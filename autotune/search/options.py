@@ -8,8 +8,8 @@ from typing import Literal
 
 __all__ = ["ANY_DROP", "Drop", "SamplerName", "SearchOptions"]
 
-SamplerName = Literal["law", "tpe", "gp", "random"]
-"""``law`` is this package's own; the others are Optuna's."""
+SamplerName = Literal["gain", "tpe", "gp", "random"]
+"""``gain`` is this package's own; the others are Optuna's."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SearchOptions:
     """``--recovery-lr``: times the task's learning rates meanwhile, the reference's too."""
     margin: float = 0.03
     """``--margin``."""
-    sampler: SamplerName = "law"
+    sampler: SamplerName = "gain"
     """``--sampler``."""
     seed: int = 0
     """``--seed``."""

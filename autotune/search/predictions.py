@@ -10,10 +10,10 @@ from ..techniques import Settings
 from ..techniques.checkpointing import Checkpointing
 from ..workers import Predicted, PredictRequest
 from ..workers.traces import first_line
-from .configuration_space import ConfigurationSpace, Foreseen
-from .dominance import buys_memory
 from .events import PredictionEnded, PredictionStarted
 from .requests import failure
+from .sampler.configuration_space import ConfigurationSpace, Foreseen
+from .sampler.dominance import buys_memory
 from .session import Session
 
 __all__ = ["foresee"]
@@ -33,13 +33,13 @@ def foresee(session: Session, space: ConfigurationSpace) -> Foreseen:
     trace, the sampler learns from trials alone."""
     foresight, usable = _Foresight(session), session.study.record.usable_bytes
     foreseen = Foreseen(foresight.predict, foresight.blocks)
-    if session.options.command or session.stop.is_set() or (session.options.sampler != "law" and not space.is_open):
+    if session.options.command or session.stop.is_set() or (session.options.sampler != "gain" and not space.is_open):
         return foreseen
     if unsure := untried(session.facts.torch_version):
         session.warn(unsure)
     weighed = space.weighed(session.study.record.seed)
     named, to_choose = (list(dict.fromkeys(map(foresight.key, row))) for row in weighed)
-    if session.options.sampler == "law":
+    if session.options.sampler == "gain":
         foresight.ask([settings for settings in named if not buys_memory(settings)])
         plain = space.foretold(foreseen)
         named, to_choose = (

@@ -24,9 +24,9 @@ from ..workers import (
     Profiled,
     TimedOut,
 )
-from .acquisition import Observation
 from .options import Drop
 from .quality import judge_quality, reason_of
+from .sampler.acquisition import Observation
 
 __all__ = ["CONSTRAINTS", "Verdict", "judge", "observation"]
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from ..fingerprint import fingerprint
-from ..measure.split import measure_split
+from ..measure.checks.split import measure_split
 from ..pruning import linear_features, obstacle
 from ..task import Task
 from ..techniques import Device, Facts

@@ -22,10 +22,10 @@ from .table import Table
 __all__ = ["COMPETITORS", "replay"]
 
 COMPETITORS: dict[str, Competitor] = {
-    "law": expected_gain(),
-    "law, raw space": expected_gain(is_derived=False),
-    "law, other tables' gains": expected_gain(gains=gains_of_other_tables),
-    "law, no gains": expected_gain(gains=no_gains),
+    "gain": expected_gain(),
+    "gain, raw space": expected_gain(is_derived=False),
+    "gain, other tables' gains": expected_gain(gains=gains_of_other_tables),
+    "gain, no gains": expected_gain(gains=no_gains),
     "prior alone": prior_alone,
     **{
         f"{kind}, {name} space": optuna_sampler(kind, space)

@@ -13,8 +13,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.estimate import Prediction
 from autotune.plan import Budget
-from autotune.search.configurations import Configuration, Configurations
-from autotune.search.dominance import is_needless
+from autotune.search.sampler.configurations import Configuration, Configurations
+from autotune.search.sampler.dominance import is_needless
 from autotune.search.verdict import Verdict
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.workers import Outcome
@@ -78,7 +78,7 @@ class Problem:
         return is_needless(settings, largest, lambda other: self.predicted.get(other.canonical()), usable)
 
     def predicted_to_fit(self, settings: Settings) -> bool:
-        """By the law alone, to the byte."""
+        """By the memory model alone, to the byte."""
         known = self.predicted[settings.canonical()]
         return known is not None and self.budget.holds(known.peak_bytes)
 

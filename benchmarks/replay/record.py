@@ -1,6 +1,6 @@
 """Measure every configuration of a space several times, for replays: `python -m benchmarks.replay.record --help`.
 
-A table is JSON lines, one for each configuration: `settings`, `predicted` (the laws' words, which know no measurement),
+A table is JSON lines, one for each configuration: `settings`, `predicted` (before any measurement),
 `samples_per_s` and `peak_bytes` (each repeat), `seconds` (of the last repeat's trial), or `outcome`, what came back
 instead. Every repeat goes through all configurations in an order of its own, so that a machine's slow minutes are
 shared out. What a table has already is not measured again.
@@ -21,9 +21,9 @@ from typing import Any
 from autotune.commands.where import Where
 from autotune.estimate import Prediction
 from autotune.plan import Budget
-from autotune.search.configuration_space import ConfigurationSpace
 from autotune.search.options import SearchOptions
 from autotune.search.requests import Requests, failure, inspect, reference_settings
+from autotune.search.sampler.configuration_space import ConfigurationSpace
 from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings
@@ -122,7 +122,7 @@ class _Recorder:
             )
 
     def predict(self, table: _Table) -> None:
-        """What the laws say of each configuration, where the table does not have it yet."""
+        """What the memory models say of each configuration, where the table does not have it yet."""
         missing = [settings for settings in self._space.shuffled("") if not table.is_predicted(settings)]
         if not missing:
             return

@@ -12,10 +12,10 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from autotune.search.configurations import Configurations
-from autotune.search.expected_gain import ExpectedGainSampler, observe
-from autotune.search.priors import Priors
-from autotune.search.sampler import build_sampler
+from autotune.search.sampler.configurations import Configurations
+from autotune.search.sampler.expected_gain import ExpectedGainSampler, observe
+from autotune.search.sampler.optuna_samplers import build_sampler
+from autotune.search.sampler.priors import Priors
 from autotune.search.verdict import CONSTRAINTS, Verdict, observation
 from autotune.techniques import Settings
 

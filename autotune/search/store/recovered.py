@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ...techniques import Settings
 from ...workers import Measured, Outcome, OutOfMemory
 from ...workers.outcome import OUTCOME
-from ..expected_gain import forgotten, observation_of
+from ..sampler.expected_gain import forgotten, observation_of
 
 __all__ = ["Recovered", "Row", "recover"]
 

@@ -21,7 +21,7 @@ from ...techniques import Settings
 from ...workers import Dropped, Measured, Outcome
 from ...workers.outcome import OUTCOME
 from ..budget import in_bytes
-from ..expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
+from ..sampler.expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
 from ..verdict import CONSTRAINTS, Verdict, judge, observation
 from .exclusive import ExclusiveStorage
 from .record import StudyRecord, check_same

@@ -1,0 +1,247 @@
+"""The command line's arguments and options, with their help and what is read from their text."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..search.options import Drop
+from ..units import MIB, parse_bytes, parse_duration, parse_percent
+
+__all__ = [
+    "Address",
+    "AllowSplit",
+    "Alone",
+    "Budget",
+    "Depth",
+    "Device",
+    "DeviceMemory",
+    "DryRun",
+    "EffectiveBatch",
+    "EstimatedBudget",
+    "ExecutorName",
+    "Html",
+    "Job",
+    "Json",
+    "Margin",
+    "MaxQualityDrop",
+    "MaxTime",
+    "Output",
+    "PlanPath",
+    "ProfiledBatch",
+    "ProfiledPlan",
+    "RecoveryLr",
+    "RecoverySteps",
+    "Resume",
+    "Sampler",
+    "Seed",
+    "Space",
+    "Storage",
+    "Strict",
+    "TaskPath",
+    "Trace",
+    "TrialTime",
+    "Trials",
+    "Verbose",
+]
+
+
+def _budget(text: str) -> int:
+    try:
+        num_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if 0 < num_bytes < MIB:
+        raise typer.BadParameter(f"a budget of {text} is {num_bytes} bytes. Was {text}GiB meant?")
+    if num_bytes <= 0:
+        raise typer.BadParameter(f"a budget of {text} leaves no memory at all. Write for example 8GiB, 512 MiB or 8GB.")
+    return num_bytes
+
+
+def _budget_or_share(text: str) -> float:
+    """Bytes as an int; a share of the reference's peak as a float."""
+    if not text.strip().endswith("%"):
+        return _budget(text)
+    try:
+        return parse_percent(text.strip())
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected a percentage above 0 of what the job takes as it stands, such as 90%, but got {text!r}."
+        ) from None
+
+
+def _duration(text: str | float) -> float:  # typer parses defaults too
+    try:
+        return parse_duration(str(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _drop(text: str | Drop) -> Drop:
+    written = str(text).strip()
+    try:
+        value = float(written.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise typer.BadParameter(
+            f"expected how far evaluate's result may fall, such as 1% of the reference's, or 0.5, but got {text!r}."
+        )
+    return Drop(value / 100, is_share=True) if written.endswith("%") else Drop(value, is_share=False)
+
+
+def _factor(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"must be a number above 0, but got {value:g}; 1 is as the task has it.")
+    return value
+
+
+def _margin(value: float) -> float:
+    if not 0 <= value < 1:
+        raise typer.BadParameter(f"expected a share from 0 up to 1, such as 0.03, but got {value}.")
+    return value
+
+
+TaskPath = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The task file; `autotune init` writes one.")]
+Job = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL.PY[:NAME] | -- COMMAND...",
+        help="The task file; `autotune init` writes one. Or, behind --, what starts a training script.",
+    ),
+]
+PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        parser=_budget_or_share,
+        metavar="SIZE|PERCENT",
+        help="Memory that the device may charge the job: 8GiB or 8G is 2**33 bytes, 8GB is 8 * 10**9; or 90% of what "
+        "the job takes as it stands.",
+        show_default="no limit: speed alone",
+    ),
+]
+EstimatedBudget = Annotated[
+    int | None,
+    typer.Option(
+        parser=_budget,
+        metavar="SIZE",
+        help="Memory that the device may charge the job: 8GiB or 8G is 2**33 bytes, 8GB is 8 * 10**9.",
+        show_default="all of the device's",
+    ),
+]
+Trials = Annotated[
+    int, typer.Option(min=1, help="Most configurations to measure, the reference included; repeated runs do not count.")
+]
+MaxTime = Annotated[
+    float | None,
+    typer.Option(
+        parser=_duration,
+        metavar="TIME",
+        help="Longest time for the whole search, repeated runs of the best included: 90s, 20m, 1.5h.",
+        show_default="no limit",
+    ),
+]
+TrialTime = Annotated[
+    float,
+    typer.Option(
+        parser=_duration,
+        metavar="TIME",
+        help="Longest time for one trial's timed steps; it ends once its speed is known to 2 %: 2s, 1m.",
+        show_default="60s",
+    ),
+]
+Space = Annotated[
+    str, typer.Option(metavar="NAME|FILE", help="Techniques to try: a preset (default, exact, lossy) or a YAML file.")
+]
+EffectiveBatch = Annotated[
+    int | None,
+    typer.Option(min=1, help="Samples that one optimizer step sees, held fixed.", show_default="the task's batch_size"),
+]
+AllowSplit = Annotated[bool, typer.Option("--allow-split", help="Split batches even where that changes the gradient.")]
+MaxQualityDrop = Annotated[
+    Drop | None,
+    typer.Option(
+        "--max-quality-drop",
+        parser=_drop,
+        metavar="DROP",
+        help="Try techniques that change the model, and allow the task's evaluate to fall by so much: 1%, or 0.5.",
+        show_default="no such technique is tried",
+    ),
+]
+RecoverySteps = Annotated[
+    int,
+    typer.Option(min=1, help="With --max-quality-drop: optimizer steps of training before quality is judged."),
+]
+RecoveryLr = Annotated[
+    float,
+    typer.Option(
+        callback=_factor,
+        help="With --max-quality-drop: times the learning rates in that training.",
+    ),
+]
+Margin = Annotated[
+    float, typer.Option(callback=_margin, help="The measured peak times 1 + margin must be within the budget.")
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seeds the task and the sampler.")]
+Sampler = Annotated[
+    Literal["gain", "tpe", "gp", "random"],
+    typer.Option(help="Chooses what to try: gain predicts memory and work, and stops by itself; others are Optuna's."),
+]
+ExecutorName = Annotated[Literal["local", "ray"], typer.Option(help="What runs the trials, each in its own process.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Join this Ray cluster, shipping the task's folder to it.",
+        show_default="a cluster of its own on this machine",
+    ),
+]
+Storage = Annotated[
+    str | None, typer.Option(metavar="URL", help="Optuna storage of the study.", show_default="SQLite under .autotune/")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with this task's newest study.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the space, its size and an estimate of the time; measure nothing.")
+]
+Device = Annotated[
+    Literal["cpu", "cuda"] | None,
+    typer.Option(help="Device type that trials run on.", show_default="cuda where this machine has it, else cpu"),
+]
+DeviceMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=_budget,
+        metavar="SIZE",
+        help="Plan for a CUDA device of this memory, which need not be here.",
+        show_default="none: plan for this machine",
+    ),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show on stderr what the task prints, as each of its processes ends.")
+]
+
+Depth = Annotated[
+    int | None,
+    typer.Option(min=0, help="Levels of modules below the model.", show_default="as many as fit a screen"),
+]
+ProfiledPlan = Annotated[
+    Path | None, typer.Option("--plan", metavar="PLAN.YAML", help="Profile with this plan in force.")
+]
+ProfiledBatch = Annotated[
+    int | None,
+    typer.Option("--batch", min=1, help="Samples in one forward pass.", show_default="the plan's or the task's"),
+]
+Alone = Annotated[bool, typer.Option("--alone", help="Do not repeat the step with each technique.")]
+Html = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a page that draws memory over one step by module.")
+]
+Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a Chrome trace of two steps: for Perfetto, or HTA.")
+]

@@ -1,0 +1,1 @@
+"""Which blocks to recompute so that a training stays within a memory limit."""

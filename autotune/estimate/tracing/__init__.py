@@ -1,0 +1,1 @@
+"""Optimizer steps over fake tensors: what they allocate and compute."""

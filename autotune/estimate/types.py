@@ -1,0 +1,195 @@
+"""Requests and results of an estimate: plain data, which the driver reads without importing torch."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+
+from ..measure.profiling.allocations import Kind
+from ..techniques import Settings
+
+__all__ = [
+    "Calibration",
+    "Estimate",
+    "EstimateOptions",
+    "Fill",
+    "Fit",
+    "Interval",
+    "PredictOptions",
+    "Prediction",
+    "untried",
+]
+
+
+_TRIED_WITH = ("2.13",)
+"""Torch versions whose private functions the fake-tensor step was checked with (``python -m benchmarks.estimate``)."""
+
+
+def untried(torch_version: str) -> str | None:
+    """A warning that predictions were not tried with this version of torch; None where they were."""
+    if ".".join(torch_version.split(".")[:2]) in _TRIED_WITH:
+        return None
+    return (
+        f"memory is predicted by parts of torch that may change from version to version: tried with torch "
+        f"{', '.join(_TRIED_WITH)}, and this is {torch_version}. Predictions may be further off; trials are not."
+    )
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Interval(_Frozen):
+    """A prediction in bytes, with an interval."""
+
+    low: int
+    """Lower end, bytes; not a calibrated quantile."""
+    value: int
+    """The most likely value, bytes."""
+    high: int
+    """Upper end, bytes: at most one in twenty measured peaks is to be above."""
+
+    @classmethod
+    def around(cls, value: int, error: float) -> Self:
+        """A value with a relative error either way."""
+        return cls(low=round(value * (1 - error)), value=value, high=round(value * (1 + error)))
+
+    def plus(self, num_bytes: int) -> Interval:
+        """The interval with known bytes added."""
+        return Interval(low=self.low + num_bytes, value=self.value + num_bytes, high=self.high + num_bytes)
+
+
+class Calibration(_Frozen):
+    """Correction of predictions of the process, learned from measured trials."""
+
+    constant_bytes: float
+    """Added to each prediction, such as for libraries that the task imports late."""
+    share: float
+    """Share of each prediction that is added besides."""
+    widened: PositiveFloat
+    """Factor, at least 1, by which measured peaks vary more than the intervals say."""
+    num_trials: PositiveInt
+
+    def of(self, found: Interval) -> Interval:
+        """A prediction, corrected."""
+        value = found.value + self.constant_bytes + self.share * found.value
+        below, above = (self.widened * (end - found.value) for end in (found.low, found.high))
+        return Interval(low=round(value + below), value=round(value), high=round(value + above))
+
+
+class _Options(_Frozen):
+    target: Literal["cpu", "cuda"] = "cpu"
+    """The device that is planned for; it need not be here."""
+    capability: tuple[int, int] | None = None
+    """Of a CUDA device; None where any is thought of."""
+    limit_bytes: PositiveInt | None = None
+    """What the device may charge the process; None chooses nothing by it."""
+    largest_of: PositiveInt | None = None
+    """Batch shapes vary: every batch is one of the largest of so many samples."""
+
+
+class EstimateOptions(_Options):
+    """The combination of techniques to estimate, and the batches of interest."""
+
+    settings: Settings = Settings()
+    """The combination; its batch does not matter."""
+    reference_batch: PositiveInt = 1
+    """Samples in an optimizer step of the job as it stands."""
+    reference_micro: PositiveInt | None = None
+    """Samples in one forward pass of it; None is all of them."""
+    is_held: bool = False
+    """Whether the optimizer step is so whatever the micro-batch: smaller ones are accumulated."""
+    most: PositiveInt = 2**16
+    """The largest micro-batch to consider."""
+    choose_blocks: bool = False
+    """Whether to say which blocks to recompute where the job's own batch does not fit."""
+    calibration: Calibration | None = None
+    """Of what the process is charged."""
+
+    @property
+    def own_micro(self) -> int:
+        """The micro-batch of the job as it stands, at most ``most``."""
+        return min(self.reference_micro or self.reference_batch, self.most)
+
+
+class PredictOptions(_Options):
+    """Configurations whose memory and work are to be predicted."""
+
+    settings: tuple[Settings, ...]
+    """Each with its batch."""
+    to_choose: tuple[Settings, ...] = ()
+    """Others, for each of which the blocks to recompute are chosen for the limit, whatever its own checkpointing."""
+    model_bytes: NonNegativeInt = 0
+    """Bytes of the parameters: as many processes are started as there is memory for."""
+    most_s: PositiveFloat | None = None
+    """Seconds after which no further combination is begun; None bounds nothing."""
+
+
+class Prediction(_Frozen):
+    """What is known of a configuration before it is measured."""
+
+    peak_bytes: int
+    """What the device charges the process at its peak."""
+    high_bytes: int | None = None
+    """Upper end of the interval: at most one in twenty measured peaks is to be above."""
+    flops_per_sample: float | None = None
+    """Floating-point operations of a training step."""
+    bytes_per_sample: float | None = None
+    """Bytes that a training step reads and writes."""
+    blocks: tuple[int, ...] | None = None
+    """Where the blocks to recompute were to be chosen, their numbers: all where even those are not enough. None where
+    they could not be chosen, and the prediction is for all."""
+
+
+class Fill(_Frozen):
+    """Bytes alive at the peak, by what they are."""
+
+    kind: Kind | Literal["scratch"]
+    """What they serve; ``scratch`` is workspace that a kernel allocates for itself."""
+    module: str
+    """Of activations, the module or the group of modules that made them; else empty."""
+    num_bytes: int
+
+
+class Fit(_Frozen):
+    """A micro-batch, and what it takes."""
+
+    micro: int
+    """Samples in one forward pass."""
+    accumulate: int
+    """Forward passes in one optimizer step."""
+    tensors: Interval
+    """The tensors' peak."""
+    process: Interval
+    """What the device charges the process."""
+
+
+class Estimate(_Frozen):
+    """Memory of one combination of techniques, without running it."""
+
+    how: Literal["traced", "probed"]
+    """``traced`` over fake tensors; ``probed`` by real steps at small batches, extended to larger ones."""
+    reason: str | None = None
+    """Why it could not be traced."""
+    base_bytes: int
+    """What the process is charged without the tensors: interpreter, torch, data; or context and library workspaces."""
+    largest: Fit | None
+    """The largest micro-batch that is likely to fit; None where not even 1 is."""
+    smallest: Fit | None
+    """The smallest micro-batch, where none fits."""
+    surely: int | None
+    """The largest that fits at the upper end of its interval."""
+    reference: Fit
+    """The job's own micro-batch."""
+    blocks: tuple[int, ...] | None = None
+    """Numbers of the blocks to recompute, at the least cost, for that batch to be likely to fit. None where it does
+    without, or where not even all are enough, or where it was not asked."""
+    phase: str
+    """The phase in which the peak of ``fills`` is."""
+    module: str
+    """The module whose forward or backward makes the allocation at the peak."""
+    fills: tuple[Fill, ...]
+    """What fills the peak, the largest first: of the largest batch, else of the smallest."""
+    seconds: float
+    """Time that the estimate took."""

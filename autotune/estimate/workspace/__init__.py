@@ -1,0 +1,1 @@
+"""Memory that kernels allocate while they run, beside their operands and results."""

@@ -1,0 +1,113 @@
+"""Quality: the task's ``evaluate`` after further training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Real
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import TaskError
+from ...randomness import undisturbed
+from ...task import SIGNATURES, Task
+from ...training import Training
+from ..measurement import Quality, QualityOptions
+from ..steps import Steps
+
+__all__ = ["evaluate", "measure_quality"]
+
+
+def measure_quality(training: Training, task: Task, options: QualityOptions) -> Quality:
+    """Train further and evaluate: after a quarter of the samples and, unless that rules the configuration out, after
+    all.
+
+    A pruned model recovers meanwhile. The reference trains on the same samples, so that pruning is not credited with
+    what the training alone brings.
+
+    Args:
+        training: fresh from :func:`autotune.apply`.
+        task: what it was built from; it has ``evaluate``.
+        options: how many samples, and what rules it out.
+
+    Raises:
+        TaskError: ``evaluate`` raised, returned no number, or changed the model.
+        NonFiniteLoss: a loss was NaN or infinite.
+    """
+    began_s = perf_counter()
+    for group in training.optimizer.param_groups:
+        group["lr"] = group["lr"] * options.lr_factor
+    steps, num_samples = Steps(training), 0
+    early: float | None = None
+    while num_samples < options.num_samples:
+        num_samples += steps.step().num_samples
+        if early is None and num_samples >= options.num_samples / 4:
+            steps.settle()
+            early, error = evaluate(task, training.model)
+            if options.least_early is not None and early < options.least_early:
+                return Quality(value=early, error=error, early=early, is_whole=False, seconds=perf_counter() - began_s)
+    steps.settle()
+    value, error = evaluate(task, training.model)
+    return Quality(value=value, error=error, early=early, seconds=perf_counter() - began_s)
+
+
+def evaluate(task: Task, model: nn.Module) -> tuple[float, float]:
+    """The task's judgement of a model, and its standard error: 0 where it gives none.
+
+    Train and eval modes, and everything random, are afterwards as they were before.
+
+    Raises:
+        TaskError: there is no ``evaluate``, or it raised, returned no finite number, or changed the model.
+        torch.OutOfMemoryError, MemoryError: memory ran out in it.
+    """
+    where = f"{task.source or 'task'}: evaluate(model)"
+    if task.evaluate is None:
+        raise TaskError(f"{task.source or 'task'}: evaluate is missing. Wanted: {SIGNATURES['evaluate']}.")
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    with _modes_kept(model), undisturbed(), torch.no_grad():
+        try:
+            said = task.evaluate(model)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise TaskError(f"{where} raised {type(error).__name__}: {error}.") from error
+    after = model.state_dict()
+    changed = [name for name, tensor in before.items() if not _same(tensor, after[name])]
+    if changed:
+        raise TaskError(
+            f"{where} changed the model: {changed[0]}"
+            f"{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}. A BatchNorm in train mode does: call "
+            "model.eval() first; modes are put back afterwards."
+        )
+    return _checked(said, where)
+
+
+def _checked(said: Any, where: str) -> tuple[float, float]:
+    """The value and its standard error, 0 where there is none."""
+    pair = said if isinstance(said, tuple) else (said, 0.0)
+    if len(pair) != 2 or not all(isinstance(one, Real) and not isinstance(one, bool) for one in pair):
+        what = f"a tuple of {len(said)}" if isinstance(said, tuple) else type(said).__name__
+        hint = " Use .item()." if isinstance(said, torch.Tensor) else ""
+        raise TaskError(f"{where} returned {what}. Wanted: a number, or (number, standard error).{hint}")
+    value, error = map(float, pair)
+    if not math.isfinite(value) or not 0 <= error < math.inf:
+        raise TaskError(f"{where} returned {said!r}. Wanted: a finite number; its standard error at least 0.")
+    return value, error
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

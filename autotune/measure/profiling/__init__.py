@@ -1,0 +1,1 @@
+"""Allocations and time of one optimizer step, module by module."""

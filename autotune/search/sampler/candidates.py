@@ -1,0 +1,205 @@
+"""Which configuration to measure next: the sampler's proposals, without those whose outcome is known.
+
+Where not everything could be predicted, this package's own sampler begins with a guess.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+
+from ...techniques import Settings, Technique
+from ..options import SamplerName
+from ..store.study import Study, Tried
+from ..verdict import CONSTRAINTS
+from .configuration_space import ConfigurationSpace, Foreseen, Point
+from .optuna_samplers import build_sampler
+
+__all__ = ["Candidates", "Proposal"]
+
+_PATIENCE = 5
+"""Proposals in a row with known outcomes before one is drawn at random from the rest."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration that is about to be measured."""
+
+    trial: optuna.Trial
+    number: int
+    settings: Settings
+
+
+class Candidates:
+    """Proposes what to measure; never a configuration twice, nor one that is known not to fit."""
+
+    def __init__(self, study: Study, space: ConfigurationSpace, reference: Settings) -> None:
+        """
+        Args:
+            study: what was measured, and what Optuna is told.
+            space: the choices.
+            reference: the job as it stands.
+        """
+        self._study, self._space, self._reference = study, space, reference
+        self._searched = space
+        self._in_flight: set[str] = set()
+        self._guesses: Callable[[], Iterator[Point]] = _nothing
+        self._unconfirmed: Callable[[], Iterator[Settings]] = _nothing
+
+    def use(
+        self,
+        sampler: SamplerName,
+        foreseen: Foreseen,
+        fixed: Mapping[str, Technique],
+        unconfirmed: Callable[[], Iterator[Settings]],
+    ) -> None:
+        """Set the sampler that proposes after the reference.
+
+        Args:
+            sampler: its name.
+            foreseen: what is known of each configuration.
+            fixed: what ``gain`` does not choose.
+            unconfirmed: what ``gain`` measures of that once it expects no more.
+        """
+        self._space = self._searched = self._space.foretold(foreseen)
+        if sampler == "gain":
+            self._searched = self._space.narrowed(fixed)
+            knowing = self._searched.sampler(self._study)
+            self._study.use(sampler, knowing)
+            self._unconfirmed = unconfirmed
+            if not knowing.configurations.are_predicted:
+                self._guesses = self._promising
+        else:
+            self._study.use(sampler, build_sampler(sampler, self._study.record.seed, self._study.num_asked))
+
+    def reference(self) -> Proposal:
+        """Trial 0."""
+        return self._ask_for(self._reference)
+
+    def next(self, trials_left: int) -> Proposal | None:
+        """What to measure next; None when every configuration has been measured or is known not to fit.
+
+        Args:
+            trials_left: this one included; the last are for what is still to be confirmed.
+        """
+        for guess in itertools.chain(self._study.lost, map(self._space.resolved, self._guesses())):
+            if self._is_new(guess):
+                return self._ask_for(guess)
+        unconfirmed = self._new_unconfirmed()
+        if unconfirmed and (len(unconfirmed) >= trials_left or self._study.settled()):
+            return self._ask_for(unconfirmed[0])
+        for _ in range(_PATIENCE if self._space.distributions else 0):
+            trial = self._study.ask(self._space.distributions)
+            settings = self._space.settings(trial.params)
+            if self._is_new(settings):
+                return self._begin(trial, settings)
+            self._study.skip(trial, self._measured(settings) or self._witness(settings))
+        left = self._searched.shuffled(f"{self._study.record.seed}:{len(self._study.tried)}")
+        return next((self._ask_for(settings) for settings in left if self._is_new(settings)), None)
+
+    def settled(self) -> str | None:
+        """Why the sampler stops, in words; None where it does not, or where something is still to be asked again or
+        confirmed."""
+        waiting = any(map(self._is_new, self._study.lost)) or self._new_unconfirmed()
+        return None if waiting else self._study.settled()
+
+    def finish(self, proposal: Proposal) -> None:
+        """A proposal is no longer in flight."""
+        self._in_flight.discard(proposal.settings.canonical())
+
+    def fell(self, row: Tried) -> None:
+        """A configuration could not be used when it was measured again: tell the sampler."""
+        params = self._space.params(row.settings)
+        if params:
+            self._study.skip(self._study.ask(self._space.distributions, params), row)
+
+    def _new_unconfirmed(self) -> list[Settings]:
+        return [settings for settings in self._unconfirmed() if self._is_new(settings)]
+
+    def _promising(self) -> Iterator[Point]:
+        """First guesses, before the sampler: for each technique its most promising choice, with the largest batch that
+        fits, found by bisection. Then the same with techniques that trade time for memory, if the first guess did not
+        fit even with the reference's own batch."""
+        for with_trades in (False, True):
+            promising = {
+                name: self._most_promising(name)
+                for name, row in self._searched.choices.items()
+                if name != "batch" and (with_trades or not row[0].trades_time)
+            }
+            yield promising
+            first = self._measured(self._space.resolved(promising))
+            if first is None or not first.verdict.over_memory:
+                return
+            yield from self._bisect(promising)
+
+    def _most_promising(self, name: str) -> Technique:
+        """A technique's first alternative to its default; the default where that is expected to be faster. An
+        alternative that trades time for memory counts whatever its speed."""
+        first, *others = self._searched.choices[name]
+        if not others or others[0].trades_time:
+            return others[0] if others else first
+        stated = self._study.record.facts.precision
+        settings = (self._reference.model_copy(update={name: one}).in_force(stated) for one in (first, others[0]))
+        gains = [one.prior_gains().get(name, (0.0, 0.0)) for one in settings]
+        return first if gains[1] < gains[0] else others[0]
+
+    def _bisect(self, combination: Point) -> Iterator[Point]:
+        """The next batch between the largest that is known to fit and the smallest that is known not to."""
+        batches = self._space.choices.get("batch", ())
+        fits, over = -1, len(batches)
+        for index, batch in enumerate(batches):
+            known = self._measured(self._space.resolved({**combination, "batch": batch}))
+            if known is not None and known.verdict.over_memory:
+                over = min(over, index)
+            elif known is not None:
+                fits = max(fits, index)
+        if over - fits > 1:
+            yield {**combination, "batch": batches[(fits + over) // 2]}
+
+    def _is_new(self, settings: Settings) -> bool:
+        known = settings.canonical() in self._in_flight or self._measured(settings) or self._witness(settings)
+        return not known and self._space.conflict(settings) is None
+
+    def _measured(self, settings: Settings) -> Tried | None:
+        return self._study.by_settings.get(settings.canonical())
+
+    def _witness(self, settings: Settings) -> Tried | None:
+        """A trial that could not be used and proves that ``settings`` cannot either: they compute the same function,
+        whose quality is too low, or need at least as much memory.
+
+        The proof of memory holds between configurations that are equal in everything but the batch. With a larger
+        micro-batch every activation grows and nothing shrinks, unless accumulation ends: only then are there no
+        gradients of earlier micro-batches beside the activations, so that a split batch proves nothing about a whole
+        one.
+        """
+        judged = self._study.judged(settings)
+        if judged is not None and judged.verdict.constraints[CONSTRAINTS.index("quality")] > 0:
+            return judged
+        batch = settings.batch
+        if batch is None:
+            return None
+        for row in self._study.tried:
+            tried = row.settings.batch
+            if tried is None or not row.verdict.over_memory or tried.micro >= batch.micro:
+                continue
+            same = row.settings.model_copy(update={"batch": batch}) == settings
+            if same and (tried.accumulate == 1 or batch.accumulate > 1):
+                return row
+        return None
+
+    def _ask_for(self, settings: Settings) -> Proposal:
+        params = self._space.params(settings)  # None outside the space: the trial is told to nobody
+        trial = self._study.ask(self._space.distributions if params else {}, params or {})
+        return self._begin(trial, settings)
+
+    def _begin(self, trial: optuna.Trial, settings: Settings) -> Proposal:
+        self._in_flight.add(settings.canonical())
+        return Proposal(trial, self._study.begin(trial, settings), settings)
+
+
+def _nothing() -> Iterator[Any]:
+    return iter(())

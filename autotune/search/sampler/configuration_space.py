@@ -1,0 +1,208 @@
+"""The search space as Optuna sees it, and the settings that its parameters stand for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from ...estimate import Prediction
+from ...techniques import Settings, Technique
+from ...techniques.batch import Batch
+from ...techniques.checkpointing import Checkpointing
+from ...techniques.precision import Kind
+from ..store.study import Study
+from .configurations import Configuration, Configurations
+from .dominance import is_needless
+from .expected_gain import ExpectedGainSampler
+
+__all__ = ["ConfigurationSpace", "Foreseen", "Point", "Predict"]
+
+Point = Mapping[str, Technique]
+"""For each technique a choice: a setting, or a directive such as "choose the blocks"."""
+Predict = Callable[[Settings], Prediction | None]
+"""Predicts a configuration's memory and work; None where nothing is known."""
+
+_MOST = 10_000
+"""Most configurations that the sampler compares."""
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """Predictions, made before anything is measured."""
+
+    predict: Predict = lambda settings: None
+    """The prediction for a configuration."""
+    blocks: Callable[[Settings], tuple[int, ...] | None] = lambda settings: None
+    """The blocks chosen for a configuration, whatever its own checkpointing; None where none could be."""
+
+
+class ConfigurationSpace:
+    """The choices as Optuna's parameters: an index for ordered choices, a label for others."""
+
+    def __init__(
+        self,
+        choices: Mapping[str, tuple[Technique, ...]],
+        reference: Settings,
+        num_blocks: int = 0,
+        foreseen: Foreseen = Foreseen(),
+        precision: Kind | None = None,
+    ) -> None:
+        """
+        Args:
+            choices: of each technique.
+            reference: the job as it stands.
+            num_blocks: of the model.
+            foreseen: what is known of each configuration.
+            precision: what the task states.
+        """
+        self.choices = dict(choices)
+        self._reference, self._num_blocks, self._foreseen, self._precision = reference, num_blocks, foreseen, precision
+        recomputed = choices.get("checkpointing", ())
+        self._named = [choice for choice in recomputed if isinstance(choice, Checkpointing)]
+        self._labels = {name: tuple(map(_label, row)) for name, row in self.choices.items()}
+        self.distributions: dict[str, BaseDistribution] = {
+            name: IntDistribution(0, len(row) - 1) if row[0].ordered else CategoricalDistribution(self._labels[name])
+            for name, row in self.choices.items()
+            if len(row) > 1
+        }
+
+    def foretold(self, foreseen: Foreseen) -> ConfigurationSpace:
+        """The same space with other predictions."""
+        return ConfigurationSpace(self.choices, self._reference, self._num_blocks, foreseen, self._precision)
+
+    def narrowed(self, fixed: Mapping[str, Technique]) -> ConfigurationSpace:
+        """The same space with a single choice for some techniques; Optuna still sees all of them."""
+        assert not any(choice.ordered for choice in fixed.values()), "Optuna sees their place in the whole row"
+        choices = {**self.choices, **{name: (choice,) for name, choice in fixed.items()}}
+        narrowed = ConfigurationSpace(choices, self._reference, self._num_blocks, self._foreseen, self._precision)
+        narrowed.distributions = self.distributions
+        return narrowed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the search chooses which blocks are recomputed."""
+        return Checkpointing.directive in self.choices.get("checkpointing", ())
+
+    @property
+    def num_configurations(self) -> int:
+        """Number of configurations, the reference included; an upper bound where anything is open or they are many."""
+        return self._size - self.conflicts.total() + (self.params(self._reference) is None)
+
+    @property
+    def _size(self) -> int:
+        return math.prod(map(len, self.choices.values()))
+
+    @cached_property
+    def conflicts(self) -> Counter[str]:
+        """Reasons why configurations are excluded, with how many each excludes, of at most :data:`_MOST` that are
+        looked at."""
+        points = itertools.islice(self._points("conflicts"), _MOST)
+        return Counter(filter(None, (self.conflict(self.resolved(point)) for point in points)))
+
+    def conflict(self, settings: Settings) -> str | None:
+        """Why a configuration is impossible, in words; None where it is not."""
+        return settings.in_force(self._precision).conflict()
+
+    def settings(self, params: Mapping[str, Any]) -> Settings:
+        """The settings that Optuna's ``params`` stand for."""
+        chosen = {name: row[0] for name, row in self.choices.items()}
+        for name, value in params.items():
+            row = self.choices[name]
+            chosen[name] = row[value] if row[0].ordered else row[self._labels[name].index(value)]
+        return self.resolved(chosen)
+
+    def resolved(self, point: Point) -> Settings:
+        """The settings that choices stand for. A technique without a choice stays as in the reference; a directive is
+        replaced by a setting."""
+        named = {name: choice for name, choice in point.items() if choice != Checkpointing.directive}
+        settings = self._reference.model_copy(update=named)
+        return settings if named == point else settings.model_copy(update={"checkpointing": self._chosen(settings)})
+
+    def _chosen(self, settings: Settings) -> Checkpointing:
+        """Checkpointing with the blocks chosen for a configuration, else with all. Where another choice of the space
+        recomputes the same blocks, that choice."""
+        blocks = self._foreseen.blocks(settings)
+        numbers = tuple(range(self._num_blocks)) if blocks is None else blocks
+        others = (choice for choice in self._named if choice.numbers(self._num_blocks) == numbers)
+        return next(others, Checkpointing.of(numbers, self._num_blocks))
+
+    def params(self, settings: Settings) -> dict[str, Any] | None:
+        """The reverse of :meth:`settings`; None where a choice is not in the space."""
+        point = {name: getattr(settings, name) for name in self.choices}
+        if (
+            self.is_open
+            and settings.checkpointing not in self._named
+            and settings.checkpointing == self._chosen(settings)
+        ):
+            point["checkpointing"] = Checkpointing.directive
+        if any(choice not in self.choices[name] for name, choice in point.items()):
+            return None
+        rows = ((name, self.choices[name], point[name]) for name in self.distributions)
+        return {name: row.index(choice) if row[0].ordered else _label(choice) for name, row, choice in rows}
+
+    def sampler(self, study: Study) -> ExpectedGainSampler:
+        """This package's own sampler, over all configurations of the choices that may be of use."""
+        record, rows = study.record, []
+        for settings in dict.fromkeys(itertools.chain(*self.weighed(record.seed))):
+            if not self.is_needless(settings, record.usable_bytes):
+                micro_batch = settings.batch.micro if settings.batch else None
+                known = self._foreseen.predict(settings)
+                gains = settings.in_force(record.facts.precision).prior_gains()
+                rows.append(Configuration(self.params(settings) or {}, micro_batch, known, gains))
+        configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
+        margin = record.budget.margin
+        return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)
+
+    def is_needless(self, settings: Settings, usable_bytes: float) -> bool:
+        """Whether a configuration buys memory with time where, by predictions, none is short."""
+        largest = self.choices["batch"][-1] if "batch" in self.choices else settings.batch
+        assert largest is None or isinstance(largest, Batch)
+        return is_needless(settings, largest, self._foreseen.predict, usable_bytes)
+
+    def weighed(self, seed: int) -> tuple[list[Settings], list[Settings]]:
+        """Configurations that the sampler compares: all of them, or so many at random from a larger space.
+
+        Returns:
+            Those whose blocks, if any, the space names, and those whose blocks were to be chosen.
+        """
+        found = list(itertools.islice(self._possible(f"{seed}:weighed"), _MOST))
+        return [settings for settings, is_open in found if not is_open], [one for one, is_open in found if is_open]
+
+    def shuffled(self, seed: str) -> Iterator[Settings]:
+        """Every configuration once, in random order by ``seed``."""
+        found = self._possible(seed)
+        return (one for one, is_open in found if not (is_open and one.checkpointing in self._named))
+
+    def _possible(self, seed: str) -> Iterator[tuple[Settings, bool]]:
+        """Every possible configuration, and whether its blocks were to be chosen."""
+        for point in self._points(seed):
+            settings = self.resolved(point)
+            if self.conflict(settings) is None:
+                yield settings, point.get("checkpointing") == Checkpointing.directive
+
+    def _points(self, seed: str) -> Iterator[Point]:
+        size = self._size
+        rng = random.Random(seed)
+        start, stride = rng.randrange(size), rng.randrange(1, size + 1)
+        while math.gcd(stride, size) != 1:  # a stride prime to the size visits every index once
+            stride += 1
+        for step in range(size):
+            rest, point = (start + step * stride) % size, {}
+            for name, row in self.choices.items():
+                rest, index = divmod(rest, len(row))
+                point[name] = row[index]
+            yield point
+
+
+def _label(choice: Technique) -> str:
+    """A text that stands for a choice in the study, whatever other choices there are."""
+    return json.dumps(choice.model_dump(mode="json", exclude_defaults=True), sort_keys=True)

@@ -1,0 +1,107 @@
+"""What a search believes before any trial: of speed from counted work, of memory from tracing, of failure nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .configurations import Configurations
+from .surrogate import Array, Scales, Surrogate
+
+__all__ = ["Priors"]
+
+_SPEED = Scales(level=5.0, main=0.12, pair=0.075, own=0.024, noise=0.03)
+"""Of the logarithm of samples per second."""
+_PEAK = Scales(level=0.03, main=0.008, pair=0.005, own=0.004, noise=0.006)
+"""Of the logarithm of the measured peak over the predicted one."""
+_PEAK_UNPREDICTED = Scales(level=2.0, main=0.19, pair=0.1, own=0.016, noise=0.016)
+"""Of the logarithm of the measured peak over the limit, where no peak is predicted."""
+_FAILURE = Scales(level=0.05, main=0.4, pair=0.12, own=0.1, noise=0.1)
+"""Of a score that is 1 where a trial failed and 0 where it did not."""
+
+_SLOPES = {"flops_per_sample": (0.8, 0.3), "bytes_per_sample": (0.3, 0.3)}
+"""Mean and standard deviation of the powers of counted work that a sample takes. Recomputing all blocks,
+4/3 of the work, was measured to take 1.35 and 1.5 times as long: powers of 1.0 and 1.4 in all."""
+_HALVES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)
+"""Micro-batches at which half of the best speed is reached, over the geometric mean of those there are: equally likely
+guesses."""
+_CONSTANT = 0.02
+"""Standard deviation of memory that the prediction leaves out whatever the configuration, as a share of the limit."""
+_ABOVE = 0.02
+"""Share by which the upper end of a prediction lies above it where its own error is as :data:`_PEAK` has it; wider ones
+are believed less in proportion. It is the least there is (``autotune.estimate.allocators.process``)."""
+_UNPREDICTED = 0.5
+"""Standard deviation of what each level adds to the logarithm of a peak without a prediction."""
+
+
+@dataclass(frozen=True)
+class Priors:
+    """What is believed before any trial; made once."""
+
+    speed: Surrogate
+    peak: Surrogate
+    failure: Surrogate
+    log_predicted: Array
+    """(configurations,): logarithm of the predicted peak; where there is none, the mean of all or, without any, the
+    limit's."""
+
+    @classmethod
+    def of(cls, configurations: Configurations, limit_bytes: int | None) -> Priors:
+        """Start from what is predicted."""
+        count = len(configurations)
+        log_predicted = np.log(configurations.predicted("peak_bytes"))
+        return cls(
+            _speed(configurations),
+            _peak(configurations, limit_bytes),
+            Surrogate(*configurations.inputs(), np.zeros(count), np.zeros((count, 0)), _FAILURE, np.ones(count)),
+            _filled(log_predicted, math.log(limit_bytes or 1)),
+        )
+
+
+def _speed(configurations: Configurations) -> Surrogate:
+    """A step of m samples takes a + b m: speed saturates as m / (h + m), h being of unknown size."""
+    curves = -np.log1p(np.array(_HALVES)[:, None] / _relative(configurations.micro_batches()))
+    mean, trends = _moments(curves)
+    for what, (slope, spread) in _SLOPES.items():
+        work = _filled(np.log(configurations.predicted(what)), 0.0)
+        work = work - work.mean()
+        mean = mean - slope * work
+        trends.append(spread * work)
+    for gains in configurations.prior_gains():
+        mean = mean + gains[:, 0]
+        trends.append(gains[:, 1])
+    return Surrogate(*configurations.inputs(), mean, np.column_stack(trends), _SPEED, np.ones(len(mean)))
+
+
+def _peak(configurations: Configurations, limit: int | None) -> Surrogate:
+    """Predictions are right to a factor and a constant, and to what each says of itself; what has none has a base and
+    what grows with the batch."""
+    predicted = configurations.predicted("peak_bytes")
+    unknown = np.isnan(predicted)
+    own = _filled(configurations.predicted("high_bytes") / predicted - 1, _ABOVE) / _ABOVE
+    curves = np.log(np.array(_HALVES)[:, None] + _relative(configurations.micro_batches()))
+    mean, trends = _moments(np.where(unknown, curves, 0.0))
+    constant = np.where(unknown, 0.0, _CONSTANT * (limit or 0.0) / predicted)
+    columns = np.column_stack([*trends, constant, unknown[:, None] * configurations.indicators() * _UNPREDICTED])
+    scales = _PEAK_UNPREDICTED if unknown.all() else _PEAK
+    return Surrogate(*configurations.inputs(), mean, columns, scales, own)
+
+
+def _moments(curves: Array) -> tuple[Array, list[Array]]:
+    """Mean of equally likely curves, and trends with their covariance."""
+    mean = curves.mean(0)
+    return mean, list((curves - mean) / math.sqrt(len(curves)))
+
+
+def _relative(batches: Array) -> Array:
+    """Micro-batches over their geometric mean."""
+    relative: Array = batches / math.exp(np.log(batches).mean())
+    return relative
+
+
+def _filled(values: Array, default: float) -> Array:
+    """With the mean of those that are known for those that are not; with ``default`` where none is."""
+    known = ~np.isnan(values)
+    return np.where(known, values, values[known].mean() if known.any() else default)

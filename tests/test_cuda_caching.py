@@ -1,0 +1,160 @@
+"""CUDA's caching allocator by hand arithmetic: segments, splits, best fit, merging; no device."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from autotune.estimate.allocators.cuda_caching import CachingAllocator, process_interval
+from autotune.estimate.types import Interval
+from autotune.measure.profiling.allocations import Allocation, Span, Trace
+from autotune.units import MIB
+
+CONTEXT, LEAST_CONTEXT = 512 * MIB, 300 * MIB
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [
+        (0, 0),
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (11 * MIB, 12 * MIB),
+    ],
+)
+def test_a_first_allocation_reserves(num_bytes, expected):
+    """Small ones 2 MiB, larger ones 20, from 10 MiB on multiples of 2."""
+    allocator = CachingAllocator()
+    allocator.allocate(num_bytes)
+    assert allocator.reserved_bytes == expected
+
+
+def test_sizes_are_rounded_to_512_bytes():
+    """4,096 blocks of 1 to 512 bytes fill 2 MiB; the next one asks for another segment."""
+    allocator = CachingAllocator()
+    for number in range(4096):
+        allocator.allocate(1 + number % 512)
+    assert allocator.reserved_bytes == 2 * MIB
+    allocator.allocate(1)
+    assert allocator.reserved_bytes == 4 * MIB
+
+
+def test_a_large_blocks_rest_of_a_mebibyte_is_not_split_off():
+    """Of 20 MiB, 9.5 and 9.5 leave 1: the second takes it too, and 1.5 more need a segment."""
+    allocator = CachingAllocator()
+    for size in (9.5, 9.5):
+        allocator.allocate(int(size * MIB))
+    allocator.allocate(MIB + 512)
+    assert allocator.reserved_bytes == 40 * MIB
+
+
+def test_the_best_fit_is_the_smallest_that_is_large_enough():
+    """Of 12 and 16 MiB, 11 go into the 12, whose rest is too small to be split off, and 15 into the 16."""
+    allocator = CachingAllocator()
+    blocks = [allocator.allocate(size * MIB) for size in (16, 12)]
+    for block in blocks:
+        allocator.free(block)
+    allocator.allocate(11 * MIB)
+    allocator.allocate(15 * MIB)
+    assert allocator.reserved_bytes == 28 * MIB
+
+
+def test_freed_neighbours_are_one_block_again():
+    """Three of 6 MiB in 20 are freed, the middle one last: then 18 fit there."""
+    allocator = CachingAllocator()
+    first, middle, last = (allocator.allocate(6 * MIB) for _ in range(3))
+    for block in (first, last, middle):
+        allocator.free(block)
+    allocator.allocate(18 * MIB)
+    assert allocator.reserved_bytes == 20 * MIB
+
+
+def test_segments_are_not_merged():
+    allocator = CachingAllocator()
+    blocks = [allocator.allocate(10 * MIB) for _ in range(2)]
+    for block in blocks:
+        allocator.free(block)
+    allocator.allocate(20 * MIB)
+    assert allocator.reserved_bytes == 40 * MIB
+
+
+def test_a_hole_that_is_too_small_stays():
+    """Fragmentation: 12 freed of 24 in use do not serve 14."""
+    allocator = CachingAllocator()
+    first, _ = (allocator.allocate(12 * MIB) for _ in range(2))
+    allocator.free(first)
+    allocator.allocate(14 * MIB)
+    assert allocator.reserved_bytes == 38 * MIB
+
+
+def test_small_and_large_do_not_share():
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(12 * MIB))
+    allocator.allocate(4096)
+    assert allocator.reserved_bytes == 14 * MIB
+
+
+def test_no_bytes_are_lost_or_given_twice():
+    """Random traffic: what is free and what is taken is what is reserved, and no two blocks overlap."""
+    rng, allocator, taken = random.Random(0), CachingAllocator(), []
+    for _ in range(3000):
+        if taken and rng.random() < 0.5:
+            allocator.free(taken.pop(rng.randrange(len(taken))))
+        else:
+            taken.append(allocator.allocate(int(2 ** rng.uniform(6, 25))))
+    blocks = sorted([*taken, *allocator.free_blocks()], key=lambda block: block.address)
+    ends = [block.address + block.num_bytes for block in blocks]
+    assert [block.address for block in blocks] == [0, *ends[:-1]]
+    assert ends[-1] == allocator.reserved_bytes
+
+
+def step(*scratch):
+    """Parameters of 12 MiB; an activation of 30, freed before a gradient of 12; state of 24 since the first step's
+    optimizer."""
+    made = [
+        Allocation(0, 12 * MIB, 0, None, "a", "before", "parameter"),
+        Allocation(1, 24 * MIB, 0, None, "a", "before", "optimizer_state"),
+        Allocation(2, 30 * MIB, 1, 2, "a", "forward", "activation"),
+        *scratch,
+        Allocation(3 + len(scratch), 12 * MIB, 3, 5, "a", "backward", "gradient"),
+    ]
+    return Trace(tuple(made), (Span("forward", 0), Span("backward", 2), Span("optimizer", 4)), 6)
+
+
+def process(trace, capability, share=1.0):
+    peak = trace.peak_bytes()
+    return process_interval(trace, Interval(low=peak, value=peak, high=round(share * peak)), capability)
+
+
+RESERVED = (12 + 30 + 24) * MIB
+"""The gradient goes into the activation's 30, with 18 to spare; the state does not fit there, and has 24 of its own;
+and so each step after."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "low", "value"),
+    [((8, 6), 20, 20), ((9, 0), 64, 64), ((10, 0), 64, 64), ((12, 0), 64, 64), ((7, 5), 20, 20), (None, 20, 64)],
+)
+def test_a_process_is_a_context_cublas_and_segments(capability, low, value):
+    """cuBLAS is given 8.125 MiB twice, in one segment of 20; or 32 twice on Hopper and Blackwell. Which, where the card
+    is not known, the interval leaves open."""
+    found = process(step(), capability)
+    assert found.value == found.high == CONTEXT + value * MIB + RESERVED
+    assert found.low == LEAST_CONTEXT + low * MIB + RESERVED
+
+
+def test_what_kernels_take_is_reserved_but_for_the_lower_end():
+    """40 MiB beside the activation have a segment of their own, in which the first step's optimizer puts the state; so
+    the second step needs another."""
+    taken = Allocation(3, 40 * MIB, 1, 2, "a", "forward", "temporary", is_scratch=True)
+    found = process(step(taken), (8, 0))
+    assert found.value == CONTEXT + (20 + 12 + 30 + 40 + 40) * MIB
+    assert found.low == LEAST_CONTEXT + 20 * MIB + RESERVED
+
+
+def test_what_is_reserved_is_in_proportion_to_the_tensors_peak():
+    assert process(step(), (8, 0), share=1.5).high == CONTEXT + round(1.5 * (20 * MIB + RESERVED))
