@@ -24,8 +24,8 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.precision import Precision
 from autotune.workers import Estimated, Executor, Measured, MeasureRequest, PredictRequest
-from autotune.workers.environment import own_thread_variables
 from autotune.workers.local import LocalExecutor
+from autotune.workers.trial.environment import own_thread_variables
 
 from .rows import EXAMPLES, save_rows
 

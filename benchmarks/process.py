@@ -20,7 +20,7 @@ from autotune.measure import MeasureOptions
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.workers import Executor, Measured, MeasureRequest
-from autotune.workers.environment import own_thread_variables
+from autotune.workers.trial.environment import own_thread_variables
 
 __all__ = ["INTENDED", "differences", "job_facts", "trial_facts"]
 

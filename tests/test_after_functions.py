@@ -20,7 +20,7 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
 from autotune.training import Training
-from autotune.workers.failure import outcome_of
+from autotune.workers.trial.failure import outcome_of
 
 STOCK = Plan(settings=Settings())
 

@@ -11,7 +11,7 @@ from autotune.plan import Plan
 from autotune.techniques import Settings, Technique
 from autotune.techniques.allocator import Allocator
 from autotune.workers import MeasureRequest
-from autotune.workers.environment import trial_environment
+from autotune.workers.trial.environment import trial_environment
 
 PRELOAD, OPTIONS, OLD_OPTIONS = "LD_PRELOAD", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 

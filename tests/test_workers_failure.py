@@ -12,9 +12,9 @@ import autotune
 from autotune.errors import PlanError, TaskError
 from autotune.measure.errors import NonFiniteLoss
 from autotune.workers import Failed, NonFinite, OutOfMemory
-from autotune.workers.failure import outcome_of
 from autotune.workers.outcome import OUTCOME
-from autotune.workers.traces import without_our_frames
+from autotune.workers.trial.failure import outcome_of
+from autotune.workers.trial.traces import without_our_frames
 
 OURS = Path(autotune.__file__).parent
 
@@ -72,7 +72,7 @@ def test_a_loss_that_is_not_finite_keeps_its_step():
 
 def test_our_frames_and_their_source_lines_are_left_out_of_a_chain_of_tracebacks():
     text = f"""Traceback (most recent call last):
-  File "{OURS}/workers/child.py", line 59, in _answer
+  File "{OURS}/workers/trial/child.py", line 59, in _answer
     return _run(request)
            ^^^^^^^^^^^^^
   File "/home/user/model.py", line 3, in build_model

@@ -56,7 +56,7 @@ class TestLocalExecutor(IsolationContract):
             "import os, sys\n"
             "from pathlib import Path\n"
             "del os.pidfd_open\n"
-            "from autotune.workers.fork_server import main\n"
+            "from autotune.workers.trial.fork_server import main\n"
             "main(int(sys.argv[1]), Path(sys.argv[2]))\n"
         )
         ours, theirs = socket.socketpair()
@@ -67,7 +67,7 @@ class TestLocalExecutor(IsolationContract):
             send(ours, self.request("describes_itself", folder).model_dump_json(by_alias=True))
             assert isinstance(OUTCOME.validate_json(receive(ours)), Measured)
         assert server.wait() == 0
-        assert "autotune.workers.child" in json.loads((folder / "about.json").read_text())["ancestors"][0]
+        assert "autotune.workers.trial.child" in json.loads((folder / "about.json").read_text())["ancestors"][0]
 
     def test_a_fork_server_that_cannot_start_is_lost_and_says_why(self):
         with LocalExecutor() as executor:

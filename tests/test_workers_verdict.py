@@ -13,13 +13,13 @@ from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.workers import Crashed, Failed, MeasureRequest, OutOfMemory, TimedOut
-from autotune.workers.capture import Capture
-from autotune.workers.environment import trial_environment
-from autotune.workers.folder import TrialFolder
 from autotune.workers.process import ProcessId, end, identify, is_alive
 from autotune.workers.protocol import receive, send
-from autotune.workers.supervise import Ending
-from autotune.workers.verdict import verdict
+from autotune.workers.trial.capture import Capture
+from autotune.workers.trial.environment import trial_environment
+from autotune.workers.trial.folder import TrialFolder
+from autotune.workers.trial.supervise import Ending
+from autotune.workers.trial.verdict import verdict
 
 REQUEST = MeasureRequest(
     id="1",

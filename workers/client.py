@@ -50,7 +50,7 @@ class ForkServer:
         self._scratch = Scratch(FOLDERS)
         self._socket, theirs = socket.socketpair()
         name, _, value = self._mark.partition("=")
-        module, handle = f"{__package__}.fork_server", theirs.fileno()
+        module, handle = f"{__package__}.trial.fork_server", theirs.fileno()
         try:
             self._process: subprocess.Popen[bytes] = start_child(
                 [sys.executable, "-P", "-m", module, str(handle), str(self._scratch.path)],

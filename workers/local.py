@@ -10,10 +10,10 @@ from typing import Literal
 from ..errors import UserError
 from .client import ForkServer
 from .devices import visible_gpus
-from .environment import trial_environment
 from .outcome import Failed, Lost, Outcome
 from .pool import SlotPool
 from .request import TrialRequest
+from .trial.environment import trial_environment
 
 __all__ = ["LocalExecutor", "LocalSlot"]
 

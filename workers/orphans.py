@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..measure.processes import children, descendants
-from .spawn import become_subreaper
+from .trial.spawn import become_subreaper
 
 __all__ = ["adopt_orphans", "end_orphans", "start_child"]
 

@@ -20,14 +20,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors import UserError
 from .cluster import WORKER_CONFIG, Answer, Ask, ClusterOptions, Ready, Refused
-from .environment import THREAD_VARIABLES
 from .local import LocalSlot
 from .orphans import adopt_orphans, end_orphans
 from .outcome import OUTCOME, Lost, Outcome
 from .pool import SlotPool
 from .protocol import receive, send
 from .request import REQUEST, TrialRequest
-from .supervise import end_descendants
+from .trial.environment import THREAD_VARIABLES
+from .trial.supervise import end_descendants
 
 __all__ = ["main"]
 

@@ -17,8 +17,8 @@ from ..search.store.url import masked
 from ..search.time_budget import TimeBudget
 from ..techniques import Facts
 from ..workers import Executor, Predicted, PredictRequest
-from ..workers.environment import own_thread_variables
-from ..workers.traces import first_line
+from ..workers.trial.environment import own_thread_variables
+from ..workers.trial.traces import first_line
 
 __all__ = ["Uncalibrated", "calibrate", "predict_request"]
 

@@ -26,7 +26,7 @@ from ..task import task_file
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch
 from ..workers import STOPPED, Executor, Failed, Outcome, OutOfMemory, Profiled, ProfileRequest
-from ..workers.environment import own_thread_variables
+from ..workers.trial.environment import own_thread_variables
 from .where import Where, trials
 
 __all__ = ["ProfileForm", "profile", "profile_task"]

@@ -15,7 +15,7 @@ from .. import __version__
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..workers.devices import visible_gpus
-from ..workers.environment import THREAD_VARIABLES
+from ..workers.trial.environment import THREAD_VARIABLES
 from .tables import rows_table
 from .words import size
 

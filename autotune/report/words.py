@@ -7,7 +7,7 @@ from ..plan import Budget, Speed
 from ..techniques import Facts, Settings
 from ..units import MIB, printable
 from ..workers import Crashed, Dropped, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
-from ..workers.traces import first_line
+from ..workers.trial.traces import first_line
 
 __all__ = [
     "count",

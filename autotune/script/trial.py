@@ -13,9 +13,9 @@ from typing import NoReturn
 from ..plan import Plan
 from ..techniques import Settings
 from ..workers import Failed, Measured, Outcome
-from ..workers.folder import TrialFolder
 from ..workers.request import InspectRequest, MeasureRequest
-from ..workers.stacks import write_stacks_to
+from ..workers.trial.folder import TrialFolder
+from ..workers.trial.stacks import write_stacks_to
 from .applied import InScript, Refused
 
 __all__ = ["ScriptTrial"]
@@ -78,7 +78,7 @@ class ScriptTrial:
             return self._finish() or Failed(
                 message="the script ended before it could be measured: have it train for longer, by its own flags"
             )
-        from ..workers.failure import outcome_of
+        from ..workers.trial.failure import outcome_of
 
         return outcome_of(error, self._request.device)
 

@@ -17,7 +17,7 @@ from ..search_spaces import SearchSpace, load_space
 from ..task import SIGNATURES, task_file
 from ..techniques import TECHNIQUES, Facts, Technique
 from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
-from ..workers.folder import check_working_folder
+from ..workers.trial.folder import check_working_folder
 from .budget import asked, check_possible
 from .build_plan import build_plan
 from .doubt import Doubt

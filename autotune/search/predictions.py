@@ -9,7 +9,7 @@ from ..estimate import Prediction, untried
 from ..techniques import Settings
 from ..techniques.checkpointing import Checkpointing
 from ..workers import Predicted, PredictRequest
-from ..workers.traces import first_line
+from ..workers.trial.traces import first_line
 from .events import PredictionEnded, PredictionStarted
 from .requests import failure
 from .sampler.configuration_space import ConfigurationSpace, Foreseen

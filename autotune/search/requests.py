@@ -31,7 +31,7 @@ from ..workers import (
     PredictRequest,
     TimedOut,
 )
-from ..workers.environment import own_thread_variables
+from ..workers.trial.environment import own_thread_variables
 from .options import SearchOptions
 from .time_budget import TimeBudget
 

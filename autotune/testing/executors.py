@@ -282,8 +282,8 @@ class IsolationContract(ExecutorContract):
         plan = Plan(settings=Settings(allocator=Allocator(kind="tcmalloc" if installed else "system")))
         about = self.about(executor, folder, plan=plan, fresh=True, environment={"OMP_NUM_THREADS": "2"})
         trial, server, *_ = about["ancestors"]
-        assert "autotune.workers.child" in trial
-        assert "autotune.workers.fork_server" in server
+        assert "autotune.workers.trial.child" in trial
+        assert "autotune.workers.trial.fork_server" in server
         assert about["num_threads"] == 2
         assert ("libtcmalloc" in about["libraries"]) is installed
         assert [name for name in about["environment"] if name.startswith("RAY_")] == []

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ..measure.processes import descendants
+from ...measure.processes import descendants
+from ..process import charged_bytes, num_oom_kills, resident_bytes
 from .capture import Capture
-from .process import charged_bytes, num_oom_kills, resident_bytes
 from .spawn import Child
 
 __all__ = ["Ending", "Limits", "end_descendants", "supervise"]

@@ -10,10 +10,10 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ..launched import TRIAL_VARIABLE
-from ..measure.processes import count_files_of, end_with, prctl
+from ...launched import TRIAL_VARIABLE
+from ...measure.processes import count_files_of, end_with, prctl
+from ..request import TrialRequest
 from .folder import TrialFolder
-from .request import TrialRequest
 
 __all__ = ["Child", "become_subreaper", "spawn"]
 
@@ -86,7 +86,7 @@ def _run(folder: TrialFolder, request: TrialRequest, fresh: bool, spawned_s: flo
         os.environ[TRIAL_VARIABLE] = str(folder.path)
         os.execvp(request.command[0], request.command)
     if fresh:
-        command = [sys.executable, "-P", "-m", "autotune.workers.child", str(folder.path), repr(spawned_s)]
+        command = [sys.executable, "-P", "-m", "autotune.workers.trial.child", str(folder.path), repr(spawned_s)]
         os.execv(sys.executable, command)
     from .child import run_trial
 

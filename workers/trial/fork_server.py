@@ -16,10 +16,10 @@ import socket
 import sys
 from pathlib import Path
 
+from ..outcome import Lost, Outcome
+from ..protocol import receive, send
+from ..request import REQUEST, TrialRequest
 from .folder import FolderLost, TrialFolder, check_working_folder
-from .outcome import Lost, Outcome
-from .protocol import receive, send
-from .request import REQUEST, TrialRequest
 from .spawn import become_subreaper, spawn
 from .supervise import Limits, end_descendants, supervise
 from .verdict import verdict
@@ -27,7 +27,7 @@ from .verdict import verdict
 __all__ = ["main"]
 
 # torch._dynamo: the first AdamW of a process imports it, for a second.
-_PRELOADED = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils.data", "autotune.workers.child")
+_PRELOADED = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils.data", "autotune.workers.trial.child")
 
 
 class _Server:

@@ -18,7 +18,7 @@ _KEPT = 16384
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 # A checkout reaches workers/ through a link, so the same file has two names.
-_FOLDERS = (Path(autotune.__file__).parent, Path(__file__).parent)
+_FOLDERS = (Path(autotune.__file__).parent, Path(__file__).parents[1])
 _OURS = ('  File "<frozen ', *(f'  File "{name}/' for folder in _FOLDERS for name in {folder, folder.resolve()}))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from ..ranks import RANK_VARIABLES
-from .request import TrialRequest
+from ...ranks import RANK_VARIABLES
+from ..request import TrialRequest
 
 __all__ = ["THREAD_VARIABLES", "own_thread_variables", "trial_environment"]
 

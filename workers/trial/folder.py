@@ -14,8 +14,8 @@ from typing import IO
 
 from pydantic import ValidationError
 
-from .outcome import OUTCOME, Lost, Outcome
-from .request import REQUEST, TrialRequest
+from ..outcome import OUTCOME, Lost, Outcome
+from ..request import REQUEST, TrialRequest
 
 __all__ = ["NO_FOLDER", "FolderLost", "TrialFolder", "check_working_folder"]
 

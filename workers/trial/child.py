@@ -10,21 +10,21 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from ..apply_plan import apply
-from ..estimate import EstimateOptions, PredictOptions
-from ..measure import Measurement
-from ..measure.checks.parity import rounded_losses, run_parity
-from ..measure.checks.quality import measure_quality
-from ..measure.inspect import inspect_task
-from ..measure.memory import enforce_budget, lift_budget
-from ..measure.plain_loop import as_in_a_plain_loop
-from ..measure.profiling.profile import profile
-from ..measure.run import measure
-from ..task import Task, load_task
+from ...apply_plan import apply
+from ...estimate import EstimateOptions, PredictOptions
+from ...measure import Measurement
+from ...measure.checks.parity import rounded_losses, run_parity
+from ...measure.checks.quality import measure_quality
+from ...measure.inspect import inspect_task
+from ...measure.memory import enforce_budget, lift_budget
+from ...measure.plain_loop import as_in_a_plain_loop
+from ...measure.profiling.profile import profile
+from ...measure.run import measure
+from ...task import Task, load_task
+from ..outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
+from ..request import InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
 from .failure import outcome_of
 from .folder import NO_FOLDER, FolderLost, TrialFolder
-from .outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
-from .request import InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
 from .stacks import write_stacks_to
 
 __all__ = ["run_trial"]
@@ -154,10 +154,10 @@ def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profil
 def _predict(options: PredictOptions | EstimateOptions, task: Task) -> Predicted | Estimated:
     # What these import is not to be in the memory of trials that are measured.
     if isinstance(options, EstimateOptions):
-        from ..estimate.max_batch import estimate
+        from ...estimate.max_batch import estimate
 
         return Estimated(estimate=estimate(task, options))
-    from ..estimate.predict import predict
+    from ...estimate.predict import predict
 
     found = predict(task, options)
     return Predicted(predictions=found.predictions, probed=found.probed)

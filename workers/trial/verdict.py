@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
-from ..units import MIB
+from ...units import MIB
+from ..outcome import Crashed, Failed, Lost, Outcome, OutOfMemory, TimedOut
+from ..request import TrialRequest
 from .folder import NO_FOLDER, TrialFolder, check_working_folder
-from .outcome import Crashed, Failed, Lost, Outcome, OutOfMemory, TimedOut
-from .request import TrialRequest
 from .supervise import Ending
 from .traces import INNERMOST, without_our_frames
 

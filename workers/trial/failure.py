@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import torch
 
-from ..errors import UserError
-from ..measure.errors import NonFiniteLoss
-from ..measure.memory import Charge
-from .outcome import Failed, Lost, NonFinite, Outcome, OutOfMemory
+from ...errors import UserError
+from ...measure.errors import NonFiniteLoss
+from ...measure.memory import Charge
+from ..outcome import Failed, Lost, NonFinite, Outcome, OutOfMemory
 from .traces import plain, text_of, traceback_of
 
 __all__ = ["is_out_of_memory", "outcome_of"]
