@@ -163,3 +163,11 @@ def test_the_users_error_shows_no_traceback(tmp_path, here):
     assert ended.returncode == 2
     assert ended.stderr == "none.yaml: no such file. `autotune search model.py` writes a plan.\n"
     assert json.loads(ended.stdout) == {"exit_code": 2, "error": ended.stderr.strip()}
+
+
+def test_doctor_says_what_this_machine_cannot_have(tmp_path, here):
+    ended = here("doctor", "--json", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    skipped = {(row["device"], row["technique"], row["setting"]) for row in json.loads(ended.stdout)["skipped"]}
+    assert ("cpu", "precision", "fp16") in skipped
+    assert {technique for _, technique, _ in skipped} <= {"precision", "allocator", "compile"}, skipped

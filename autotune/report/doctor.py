@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, get_args
 
+from pydantic import ValidationError
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -94,7 +96,8 @@ def _skipped(device: Device) -> Iterator[dict[str, str]]:
 def _kinds(technique: type[Technique]) -> Iterator[Technique]:
     field = technique.model_fields.get("kind")
     for kind in get_args(field.annotation) if field else ():
-        yield technique.model_validate({"kind": kind})
+        with suppress(ValidationError):  # a kind that needs more than its name, such as the blocks of a model
+            yield technique.model_validate({"kind": kind})
 
 
 def _any_task(device: Device) -> Facts:
@@ -122,6 +125,7 @@ def _any_task(device: Device) -> Facts:
         effective_batch=1,
         effective_batch_held=False,
         effective_batch_assumed=False,
+        linear_features=1024,
         split_error=0.0,
         allow_split=True,
         optimizer="AdamW",
