@@ -84,6 +84,8 @@ def run_config(plan: Plan, **arguments: Any) -> RunConfig:
 def scaling_config(plan: Plan, **arguments: Any) -> ScalingConfig:
     """A ``ray.train.ScalingConfig`` of one worker with what the plan was measured on: a GPU, or its processors.
 
+    ``num_workers=0`` is Ray's local mode, in the process at hand.
+
     Args:
         plan: as read by :func:`autotune.load_plan`.
         **arguments: the job's own.
@@ -93,7 +95,7 @@ def scaling_config(plan: Plan, **arguments: Any) -> ScalingConfig:
     """
     from ray.train import ScalingConfig
 
-    if (workers := arguments.setdefault("num_workers", 1)) != 1:
+    if (workers := arguments.setdefault("num_workers", 1)) not in (0, 1):
         raise PlanError(f"num_workers: a plan is applied in one process so far, but got {workers!r}. Use 1.")
     device = plan.budget.device
     if device is not None and arguments.setdefault("use_gpu", device == "cuda") != (device == "cuda"):
