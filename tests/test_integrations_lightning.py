@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from pathlib import Path
@@ -21,8 +22,9 @@ from autotune.plan import Budget, Plan, TaskRef
 from autotune.randomness import seed_everything
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.checkpointing import Checkpointing, find_blocks
 from autotune.techniques.compile import Compile
+from autotune.techniques.compiler import lacking_compiler
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
 from autotune.techniques.memory_format import MemoryFormat
@@ -157,7 +159,7 @@ def test_all_of_a_plan_is_in_force_and_said_in_one_line(name, tmp_path, capsys):
     made = fitted(EVERYTHING, tmp_path, module, loader(name))
     assert module.seen == {(4, True, True)}
     assert (made.accumulate_grad_batches, made.global_step) == (2, 2)
-    blocks = autotune.techniques.checkpointing.find_blocks(Job(name))
+    blocks = find_blocks(Job(name))
     held = [m for m in module.modules() if getattr(vars(m).get("forward"), "func", None) is recomputed]
     assert [type(one).__name__ for one in held] == [type(one).__name__ for one in blocks[::2]]
     assert any("_autotune_site" in vars(one) for one in module.net.modules())
@@ -285,7 +287,7 @@ def test_a_module_that_builds_itself_is_changed_before_its_optimizer(tmp_path):
     module = Late()
     fitted(of(checkpointing=Checkpointing(kind="blocks"), layers=Layers(kind="exact")), tmp_path, module)
     assert sum("forward" in vars(one) for one in module.modules()) == 2
-    assert not hasattr(module.configure_model, "autotune_wraps")
+    assert "configure_model" not in vars(module)
 
 
 def test_fitting_again_changes_nothing_and_another_plan_takes_the_first_off(tmp_path):
@@ -302,6 +304,24 @@ def test_fitting_again_changes_nothing_and_another_plan_takes_the_first_off(tmp_
     fitted(of(), tmp_path, module)
     assert [type(one) for one in module.modules()] == classes
     assert not any("forward" in vars(one) for one in module.modules())
+
+
+def test_a_copy_of_a_module_in_training_has_its_own_methods(tmp_path):
+    """Weight averages copy it as a job is set up, and as it trains."""
+    copies = []
+
+    class Copying(pl.Callback):
+        def setup(self, trainer, pl_module, stage):
+            copies.append(copy.deepcopy(pl_module))
+
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            copies.append(copy.deepcopy(pl_module))
+
+    module = OwnData()
+    trainer(of(layers=Layers(kind="exact")), tmp_path, callbacks=[Copying()]).fit(module)
+    for one in copies:
+        methods = one.training_step, one.train_dataloader, one.configure_model
+        assert all(method.__self__ is one for method in methods)
 
 
 def test_a_resumed_optimizer_is_the_plans_too(tmp_path):
@@ -399,6 +419,7 @@ def test_uneven_micro_batches_are_refused_by_the_arguments():
         trainer_arguments(of(batch=Batch(micro=4, accumulate=2, effective=7)))
 
 
+@pytest.mark.skipif(lacking_compiler("cpu") is not None, reason=str(lacking_compiler("cpu")))
 def test_a_compiled_model_that_is_never_called_is_an_error(tmp_path):
     class Aside(Job):
         def training_step(self, batch, batch_idx):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +32,8 @@ __all__ = ["PlanCallback"]
 
 _TRIED = "2.6"
 _INSTEAD = "Search for this one: task = autotune.Task.from_lightning(build_module, build_data)"
+_MARK = "_autotune_in_force"
+"""On a module that was changed: the settings that it was changed by."""
 
 
 class PlanCallback(Callback):
@@ -53,7 +54,6 @@ class PlanCallback(Callback):
             batch_arg_name: the attribute of module, datamodule or their hparams that their loaders go by.
         """
         self.plan, self.blocks, self.batch_arg_name = plan, blocks, batch_arg_name
-        self._changed: weakref.ref[LightningModule] | None = None
         self._users_loader: Any = None
         """The training loader as the job built it; None until then."""
         self._loader: Any = None
@@ -65,7 +65,7 @@ class PlanCallback(Callback):
         if stage != "fit":
             return
         warn_of_version("Lightning", lightning.__version__, _TRIED)
-        self._notes, self._users_loader = [], None
+        self._notes, self._users_loader, self._loader = [], None, None
         self._turn_off_others(trainer)
         check_job(self.plan, trainer, pl_module)
         if isinstance(trainer.precision_plugin, PlanPrecision):
@@ -88,8 +88,6 @@ class PlanCallback(Callback):
         """Put the plan on the optimizer, whose state is resumed by now, and say what is in force."""
         if len(trainer.optimizers) != 1:
             raise PlanError(f"a plan is for one optimizer, but configure_optimizers made {len(trainer.optimizers)}.")
-        if self._users_loader is None and self._wants_loader():
-            raise PlanError("the training loader was not asked for again, and is not the plan's. Fit by a new Trainer.")
         (optimizer,) = trainer.optimizers
         changed = apply_to_optimizer(self.plan, optimizer, max_grad_norm=trainer.gradient_clip_val or None)
         if changed is not optimizer:
@@ -126,6 +124,7 @@ class PlanCallback(Callback):
 
     def _watch_loader(self, trainer: Trainer) -> None:
         source = trainer.fit_loop._data_source
+        trainer.fit_loop._combined_loader = None  # a datamodule's setup may have asked for its loader already
         if source.is_module():
             holder: Any = source.instance
             _wrap(holder, "train_dataloader", functools.partial(self._change_loader, trainer))
@@ -157,13 +156,14 @@ class PlanCallback(Callback):
         original()
         device = trainer.strategy.root_device
         module.to(device)
-        if self._changed is None or self._changed() is not module:
+        in_force = self.plan.settings.canonical()
+        if vars(module).get(_MARK) != in_force:
             check_model(self.plan, module, self.blocks, _INSTEAD)
             with undisturbed():
                 changed = apply_to_model(self.plan, module, blocks=self.blocks, run=self._run(trainer), device=device)
             if changed is not module:
                 raise PlanError(f"{type(changed).__name__} took the module's place, which Lightning cannot train.")
-            self._changed = weakref.ref(module)
+            vars(module)[_MARK] = in_force
             if self.plan.settings.compile.kind == "model":
                 module._compiled_call_impl = _Noted(module)
         settings = self.plan.settings.model_copy(update={"precision": Precision()})
@@ -208,6 +208,25 @@ class _Noted:
         return self._compiled(*args, **kwargs)
 
 
+class _Around:
+    """A method of the job's with something around it; a copy of its object has the method itself."""
+
+    __code__ = None  # by this Lightning sees that a method is overridden
+
+    def __init__(self, around: Callable[..., Any], original: Callable[..., Any], own: Any) -> None:
+        self._around, self.original, self.own = around, original, own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self.original, *args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return _itself, (self.original,)
+
+
+def _itself(method: Any) -> Any:
+    return method
+
+
 def _wrap(holder: Any, name: str, around: Callable[..., Any], *, is_seen: bool = True) -> None:
     """Have ``around(original, *args)`` called in the place of a method.
 
@@ -218,17 +237,15 @@ def _wrap(holder: Any, name: str, around: Callable[..., Any], *, is_seen: bool =
         is_seen: whether Lightning looks through it at the original: its signature, and whether it is overridden.
     """
     _unwrap(holder, name)
-    original = getattr(holder, name)
-    wrapped = functools.partial(around, original)
-    wrapped.autotune_wraps = vars(holder).get(name)  # type: ignore[attr-defined]
+    wrapped = _Around(around, getattr(holder, name), vars(holder).get(name))
     if is_seen:
-        wrapped.__wrapped__ = original  # type: ignore[attr-defined]
+        vars(wrapped)["__wrapped__"] = wrapped.original
     setattr(holder, name, wrapped)
 
 
 def _unwrap(holder: Any, name: str) -> None:
-    found: Any = getattr(holder, "__dict__", {}).get(name)
-    if hasattr(found, "autotune_wraps"):
+    found = getattr(holder, "__dict__", {}).get(name)
+    if isinstance(found, _Around):
         delattr(holder, name)
-        if found.autotune_wraps is not None:
-            setattr(holder, name, found.autotune_wraps)
+        if found.own is not None:
+            setattr(holder, name, found.own)
