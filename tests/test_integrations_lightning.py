@@ -173,19 +173,27 @@ def test_all_of_a_plan_is_in_force_and_said_in_one_line(name, tmp_path, capsys):
     )
 
 
-def test_lightnings_own_bf16_keeps_no_casts_and_cannot_clip_before_a_fused_optimizer(tmp_path, capsys):
-    """Why there is a plugin; the callback names both where a Trainer was built without it."""
-    plan = of(precision=Precision(kind="bf16"))
+class BuiltFused(Job):
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2, fused=True)
+
+
+def test_lightnings_own_bf16_keeps_no_casts_which_is_said(tmp_path, capsys):
+    """Why there is a plugin."""
     module = Job()
-    fitted(plan, tmp_path, module, plugins=[MixedPrecision("bf16-mixed", "cpu")])
+    fitted(of(precision=Precision(kind="bf16")), tmp_path, module, plugins=[MixedPrecision("bf16-mixed", "cpu")])
     assert module.seen == {(8, True, False)}
     assert "casts weights at each use" in capsys.readouterr().err
-    fused = of(precision=Precision(kind="bf16"), optimizer=Optimizer(kind="fused"))
-    stock = MixedPrecision("bf16-mixed", "cpu")
+
+
+def test_gradients_are_clipped_before_an_optimizer_that_was_built_fused(tmp_path):
+    """Which Lightning's own plugin refuses; of one that a plan made fused it does not know."""
+    plan, stock = of(precision=Precision(kind="bf16")), MixedPrecision("bf16-mixed", "cpu")
     with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
-        stock.clip_gradients(torch.optim.AdamW(Job().parameters(), fused=True), 1.0)
-    with pytest.raises(PlanError, match=r"refuses to clip before a fused optimizer steps.*trainer_arguments"):
-        fitted(fused, tmp_path, Job(), plugins=[stock], gradient_clip_val=1.0)
+        fitted(plan, tmp_path, BuiltFused(), plugins=[stock], gradient_clip_val=1.0)
+    assert fitted(plan, tmp_path, BuiltFused(), gradient_clip_val=1.0).global_step == 2
+    fused = of(precision=Precision(kind="bf16"), optimizer=Optimizer(kind="fused"))
+    assert fitted(fused, tmp_path, Job(), plugins=[stock], gradient_clip_val=1.0).global_step == 2
 
 
 def test_a_short_window_is_divided_by_the_whole_ones_micro_batches(tmp_path):

@@ -12,7 +12,6 @@ from ..errors import PlanError
 from ..plan import Plan
 from ..ranks import world_size
 from .lightning import PRECISIONS
-from .lightning_precision import PlanPrecision
 
 __all__ = ["check_job"]
 
@@ -67,12 +66,6 @@ def _of_precision(plan: Plan, trainer: Trainer) -> Iterator[str]:
         yield (
             f"settings.precision: the plan computes in {plan.settings.precision.kind}, but the Trainer's precision is "
             f'"{has}". Build it by Trainer(..., **trainer_arguments(plan)).'
-        )
-    stock = has in ("bf16-mixed", "16-mixed") and not isinstance(trainer.precision_plugin, PlanPrecision)
-    if stock and plan.settings.optimizer.kind == "fused" and trainer.gradient_clip_val:
-        yield (
-            "settings.optimizer: Lightning's own mixed precision refuses to clip before a fused optimizer steps. Build "
-            "the Trainer with **trainer_arguments(plan), or leave that row out."
         )
 
 

@@ -15,8 +15,8 @@ __all__ = ["PlanPrecision"]
 
 
 class PlanPrecision(MixedPrecision):
-    """Autocast that keeps its casts of the weights within a step, and gradients that may be clipped before a fused
-    optimizer steps.
+    """Autocast that keeps its casts of the weights within a step, and gradients that may be clipped before an optimizer
+    steps that was built fused.
 
     In Lightning 2.6 neither is so: each use of a weight casts it again, and clipping raises
     (https://github.com/Lightning-AI/pytorch-lightning/issues/21611, and 21435).
