@@ -37,7 +37,8 @@ def pieces(
         TaskError: what they build is not that, or a task cannot state it.
     """
     for name, function in (("build_module", build_module), ("build_data", build_data)):
-        if not callable(function) or hasattr(function, "state_dict") or hasattr(function, "train_dataloader"):
+        is_built = not isinstance(function, type) and hasattr(function, "state_dict")
+        if is_built or not callable(function):
             raise TaskError(
                 f"Task.from_lightning: {name} must be a function, since each trial builds its own, but got "
                 f"{type(function).__name__}. Use lambda: ..."

@@ -71,7 +71,7 @@ def expected(name: str) -> list[float]:
 def check(seen: dict, name: str) -> None:
     assert seen["losses"] == pytest.approx(expected(name), rel=1e-6)
     assert (seen["autocast"], seen["samples"], seen["fused"]) == (True, 4, True)
-    assert seen["recomputed"] == {"resnet": 2, "gpt": 1}[name]
+    assert seen["recomputed"] == 2  # every second of four blocks, and of three
 
 
 @pytest.mark.parametrize("name", JOBS)
