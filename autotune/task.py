@@ -123,8 +123,34 @@ class Task:
     """Module paths of the blocks that checkpointing chooses from (or of their containers); empty finds them."""
     shards_by_worker: bool = False
     """Whether an iterable dataset splits itself between loader workers."""
+    even_batches: bool = False
+    """Whether what the plan is for takes micro-batches of one size alone, as other trainers' accumulation does."""
     source: str = ""
     """Where it was loaded from."""
+
+    @classmethod
+    def from_lightning(
+        cls,
+        build_module: Callable[[], Any],
+        build_data: Callable[[], Any],
+        trainer: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Task:
+        """A task of a Lightning job: ``task = autotune.Task.from_lightning(build_module, build_data)`` in its file.
+
+        Args:
+            build_module: builds the LightningModule, whose ``training_step`` is the loss.
+            build_data: builds its training DataLoader, or a LightningDataModule.
+            trainer: what the job gives its Trainer today; precision, accumulate_grad_batches and gradient_clip_val
+                become the task's, the rest does not bear on it.
+            **fields: any other field of a task, or one in the place of what Lightning says.
+
+        Raises:
+            TaskError: it is no job with one optimizer and one DataLoader that batches by size.
+        """
+        from .from_lightning import pieces
+
+        return cls(**{**pieces(build_module, build_data, trainer or {}), **fields})
 
     def __post_init__(self) -> None:
         problems = [*self._wrong_data()]

@@ -20,6 +20,7 @@ FLOORS = (
     ("__main__",),
     ("cli",),
     ("commands", "schemas"),
+    ("integrations",),
     ("report", "testing"),
     ("results",),
     ("search",),
@@ -27,13 +28,13 @@ FLOORS = (
     ("workers",),
     ("estimate",),
     ("measure",),
-    ("apply_plan",),
+    ("apply_plan", "data_loader"),
     ("apply_pieces", "training", "fingerprint"),
     ("loader", "unfilled", "weights"),
     ("cut", "plan", "search_spaces", "task"),
     ("techniques",),
     ("layers", "pruning"),
-    ("own_loader",),
+    ("from_lightning", "own_loader"),
     ("files", "guard", "interrupts", "launched", "names", "nested", "positions", "randomness", "ranks", "resume"),
     ("units", "errors"),
 )
@@ -111,8 +112,10 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
         assert ours <= allowed | {own.get(path.stem)}, path.name
 
 
-@pytest.mark.parametrize(("library", "homes"), [("optuna", {"search"}), ("ray", {"workers/ray_pool.py"})])
-def test_optuna_and_ray_have_one_home_each(library, homes):
+@pytest.mark.parametrize(
+    ("library", "homes"), [("optuna", {"search"}), ("ray", {"workers/ray_pool.py", "integrations/ray_train.py"})]
+)
+def test_optuna_and_ray_have_their_homes(library, homes):
     importers = {path for path in SOURCES if any(name.split(".")[0] == library for name in imports(path))}
     assert importers
     stray = [str(path) for path in importers if not any(str(path).startswith(f"autotune/{home}") for home in homes)]
@@ -126,6 +129,7 @@ LIGHT = {
     "reading a space": "from autotune.search_spaces import load_space; load_space('default')",
     "the command line": "import autotune.cli, autotune.commands.show, autotune.commands.where",
     "what runs a job": "import autotune.commands.run",
+    "what to write elsewhere": "import autotune.integrations.lightning, autotune.integrations.ray_train",
     "the worker contract": "import autotune.workers",
     "autotune --help": (
         "from autotune.cli import main; sys.argv = ['autotune', '--help']; sys.stdout = open('/dev/null', 'w')\n"

@@ -85,6 +85,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         shapes_vary=data.shapes_vary,
         shards_by_worker=task.shards_by_worker or own,
         own_loader=own,
+        even_batches=task.even_batches,
         loader_options={k: v for k, v in loader_options.items() if isinstance(v, (int, bool))},
         loader_samples_per_s=(
             loader_rates(task, spec, batch, most_workers, split.samples_per_s) if options.runs_model and not own else {}

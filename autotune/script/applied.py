@@ -14,7 +14,7 @@ from ..plan import Plan, load_plan
 from ..ranks import world_size
 from ..techniques import Stage
 
-__all__ = ["OPTIONS", "InScript", "Refused", "apply_to_script", "unwrapped"]
+__all__ = ["InScript", "Refused", "apply_to_script", "unwrapped"]
 
 
 def apply_to_script(path: Path) -> Callable[[], None]:
@@ -72,10 +72,6 @@ def refuse(reason: str) -> NoReturn:
 def unwrapped(model: Any) -> Any:
     """The module itself, of a wrapper of torch.compile's."""
     return getattr(model, "_orig_mod", model)
-
-
-OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-"""Of a DataLoader, what a plan may change."""
 
 
 class InScript:
@@ -144,37 +140,13 @@ class InScript:
 
     def put_on_loader(self, loader: Any) -> None:
         """The loader's stage, before it is first iterated over."""
-        from torch.utils.data import IterableDataset, default_collate
-
-        from ..apply_pieces import apply_to_loader
-        from ..loader import worker_options
+        from ..data_loader import put_options
 
         self.loaders.add(loader)
         self.batch_size = self.batch_size or getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
         if not self.wants_loader:
             return
-        before = {name: getattr(loader, name) for name in OPTIONS}
-        collate = None if loader.collate_fn is default_collate else loader.collate_fn
-        wanted = self.plan.settings.data_loading
-        if isinstance(loader.dataset, IterableDataset) and (wanted.num_workers or 0) > max(1, before["num_workers"]):
-            refuse("data_loading: more workers would each read all of the script's iterable dataset.")
-        if wanted.cache != "none" and loader.batch_sampler is None:
-            refuse("data_loading.cache: the script's DataLoader does not batch by itself.")
-        device = self.plan.budget.device or "cpu"
-        spec = apply_to_loader(self.plan, loader.dataset, collate=collate, options=before, device=device)
-        options = {"prefetch_factor": None, "persistent_workers": False, **worker_options(spec.options)}
-        start = options.pop("multiprocessing_context", None)
-        if options.get("num_workers"):
-            options["prefetch_factor"] = options["prefetch_factor"] or 2
-        else:
-            options["timeout"] = 0
-        loader.__dict__.update(options)  # torch refuses to have some of them set, for the sampler may have read them
-        if start is not None and loader.multiprocessing_context is None:
-            loader.multiprocessing_context = start
-        if spec.dataset is not loader.dataset:
-            loader.__dict__["dataset"] = spec.dataset
-        if spec.collate is not collate:
-            loader.collate_fn = spec.collate
+        put_options(self.plan, loader, self.plan.budget.device or "cpu")
 
     def check_step(self, num_backwards: int, sizes: tuple[int, ...]) -> None:
         """Before the first optimizer step: all of the plan is in force, or the script ends.

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
+from ..data_loader import OPTIONS
 from ..fingerprint import identify
 from ..measure.dataset import DatasetFacts, inspect_dataset
 from ..measure.device import available_host_bytes, inspect_device, num_processors
@@ -24,7 +25,7 @@ from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
 from ..workers import Failed, Inspected, Outcome
 from ..workers.request import InspectRequest
-from .applied import OPTIONS, InScript, unwrapped
+from .applied import InScript, unwrapped
 from .observer import Observer
 
 __all__ = ["Look"]

@@ -115,7 +115,7 @@ class Batch(Technique):
         if self.effective is not None and facts.dataset_kind == "iterable":
             return f"an iterable dataset cannot be cut into {self.accumulate} uneven micro-batches"
         if self.effective is not None and facts.even_batches:
-            return f"a script's flags cannot say {self.accumulate} uneven micro-batches"
+            return f"{self.accumulate} uneven micro-batches cannot be said where the plan goes"
         return None
 
     def _splits_as(self, facts: Facts) -> bool:

@@ -135,7 +135,7 @@ class Facts(_Frozen):
     left_out: dict[str, str] = {}
     """Techniques that the job is searched without, by name, and why: a script may not be told of them."""
     even_batches: bool = False
-    """Whether micro-batches must be of one size: a script's own flags say no other."""
+    """Whether micro-batches must be of one size: a script's flags, and other trainers, say no other."""
     warnings: tuple[str, ...] = ()
     """What the user should hear before the search starts."""
 

@@ -1,0 +1,95 @@
+"""A plan put on a DataLoader that somebody has built, of whatever subclass."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
+
+from .apply_pieces import apply_to_loader
+from .errors import PlanError
+from .loader import worker_options
+from .plan import Plan
+
+__all__ = ["OPTIONS", "changed_loader", "put_options"]
+
+OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+"""Of a DataLoader, what a plan may change."""
+
+
+def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> None:
+    """Put the loader's stage of a plan on a DataLoader in place, before it is first iterated over.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+        loader: the training loader; its batches stay as they are.
+        device: where batches go.
+
+    Raises:
+        PlanError: the plan asks for what this loader cannot do.
+    """
+    wanted = plan.settings.data_loading
+    before = {name: getattr(loader, name) for name in OPTIONS}
+    if isinstance(loader.dataset, IterableDataset) and (wanted.num_workers or 0) > max(1, before["num_workers"]):
+        raise PlanError("data_loading: more workers would each read all of the script's iterable dataset.")
+    if wanted.cache != "none" and loader.batch_sampler is None:
+        raise PlanError("data_loading.cache: the script's DataLoader does not batch by itself.")
+    collate = None if loader.collate_fn is default_collate else loader.collate_fn
+    spec = apply_to_loader(plan, loader.dataset, collate=collate, options=before, device=device)
+    options = {"prefetch_factor": None, "persistent_workers": False, **worker_options(spec.options)}
+    start = options.pop("multiprocessing_context", None)
+    if options.get("num_workers"):
+        options["prefetch_factor"] = options["prefetch_factor"] or 2
+    else:
+        options["timeout"] = 0
+    loader.__dict__.update(options)  # torch refuses to have some of them set, for the sampler may have read them
+    if start is not None and loader.multiprocessing_context is None:
+        loader.multiprocessing_context = start
+    if spec.dataset is not loader.dataset:
+        loader.__dict__["dataset"] = spec.dataset
+    if spec.collate is not collate:
+        loader.collate_fn = spec.collate or default_collate
+
+
+def changed_loader(plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> DataLoader[Any]:
+    """A copy of a DataLoader with a plan's micro-batch and options; order, collation and class stay the user's.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+        loader: the training loader as the user built it, which stays as it is.
+        device: where batches go.
+
+    Raises:
+        PlanError: the plan asks for what this loader cannot do.
+    """
+    changed = copy.copy(loader)
+    changed.__dict__["_iterator"] = None
+    _put_batch(plan, changed)
+    if plan.settings.data_loading.model_dump(exclude_defaults=True):
+        put_options(plan, changed, device)
+    return changed
+
+
+def _put_batch(plan: Plan, loader: DataLoader[Any]) -> None:
+    batch = plan.settings.batch
+    if batch is None:
+        return
+    sampler = loader.batch_sampler
+    if getattr(sampler, "batch_size", None) == batch.micro:
+        return
+    if type(sampler) is not BatchSampler:
+        got = "makes its batches in the dataset (batch_size=None)" if sampler is None else f"has {_named(sampler)}"
+        raise PlanError(
+            f"settings.batch.micro: the plan trains on micro-batches of {batch.micro}, but the training DataLoader "
+            f"{got}, whose batches cannot be made so. Make batches of {batch.micro} there."
+        )
+    loader.__dict__.update(
+        batch_sampler=BatchSampler(loader.sampler, batch.micro, sampler.drop_last), batch_size=batch.micro
+    )
+
+
+def _named(sampler: Any) -> str:
+    size = getattr(sampler, "batch_size", None)
+    return f"a batch sampler of its own ({type(sampler).__name__}{'' if size is None else f', batches of {size}'})"

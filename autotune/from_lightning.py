@@ -1,0 +1,218 @@
+"""The pieces of a task, of a LightningModule and its data."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from .errors import TaskError
+
+__all__ = ["pieces", "training_loss"]
+
+_PRECISIONS = {
+    **dict.fromkeys(("32-true", "32", 32, None)),
+    "bf16-mixed": "bf16",
+    "16-mixed": "fp16",
+}
+_LEFT_OUT = ("on_train_batch_start", "on_train_batch_end", "optimizer_step", "configure_gradient_clipping", "backward")
+"""Hooks of a module that a trial does not call."""
+_OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
+
+
+def pieces(
+    build_module: Callable[[], Any], build_data: Callable[[], Any], trainer: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields of :class:`autotune.Task`.
+
+    Args:
+        build_module: builds the LightningModule.
+        build_data: builds its training DataLoader, or a LightningDataModule; called once, and seeded.
+        trainer: arguments of the Trainer that the job has today.
+
+    Raises:
+        TaskError: what they build is not that, or a task cannot state it.
+    """
+    for name, function in (("build_module", build_module), ("build_data", build_data)):
+        is_built = not isinstance(function, type) and hasattr(function, "state_dict")
+        if is_built or not callable(function):
+            raise TaskError(
+                f"Task.from_lightning: {name} must be a function, since each trial builds its own, but got "
+                f"{type(function).__name__}. Use lambda: ..."
+            )
+    data, loader = _loader(build_data)
+    accumulate = trainer.get("accumulate_grad_batches", 1)
+    found: dict[str, Any] = {
+        "build_model": functools.partial(_built, build_module),
+        "build_dataset": lambda: loader.dataset,
+        "compute_loss": functools.partial(_compute_loss, data),
+        "build_optimizer": _build_optimizer,
+        "collate": loader.collate_fn,
+        "loader_options": {name: value for name in _OPTIONS if (value := getattr(loader, name)) is not None},
+        "batch_size": loader.batch_size * accumulate,
+        "micro_batch_size": loader.batch_size,
+        "even_batches": True,
+        **_stated(trainer),
+    }
+    if loader.drop_last:
+        found["loader_options"]["drop_last"] = True
+    if (order := _order(loader)) is not None:
+        found["build_sampler"] = order
+    return found
+
+
+def training_loss(module: Any, batch: Any, data: Any = None) -> Any:
+    """The loss of ``training_step`` on a batch that is on the device; what the step logs goes nowhere.
+
+    Args:
+        module: a LightningModule.
+        batch: as the loader collates it.
+        data: the datamodule, whose hooks around a batch's transfer go before the module's.
+
+    Returns:
+        The scalar loss.
+
+    Raises:
+        TaskError: the step returned no loss.
+    """
+    with _unlogged(module):
+        for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
+            batch = getattr(data if name in vars(type(data)) else module, name)(batch, 0)
+        takes = [name for name in inspect.signature(module.training_step).parameters if name == "batch_idx"]
+        result = module.training_step(batch, **dict.fromkeys(takes, 0))
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if loss is None:
+        raise TaskError(
+            f"{type(module).__name__}.training_step returned {type(result).__name__} and no loss. Return the loss, or "
+            'a dict with "loss".'
+        )
+    return loss
+
+
+@contextmanager
+def _unlogged(module: Any) -> Iterator[None]:
+    module.log = _nowhere
+    try:
+        yield
+    finally:
+        del module.log
+
+
+def _nowhere(*_: Any, **__: Any) -> None:
+    """In the place of ``LightningModule.log``, which works within a trainer's loop alone."""
+
+
+def _compute_loss(data: Any, model: Any, batch: Any) -> Any:
+    return training_loss(model, batch, data)
+
+
+def _built(build_module: Callable[[], Any]) -> Any:
+    module = build_module()
+    if not hasattr(module, "training_step") or not hasattr(module, "configure_optimizers"):
+        raise TaskError(
+            f"Task.from_lightning: build_module returned {type(module).__name__}. Wanted: a LightningModule."
+        )
+    if not module.automatic_optimization:
+        raise TaskError(
+            f"{type(module).__name__} optimizes manually, so that backward and step are its own. Write a task with "
+            "build_model and compute_loss, or set automatic_optimization = True."
+        )
+    module.setup("fit")
+    module.configure_model()
+    left_out = [name for name in _LEFT_OUT if _is_own(module, name)]
+    if left_out:
+        warnings.warn(
+            f"{type(module).__name__} has {', '.join(left_out)}, which trials do not call. State what they do as "
+            "after_backward, after_step or max_grad_norm: Task.from_lightning(..., after_step=...).",
+            stacklevel=2,
+        )
+    return module
+
+
+def _is_own(module: Any, name: str) -> bool:
+    """Whether a class of the job's, and none of Lightning's, has the method."""
+    home = next(one for one in type(module).__mro__ if name in vars(one))
+    return home.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
+
+
+def _build_optimizer(model: Any) -> Any:
+    """The one of ``configure_optimizers``, at its schedule's base learning rate, which trials do not change."""
+    try:
+        made = model.configure_optimizers()
+    except RuntimeError as error:
+        raise TaskError(
+            f"{type(model).__name__}.configure_optimizers raised {error}. Where it needs a trainer, which trials have "
+            "not, give Task.from_lightning(..., build_optimizer=...)."
+        ) from error
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], (list, tuple)):
+        made = made[0]
+    found = [one["optimizer"] if isinstance(one, Mapping) else one for one in _listed(made)]
+    if len(found) != 1:
+        raise TaskError(
+            f"{type(model).__name__}.configure_optimizers made {len(found)} optimizers, and a task has one. Give "
+            "Task.from_lightning(..., build_optimizer=...)."
+        )
+    for group in found[0].param_groups:
+        group["lr"] = group.get("initial_lr", group["lr"])
+    return found[0]
+
+
+def _listed(made: Any) -> list[Any]:
+    if made is None:
+        return []
+    return list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def _loader(build_data: Callable[[], Any]) -> tuple[Any, Any]:
+    """A datamodule or None, and the training loader."""
+    from torch.utils.data import BatchSampler, DataLoader
+
+    from .randomness import seed_everything, undisturbed
+
+    with undisturbed():
+        seed_everything(0)
+        made = build_data()
+        data = made if hasattr(made, "train_dataloader") else None
+        if data is not None:
+            data.prepare_data()
+            data.setup("fit")
+            made = data.train_dataloader()
+    if not isinstance(made, DataLoader):
+        raise TaskError(
+            f"Task.from_lightning: build_data made {type(made).__name__}. Wanted: one torch DataLoader, or a "
+            "LightningDataModule that has one for training."
+        )
+    if type(made.batch_sampler) is not BatchSampler:
+        raise TaskError(
+            "Task.from_lightning: the training DataLoader makes its batches by "
+            f"{type(made.batch_sampler).__name__}, so that other sizes cannot be tried. Give it batch_size."
+        )
+    return data, made
+
+
+def _order(loader: Any) -> Callable[[Any], Any] | None:
+    """The order of samples; None where torch shuffles them, or they are a stream."""
+    from torch.utils.data import IterableDataset, RandomSampler
+
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    if type(loader.sampler) is RandomSampler and not loader.sampler.replacement and loader.sampler._num_samples is None:
+        return None
+    return lambda dataset: loader.sampler
+
+
+def _stated(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """What the job does today."""
+    precision, clip = trainer.get("precision"), trainer.get("gradient_clip_val")
+    if precision not in _PRECISIONS:
+        known = ", ".join(f'"{name}"' for name in ("32-true", "bf16-mixed", "16-mixed"))
+        raise TaskError(f"Task.from_lightning: precision must be one of {known}, but got {precision!r}.")
+    if clip and trainer.get("gradient_clip_algorithm", "norm") not in ("norm", None):
+        raise TaskError(
+            "Task.from_lightning: gradients are clipped by value, which a task does as after_backward. Give "
+            "Task.from_lightning(..., after_backward=...), and leave gradient_clip_val out."
+        )
+    return {"precision": _PRECISIONS[precision], "max_grad_norm": float(clip) if clip else None}

@@ -1,0 +1,1 @@
+"""Plans in the trainers of other frameworks, each by its own conventions."""

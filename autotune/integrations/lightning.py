@@ -1,0 +1,89 @@
+"""A plan in Lightning: arguments of its ``Trainer``, and a callback that applies the rest."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PlanError
+from ..plan import Plan
+
+if TYPE_CHECKING:
+    from .lightning_callback import PlanCallback
+    from .lightning_precision import PlanPrecision
+
+__all__ = ["PRECISIONS", "PlanCallback", "PlanPrecision", "trainer_arguments", "written"]
+
+_HOMES = {"PlanCallback": "lightning_callback", "PlanPrecision": "lightning_precision"}
+PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+"""Lightning's names for a plan's precisions."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is made of Lightning's classes as it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __package__), name)
+
+
+def trainer_arguments(plan: Plan) -> dict[str, Any]:
+    """What ``lightning.pytorch.Trainer`` is to be built with, beside a :class:`PlanCallback`.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+
+    Returns:
+        Keywords: ``accumulate_grad_batches``, and ``precision`` or, where that is a mixed one, ``plugins`` with a
+        :class:`PlanPrecision`. What the plan leaves to the job is not among them.
+
+    Raises:
+        PlanError: Lightning cannot have the plan's batch.
+    """
+    arguments: dict[str, Any] = {}
+    batch, kind = plan.settings.batch, plan.settings.precision.kind
+    if batch is not None:
+        if batch.effective is not None:
+            raise PlanError(
+                f"settings.batch: Lightning accumulates equal micro-batches, but got {batch.describe()}. Search with "
+                "Task.from_lightning, or use a micro that divides the samples of a step."
+            )
+        arguments["accumulate_grad_batches"] = batch.accumulate
+    if (name := PRECISIONS.get(kind)) == "32-true":
+        arguments["precision"] = name
+    elif name is not None:
+        from .lightning_precision import PlanPrecision
+
+        arguments["plugins"] = [PlanPrecision(plan)]
+    return arguments
+
+
+def written(plan: Plan) -> str:
+    """What to write in a Lightning job to apply a plan."""
+    settings = plan.settings
+    arguments = []
+    if (batch := settings.batch) is not None:
+        arguments.append(f"accumulate_grad_batches={batch.accumulate}")
+    if (name := PRECISIONS.get(settings.precision.kind)) is not None:
+        arguments.append(f'precision="{name}"')
+    applied = [one.describe() for one in settings.chosen() if one.name not in ("batch", "precision", "allocator")]
+    if batch is not None:
+        applied.insert(0, f"batches of {batch.micro}")
+    comments = [
+        f"trainer_arguments: {', '.join(arguments)}, in the place of yours" if arguments else "",
+        "its mixed precision keeps casts of the weights within a step, which Lightning 2.6 does not"
+        if "mixed" in (name or "")
+        else "",
+        f"PlanCallback: {', '.join(applied)}" if applied else "",
+    ]
+    return "\n".join(
+        [
+            "import autotune",
+            "from autotune.integrations.lightning import PlanCallback, trainer_arguments",
+            "from lightning.pytorch import Trainer",
+            "",
+            'plan = autotune.load_plan("plan.yaml")',
+            *(f"# {comment}" for comment in comments if comment),
+            "trainer = Trainer(callbacks=[PlanCallback(plan)], **trainer_arguments(plan))",
+            "",
+        ]
+    )

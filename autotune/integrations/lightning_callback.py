@@ -1,0 +1,251 @@
+"""A plan put on a Lightning job by a callback, before its optimizer is built."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler
+from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..apply_pieces import apply_to_model, apply_to_optimizer
+from ..data_loader import changed_loader
+from ..errors import PlanError
+from ..from_lightning import training_loss
+from ..nested import to_device
+from ..plan import Plan
+from ..randomness import undisturbed
+from ..techniques import Settings
+from ..techniques._base import Run
+from ..techniques.precision import Precision
+from .checks import check_model, described, warn_of_version
+from .lightning_checks import check_job
+from .lightning_precision import PlanPrecision
+
+__all__ = ["PlanCallback"]
+
+_TRIED = "2.6"
+_INSTEAD = "Search for this one: task = autotune.Task.from_lightning(build_module, build_data)"
+_MARK = "_autotune_in_force"
+"""On a module that was changed: the settings that it was changed by."""
+
+
+class PlanCallback(Callback):
+    """Applies a plan as ``Trainer.fit`` sets a job up, and says in one line what is in force.
+
+    The model is changed after ``configure_model`` and before ``configure_optimizers``, the optimizer after its state
+    is resumed, the training loader as it is asked for. Fitting again changes nothing that is in force already.
+
+    Raises, from ``Trainer.fit``:
+        PlanError: the plan cannot be in force in this job, with the reason and what to do.
+    """
+
+    def __init__(self, plan: Plan, *, blocks: Sequence[str] = (), batch_arg_name: str = "batch_size") -> None:
+        """
+        Args:
+            plan: as read by :func:`autotune.load_plan`.
+            blocks: module paths, as :class:`autotune.Task` has them.
+            batch_arg_name: the attribute of module, datamodule or their hparams that their loaders go by.
+        """
+        self.plan, self.blocks, self.batch_arg_name = plan, blocks, batch_arg_name
+        self._users_loader: Any = None
+        """The training loader as the job built it; None until then."""
+        self._loader: Any = None
+        """A changed one that was asked for to look at its samples, and is handed out next."""
+        self._notes: list[str] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check the job, set its batch, and be called once the module has built itself."""
+        if stage != "fit":
+            return
+        warn_of_version("Lightning", lightning.__version__, _TRIED)
+        self._notes, self._users_loader, self._loader = [], None, None
+        self._turn_off_others(trainer)
+        check_job(self.plan, trainer, pl_module)
+        if isinstance(trainer.precision_plugin, PlanPrecision):
+            trainer.precision_plugin.device = trainer.strategy.root_device.type
+        elif self.plan.settings.precision.kind == "default":
+            self._notes.append(f"precision {trainer.precision} as the Trainer has it")
+        elif "mixed" in trainer.precision:
+            self._notes.append("Lightning's own autocast casts weights at each use; trainer_arguments(plan) keeps them")
+        self._set_batch(trainer, pl_module)
+        self._watch_loader(trainer)
+        _wrap(pl_module, "configure_model", functools.partial(self._configure, trainer, pl_module), is_seen=False)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take off what was put around the job's own methods; the model stays as it is."""
+        _unwrap(pl_module, "training_step")
+        _unwrap(pl_module, "configure_model")
+        _unwrap(trainer.fit_loop._data_source.instance, "train_dataloader")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the plan on the optimizer, whose state is resumed by now, and say what is in force."""
+        if len(trainer.optimizers) != 1:
+            raise PlanError(f"a plan is for one optimizer, but configure_optimizers made {len(trainer.optimizers)}.")
+        (optimizer,) = trainer.optimizers
+        changed = apply_to_optimizer(self.plan, optimizer, max_grad_norm=trainer.gradient_clip_val or None)
+        if changed is not optimizer:
+            trainer.strategy.optimizers = [changed]
+        if changed.state:
+            changed.load_state_dict(changed.state_dict())  # a fused one's step counts lie on the device
+        if trainer.is_global_zero:
+            print(f"autotune: {described(self.plan, *self._notes)}", file=sys.stderr, flush=True)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """A model that is compiled and never called is not in force."""
+        if isinstance(pl_module._compiled_call_impl, _Noted):
+            raise PlanError(
+                f"settings.compile: {type(pl_module).__name__}.training_step does not call self(...), so that nothing "
+                "that is compiled runs. Call it there, or use kind: blocks."
+            )
+
+    def _turn_off_others(self, trainer: Trainer) -> None:
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(one, PlanCallback) and one is not self for one in callbacks):
+            raise PlanError("the Trainer has two PlanCallbacks. Give it one plan.")
+        others = [one for one in callbacks if isinstance(one, (BatchSizeFinder, GradientAccumulationScheduler))]
+        if others and self.plan.settings.batch is not None:
+            trainer.callbacks = [one for one in callbacks if one not in others]  # type: ignore[attr-defined]
+            self._notes += [f"{type(one).__name__} removed: the batch is the plan's" for one in others]
+
+    def _set_batch(self, trainer: Trainer, module: LightningModule) -> None:
+        batch = self.plan.settings.batch
+        if batch is None:
+            return
+        trainer.accumulate_grad_batches = batch.accumulate
+        if lightning_hasattr(module, self.batch_arg_name):
+            lightning_setattr(module, self.batch_arg_name, batch.micro)
+
+    def _watch_loader(self, trainer: Trainer) -> None:
+        source = trainer.fit_loop._data_source
+        trainer.fit_loop._combined_loader = None  # a datamodule's setup may have asked for its loader already
+        if source.is_module():
+            holder: Any = source.instance
+            _wrap(holder, "train_dataloader", functools.partial(self._change_loader, trainer))
+        else:
+            source.instance = self._changed_loader(trainer, source.instance)
+
+    def _change_loader(self, trainer: Trainer, original: Callable[[], Any]) -> Any:
+        kept, self._loader = self._loader, None
+        return kept if kept is not None else self._changed_loader(trainer, original())
+
+    def _wants_loader(self) -> bool:
+        loading = self.plan.settings.data_loading.model_dump(exclude_defaults=True)
+        return bool(loading) or self.plan.settings.batch is not None
+
+    def _changed_loader(self, trainer: Trainer, loader: Any) -> Any:
+        self._users_loader = loader
+        if isinstance(loader, DataLoader):
+            return changed_loader(self.plan, loader, trainer.strategy.root_device)
+        if self._wants_loader():
+            raise PlanError(
+                f"batch and data_loading are for one torch DataLoader, but the training loader is a "
+                f"{type(loader).__name__}. Use a DataLoader, or leave both rows out."
+            )
+        return loader
+
+    def _configure(self, trainer: Trainer, module: LightningModule, original: Callable[[], Any]) -> None:
+        """The module builds itself, and is changed."""
+        _unwrap(module, "configure_model")
+        original()
+        device = trainer.strategy.root_device
+        module.to(device)
+        in_force = self.plan.settings.canonical()
+        if vars(module).get(_MARK) != in_force:
+            check_model(self.plan, module, self.blocks, _INSTEAD)
+            with undisturbed():
+                changed = apply_to_model(self.plan, module, blocks=self.blocks, run=self._run(trainer), device=device)
+            if changed is not module:
+                raise PlanError(f"{type(changed).__name__} took the module's place, which Lightning cannot train.")
+            vars(module)[_MARK] = in_force
+            if self.plan.settings.compile.kind == "model":
+                module._compiled_call_impl = _Noted(module)
+        settings = self.plan.settings.model_copy(update={"precision": Precision()})
+        _wrap(module, "training_step", functools.partial(_step, settings, device.type))
+
+    def _run(self, trainer: Trainer) -> Run | None:
+        """A training step on two samples, where something looks at it and they can be read again."""
+        settings = self.plan.settings
+        if settings.layers.kind == "none" and settings.low_rank.kind == "none":
+            return None
+        source = trainer.fit_loop._data_source
+        if source.is_module():
+            self._loader = source.dataloader()
+        loader = self._users_loader
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return None
+        dataset: Any = loader.dataset
+
+        def run(model: torch.nn.Module) -> Any:
+            with undisturbed():
+                samples = [dataset[number] for number in range(min(2, len(dataset)))]
+                batch = to_device(loader.collate_fn(samples), next(model.parameters()).device)
+                return training_loss(model, batch, getattr(trainer, "datamodule", None))
+
+        return run
+
+
+def _step(settings: Settings, device_type: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the precision plugin does not enclose: memory-saving layers answer the loss's own calls."""
+    with settings.forward_context(device_type):
+        return original(*args, **kwargs)
+
+
+class _Noted:
+    """A compiled call that takes its own place as it is first made."""
+
+    def __init__(self, module: Any) -> None:
+        self._module, self._compiled = module, module._compiled_call_impl
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._module._compiled_call_impl = self._compiled
+        return self._compiled(*args, **kwargs)
+
+
+class _Around:
+    """A method of the job's with something around it; a copy of its object has the method itself."""
+
+    __code__ = None  # by this Lightning sees that a method is overridden
+
+    def __init__(self, around: Callable[..., Any], original: Callable[..., Any], own: Any) -> None:
+        self._around, self.original, self.own = around, original, own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self.original, *args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return _itself, (self.original,)
+
+
+def _itself(method: Any) -> Any:
+    return method
+
+
+def _wrap(holder: Any, name: str, around: Callable[..., Any], *, is_seen: bool = True) -> None:
+    """Have ``around(original, *args)`` called in the place of a method.
+
+    Args:
+        holder: whose method it is.
+        name: of the method.
+        around: what is called.
+        is_seen: whether Lightning looks through it at the original: its signature, and whether it is overridden.
+    """
+    _unwrap(holder, name)
+    wrapped = _Around(around, getattr(holder, name), vars(holder).get(name))
+    if is_seen:
+        vars(wrapped)["__wrapped__"] = wrapped.original
+    setattr(holder, name, wrapped)
+
+
+def _unwrap(holder: Any, name: str) -> None:
+    found = getattr(holder, "__dict__", {}).get(name)
+    if isinstance(found, _Around):
+        delattr(holder, name)
+        if found.own is not None:
+            setattr(holder, name, found.own)

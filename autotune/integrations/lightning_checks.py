@@ -1,0 +1,81 @@
+"""What a Lightning job must be for a plan to be in force in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from ..errors import PlanError
+from ..plan import Plan
+from ..ranks import world_size
+from .lightning import PRECISIONS
+
+__all__ = ["check_job"]
+
+_SEE_GRADIENTS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
+"""Hooks of a module that find no gradients where each is freed within backward."""
+
+
+def check_job(plan: Plan, trainer: Trainer, module: LightningModule) -> None:
+    """
+    Raises:
+        PlanError: the plan cannot be in force in this job, with the reason and what to do.
+    """
+    reason = next(_obstacles(plan, trainer, module), None)
+    if reason is not None:
+        raise PlanError(reason)
+
+
+def _obstacles(plan: Plan, trainer: Trainer, module: LightningModule) -> Iterator[str]:
+    settings, strategy = plan.settings, trainer.strategy
+    if not module.automatic_optimization:
+        yield (
+            f"{type(module).__name__} optimizes manually, and backward, accumulation and step are its own. Set "
+            "automatic_optimization = True, or apply the plan by autotune.apply_to_model and its like."
+        )
+    if (size := max(world_size(), trainer.world_size)) > 1:
+        yield f"this is one of {size} ranks, and a plan is applied in one process so far. Use Trainer(devices=1)."
+    if not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)):
+        yield (
+            f"{type(strategy).__name__} cuts or moves the model by itself, which the plan was not measured with. Use "
+            'Trainer(devices=1, strategy="auto").'
+        )
+    if settings.pruning.kind != "none":
+        yield (
+            "settings.pruning: a cut is not made in a Lightning job. Call autotune.apply_to_model(plan, module) with "
+            "that row alone before Trainer.fit, and leave it out here."
+        )
+    device = strategy.root_device.type
+    if plan.budget.device not in (None, device):
+        yield (
+            f"budget.device: the plan is for {plan.budget.device}, but the Trainer trains on {device}. Use "
+            f'Trainer(accelerator="{"gpu" if plan.budget.device == "cuda" else "cpu"}").'
+        )
+    if settings.batch is not None and settings.batch.effective is not None:
+        yield f"settings.batch: Lightning accumulates equal micro-batches, but got {settings.batch.describe()}."
+    yield from _of_precision(plan, trainer)
+    yield from _of_step(plan, trainer, module)
+
+
+def _of_precision(plan: Plan, trainer: Trainer) -> Iterator[str]:
+    wanted, has = PRECISIONS.get(plan.settings.precision.kind), trainer.precision
+    if wanted is not None and has != wanted:
+        yield (
+            f"settings.precision: the plan computes in {plan.settings.precision.kind}, but the Trainer's precision is "
+            f'"{has}". Build it by Trainer(..., **trainer_arguments(plan)).'
+        )
+
+
+def _of_step(plan: Plan, trainer: Trainer, module: LightningModule) -> Iterator[str]:
+    if plan.settings.optimizer_step.kind == "after_backward":
+        return
+    if trainer.gradient_clip_val:
+        yield "settings.optimizer_step: in_backward frees gradients before the Trainer clips them. Leave the row out."
+    if seeing := [name for name in _SEE_GRADIENTS if is_overridden(name, module)]:
+        yield (
+            f"settings.optimizer_step: in_backward frees gradients before {type(module).__name__}.{seeing[0]} could "
+            "see them. Leave the row out."
+        )
