@@ -27,7 +27,7 @@ FLOORS = (
     ("workers",),
     ("estimate",),
     ("measure",),
-    ("apply_plan",),
+    ("apply_plan", "integrations"),
     ("apply_pieces", "training", "fingerprint"),
     ("loader", "unfilled", "weights"),
     ("cut", "plan", "search_spaces", "task"),
