@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from ..apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
 from ..errors import PlanError
 from ..plan import Plan
-from ..randomness import undisturbed
+from .counted import ignores_count, two_samples
 from .told import check_model, check_version, even_batch, refuse_other_models, tell
 
 __all__ = ["PlanMixin", "arguments", "written"]
@@ -58,6 +57,11 @@ class PlanMixin:
     training loader is. ``blocks=`` is what a task's ``blocks`` are.
     """
 
+    model: Any
+    args: Any
+    train_dataset: Any
+    data_collator: Any
+
     def __init__(self, *args: Any, plan: Plan, blocks: tuple[str, ...] = (), **kwargs: Any) -> None:
         """
         Raises:
@@ -65,9 +69,12 @@ class PlanMixin:
         """
         check_version("transformers")
         refuse_other_models(plan, "Train it by autotune.apply, or leave that row out.")
+        if plan.settings.precision.kind == "fp16" and not torch.cuda.is_available():
+            raise PlanError("settings.precision.kind: fp16 is for CUDA devices, and torch sees none here. Use bf16.")
         super().__init__(*args, **kwargs)
         self.plan, self._plan_blocks = plan, tuple(blocks)
         self._planned: nn.Module | None = None
+        self._plan_loader: Any = None
         self._plan_changed: list[str] = []
         _check(self)
         check_model(plan, self.model, self._plan_blocks)
@@ -82,7 +89,7 @@ class PlanMixin:
         finally:
             self.train_dataset = own
         _check_loader(self.plan, loader)
-        self._plan_samples = loader.dataset, loader.collate_fn
+        self._plan_loader = loader
         return loader
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
@@ -114,45 +121,16 @@ class PlanMixin:
             model.activation_checkpointing_disable()
             self._plan_changed.append("the model's own activation checkpointing off")
         model.train()  # as each training step does
-        run = self._two_samples()
-        if run is not None and self.args.gradient_accumulation_steps > 1 and self._ignores_count(model):
+        loader, self._plan_loader = self._plan_loader or self.get_train_dataloader(), None
+        if self.args.gradient_accumulation_steps > 1 and ignores_count(self, model, loader):
             self.loss_is_scaled_for_ga = False
             self._plan_changed.append(
-                "losses divided by gradient_accumulation_steps (the model takes num_items_in_batch and ignores it)"
+                f"losses divided by {self.args.gradient_accumulation_steps} (they ignore num_items_in_batch)"
             )
-        self.model = apply_to_model(self.plan, model, blocks=self._plan_blocks, run=run)
+        self.model = apply_to_model(self.plan, model, blocks=self._plan_blocks, run=two_samples(self, loader))
         if self.model is not model:
             self.model_wrapped = self.model
         self._planned = self.model
-
-    def _two_samples(self) -> Any:
-        """Forward and loss of the model that it is given; None where samples can be read only once."""
-        dataset, collate = self._plan_samples
-        if isinstance(dataset, torch.utils.data.IterableDataset):
-            return None
-        return partial(_loss_of, self, dataset, collate, None)
-
-    def _ignores_count(self, model: nn.Module) -> bool:
-        """Whether the model is told how many items the whole step has, and its loss is the same for any number."""
-        if not self.model_accepts_loss_kwargs or self.compute_loss_func is not None:
-            return False
-        dataset, collate = self._plan_samples
-        if self.loss_is_scaled_for_ga is not None or "labels" not in collate([dataset[0]]):
-            return False
-        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        with torch.no_grad():
-            losses = [float(_loss_of(self, dataset, collate, count, model)) for count in (1, 1000)]
-            for name, buffer in model.named_buffers():
-                buffer.copy_(before[name])
-        return abs(losses[0] - losses[1]) <= 1e-3 * abs(losses[0])
-
-
-def _loss_of(trainer: Any, dataset: Any, collate: Any, count: int | None, model: nn.Module) -> Any:
-    with undisturbed():
-        samples = [dataset[number] for number in range(min(2, len(dataset)))]
-        inputs = trainer._prepare_inputs(collate(samples))
-        items = None if count is None else torch.tensor(count, device=trainer.args.device)
-        return trainer.compute_loss(model, inputs, num_items_in_batch=items)
 
 
 def _check(trainer: Any) -> None:
@@ -177,8 +155,6 @@ def _check(trainer: Any) -> None:
         raise PlanError(
             f"budget.device: the plan is for {plan.budget.device}, but the Trainer trains on {args.device.type}."
         )
-    if kind == "fp16" and args.device.type == "cpu":
-        raise PlanError("settings.precision.kind: fp16 is for CUDA devices, but the Trainer trains on cpu. Use bf16.")
     if args.n_gpu > 1:
         raise PlanError(
             f"the Trainer would split each batch over {args.n_gpu} devices (nn.DataParallel). Let it see one "
