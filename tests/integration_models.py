@@ -28,6 +28,13 @@ class Images(Dataset):
         return {"pixels": self.images[index], "labels": self.labels[index]}
 
 
+class Numbered(Images):
+    """The same, with the number of each."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**super().__getitem__(index), "index": index}
+
+
 class Block(nn.Module):
     """A convolution whose activation a memory-saving layer keeps as bits."""
 
@@ -81,7 +88,8 @@ def build_gpt() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(**size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
-def cnn_loss(model: nn.Module, batch: Any) -> Any:
+def mean_loss(model: nn.Module, batch: Any) -> Any:
+    """As a loop of one's own has it."""
     return model(**batch)["loss"]
 
 
@@ -91,13 +99,13 @@ def gpt_loss(model: nn.Module, batch: Any) -> Any:
     return model(**batch, num_items_in_batch=torch.ones(()))["loss"], count
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
+def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0)
 
 
 BUILD = {"cnn": build_cnn, "gpt": build_gpt}
 DATA = {"cnn": Images, "gpt": Tokens}
-LOSS = {"cnn": cnn_loss, "gpt": gpt_loss}
+LOSS = {"cnn": mean_loss, "gpt": gpt_loss}
 
 
 def task_of(kind: str, **changes: Any) -> Task:
@@ -106,5 +114,9 @@ def task_of(kind: str, **changes: Any) -> Task:
     def build_model() -> nn.Module:
         return BUILD[kind]().train()
 
-    pieces = {"build_optimizer": sgd, "build_sampler": lambda data: torch.utils.data.SequentialSampler(data)}
-    return Task(build_model=build_model, build_dataset=DATA[kind], compute_loss=LOSS[kind], **pieces | changes)
+    pieces = {
+        "compute_loss": LOSS[kind],
+        "build_optimizer": adamw,
+        "build_sampler": lambda data: torch.utils.data.SequentialSampler(data),
+    }
+    return Task(build_model=build_model, build_dataset=DATA[kind], **pieces | changes)
