@@ -52,7 +52,7 @@ def train(accelerator: Any, model: Any, optimizer: Any, loader: Any) -> list[flo
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        parts.append(float(loss))
+        parts.append(float(loss.detach()))
         if accelerator.sync_gradients:
             steps.append(sum(parts) / len(parts))
             parts = []
