@@ -43,7 +43,7 @@ def arguments_of(tmp_path):
 def job(arguments_of):
     def build(kind: str, plan: Plan, model: nn.Module | None = None, **changes: Any) -> Any:
         given = arguments_of(**arguments(plan), **changes)
-        return Planned(model or BUILD[kind](), given, train_dataset=DATA[kind](), plan=plan)
+        return Planned(BUILD[kind]() if model is None else model, given, train_dataset=DATA[kind](), plan=plan)
 
     return build
 
@@ -151,7 +151,7 @@ def test_a_model_that_ignores_the_count_trains_on_the_mean(job, capsys, argument
 def test_every_n_layers_is_every_kth_block():
     model = build_gpt()
     model.activation_checkpointing_enable(every_n_layers=3)
-    theirs = [number for number, layer in enumerate(model.transformer.h) if layer.activation_checkpointing]
+    theirs = [number for number, layer in enumerate(model.transformer.h) if layer.gradient_checkpointing]
     assert theirs == [*Checkpointing(kind="blocks", every=3).numbers(4)] == [0, 3]
 
 
