@@ -42,7 +42,8 @@ def test_flags_of_known_parsers():
     lines = flags.written(PLAN).splitlines()
     assert (
         "--per_device_train_batch_size 2 --gradient_accumulation_steps 3 --bf16 True --dataloader_num_workers 2 "
-        """--optim adamw_torch_fused --activation_checkpointing True --activation_checkpointing_kwargs '{"every_n_layers": 2}'"""
+        "--optim adamw_torch_fused --activation_checkpointing True "
+        """--activation_checkpointing_kwargs '{"every_n_layers": 2}'"""
     ) in lines
     assert "--mixed_precision bf16 --gradient_accumulation_steps 3" in lines
     assert "--batch-size 2 --grad-accum-steps 3 --amp --amp-dtype bfloat16 --workers 2" in lines
