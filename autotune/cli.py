@@ -27,6 +27,7 @@ from .commands.arguments import (
     EffectiveBatch,
     EstimatedBudget,
     ExecutorName,
+    Framework,
     Html,
     Job,
     Json,
@@ -159,12 +160,12 @@ def search(  # the command's options, one line each: typer's form
 
 
 @app.command(short_help="Explain a plan in words.")
-def show(plan: PlanPath, json: Json = False) -> None:
+def show(plan: PlanPath, framework: Framework = None, json: Json = False) -> None:
     """Explain a plan in words: what each row does, what it was measured at, and how to apply it."""
     from .commands.show import show as command
 
     with _one_document(json):
-        command(plan, json)
+        command(plan, json, framework)
 
 
 @app.command(short_help="Measure a plan again.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import math
@@ -151,6 +152,23 @@ class Task:
         from .from_lightning import pieces
 
         return cls(**{**pieces(build_module, build_data, trainer or {}), **fields})
+
+    @classmethod
+    def from_trainer(cls, build_trainer: Callable[[], Any]) -> Task:
+        """The job of a ``transformers.Trainer``; a task file ends with ``task = Task.from_trainer(build_trainer)``.
+
+        Args:
+            build_trainer: returns the Trainer as the job builds it, without a plan. It is called as the file is read,
+                and again for each model, once everything is seeded.
+
+        Returns:
+            A task with the Trainer's model, data, loss, optimizer, batch, precision and clipping.
+
+        Raises:
+            TaskError: it returns no Trainer, or one whose batches or ranks a task does not have.
+        """
+        made: Task = importlib.import_module(".integrations.trainer_task", __package__).task_of(build_trainer)
+        return made
 
     def __post_init__(self) -> None:
         problems = [*self._wrong_data()]

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import optuna
 import sqlalchemy
-from autotune.search.sampler.optuna_samplers.configuration_space import ConfigurationSpace, Predict
 from sqlalchemy.engine import Engine
 
 from autotune.files import FOLDER
@@ -25,6 +24,7 @@ from autotune.search.driver import search
 from autotune.search.events import Event
 from autotune.search.options import SearchOptions
 from autotune.search.requests import reference_settings
+from autotune.search.sampler.configuration_space import ConfigurationSpace, Predict
 from autotune.search.store.exclusive import ExclusiveStorage
 from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import SearchSpace, load_space

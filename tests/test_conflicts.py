@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from autotune.search.sampler.optuna_samplers.configuration_space import ConfigurationSpace
 from line_task import floats, line, training_of
 from search_tables import SPACE, facts, options, run_search
 
@@ -15,6 +14,7 @@ from autotune.errors import PlanError
 from autotune.plan import Plan
 from autotune.search import events
 from autotune.search.requests import check_plan, reference_settings
+from autotune.search.sampler.configuration_space import ConfigurationSpace
 from autotune.techniques import Settings
 from autotune.techniques.precision import Precision
 

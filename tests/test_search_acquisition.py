@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from autotune.search.sampler.optuna_samplers.acquisition import GAIN, Acquisition, Observation
-from autotune.search.sampler.optuna_samplers.configurations import Configuration, Configurations
-from autotune.search.sampler.optuna_samplers.priors import Priors
-from autotune.search.sampler.optuna_samplers.surrogate import Scales
 from optuna.distributions import CategoricalDistribution
 
 from autotune.estimate import Prediction
+from autotune.search.sampler.acquisition import GAIN, Acquisition, Observation
+from autotune.search.sampler.configurations import Configuration, Configurations
+from autotune.search.sampler.priors import Priors
+from autotune.search.sampler.surrogate import Scales
 
 MIB = 2**20
 LABELS = ("a", "b", "c", "d")

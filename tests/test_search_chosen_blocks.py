@@ -8,7 +8,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-from autotune.search.sampler.optuna_samplers.configuration_space import ConfigurationSpace, Foreseen
 from real_search import search_until_a_trial
 from search_tables import MIB, facts, options, row, run_search
 
@@ -17,6 +16,7 @@ from autotune.plan import Budget, load_plan
 from autotune.search.events import Warned
 from autotune.search.options import SearchOptions
 from autotune.search.requests import Requests, inspect, reference_settings
+from autotune.search.sampler.configuration_space import ConfigurationSpace, Foreseen
 from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings

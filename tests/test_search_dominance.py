@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from autotune.search.sampler.optuna_samplers.dominance import buys_memory, is_needless
 from search_tables import MIB, facts, options, peak, run_search
 
 from autotune.estimate import Prediction
 from autotune.search.events import PredictionEnded
+from autotune.search.sampler.dominance import buys_memory, is_needless
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch

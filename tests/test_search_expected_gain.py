@@ -8,13 +8,13 @@ from pathlib import Path
 
 import optuna
 import pytest
-from autotune.search.sampler.optuna_samplers.acquisition import Observation
-from autotune.search.sampler.optuna_samplers.configurations import Configuration, Configurations
-from autotune.search.sampler.optuna_samplers.expected_gain import ExpectedGainSampler, observe, withdraw
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from autotune.estimate import Prediction
+from autotune.search.sampler.acquisition import Observation
+from autotune.search.sampler.configurations import Configuration, Configurations
+from autotune.search.sampler.expected_gain import ExpectedGainSampler, observe, withdraw
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-from autotune.search.sampler.optuna_samplers.configuration_space import ConfigurationSpace
 from search_tables import (
     MIB,
     SMALL,
@@ -29,6 +28,7 @@ from autotune.errors import StudyError, TaskError
 from autotune.plan import Peak, Plan
 from autotune.search.events import SearchStarted, TrialEnded, Warned
 from autotune.search.requests import reference_settings
+from autotune.search.sampler.configuration_space import ConfigurationSpace
 from autotune.search.store.exclusive import ExclusiveStorage
 from autotune.search.store.lock import Lock
 from autotune.search_spaces import load_space

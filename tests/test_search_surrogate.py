@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from autotune.search.sampler.optuna_samplers.surrogate import Posterior, Scales, Surrogate
+
+from autotune.search.sampler.surrogate import Posterior, Scales, Surrogate
 
 NOTHING = 1e-9
 

@@ -23,6 +23,7 @@ __all__ = [
     "EffectiveBatch",
     "EstimatedBudget",
     "ExecutorName",
+    "Framework",
     "Html",
     "Job",
     "Json",
@@ -223,6 +224,10 @@ DeviceMemory = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Framework = Annotated[
+    Literal["transformers", "accelerate", "lightning", "flags"] | None,
+    typer.Option("--for", help="Print what to write in a job of this framework.", show_default="explain the plan"),
+]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show on stderr what the task prints, as each of its processes ends.")
 ]

@@ -1,1 +1,1 @@
-"""Plans in the trainers of other frameworks, each by its own conventions."""
+"""Plans in the jobs of other frameworks, by each framework's own conventions; none is imported before it is used."""

@@ -128,14 +128,9 @@ class InScript:
         self._check_identity(own)
 
     def _check_identity(self, model: Any) -> None:
-        if self.plan.task is None or (known := self.plan.task.identity) is None:
-            return
-        from ..fingerprint import identify
-        from ..techniques.facts import difference
+        from ..fingerprint import other_model
 
-        _, found = identify(model, ())
-        if (found.model, found.names) != (known.model, known.names):
-            differs = difference(known, found.model_copy(update={"batch": known.batch}))
+        if self.plan.task is not None and (differs := other_model(self.plan.task.identity, model)) is not None:
             refuse(f"the plan was found for another model: {differs}. Search again for this one.")
 
     def put_on_loader(self, loader: Any) -> None:

@@ -1,0 +1,210 @@
+"""A plan in an Accelerate loop: keyword arguments of the ``Accelerator``, and a step before its ``prepare``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
+
+from ..apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
+from ..errors import PlanError
+from ..loader import worker_options
+from ..nested import to_device
+from ..plan import Plan
+from ..randomness import undisturbed
+from .told import check_model, check_version, even_batch, refuse_other_models, tell
+
+__all__ = ["arguments", "prepare", "written"]
+
+_KEPT = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
+"""Of the user's DataLoader, what a plan may change, and what goes with that."""
+
+
+def arguments(plan: Plan) -> dict[str, Any]:
+    """What a plan says in ``Accelerator(**arguments(plan))``.
+
+    Raises:
+        PlanError: the plan is in uneven micro-batches.
+    """
+    given: dict[str, Any] = {}
+    if (batch := even_batch(plan, "an Accelerator")) is not None:
+        given["gradient_accumulation_steps"] = batch.accumulate
+    if (precision := plan.settings.precision.kind) != "default":
+        given["mixed_precision"] = precision if precision in ("bf16", "fp16") else "no"
+    return given
+
+
+def prepare(
+    plan: Plan,
+    accelerator: Any,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    *,
+    loss: Callable[[nn.Module, Any], Any] | None = None,
+    blocks: tuple[str, ...] = (),
+    max_grad_norm: float | None = None,
+) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
+    """Put a plan on what ``accelerator.prepare`` is about to be given. What an earlier plan put there is taken off.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+        accelerator: built with :func:`arguments`.
+        model: as it was built.
+        optimizer: of its parameters.
+        loader: for training; its dataset, order and collation stay.
+        loss: (model, batch) -> loss, by which memory-saving layers see on two samples who keeps what; without it
+            ``model(**batch)`` where batches are dicts, and the model's structure otherwise.
+        blocks: module paths of the model's blocks, as a task's ``blocks``.
+        max_grad_norm: what the loop clips gradients at.
+
+    Returns:
+        The three to give to ``accelerator.prepare``: model and optimizer changed in place, and another DataLoader.
+
+    Raises:
+        PlanError: the plan is for another model or device, the accelerator is not the plan's, one of the three was
+            prepared already, or the plan asks for what they cannot do.
+    """
+    check_version("accelerate")
+    refuse_other_models(plan, "Train it by autotune.apply, or leave that row out.")
+    _check_accelerator(plan, accelerator)
+    if type(optimizer).__name__ == "AcceleratedOptimizer" or type(loader).__module__.startswith("accelerate."):
+        raise PlanError(
+            "the optimizer or the loader came from accelerator.prepare, and a plan comes before that. Call "
+            "model, optimizer, loader = autotune.integrations.accelerate.prepare(plan, accelerator, model, optimizer, "
+            "loader) first."
+        )
+    check_model(plan, model, blocks)
+    fed = _loader(plan, accelerator, loader)
+    run = _run(loader, loss, accelerator.device)
+    device = accelerator.device if accelerator.device_placement else None
+    model = apply_to_model(plan, model, blocks=blocks, run=run, device=device)
+    optimizer = apply_to_optimizer(plan, optimizer, max_grad_norm=max_grad_norm)
+    _around_loss(plan, accelerator)
+    if not getattr(accelerator, "_autotune_told", False):
+        accelerator._autotune_told = True
+        tell(plan, "Accelerate", missing=_beyond(plan))
+    return model, optimizer, fed
+
+
+def _check_accelerator(plan: Plan, accelerator: Any) -> None:
+    found = {name: getattr(accelerator, name) for name in ("gradient_accumulation_steps", "mixed_precision")}
+    wrong = [
+        f"{name} = {found[name]!r}, and the plan's is {wanted!r}"
+        for name, wanted in arguments(plan).items()
+        if found[name] != wanted
+    ]
+    if wrong:
+        raise PlanError(
+            f"the Accelerator is not the plan's: {'; '.join(wrong)}. Build it as "
+            "Accelerator(..., **autotune.integrations.accelerate.arguments(plan)), and leave what it says out of "
+            "`accelerate config`."
+        )
+    settings, device = plan.settings, accelerator.device.type
+    if plan.budget.device not in (None, device):
+        raise PlanError(f"budget.device: the plan is for {plan.budget.device}, but the Accelerator is on {device}.")
+    if settings.precision.kind == "fp16" and device == "cpu":
+        raise PlanError("settings.precision.kind: fp16 is for CUDA devices, but the Accelerator is on cpu. Use bf16.")
+    rewriting = [one.name for one in (settings.layers, settings.checkpointing, settings.compile) if one.kind != "none"]
+    if rewriting and (backend := accelerator.state.dynamo_plugin.backend) != "NO":
+        raise PlanError(
+            f"the Accelerator compiles the model itself ({backend}), and {rewriting[0]} would not be in force. Leave "
+            "dynamo_backend out (ACCELERATE_DYNAMO_BACKEND=no)."
+        )
+
+
+def _loader(plan: Plan, accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The user's, in micro-batches of the plan and with its options: a DataLoader, which Accelerate shards.
+
+    Raises:
+        PlanError: it does not batch by itself, or workers would read a stream more than once.
+    """
+    streams, batch = isinstance(loader.dataset, IterableDataset), plan.settings.batch
+    own: int | None = loader.batch_size
+    if own is None and type(loader.batch_sampler) is not BatchSampler:
+        found = getattr(loader.batch_sampler, "batch_size", None)
+        if batch is not None and found != batch.micro:
+            raise PlanError(
+                f"the loader has a batch sampler of its own ({type(loader.batch_sampler).__name__}), and the plan "
+                f"trains on {batch.describe()}. Give that sampler batches of {batch.micro}, and a batch_size that "
+                "says so."
+            )
+    workers = plan.settings.data_loading.num_workers or 0
+    if streams and workers > max(1, loader.num_workers):
+        raise PlanError(f"data_loading: {workers} workers would each read all of the loader's iterable dataset.")
+    collate = None if loader.collate_fn is default_collate else loader.collate_fn
+    options = {name: getattr(loader, name) for name in _KEPT}
+    spec = apply_to_loader(plan, loader.dataset, collate=collate, options=options, device=accelerator.device)
+    chosen = worker_options({key: value for key, value in spec.options.items() if value is not None})
+    if loader.multiprocessing_context is not None and "multiprocessing_context" in chosen:
+        chosen["multiprocessing_context"] = loader.multiprocessing_context
+    chosen |= {"collate_fn": spec.collate, "generator": loader.generator}
+    if own is None and type(loader.batch_sampler) is not BatchSampler:
+        return DataLoader(spec.dataset, batch_sampler=loader.batch_sampler, **chosen)
+    size = own if batch is None else batch.micro * (accelerator.num_processes if accelerator.split_batches else 1)
+    if not streams:
+        chosen["sampler"] = loader.sampler
+    return DataLoader(spec.dataset, batch_size=size, drop_last=loader.drop_last, **chosen)
+
+
+def _run(loader: DataLoader[Any], loss: Callable[[nn.Module, Any], Any] | None, device: torch.device) -> Any:
+    """Forward and loss on two samples, with the model that it is given; None where nobody says what those are."""
+    if isinstance(loader.dataset, IterableDataset) or loader.collate_fn is None:
+        return None
+    call = partial(_two_samples, loader.dataset, loader.collate_fn, loss, device)
+    with undisturbed():
+        sample = loader.dataset[0] if loss is None else None
+    return None if loss is None and not isinstance(sample, dict) else call
+
+
+def _two_samples(dataset: Any, collate: Any, loss: Any, device: torch.device, model: nn.Module) -> Any:
+    with undisturbed():
+        batch = to_device(collate([dataset[number] for number in range(min(2, len(dataset)))]), device)
+        return loss(model, batch) if loss is not None else model(**batch)
+
+
+def _around_loss(plan: Plan, accelerator: Any) -> None:
+    """Have ``accelerator.autocast()``, which encloses a loss outside the model, put all in force that a plan has
+    there: layers too."""
+    own = getattr(accelerator.autocast, "_autotune_own", accelerator.autocast)
+
+    @contextmanager
+    def autocast(*args: Any, **kwargs: Any) -> Iterator[None]:
+        with own(*args, **kwargs), plan.settings.forward_context(accelerator.device.type):
+            yield
+
+    autocast._autotune_own = own  # type: ignore[attr-defined]
+    accelerator.autocast = autocast
+
+
+def _beyond(plan: Plan) -> Iterator[str]:
+    """What Accelerate leaves to the loop."""
+    rows = [one.name for one in (plan.settings.precision, plan.settings.layers) if one.kind not in ("default", "none")]
+    if rows:
+        yield (
+            f"{' and '.join(rows)} in a loss that is computed outside the model (`with accelerator.autocast():` around "
+            "it puts them there)"
+        )
+
+
+def written(plan: Plan) -> str:
+    """What to write in a loop with an Accelerator."""
+    given = "\n".join(f"#     {name}={value!r}" for name, value in arguments(plan).items()) or "#     nothing"
+    return f"""\
+import autotune
+from accelerate import Accelerator
+from autotune.integrations.accelerate import arguments, prepare
+
+plan = autotune.load_plan("plan.yaml")
+accelerator = Accelerator(**arguments(plan))
+model, optimizer, loader = prepare(plan, accelerator, model, optimizer, loader)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+# arguments(plan) is:
+{given}
+"""

@@ -1,0 +1,158 @@
+"""``Task.from_trainer``: the job of a ``transformers.Trainer`` as a task."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+
+from ..errors import TaskError
+from ..task import Task
+from .counted import ignores_count
+from .told import check_version
+
+__all__ = ["task_of"]
+
+
+def task_of(build_trainer: Callable[[], Any]) -> Task:
+    """What :meth:`autotune.Task.from_trainer` returns.
+
+    Raises:
+        TaskError: the function returns no Trainer, or one whose batches or ranks a task does not have.
+    """
+    check_version("transformers")
+    job = _Job(build_trainer)
+    trainer, loader = job.trainer, job.loader
+    args, iterable = trainer.args, isinstance(loader.dataset, IterableDataset)
+    sampler = None if iterable else loader.batch_sampler.sampler
+    if left := [*_left_to_the_plan(args)]:
+        warnings.warn(
+            f"Task.from_trainer: {', '.join(left)}: left to the plan, and off in what it is compared with.",
+            stacklevel=3,
+        )
+    workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+    return Task(
+        build_model=job.build_model,
+        build_dataset=lambda: loader.dataset,
+        compute_loss=job.compute_loss,
+        build_optimizer=job.build_optimizer,
+        collate=loader.collate_fn,
+        build_sampler=None if iterable or type(sampler) is RandomSampler else job.build_sampler,
+        loader_options={
+            "num_workers": loader.num_workers,
+            "pin_memory": loader.pin_memory,
+            **({"drop_last": True} if args.dataloader_drop_last else {}),
+            **(workers if loader.num_workers else {}),
+        },
+        batch_size=args.train_batch_size * args.gradient_accumulation_steps,
+        micro_batch_size=args.train_batch_size,
+        precision=_precision(trainer),
+        max_grad_norm=args.max_grad_norm or None,
+    )
+
+
+def _left_to_the_plan(args: Any) -> Iterator[str]:
+    names = ("activation_checkpointing", "torch_compile", "use_liger_kernel", "auto_find_batch_size")
+    yield from (f"{name}={value!r}" for name in names if (value := getattr(args, name)))
+    if args.torch_empty_cache_steps is not None:
+        yield f"torch_empty_cache_steps={args.torch_empty_cache_steps}"
+
+
+def _precision(trainer: Any) -> Any:
+    found = trainer.accelerator.mixed_precision
+    if found in ("bf16", "fp16"):
+        return found
+    return "tf32" if trainer.args.tf32 else None
+
+
+class _Job:
+    """One Trainer, whose model is let go once it is known what the job does, and models built anew, each from its own
+    start."""
+
+    def __init__(self, build_trainer: Callable[[], Any]) -> None:
+        self._build = build_trainer
+        self.trainer = trainer = self._built()
+        self.loader: Any = trainer.get_train_dataloader()
+        _check(trainer, self.loader)
+        self._optimizer: Any = None
+        self._has_own = trainer.optimizer is not None
+        self._ignores_count = ignores_count(trainer, trainer.model, self.loader)
+        if self._ignores_count and trainer.args.gradient_accumulation_steps > 1:
+            warnings.warn(
+                "the model, or compute_loss_func, takes num_items_in_batch and ignores it: the Trainer adds up the "
+                f"gradients of {trainer.args.gradient_accumulation_steps} micro-batches and divides them by nothing. "
+                "The task takes their mean. Set model.accepts_loss_kwargs = False, or trainer.loss_is_scaled_for_ga.",
+                stacklevel=4,
+            )
+        self._let_go()
+
+    def build_model(self) -> nn.Module:
+        """As the Trainer trains it."""
+        if self.trainer.model_init is not None:
+            model = self.trainer.call_model_init()
+        else:
+            other = self._built()
+            model, self._optimizer = other.model, other.optimizer
+        model.train()
+        if getattr(model, "config", None) is not None:
+            model.config.use_cache = self.trainer.args.use_cache
+        return model  # type: ignore[no-any-return]
+
+    def build_optimizer(self, model: nn.Module) -> Any:
+        """The one that was given to the Trainer, or that it builds."""
+        if self._has_own:
+            return self._optimizer
+        self.trainer.model = model
+        try:
+            return self.trainer.create_optimizer()
+        finally:
+            self.trainer.optimizer = None
+            self._let_go()
+
+    def build_sampler(self, dataset: Any) -> Any:
+        """The Trainer's."""
+        return self.trainer.get_train_dataloader().batch_sampler.sampler
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> Any:
+        """As the Trainer computes it: (sum, items) where it divides by the items of the whole step."""
+        trainer = self.trainer
+        count = None if self._ignores_count else trainer._get_num_items_in_batch([batch], trainer.args.device)
+        if count is None:
+            return trainer.compute_loss(model, dict(batch))
+        return trainer.compute_loss(model, dict(batch), num_items_in_batch=torch.ones_like(count)), count
+
+    def _built(self) -> Any:
+        trainer = self._build()
+        if not all(hasattr(trainer, name) for name in ("get_train_dataloader", "compute_loss", "create_optimizer")):
+            raise TaskError(
+                f"Task.from_trainer: the function must return a transformers.Trainer, but got {type(trainer).__name__}."
+            )
+        if hasattr(trainer, "plan"):
+            raise TaskError("Task.from_trainer: the Trainer has a plan already. Return one without PlanMixin.")
+        return trainer
+
+    def _let_go(self) -> None:
+        trainer = self.trainer
+        trainer.model = trainer.model_wrapped = trainer.callback_handler.model = None
+        gc.collect()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+
+def _check(trainer: Any, loader: Any) -> None:
+    args = trainer.args
+    if args.world_size > 1 or args.n_gpu > 1:
+        raise TaskError(
+            f"Task.from_trainer: a search's trial is one process on one device, but the Trainer has "
+            f"{max(args.world_size, args.n_gpu)}. Start it without torchrun, with CUDA_VISIBLE_DEVICES=0."
+        )
+    if not isinstance(loader.dataset, IterableDataset) and type(loader.batch_sampler) is not BatchSampler:
+        raise TaskError(
+            f"Task.from_trainer: the Trainer's loader has a batch sampler ({type(loader.batch_sampler).__name__}), and "
+            "a search chooses the batch. Use another train_sampling_strategy."
+        )

@@ -1,0 +1,195 @@
+"""A plan in a ``transformers.Trainer``: its arguments, and a mixin for what no argument says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
+from ..errors import PlanError
+from ..plan import Plan
+from .counted import ignores_count, two_samples
+from .told import check_model, check_version, even_batch, refuse_other_models, tell
+
+__all__ = ["PlanMixin", "arguments", "written"]
+
+_OFF: dict[str, Any] = {"auto_find_batch_size": False, "torch_empty_cache_steps": None}
+"""What would change the batch, or empty the allocator's cache, beside any plan."""
+
+
+def arguments(plan: Plan) -> dict[str, Any]:
+    """What a plan says in ``TrainingArguments(..., **arguments(plan))``, and what must be off beside it.
+
+    Raises:
+        PlanError: the plan is in uneven micro-batches.
+    """
+    settings, given = plan.settings, dict(_OFF)
+    if (batch := even_batch(plan, "a Trainer")) is not None:
+        given |= {"per_device_train_batch_size": batch.micro, "gradient_accumulation_steps": batch.accumulate}
+    if (precision := settings.precision.kind) != "default":
+        given |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
+    loading = settings.data_loading
+    for name in ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"):
+        if (value := getattr(loading, name)) is not None:
+            given[f"dataloader_{name}"] = value
+    if loading.num_workers == 0 or loading.cache != "none":
+        given |= {
+            "dataloader_num_workers": 0,
+            "dataloader_prefetch_factor": None,
+            "dataloader_persistent_workers": False,
+        }
+    if settings.layers.kind != "none":
+        given |= {"use_liger_kernel": False, "torch_compile": False}
+    if settings.checkpointing.kind != "none":
+        given |= {"activation_checkpointing": False, "torch_compile": False}
+    if settings.compile.kind != "none":
+        given["torch_compile"] = False
+    return given
+
+
+class PlanMixin:
+    """In front of a Trainer's class: ``class PlannedTrainer(PlanMixin, Trainer): pass``, and ``plan=`` beside its own
+    arguments, which hold :func:`arguments`.
+
+    The plan is put on the model right before the optimizer is built, on the optimizer as it is, on the data as the
+    training loader is. ``blocks=`` is what a task's ``blocks`` are.
+    """
+
+    model: Any
+    args: Any
+    train_dataset: Any
+    data_collator: Any
+
+    def __init__(self, *args: Any, plan: Plan, blocks: tuple[str, ...] = (), **kwargs: Any) -> None:
+        """
+        Raises:
+            PlanError: the plan is for another model or device, or the Trainer's arguments are not the plan's.
+        """
+        check_version("transformers")
+        refuse_other_models(plan, "Train it by autotune.apply, or leave that row out.")
+        if plan.settings.precision.kind == "fp16" and not torch.cuda.is_available():
+            raise PlanError("settings.precision.kind: fp16 is for CUDA devices, and torch sees none here. Use bf16.")
+        super().__init__(*args, **kwargs)
+        self.plan, self._plan_blocks = plan, tuple(blocks)
+        self._planned: nn.Module | None = None
+        self._plan_loader: Any = None
+        self._plan_changed: list[str] = []
+        _check(self)
+        check_model(plan, self.model, self._plan_blocks)
+
+    def get_train_dataloader(self) -> Any:
+        """The Trainer's own, over the dataset as the plan keeps it."""
+        own = self.train_dataset
+        spec = apply_to_loader(self.plan, own, collate=self.data_collator, device=self.args.device)
+        self.train_dataset = spec.dataset
+        try:
+            loader = super().get_train_dataloader()  # type: ignore[misc]
+        finally:
+            self.train_dataset = own
+        _check_loader(self.plan, loader)
+        self._plan_loader = loader
+        return loader
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's own, for the model with the plan on it."""
+        if args or kwargs:
+            raise PlanError(
+                "the Trainer builds its optimizer from a model that is sharded already (FSDP 1), and a plan comes "
+                "before that. Use fsdp_version 2, or no FSDP."
+            )
+        is_first = self._planned is not self.model
+        if is_first:
+            self._put_on_model()
+        optimizer = super().create_optimizer()  # type: ignore[misc]
+        self.optimizer = apply_to_optimizer(self.plan, optimizer, max_grad_norm=self.args.max_grad_norm or None)
+        if is_first:
+            tell(self.plan, "a Trainer", self._plan_changed)
+        return self.optimizer
+
+    def compute_loss_context_manager(self) -> Any:
+        """The Trainer's own, and the plan's: autocast and layers in the loss too, where that is outside the model."""
+        stack = super().compute_loss_context_manager()  # type: ignore[misc]
+        stack.enter_context(self.plan.settings.forward_context(self.args.device.type))
+        return stack
+
+    def _put_on_model(self) -> None:
+        model = self.model
+        check_model(self.plan, model, self._plan_blocks)
+        if self.plan.settings.checkpointing.kind != "none" and getattr(model, "is_activation_checkpointing", False):
+            model.activation_checkpointing_disable()
+            self._plan_changed.append("the model's own activation checkpointing off")
+        model.train()  # as each training step does
+        loader, self._plan_loader = self._plan_loader or self.get_train_dataloader(), None
+        if self.args.gradient_accumulation_steps > 1 and ignores_count(self, model, loader):
+            self.loss_is_scaled_for_ga = False
+            self._plan_changed.append(
+                f"losses divided by {self.args.gradient_accumulation_steps} (they ignore num_items_in_batch)"
+            )
+        self.model = apply_to_model(self.plan, model, blocks=self._plan_blocks, run=two_samples(self, loader))
+        if self.model is not model:
+            self.model_wrapped = self.model
+        self._planned = self.model
+
+
+def _check(trainer: Any) -> None:
+    """What the Trainer's arguments came to is what the plan says."""
+    plan, args = trainer.plan, trainer.args
+    wrong = [
+        f"{name} = {getattr(args, name)!r}, and the plan's is {wanted!r}"
+        for name, wanted in arguments(plan).items()
+        if getattr(args, name) != wanted and not (name == "dataloader_pin_memory" and args.use_cpu)
+    ]
+    kind = plan.settings.precision.kind
+    if kind != "default" and (got := trainer.accelerator.mixed_precision) != (kind if "16" in kind else "no"):
+        wrong.append(f"accelerate computes in {got} (ACCELERATE_MIXED_PRECISION?), and the plan in {kind}")
+    if kind == "tf32" and args.tf32 is not None:
+        wrong.append(f"tf32 = {args.tf32!r}, which the plan sets itself: leave it out")
+    if wrong:
+        raise PlanError(
+            f"the Trainer is not the plan's: {'; '.join(wrong)}. Build its arguments as "
+            "TrainingArguments(..., **autotune.integrations.transformers.arguments(plan))."
+        )
+    if plan.budget.device not in (None, args.device.type):
+        raise PlanError(
+            f"budget.device: the plan is for {plan.budget.device}, but the Trainer trains on {args.device.type}."
+        )
+    if args.n_gpu > 1:
+        raise PlanError(
+            f"the Trainer would split each batch over {args.n_gpu} devices (nn.DataParallel). Let it see one "
+            "(CUDA_VISIBLE_DEVICES=0), or start it by torchrun."
+        )
+
+
+def _check_loader(plan: Plan, loader: Any) -> None:
+    """A Trainer may build its loader otherwise than by its arguments."""
+    batch, loading = plan.settings.batch, plan.settings.data_loading
+    found: int | None = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
+    if batch is not None and found not in (None, batch.micro):
+        raise PlanError(f"the Trainer's loader yields batches of {found}, and the plan trains on {batch.describe()}.")
+    if loading.num_workers not in (None, loader.num_workers):
+        raise PlanError(f"the Trainer's loader has {loader.num_workers} workers, and the plan {loading.num_workers}.")
+
+
+def written(plan: Plan) -> str:
+    """What to write in a job that trains by a Trainer."""
+    given = "\n".join(f"#     {name}={value!r}" for name, value in arguments(plan).items())
+    return f"""\
+import autotune
+from autotune.integrations.transformers import PlanMixin, arguments
+from transformers import Trainer, TrainingArguments
+
+plan = autotune.load_plan("plan.yaml")
+
+
+class PlannedTrainer(PlanMixin, Trainer):
+    pass
+
+
+args = TrainingArguments("out", **arguments(plan))
+trainer = PlannedTrainer(model, args, train_dataset=dataset, plan=plan)
+
+# arguments(plan) is:
+{given}
+"""

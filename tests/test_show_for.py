@@ -1,0 +1,55 @@
+"""``autotune show plan.yaml --for …``: what to write in another framework's job."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conformance import plan_of
+
+from autotune.integrations import flags
+from autotune.integrations.transformers import written
+
+PLAN = plan_of(
+    precision={"kind": "bf16"},
+    checkpointing={"kind": "blocks", "every": 2},
+    data_loading={"num_workers": 2},
+    optimizer={"kind": "fused"},
+)
+
+
+@pytest.fixture
+def shown(here, tmp_path):
+    PLAN.save(tmp_path / "plan.yaml")
+
+    def show(*options: str) -> str:
+        done = here("show", "plan.yaml", *options, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return show
+
+
+@pytest.mark.parametrize("framework", ["transformers", "accelerate"])
+def test_code_for_a_framework(framework, shown):
+    text = shown("--for", framework)
+    assert f"from autotune.integrations.{framework} import" in text
+    assert "gradient_accumulation_steps=3" in text
+    compile(text, "job.py", "exec")
+
+
+def test_flags_of_known_parsers():
+    lines = flags.written(PLAN).splitlines()
+    assert (
+        "--per_device_train_batch_size 2 --gradient_accumulation_steps 3 --bf16 True --dataloader_num_workers 2 "
+        "--optim adamw_torch_fused --activation_checkpointing True "
+        """--activation_checkpointing_kwargs '{"every_n_layers": 2}'"""
+    ) in lines
+    assert "--mixed_precision bf16 --gradient_accumulation_steps 3" in lines
+    assert "--batch-size 2 --grad-accum-steps 3 --amp --amp-dtype bfloat16 --workers 2" in lines
+    assert "--batch_size=2 --gradient_accumulation_steps=3 --dtype=bfloat16 --compile=False" in lines
+
+
+def test_as_json(shown):
+    found = json.loads(shown("--for", "transformers", "--json"))
+    assert (found["for"], found["written"]) == ("transformers", written(PLAN))
