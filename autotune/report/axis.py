@@ -9,7 +9,7 @@ from typing import Self
 
 __all__ = ["Axis", "byte_ticks", "ticks"]
 
-_AROUND = 0.06
+_AROUND = 0.1
 """Share of an axis that is left free at either end."""
 _NUM = 5
 """Steps between ticks, about."""

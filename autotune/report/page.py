@@ -19,7 +19,7 @@ from .folding import lines
 from .profile import KINDS, cells, changes, columns, moment_words, notes, peak_words, title
 from .show import found_rows, headline, settings_rows
 from .study import bought, facts_rows, figure_names, offs, trial_rows
-from .words import count, rate, size
+from .words import count, size
 
 __all__ = ["page", "study_page"]
 
@@ -93,7 +93,6 @@ def study_page(stored: Stored) -> str:
             width=scatter.WIDTH,
             height=scatter.HEIGHT,
             size=size,
-            rate=rate,
             key=[row for row in _KEY if row[:2] in kinds],
             limit=budget_words(stored.record.budget),
             evidence={"Measured": found.get("Measured"), "Found": found.get("Found"), "Where": facts_rows(stored)},

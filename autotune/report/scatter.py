@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from typing import Literal
 
 from ..search.store.stored import Stored
@@ -16,8 +17,12 @@ __all__ = ["HEIGHT", "WIDTH", "Bar", "Bars", "Dot", "Tradeoff", "bars", "front",
 
 WIDTH, HEIGHT = 640, 360
 """Of a plot, in the SVG's units."""
-_GAP = 16
-"""Between a mark and its label."""
+_GAPS = (16, 30, 44)
+"""Between a mark and its label: the nearest that is free."""
+_SIDES = (("start", 1, 0), ("end", -1, 0), ("middle", 0, -1), ("middle", 0, 1), ("end", -0.5, -1), ("end", -0.5, 1))
+"""Where a label may stand: how it is anchored, how far to the right and how far down, in gaps."""
+_BESIDE = 20
+"""That a label may stand out of the plot on the right."""
 _LETTER, _LINE = 12.5, 24
 """Width and height of a label's letter where it is largest: on a phone."""
 
@@ -84,14 +89,15 @@ def tradeoff(stored: Stored) -> Tradeoff | None:
     memory = Axis.of([*map(_peak, shown), *([limit] if limit else [])], is_bytes=True)
     speed = Axis.of(speeds, from_zero=True)
     best = front(row for row in stored.tried if row.number not in stored.fallen)
-    winner = stored.winner
-    ranked = sorted(shown, key=lambda row: (row == winner, row.number == 0, row in best, -row.number))
-    dots = [_dot(row, stored, memory, speed, row in best) for row in ranked]
+    winner, on_front = stored.winner, {row.number for row in best}
+    first = (0 if winner is None else winner.number, 0)
+    ranked = sorted(shown, key=lambda row: (*(row.number == one for one in first), row.number in on_front, -row.number))
+    dots = [_dot(row, stored, memory, speed, row.number in on_front) for row in ranked]
     steps = [(memory.place(_peak(row), WIDTH), HEIGHT - speed.place(_speed(row), HEIGHT)) for row in best]
     return Tradeoff(
         memory,
         speed,
-        tuple(_labelled(dots, dict(_names(stored, best)))),
+        tuple(_labelled(dots, dict(_names(stored, best)), steps)),
         _stairs(steps),
         None if limit is None else memory.place(limit, WIDTH),
     )
@@ -115,9 +121,11 @@ def _names(stored: Stored, best: Sequence[Tried]) -> Iterator[tuple[int, str]]:
         yield stored.winner.number, "plan" if stored.winner.number else "plan = reference"
 
 
-def _labelled(dots: Sequence[Dot], names: dict[int, str]) -> Iterator[Dot]:
-    """With labels where they cover neither a mark nor another label; the most important first."""
-    taken: list[_Box] = [(dot.x - 6, dot.y - 6, dot.x + 6, dot.y + 6) for dot in dots]
+def _labelled(dots: Sequence[Dot], names: Mapping[int, str], steps: Sequence[tuple[float, float]]) -> Iterator[Dot]:
+    """With labels where they cover neither a mark, nor the front, nor another label; the most important first."""
+    taken: list[_Box] = [(dot.x - 8, dot.y - 8, dot.x + 8, dot.y + 8) for dot in dots]
+    for (left, low), (right, high) in pairwise(steps):
+        taken += [(left, low - 1, right, low + 1), (right - 1, high, right + 1, low)]
     done: list[Dot] = []
     for dot in reversed(dots):
         placed = _placed(dot, names[dot.number], taken) if dot.number in names else dot
@@ -128,15 +136,11 @@ def _labelled(dots: Sequence[Dot], names: dict[int, str]) -> Iterator[Dot]:
 
 
 def _placed(dot: Dot, label: str, taken: Sequence[_Box]) -> Dot:
-    for anchor, dx, dy in (
-        ("start", _GAP, 6),
-        ("end", -_GAP, 6),
-        ("middle", 0, -_GAP),
-        ("middle", 0, _GAP + 14),
-    ):
-        tried = replace(dot, label=label, label_x=dot.x + dx, label_y=dot.y + dy, anchor=anchor)
+    for gap, (anchor, right, down) in product(_GAPS, _SIDES):
+        y = dot.y + down * gap + _LINE * (0.25 + 0.35 * down)
+        tried = replace(dot, label=label, label_x=dot.x + right * gap, label_y=y, anchor=anchor)
         left, top, right, bottom = box = _box(tried)
-        inside = left >= 0 and right <= WIDTH and top >= 0 and bottom <= HEIGHT
+        inside = left >= 0 and right <= WIDTH + _BESIDE and top >= 0 and bottom <= HEIGHT
         if inside and not any(_meet(box, other) for other in taken):
             return tried
     return dot

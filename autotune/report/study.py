@@ -77,7 +77,7 @@ def trial_rows(stored: Stored) -> Iterator[TrialRow]:
             tuple(figures.get(name, "") for name in wanted),
             _outcome(row, stored),
             row.verdict.feasible and row.number not in stored.fallen,
-            row == winner,
+            winner is not None and row.number == winner.number,
         )
 
 
@@ -114,7 +114,9 @@ def _outcome(row: Tried, stored: Stored) -> str:
     if again is not None:
         said = f"could not be used when it was measured again: {again.verdict.reason}"
     else:
-        said = row.verdict.reason or ("the plan" if row == stored.winner else "")
+        winner = stored.winner
+        is_plan = winner is not None and row.number == winner.number
+        said = row.verdict.reason or ("the plan" if is_plan else "")
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
 
 
@@ -164,9 +166,9 @@ def _gain_words(found: Gain) -> str:
 def _verdict(found: Gain, fits_without: bool) -> str:
     if found.low is None or found.high is None:
         said = "one round proves nothing"
-    elif found.low > 1:
+    elif round(found.low, 2) > 1:
         said = "faster with it"
-    elif found.high < 1:
+    elif round(found.high, 2) < 1:
         said = "slower with it"
     else:
         said = "no difference in speed is proven"

@@ -95,7 +95,7 @@ def ablate(session: Session, winner: Tried) -> None:
         open_parts = [part for part in parts if part.conflict is None and not _is_known(winner.number, part, evidence)]
         if not open_parts:
             return
-        turn = number % len(open_parts)  # who runs long after the winner differs from round to round
+        turn = (number - 1) % len(open_parts)  # who runs long after the winner differs from round to round
         asked = [None, *open_parts[turn:], *open_parts[:turn]]
         for position, one in enumerate(asked):
             key = _key(winner.number, number, one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import optuna
 from optuna.storages import RDBStorage
@@ -53,7 +54,7 @@ class Stored:
         """Trial 0; None where it has not ended."""
         return next((row for row in self.tried if row.number == 0), None)
 
-    @property
+    @cached_property
     def winner(self) -> Tried | None:
         """The trial that the plan is of."""
         if self.plan is None:
