@@ -243,7 +243,8 @@ def test_names_are_escaped(text):
 
 def test_a_search_that_has_not_ended_has_a_page(stored):
     text = study_page(replace(stored, plan=None, evidence={}))
-    assert "the search has not ended" in text
+    assert "the search has not ended. The fastest so far: trial " in text
+    assert "166 samples/s ± 1.0 %, 496 MiB" in text
     assert "What each choice bought" not in text
     assert len(re.findall(r'<tr id="trial-', text)) == 4
 
@@ -254,6 +255,7 @@ def test_a_study_without_a_measurement_has_its_trials(stored):
     text = study_page(replace(stored, tried=rows, plan=None, evidence={}, forecasts={}))
     Tags(text)
     assert "RuntimeError: no" in text
+    assert "none of 1 trial so far can be used" in text
     assert "<svg" not in text
 
 

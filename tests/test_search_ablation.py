@@ -14,7 +14,7 @@ from autotune.search.events import AblationEnded, Warned
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.optimizer_step import OptimizerStep
-from autotune.workers import OutOfMemory
+from autotune.workers import Failed, OutOfMemory
 from autotune.workers.table import TableExecutor
 
 pytestmark = pytest.mark.usefixtures("in_memory")
@@ -77,6 +77,17 @@ def test_rounds_go_on_to_six_where_nothing_is_proven():
     run = run_search(every(ablate=True), rows=[row(BF16, samples_per_s=speeds, peak_bytes=(MIB,) * 10)])
     assert [event.round for event in run.seen(AblationEnded) if event.without == "allocator"] == [1, 2, 3, 4, 5, 6]
     assert [event.round for event in run.seen(AblationEnded) if event.without == "precision"] == [1, 2]
+
+
+def test_without_the_plan_to_compare_with_nothing_is_compared():
+    class Breaks(TableExecutor):
+        def _answer(self, request):
+            found = super()._answer(request)
+            return Failed(message="gone") if request.id == "without-none-round-1" else found
+
+    run = run_search(every(ablate=True), executor=Breaks(facts(), TABLE))
+    assert [event.without for event in run.seen(AblationEnded)] == [None]
+    assert any("the plan itself did not run again" in event.message for event in run.seen(Warned))
 
 
 def test_an_interruption_leaves_the_plan_and_what_was_measured():

@@ -17,9 +17,10 @@ from . import chart as drawing
 from . import scatter
 from .folding import lines
 from .profile import KINDS, cells, changes, columns, moment_words, notes, peak_words, title
+from .progress import trial_label
 from .show import found_rows, headline, settings_rows
 from .study import bought, facts_rows, figure_names, offs, trial_rows
-from .words import count, size
+from .words import count, outcome_words, size
 
 __all__ = ["page", "study_page"]
 
@@ -112,7 +113,10 @@ def study_page(stored: Stored) -> str:
 def _headline(stored: Stored) -> str:
     if stored.plan is not None:
         return f"The plan: {headline(stored.plan)}"
-    return f"There is no plan: the search has not ended. So far {count(len(stored.tried), 'trial')} have."
+    if (best := stored.best) is None:
+        return f"There is no plan: none of {count(len(stored.tried), 'trial')} so far can be used."
+    so_far = f"{trial_label(best.number)}, {outcome_words(best.outcome, stored.record.budget)}"
+    return f"There is no plan: the search has not ended. The fastest so far: {so_far}."
 
 
 def _misses(stored: Stored) -> Iterator[tuple[str, scatter.Bars, str]]:

@@ -98,13 +98,14 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """About how long the search goes on, its finalists included; None before a trial has ended.
+        """About how long the search goes on, its finalists included; None before a trial has ended, and once
+        the plan is written.
 
         The trials that are likely left, and the finalists, each with what its like have taken; less what those that
         run have had of it. Never past ``--max-time``.
         """
         costs = self._costs()
-        if costs is None:
+        if costs is None or (_ABLATED, None) in self._running:
             return None
         left = likely_s(self._runs_left(), costs, max(len(self._running), 1))
         longest_s = max(costs.trial_s, costs.fresh_s)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..plan import Gain
 from ..search.ablation import Share, counterparts, shares
-from ..search.evidence import combine, gain
+from ..search.evidence import combine, gain, undisturbed
 from ..search.requests import reference_settings
 from ..search.store.stored import Stored
 from ..search.store.study import Tried
@@ -146,9 +146,10 @@ def _bought(share: Share, stored: Stored) -> Bought:
         ended = "" if share.ended is None else outcome_words(share.ended, budget)
         said = f"cannot be reset alone: {part.conflict}" if part.conflict else f"without it: {ended or 'not measured'}"
         return Bought(name, setting, None, "", "", said)
-    own = combine([pair.winner for pair in share.rounds], budget)
-    other = combine([pair.reference for pair in share.rounds if pair.reference is not None], budget)
-    found = gain(own, other, share.rounds, None)
+    pairs = undisturbed(share.rounds)
+    own = combine([pair.winner for pair in pairs], budget)
+    other = combine([pair.reference for pair in pairs if pair.reference is not None], budget)
+    found = gain(own, other, pairs, None)
     peaks = f"{size(own.peak.process)}, without it {size(other.peak.process)}"
     bar = Bar(name, found.speed, found.low, found.high) if found.speed and found.low and found.high else None
     return Bought(name, setting, bar, _gain_words(found), peaks, _verdict(found, other.fits))

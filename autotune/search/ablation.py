@@ -105,6 +105,9 @@ def ablate(session: Session, winner: Tried) -> None:
             if found is None:
                 return
             evidence[key] = found
+            if one is None and not isinstance(found, Measured):
+                session.warn("--ablate: the plan itself did not run again, so that there is nothing to compare with.")
+                return
 
 
 def _run(session: Session, key: str, run: AblationStarted, runs_left: int) -> Outcome | None:

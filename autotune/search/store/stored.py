@@ -54,6 +54,12 @@ class Stored:
         """Trial 0; None where it has not ended."""
         return next((row for row in self.tried if row.number == 0), None)
 
+    @property
+    def best(self) -> Tried | None:
+        """The fastest trial that can be used; None where none can."""
+        usable = [row for row in self.tried if row.verdict.feasible and row.number not in self.fallen]
+        return max(usable, key=lambda row: row.verdict.log_speed or 0.0, default=None)
+
     @cached_property
     def winner(self) -> Tried | None:
         """The trial that the plan is of."""
