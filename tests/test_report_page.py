@@ -366,3 +366,11 @@ def test_an_output_that_cannot_be_or_is_something_else(folder, report, output, s
     before = (folder / FOLDER / STUDY).read_bytes()
     assert_refused(report(f"{FOLDER}/{STUDY}", "-o", output), said, "with -o")
     assert (folder / FOLDER / STUDY).read_bytes() == before
+
+
+def test_a_plan_that_is_the_job_as_it_stands_bought_nothing(stored):
+    assert stored.plan is not None
+    plan = stored.plan.model_copy(update={"settings": REFERENCE})
+    text = study_page(replace(stored, plan=plan))
+    assert "Nothing: the plan is the job as it stands." in text
+    assert cells(text, "reference")[-2] == "batch 64"

@@ -99,6 +99,7 @@ def study_page(stored: Stored) -> str:
             evidence={"Measured": found.get("Measured"), "Found": found.get("Found"), "Where": facts_rows(stored)},
             settings=settings_rows(plan) if plan else (),
             bought=parts,
+            is_reference=stored.winner is not None and stored.winner.number == 0,
             gains=gains,
             gain_bars=scatter.bars(list(gains.values())),
             misses=list(_misses(stored)),

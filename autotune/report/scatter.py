@@ -18,11 +18,11 @@ __all__ = ["HEIGHT", "WIDTH", "Bar", "Bars", "Dot", "Tradeoff", "bars", "front",
 WIDTH, HEIGHT = 640, 360
 """Of a plot, in the SVG's units."""
 _GAPS = (16, 30, 44)
-"""Between a mark and its label: the nearest that is free."""
+"""Between a mark and its label: the nearest that is free. A number stays by its mark, or is left out."""
 _SIDES = (("start", 1, 0), ("end", -1, 0), ("middle", 0, -1), ("middle", 0, 1), ("end", -0.5, -1), ("end", -0.5, 1))
 """Where a label may stand: how it is anchored, how far to the right and how far down, in gaps."""
 _BESIDE = 20
-"""That a label may stand out of the plot on the right."""
+"""That a label may stand out of the plot, above and on the right."""
 _LETTER, _LINE = 12.5, 24
 """Width and height of a label's letter where it is largest: on a phone."""
 
@@ -94,12 +94,14 @@ def tradeoff(stored: Stored) -> Tradeoff | None:
     ranked = sorted(shown, key=lambda row: (*(row.number == one for one in first), row.number in on_front, -row.number))
     dots = [_dot(row, stored, memory, speed, row.number in on_front) for row in ranked]
     steps = [(memory.place(_peak(row), WIDTH), HEIGHT - speed.place(_speed(row), HEIGHT)) for row in best]
+    limit_x = None if limit is None else memory.place(limit, WIDTH)
+    title = [] if limit_x is None else [(limit_x - WIDTH, -40.0, limit_x + WIDTH, -6.0)]
     return Tradeoff(
         memory,
         speed,
-        tuple(_labelled(dots, dict(_names(stored, best)), steps)),
+        tuple(_labelled(dots, dict(_names(stored, best)), [*_marks(dots, steps), *title])),
         _stairs(steps),
-        None if limit is None else memory.place(limit, WIDTH),
+        limit_x,
     )
 
 
@@ -118,14 +120,11 @@ def _names(stored: Stored, best: Sequence[Tried]) -> Iterator[tuple[int, str]]:
     yield from ((row.number, str(row.number)) for row in best)
     yield 0, "reference"
     if stored.winner is not None:
-        yield stored.winner.number, "plan" if stored.winner.number else "plan = reference"
+        yield stored.winner.number, "plan"
 
 
-def _labelled(dots: Sequence[Dot], names: Mapping[int, str], steps: Sequence[tuple[float, float]]) -> Iterator[Dot]:
+def _labelled(dots: Sequence[Dot], names: Mapping[int, str], taken: list[_Box]) -> Iterator[Dot]:
     """With labels where they cover neither a mark, nor the front, nor another label; the most important first."""
-    taken: list[_Box] = [(dot.x - 8, dot.y - 8, dot.x + 8, dot.y + 8) for dot in dots]
-    for (left, low), (right, high) in pairwise(steps):
-        taken += [(left, low - 1, right, low + 1), (right - 1, high, right + 1, low)]
     done: list[Dot] = []
     for dot in reversed(dots):
         placed = _placed(dot, names[dot.number], taken) if dot.number in names else dot
@@ -135,12 +134,21 @@ def _labelled(dots: Sequence[Dot], names: Mapping[int, str], steps: Sequence[tup
     return reversed(done)
 
 
+def _marks(dots: Sequence[Dot], steps: Sequence[tuple[float, float]]) -> Iterator[_Box]:
+    """What no label may cover."""
+    yield from ((dot.x - 8, dot.y - 8, dot.x + 8, dot.y + 8) for dot in dots)
+    for (left, low), (right, high) in pairwise(steps):
+        yield left, low - 1, right, low + 1
+        yield right - 1, high, right + 1, low
+
+
 def _placed(dot: Dot, label: str, taken: Sequence[_Box]) -> Dot:
-    for gap, (anchor, right, down) in product(_GAPS, _SIDES):
+    gaps = _GAPS[:1] if label.isdigit() else _GAPS
+    for gap, (anchor, across, down) in product(gaps, _SIDES):
         y = dot.y + down * gap + _LINE * (0.25 + 0.35 * down)
-        tried = replace(dot, label=label, label_x=dot.x + right * gap, label_y=y, anchor=anchor)
+        tried = replace(dot, label=label, label_x=dot.x + across * gap, label_y=y, anchor=anchor)
         left, top, right, bottom = box = _box(tried)
-        inside = left >= 0 and right <= WIDTH + _BESIDE and top >= 0 and bottom <= HEIGHT
+        inside = left >= 0 and right <= WIDTH + _BESIDE and top >= -_BESIDE and bottom <= HEIGHT
         if inside and not any(_meet(box, other) for other in taken):
             return tried
     return dot
