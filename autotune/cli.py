@@ -16,6 +16,7 @@ import typer
 
 from . import __version__
 from .commands.arguments import (
+    Ablate,
     Address,
     AllowSplit,
     Alone,
@@ -40,12 +41,15 @@ from .commands.arguments import (
     ProfiledPlan,
     RecoveryLr,
     RecoverySteps,
+    ReportOutput,
     Resume,
     Sampler,
     Seed,
     Space,
     Storage,
     Strict,
+    StudyName,
+    StudyPath,
     TaskPath,
     Trace,
     Trials,
@@ -111,6 +115,7 @@ def search(  # the command's options, one line each: typer's form
     address: Address = None,
     storage: Storage = SearchOptions.storage,
     resume: Resume = SearchOptions.resume,
+    ablate: Ablate = SearchOptions.ablate,
     dry_run: DryRun = False,
     device: Device = None,
     verbose: Verbose = False,
@@ -148,6 +153,7 @@ def search(  # the command's options, one line each: typer's form
         sampler=sampler,
         storage=storage,
         resume=resume,
+        ablate=ablate,
         device=device or default_device(),
     )
     if dry_run:
@@ -166,6 +172,22 @@ def show(plan: PlanPath, framework: Framework = None, json: Json = False) -> Non
 
     with _one_document(json):
         command(plan, json, framework)
+
+
+@app.command(short_help="Write a page of what a search tried and found.")
+def report(
+    study: StudyPath, output: ReportOutput = Path("report.html"), name: StudyName = None, json: Json = False
+) -> None:
+    """Write one page, which needs no network: speed against memory, what each choice of the plan bought, predicted
+    against measured, every trial, and the plan.
+
+    Without --storage a search keeps its study in .autotune/, in a file that is named after the task. What choices
+    bought is measured by `autotune search --ablate`; nothing is measured here. A search that still runs may be read.
+    """
+    from .commands.report import report as command
+
+    with _one_document(json):
+        command(study, name, output, json)
 
 
 @app.command(short_help="Measure a plan again.")

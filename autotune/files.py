@@ -196,6 +196,8 @@ def check_output(path: Path, taken: Mapping[str, Path | None], error: type[UserE
         for name, other in taken.items():
             if other is not None and str(real) == os.path.realpath(other):
                 raise error(f"{path}: that is {name} itself. Choose another path with {option}.")
+        if real.is_relative_to(FOLDER.resolve()):
+            raise error(f"{path}: {FOLDER} holds the studies. Choose another path with {option}.")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=real.parent):
             pass

@@ -13,7 +13,7 @@ from command_line import autotune, environment
 from autotune import __version__
 from autotune.plan import load_plan
 
-COMMANDS = ("search", "show", "verify", "profile", "estimate", "run", "init", "doctor")
+COMMANDS = ("search", "show", "report", "verify", "profile", "estimate", "run", "init", "doctor")
 PLAN = """\
 schema: autotune/plan@1
 task: {source: model.py, fingerprint: 'sha256:%s'}

@@ -9,12 +9,12 @@ import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from command_line import Ended, autotune, start
 from rich.console import Console
+from tags import Tags
 
 from autotune.commands.profile import profile_task
 from autotune.errors import NothingFits, PlanError, TaskError
@@ -386,27 +386,6 @@ def test_the_first_steps_higher_peak_and_heavy_hooks_are_notes():
 
 
 # The page
-
-
-class Tags(HTMLParser):
-    """Every tag, and whether all that opened was closed."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.seen = [], []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.seen.append((tag, dict(attributes)))
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.seen.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def test_the_page_is_whole_names_the_modules_and_fetches_nothing():

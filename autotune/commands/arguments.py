@@ -12,6 +12,7 @@ from ..search.options import Drop
 from ..units import MIB, parse_bytes, parse_duration, parse_percent
 
 __all__ = [
+    "Ablate",
     "Address",
     "AllowSplit",
     "Alone",
@@ -36,12 +37,15 @@ __all__ = [
     "ProfiledPlan",
     "RecoveryLr",
     "RecoverySteps",
+    "ReportOutput",
     "Resume",
     "Sampler",
     "Seed",
     "Space",
     "Storage",
     "Strict",
+    "StudyName",
+    "StudyPath",
     "TaskPath",
     "Trace",
     "TrialTime",
@@ -116,6 +120,13 @@ Job = Annotated[
 ]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
+StudyPath = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study's file or URL, as `autotune search --storage` has it.")
+]
+StudyName = Annotated[
+    str | None, typer.Option("--study", metavar="NAME", help="Which study of it.", show_default="the newest")
+]
+ReportOutput = Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")]
 Budget = Annotated[
     float | None,
     typer.Option(
@@ -204,6 +215,13 @@ Address = Annotated[
 ]
 Storage = Annotated[
     str | None, typer.Option(metavar="URL", help="Optuna storage of the study.", show_default="SQLite under .autotune/")
+]
+Ablate = Annotated[
+    bool,
+    typer.Option(
+        "--ablate",
+        help="Once the plan is written, measure it again without each of its choices in turn, for `autotune report`.",
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with this task's newest study.")]
 DryRun = Annotated[

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import colorsys
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..measure.profiling.allocations import Phase
 from ..measure.profiling.types import Area, Profile, Timeline
+from .axis import byte_ticks
 
 __all__ = ["HEIGHT", "WIDTH", "Band", "Chart", "Shape", "chart"]
 
@@ -73,7 +73,7 @@ def chart(base: Profile, peak_at: int) -> Chart:
         path = _path(places, [_y(value, top) for value in heights], [_y(value, top) for value in above])
         shapes.append(Shape(area, path, color, area.live_bytes[peak_at]))
         heights = above
-    ticks = tuple((_y(value, top), value) for value in _ticks(top))
+    ticks = tuple((_y(value, top), value) for value in byte_ticks(0, top))
     return Chart(tuple(shapes), bands, ticks, places[peak_at], _y(heights[peak_at], top))
 
 
@@ -110,15 +110,6 @@ def _path(places: Sequence[float], low: Sequence[float], high: Sequence[float]) 
 
 def _y(num_bytes: int, top: int) -> float:
     return HEIGHT * (1 - num_bytes / top)
-
-
-def _ticks(top: int) -> Iterator[int]:
-    """Up to ``top``, zero included: multiples of 1, 2 or 5 times a power of ten, in KiB, MiB or GiB as ``top`` is."""
-    unit = 1024 ** max(0, math.floor(math.log(top, 1024)))
-    rough = top / unit / 5
-    digit = 10 ** math.floor(math.log10(rough))
-    step = next(digit * n for n in (1, 2, 5, 10) if digit * n >= rough) * unit
-    return (round(step * n) for n in range(math.floor(top / step) + 1))
 
 
 def _colors(areas: Sequence[Area]) -> Iterator[str]:

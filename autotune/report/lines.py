@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..search.budget import budget_words
 from ..search.events import (
     INTERRUPTED,
+    AblationEnded,
+    AblationStarted,
     BudgetKnown,
     Event,
     FinalistEnded,
@@ -20,7 +22,7 @@ from ..search.events import (
 from ..techniques import Facts
 from ..techniques.batch import Batch
 from ..units import format_duration
-from .progress import Progress, finalist_label, trial_label
+from .progress import Progress, finalist_label, trial_label, without_label
 from .words import count, outcome_words, over_reference, settings_words
 
 __all__ = ["facts_words", "line", "opening", "phase_words", "round_words", "still"]
@@ -90,6 +92,10 @@ def _said(event: Event, progress: Progress) -> str:
         case FinalistEnded():
             said = outcome_words(event.outcome, progress.budget)
             return f"{finalist_label(event.number)}, {round_words(event.round, event.num_rounds)}: {said}"
+        case AblationStarted(without, number, settings):
+            return f"{without_label(without)}, round {number}, starts: {settings_words(settings, progress.facts)}"
+        case AblationEnded(without, number, _, outcome):
+            return f"{without_label(without)}, round {number}: {outcome_words(outcome, progress.budget)}"
         case Stopped(reason):
             return f"no more trials: {reason}" + ("" if reason == INTERRUPTED else "; the best are measured again")
 

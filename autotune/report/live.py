@@ -206,7 +206,8 @@ def _bar(done: float, whole: float, words: Text, style: str = "cyan") -> Rendera
 
 def _history(progress: Progress, max_rows: int) -> RenderableType:
     table = Table.grid(padding=(0, 2), expand=True)
-    table.add_column(width=len(finalist_label(0)), style="dim", no_wrap=True)
+    longest = max(len(finalist_label(0)), *(len(ended.label) for ended in progress.ended[-max_rows:]))
+    table.add_column(width=longest, style="dim", no_wrap=True)
     for heading in ("samples/s", "10.00x", "1023 MiB"):
         table.add_column(width=len(heading), no_wrap=True, justify="right")
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)

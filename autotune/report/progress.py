@@ -11,6 +11,8 @@ from ..measure import Measurement
 from ..search.budget import asked
 from ..search.duration import FRESH_EXTRA_S, Costs, Runs, likely_s, likely_trials
 from ..search.events import (
+    AblationEnded,
+    AblationStarted,
     BudgetKnown,
     Event,
     FinalistEnded,
@@ -31,6 +33,9 @@ from .words import remark
 
 __all__ = ["Ended", "Progress", "Running"]
 
+_ABLATED = -1
+"""In place of a trial's number: runs of the ablation come one after the other."""
+
 
 @dataclass(frozen=True)
 class Running:
@@ -49,7 +54,7 @@ class Ended:
 
     label: str
     settings: Settings
-    event: TrialEnded | FinalistEnded
+    event: TrialEnded | FinalistEnded | AblationEnded
 
 
 class Progress:
@@ -93,13 +98,14 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """About how long the search goes on, its finalists included; None before a trial has ended.
+        """About how long the search goes on, its finalists included; None before a trial has ended, and once
+        the plan is written.
 
         The trials that are likely left, and the finalists, each with what its like have taken; less what those that
         run have had of it. Never past ``--max-time``.
         """
         costs = self._costs()
-        if costs is None:
+        if costs is None or (_ABLATED, None) in self._running:
             return None
         left = likely_s(self._runs_left(), costs, max(len(self._running), 1))
         longest_s = max(costs.trial_s, costs.fresh_s)
@@ -147,6 +153,12 @@ class Progress:
                 self.ended.append(Ended(finalist_label(number), settings, event))
                 if number and remark(event.outcome, self.budget) is not None:
                     self._fell(number)
+            case AblationStarted(without, _, settings):
+                self.finalist_round = None
+                self._running[_ABLATED, None] = Running(without_label(without), settings, self._clock())
+            case AblationEnded(without, _, settings):
+                self._running.pop((_ABLATED, None), None)
+                self.ended.append(Ended(without_label(without), settings, event))
             case BudgetKnown(budget):
                 self.budget = budget
             case Stopped(reason):
@@ -212,6 +224,11 @@ def _compared_s(outcome: Outcome) -> float:
 def trial_label(number: int) -> str:
     """How a trial is called: 0 is the reference."""
     return "reference" if number == 0 else f"trial {number}"
+
+
+def without_label(without: str | None) -> str:
+    """How a run of the ablation is called."""
+    return "the plan again" if without is None else f"without {without}"
 
 
 def finalist_label(number: int) -> str:

@@ -24,11 +24,20 @@ from ..units import format_duration
 from .tables import rows_table
 from .words import count, rate, settings_words, size, times
 
-__all__ = ["as_json", "explain", "peak_words", "speed_words", "summary"]
+__all__ = [
+    "as_json",
+    "explain",
+    "found_rows",
+    "headline",
+    "peak_words",
+    "settings_rows",
+    "speed_words",
+    "summary",
+]
 
 _EXACTNESS = {"exact": "Exact, up to the order of sums.", "rounding": "It rounds more, or otherwise."}
 """What a setting may do to the result."""
-Rows = list[tuple[str, RenderableType]]
+Rows = list[tuple[str, str]]
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -38,17 +47,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def explain(plan: Plan, path: Path) -> RenderableType:
     """All that ``autotune show`` says."""
-    parts: list[RenderableType] = [Text(_headline(plan, path), style="bold")]
-    sections = {
-        "Settings": None,
-        "Measured": _measured(plan),
-        "Found": _found(plan),
-        "Measured on": _environment(plan),
-    }
-    for title, rows in sections.items():
-        if rows is None:
-            parts += [Text(f"\n{title}", style="bold"), _settings(plan)]
-        elif rows:
+    parts: list[RenderableType] = [Text(f"{path}: {headline(plan)}", style="bold")]
+    parts += [Text("\nSettings", style="bold"), _settings(plan)]
+    for title, rows in found_rows(plan).items():
+        if rows:
             parts += [Text(f"\n{title}", style="bold"), rows_table(rows)]
     if plan.notes:
         parts += [Text("\nNotes", style="bold"), rows_table([("-", note) for note in plan.notes])]
@@ -56,15 +58,26 @@ def explain(plan: Plan, path: Path) -> RenderableType:
     return Group(*parts)
 
 
+def found_rows(plan: Plan) -> dict[str, Rows]:
+    """What a plan was measured at, how it was found and where, by title."""
+    return {"Measured": _measured(plan), "Found": _found(plan), "Measured on": _environment(plan)}
+
+
+def settings_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """Of each setting its technique, the setting, and what it does."""
+    return [(one.name, one.describe(), one.purpose() + _exactness(plan, one)) for one in plan.settings.chosen()]
+
+
 def summary(plan: Plan, path: Path) -> RenderableType:
     """What the end of a search says: the choice, its evidence, and what to do next."""
     rows = [("settings", settings_words(plan.settings)), *_measured(plan)]
     rows += [("note", note) for note in plan.notes]
     rows.append(("next", f"autotune show {path}"))
-    return Group(Text(f"\n{_headline(plan, path)}", style="bold"), rows_table(rows))
+    return Group(Text(f"\n{path}: {headline(plan)}", style="bold"), rows_table(rows))
 
 
-def _headline(plan: Plan, path: Path) -> str:
+def headline(plan: Plan) -> str:
+    """What it comes to, in one line."""
     if plan.gain is not None and plan.gain.speed is not None and plan.measured and plan.reference:
         what = f"{times(plan.gain.speed)} the reference's speed"
         if plan.gain.low is not None and not plan.gain.is_proven:
@@ -75,14 +88,11 @@ def _headline(plan: Plan, path: Path) -> str:
         what = "settings without evidence"
     within = f", within {budget_words(plan.budget)}" if plan.budget.limit else ", no memory limit"
     on = f", on {plan.budget.device}" if plan.budget.device else ""
-    return f"{path}: {what}{within if plan.measured else ''}{on}"
+    return f"{what}{within if plan.measured else ''}{on}"
 
 
 def _settings(plan: Plan) -> RenderableType:
-    rows = [
-        (one.name, Text(one.describe()).append(f"\n{one.purpose()}{_exactness(plan, one)}", style="dim"))
-        for one in plan.settings.chosen()
-    ]
+    rows = [(name, Text(said).append(f"\n{purpose}", style="dim")) for name, said, purpose in settings_rows(plan)]
     return rows_table(rows or [("none", Text("everything is as the task has it"))])
 
 

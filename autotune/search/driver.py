@@ -4,20 +4,20 @@ plan."""
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
 from ..errors import Interrupted, OutOfTime, PlanError, TaskError, TrialsLost
-from ..files import FOLDER, check_output
+from ..files import check_output
 from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import SIGNATURES, task_file
 from ..techniques import TECHNIQUES, Facts, Technique
 from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
 from ..workers.trial.folder import check_working_folder
+from .ablation import ablate
 from .budget import asked, check_possible
 from .build_plan import build_plan
 from .doubt import Doubt
@@ -103,10 +103,13 @@ def _run(
         facts = study.record.facts
         session = Session(options, executor, observe, stop, time_budget, study, facts)
         session.keep_output("inspect", found)
-        plan = _search(session, space)
+        plan, winner = _search(session, space)
+        _save(plan, options)
+        study.keep_plan(plan)
+        if options.ablate:
+            ablate(session, winner)
     finally:
         study.close()
-    _save(plan, options)
     return plan
 
 
@@ -138,7 +141,8 @@ def _save(plan: Plan, options: SearchOptions) -> None:
         ) from None
 
 
-def _search(session: Session, space: SearchSpace) -> Plan:
+def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
+    """The plan, and the trial that it is of."""
     if session.options.resume and not session.study.resumed:
         found = session.study.instead_of
         session.warn(f"--resume: there is no study of this task to go on with: this begins one.{found}")
@@ -180,7 +184,9 @@ def _search(session: Session, space: SearchSpace) -> Plan:
 
     final = settle(session, go_on)
     _check_usable(session)
-    return build_plan(session, final, INTERRUPTED if session.stop.is_set() else stopped)
+    plan = build_plan(session, final, INTERRUPTED if session.stop.is_set() else stopped)
+    assert final.winner is not None, "there is a plan"
+    return plan, final.winner
 
 
 def _check_usable(session: Session) -> None:
@@ -384,6 +390,4 @@ def _check_output(options: SearchOptions) -> None:
     if study is not None:
         check_file(study)
     taken = {"the task": task_file(options.task), "the search space": Path(options.space), "the study": study}
-    if Path(os.path.realpath(path)).is_relative_to(FOLDER.resolve()):
-        raise PlanError(f"{path}: {FOLDER} holds the studies. Choose another path with -o.")
     check_output(path, taken, PlanError)

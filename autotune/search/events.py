@@ -10,6 +10,8 @@ from ..workers import Outcome
 
 __all__ = [
     "INTERRUPTED",
+    "AblationEnded",
+    "AblationStarted",
     "BudgetKnown",
     "Event",
     "FinalistEnded",
@@ -111,6 +113,26 @@ class FinalistEnded:
 
 
 @dataclass(frozen=True)
+class AblationStarted:
+    """The winner, or the same without one of its choices, is about to be measured in a fresh interpreter."""
+
+    without: str | None
+    """The technique that is at the reference's setting; None is the winner itself."""
+    round: int
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class AblationEnded:
+    """That run ended."""
+
+    without: str | None
+    round: int
+    settings: Settings
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
 class Stopped:
     """No more configurations will be tried, unless one of the best falls when it is measured again."""
 
@@ -127,5 +149,7 @@ Event = (
     | TrialStarted
     | TrialEnded
     | FinalistEnded
+    | AblationStarted
+    | AblationEnded
     | Stopped
 )

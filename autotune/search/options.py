@@ -75,6 +75,8 @@ class SearchOptions:
     """``--seed``."""
     storage: str | None = None
     """``--storage``: an Optuna storage URL; None is SQLite under ``.autotune/``."""
+    ablate: bool = False
+    """``--ablate``: once the plan is written, measure what each of its choices bought."""
     resume: bool = False
     """``--resume``: go on with the newest study of this task in the storage."""
 

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtr
 
+from ..forecast import Forecast, Range
 from .priors import Priors
 from .surrogate import Array, Indices, Posterior, Surrogate
 
@@ -89,6 +90,15 @@ class Acquisition:
     def chance_usable(self) -> Array:
         """(configurations,): that a trial neither fails nor is over the limit, margin included."""
         return self._chance(0.0)
+
+    def forecast(self, number: int) -> Forecast:
+        """What a measurement of a configuration is expected to show."""
+        peak = None
+        if self.peak is not None:
+            mean = float(self.peak.mean[number] + self._priors.log_predicted[number])
+            peak = Range.of(mean, float(self.peak.variance[number]) + self.peak.noise_variance)
+        speed = Range.of(float(self.speed.mean[number]), float(self.speed.variance[number]) + self.speed.noise_variance)
+        return Forecast(samples_per_s=speed, peak_bytes=peak)
 
     def promise(self) -> Array:
         """(configurations,): expected gain in speed over the best, times the chance that it can be used, over the

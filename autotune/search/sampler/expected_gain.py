@@ -22,6 +22,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from ..forecast import Forecast
 from .acquisition import GAIN, Acquisition, Observation
 from .configurations import Configurations
 from .priors import Priors
@@ -119,6 +120,11 @@ class ExpectedGainSampler(BaseSampler):
         if len(left) == 0:
             return acquisition.best or 0
         return int(left[np.argmax(acquisition.promise()[left])])
+
+    def forecast(self, params: Mapping[str, Any]) -> Forecast | None:
+        """What was believed of a configuration when the last proposal was made; None where it is none of them."""
+        number = self.configurations.index(params)
+        return None if number is None or self._acquisition is None else self._acquisition.forecast(number)
 
     def acquisition(self, study: optuna.Study) -> Acquisition:
         """What is believed after the study's trials; the same is not thought out twice."""

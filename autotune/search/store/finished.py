@@ -11,7 +11,7 @@ from ...measure import Measurement
 from ...techniques import Facts, Settings
 from ...workers import Measured
 from ...workers.outcome import OUTCOME
-from .storage import check_file, newest_first, open_storage, storage_errors
+from .storage import check_file, newest_first, read_storage
 from .url import sqlite_path
 
 __all__ = ["Finished", "finished"]
@@ -38,17 +38,11 @@ def finished(url: str, stem: str, fingerprint: str) -> Finished | None:
         check_file(path)
         if not path.exists() or path.stat().st_size == 0:
             return None
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = open_storage(url, writes=False)
-    try:
-        with storage_errors(url):
-            for study in newest_first(storage, stem):
-                with suppress(KeyError, ValueError):  # half begun, or of another version
-                    if study.user_attrs["fingerprint"] == fingerprint and (found := _finished(study)).measured:
-                        return found
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
+    with read_storage(url) as storage:
+        for study in newest_first(storage, stem):
+            with suppress(KeyError, ValueError):  # half begun, or of another version
+                if study.user_attrs["fingerprint"] == fingerprint and (found := _finished(study)).measured:
+                    return found
     return None
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "newest_first",
     "newest_number",
     "open_storage",
+    "read_storage",
     "storage_errors",
 ]
 
@@ -99,6 +100,23 @@ def open_storage(url: str, writes: bool = True) -> RDBStorage:
         raise StudyError(
             f"--storage {masked(url)}: its database driver is not installed. Install it: {driver}."
         ) from None
+
+
+@contextmanager
+def read_storage(url: str) -> Iterator[RDBStorage]:
+    """A storage that is there, to be read while a search may be writing to it; without a lock, and nothing is written.
+
+    Raises:
+        StudyError: as :func:`open_storage`, or it is locked.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = open_storage(url, writes=False)
+    try:
+        with storage_errors(url):
+            yield storage
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def _write_ahead(storage: RDBStorage) -> None:

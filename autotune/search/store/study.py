@@ -17,6 +17,7 @@ from optuna.trial import TrialState
 
 from ...errors import StudyError
 from ...measure.measurement import Quality
+from ...plan import Plan
 from ...techniques import Settings
 from ...workers import Dropped, Measured, Outcome
 from ...workers.outcome import OUTCOME
@@ -29,12 +30,15 @@ from .recovered import Recovered, Row, recover
 from .storage import newest_first, newest_number, storage_errors
 from .url import masked
 
-__all__ = ["Study", "Tried"]
+__all__ = ["FELL", "PLAN", "Study", "Tried"]
+
+PLAN = "plan"
+"""The study's user attribute that holds the plan that its search wrote, as YAML."""
 
 _KEPT_OUTPUT = 2048
 """Characters of a trial's output that the study keeps, from either end; its log has all."""
 
-_FELL = "fell"
+FELL = "fell"
 """Prefix of the keys for configurations that fell when they were measured again; the trial's number follows."""
 
 
@@ -181,9 +185,13 @@ class Study:
     def begin(self, trial: optuna.Trial, settings: Settings) -> int:
         """A proposal is about to be measured; returns its number."""
         number, self._next_number = self._next_number, self._next_number + 1
+        sampler = self._study.sampler
+        forecast = sampler.forecast(trial.params) if isinstance(sampler, ExpectedGainSampler) else None
         with self._store.writing():
             trial.set_user_attr("number", number)
             trial.set_user_attr("settings", settings.model_dump(mode="json", exclude_defaults=True))
+            if forecast is not None:
+                trial.set_user_attr("forecast", forecast.model_dump(mode="json"))
         return number
 
     def finish(self, trial: optuna.Trial, number: int, settings: Settings, outcome: Outcome) -> Tried:
@@ -213,7 +221,7 @@ class Study:
 
     def fell(self, row: Tried) -> None:
         """Store that a configuration could not be used when it was measured again."""
-        self.keep_evidence(f"{_FELL}:{row.number}", row.outcome)
+        self.keep_evidence(f"{FELL}:{row.number}", row.outcome)
         self.fallen.append(row)
 
     def evidence(self, key: str) -> Outcome | None:
@@ -226,6 +234,12 @@ class Study:
         """Store a finalist's outcome under a key of its own."""
         with self._store.writing():
             self._study.set_user_attr(key, _trimmed(outcome).model_dump(mode="json"))
+        self._store.checkpoint()
+
+    def keep_plan(self, plan: Plan) -> None:
+        """Store what the search came to, for a report; a later one takes its place."""
+        with self._store.writing():
+            self._study.set_user_attr(PLAN, plan.to_yaml())
         self._store.checkpoint()
 
     def close(self) -> None:
@@ -283,7 +297,7 @@ class Study:
                 self._settle(row, tried)
         self._next_number = 1 + max((tried.number for tried in self.tried), default=-1)
         for tried in self.tried:
-            fell = recovered.evidence.get(f"{_FELL}:{tried.number}")
+            fell = recovered.evidence.get(f"{FELL}:{tried.number}")
             if fell is not None:
                 self.fallen.append(Tried(tried.number, tried.settings, fell, self.judge(fell)))
 
