@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
 
 from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
+from .drift import here, is_strict, tell
 from .errors import PlanError, TaskError
 from .fingerprint import fingerprint, identify
 from .loader import Loader
@@ -33,7 +34,15 @@ __all__ = ["apply", "build_loader", "build_model", "reference_batch"]
 _ASSUMED_BATCH = 32
 
 
-def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pieces: Any) -> Training:
+def apply(
+    plan: Plan,
+    task: Task | None = None,
+    *,
+    seed: int | None = None,
+    strict: bool = False,
+    halve_when_out_of_memory: bool = False,
+    **pieces: Any,
+) -> Training:
     """Build a task's training stack with a plan in force.
 
     Everything is seeded before ``build_model``. Train and eval modes stay as the user set them.
@@ -42,6 +51,9 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
         plan: as read by :func:`autotune.load_plan`; ``Plan(settings=Settings())`` is the user's job as it stands.
         task: the task, or ``pieces``.
         seed: of everything random, the order of samples included; None is the seed that the plan was found with, or 0.
+        strict: refuse a plan that was measured with another torch, device or number of threads; else that is a warning.
+        halve_when_out_of_memory: where memory runs out in ``Training.step``, go on with half the micro-batch and twice
+            as many of them to an optimizer step, with a warning. A step's batches stay in memory until it is taken.
         **pieces: ``model=``, ``dataset=`` (or ``build_loader=``), ``loss=`` (a ``compute_loss``), optionally
             ``optimizer=`` (built, or a function of the parameters), and any other field of :class:`autotune.Task`.
 
@@ -50,7 +62,7 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
 
     Raises:
         PlanError: the plan is for another model, or asks for what this model or device cannot do, or this is one of
-            several ranks.
+            several ranks; or ``strict`` finds a difference.
         TaskError: the task's pieces do not fit together.
     """
     if not isinstance(plan, Plan):
@@ -73,14 +85,20 @@ def apply(plan: Plan, task: Task | None = None, *, seed: int | None = None, **pi
     batch = settings.batch or reference_batch(task, dataset)
     if (reason := settings.model_copy(update={"batch": batch}).conflict()) is not None:
         raise PlanError(f"settings: {reason}.")
-    _warn_of_environment(plan)
+    _check_environment(plan, device.type, is_strict(strict))
+    if halve_when_out_of_memory and settings.optimizer_step.kind != "after_backward":
+        raise PlanError(
+            "halve_when_out_of_memory: optimizer_step: in_backward steps parameters within the backward pass, which "
+            "cannot be made again once memory has run out in it. Leave one of the two out."
+        )
 
     run = _run_on_two_samples(task, dataset)
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
     optimizer = apply_to_optimizer(in_force, task.make_optimizer(model), max_grad_norm=task.max_grad_norm)
     _warn_of_batch(task, dataset, batch, stated=settings.batch is not None and not in_pieces)
     spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
-    return Training(model, optimizer, build_loader(task, spec, batch, seed), task, settings.as_applied(model))
+    loader = build_loader(task, spec, batch, seed)
+    return Training(model, optimizer, loader, task, settings.as_applied(model), halve_when_out_of_memory)
 
 
 def _run_on_two_samples(task: Task, dataset: Any) -> Run | None:
@@ -247,13 +265,15 @@ def _warn_of_batch(task: Task, dataset: Any, batch: Batch, stated: bool) -> None
         )
 
 
-def _warn_of_environment(plan: Plan) -> None:
-    if plan.environment is not None and plan.environment.torch != torch.__version__:
-        warnings.warn(
-            f"the plan was measured with torch {plan.environment.torch}, and this is {torch.__version__}. "
-            "`autotune verify` measures it again.",
-            stacklevel=3,
-        )
+def _check_environment(plan: Plan, kind: str, strict: bool) -> None:
+    """
+    Raises:
+        PlanError: ``strict``, and the plan was measured elsewhere.
+    """
+    if found := [*here(plan, kind)]:
+        if strict:
+            raise PlanError(tell(found, strict))
+        warnings.warn(tell(found, strict), stacklevel=3)
     for technique in plan.settings.techniques():
         if reason := technique.not_in_force():
             warnings.warn(

@@ -28,6 +28,7 @@ from .commands.arguments import (
     EffectiveBatch,
     EstimatedBudget,
     ExecutorName,
+    Flags,
     Framework,
     Html,
     Job,
@@ -44,10 +45,12 @@ from .commands.arguments import (
     ReportOutput,
     Resume,
     Sampler,
+    ScratchFolder,
     Seed,
     Space,
     Storage,
     Strict,
+    StrictRun,
     StudyName,
     StudyPath,
     TaskPath,
@@ -55,6 +58,7 @@ from .commands.arguments import (
     Trials,
     TrialTime,
     Verbose,
+    VerifiedJob,
 )
 from .errors import AutotuneError
 from .interrupts import interruptible
@@ -104,6 +108,8 @@ def search(  # the command's options, one line each: typer's form
     trial_time: TrialTime = SearchOptions.trial_time_s,
     space: Space = SearchOptions.space,
     effective_batch: EffectiveBatch = SearchOptions.effective_batch,
+    flags: Flags = SearchOptions.flags,
+    scratch: ScratchFolder = SearchOptions.scratch,
     allow_split: AllowSplit = SearchOptions.allow_split,
     max_quality_drop: MaxQualityDrop = SearchOptions.max_quality_drop,
     recovery_steps: RecoverySteps = SearchOptions.recovery_steps,
@@ -144,6 +150,8 @@ def search(  # the command's options, one line each: typer's form
         trial_time_s=trial_time,
         space=space,
         effective_batch=effective_batch,
+        flags=flags,
+        scratch=scratch,
         allow_split=allow_split,
         max_quality_drop=max_quality_drop,
         recovery_steps=recovery_steps,
@@ -193,25 +201,24 @@ def report(
 @app.command(short_help="Measure a plan again.")
 def verify(
     plan: PlanPath,
-    task: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL.PY[:NAME]", help="The task file.", show_default="as the plan names it, beside it"
-        ),
-    ] = None,
+    job: VerifiedJob = None,
     strict: Strict = False,
+    scratch: ScratchFolder = SearchOptions.scratch,
     trial_time: TrialTime = SearchOptions.trial_time_s,
     executor: ExecutorName = "ray",
     address: Address = None,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Measure a plan again. Exits with 0 when it holds, 3 when it is over its budget, 2 for another model."""
+    """Measure a plan again. Exits with 0 when it holds, 3 when it is over its budget, 2 for another model.
+
+    The plan of a script is verified by the command that starts it, behind --.
+    """
     from .commands.verify import verify as command
     from .commands.where import Where
 
     with _one_document(json):
-        found = command(plan, task, Where(executor, address, verbose=verbose), trial_time, json)
+        found = command(plan, job, Where(executor, address, len(job or ()) > 1, verbose), trial_time, json, scratch)
     if not found.holds or (strict and found.slower):
         raise typer.Exit(3)
 
@@ -280,6 +287,7 @@ def estimate(
 def run(
     plan: PlanPath,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The job, such as python train.py.")],
+    strict: StrictRun = False,
 ) -> None:
     """Start a job with a plan in force: a script that Python runs needs no change; one line says what is in force.
 
@@ -288,7 +296,7 @@ def run(
     """
     from .commands.run import run as start
 
-    start(plan, command[1:] if command[0] == "--" else command)
+    start(plan, command[1:] if command[0] == "--" else command, strict)
 
 
 @app.command(short_help="Write a commented task file that runs.")

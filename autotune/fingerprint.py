@@ -14,7 +14,7 @@ from .nested import tensors_in
 from .techniques.checkpointing import find_blocks
 from .techniques.facts import Identity, difference
 
-__all__ = ["fingerprint", "identify", "other_model", "sample_shapes"]
+__all__ = ["batch_words", "fingerprint", "identify", "other_model", "sample_shapes"]
 
 _MOST_TENSORS = 8
 """Of a batch that are told."""
@@ -59,7 +59,7 @@ def identify(
         f"{len(parameters)} tensors of {' and '.join(dtypes) or 'none'}",
     )
     names = hashlib.sha256("\n".join(parameters).encode()).hexdigest()[:8]
-    return _hash(model, shapes), Identity(model=", ".join(words), names=names, batch=_batch_words(shapes))
+    return _hash(model, shapes), Identity(model=", ".join(words), names=names, batch=batch_words(shapes))
 
 
 def other_model(known: Identity | None, model: nn.Module, blocks: Sequence[str] = ()) -> str | None:
@@ -84,7 +84,8 @@ def _hash(model: nn.Module, shapes: list[list[Any]]) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _batch_words(shapes: list[list[Any]]) -> str:
+def batch_words(shapes: list[list[Any]]) -> str:
+    """Dtype and shape of each tensor of :func:`sample_shapes`, for people."""
     told = [
         f"{_name(dtype)} [{', '.join('*' if size is None else str(size) for size in shape)}]"
         for dtype, shape in shapes[:_MOST_TENSORS]

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["PLAN_VARIABLE", "TRIAL_VARIABLE", "Launcher", "launcher", "prepare", "set_launcher", "stand_aside"]
+__all__ = [
+    "PLAN_VARIABLE",
+    "STRICT_VARIABLE",
+    "TRIAL_VARIABLE",
+    "Launcher",
+    "launcher",
+    "prepare",
+    "set_launcher",
+    "stand_aside",
+]
 
 
 PLAN_VARIABLE = "AUTOTUNE_PLAN"
 """Names the plan that a job is to run with."""
+STRICT_VARIABLE = "AUTOTUNE_STRICT"
+"""Is 1 where a plan is not to be applied elsewhere than it was measured."""
 TRIAL_VARIABLE = "AUTOTUNE_TRIAL"
 """Names the folder of the trial that a script is run for."""
 

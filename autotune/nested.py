@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-__all__ = ["tensors_in", "to_device"]
+__all__ = ["rows_of", "tensors_in", "to_device"]
 
 
 def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
@@ -19,8 +19,31 @@ def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> A
             return batch.to(device, non_blocking=non_blocking)
         except TypeError:
             return batch.to(device)
+    return _rebuilt(batch, lambda value: to_device(value, device, non_blocking))
+
+
+def rows_of(batch: Any, num_samples: int, rows: slice) -> Any:
+    """Some samples of a nested batch: of tensors whose first dimension is the samples, and of lists with an entry for
+    each; the rest stays whole.
+
+    Raises:
+        ValueError: a list of as many tensors as samples, which may be either.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch[rows] if batch.dim() and len(batch) == num_samples else batch
+    if isinstance(batch, (list, tuple)) and len(batch) == num_samples and not hasattr(batch, "_fields"):
+        is_cut = [isinstance(one, torch.Tensor) and one.dim() > 0 and len(one) == num_samples for one in batch]
+        if all(is_cut) and len({(one.dtype, one.dim()) for one in batch}) == 1:
+            raise ValueError(f"{num_samples} tensors of {num_samples} rows may be samples, or columns of them")
+        if not any(is_cut):
+            return batch[rows]
+    return _rebuilt(batch, lambda value: rows_of(value, num_samples, rows))
+
+
+def _rebuilt(batch: Any, each: Callable[[Any], Any]) -> Any:
+    """A container with each of its values changed; anything else as it is."""
     if isinstance(batch, Mapping):
-        items = {key: to_device(value, device, non_blocking) for key, value in batch.items()}
+        items = {key: each(value) for key, value in batch.items()}
         if not isinstance(batch, MutableMapping):
             return items
         # A copy, since a defaultdict or a user's mapping is not built from a dict.
@@ -28,15 +51,15 @@ def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> A
         copied.update(items)
         return copied
     if isinstance(batch, tuple):
-        moved = [to_device(value, device, non_blocking) for value in batch]
+        moved = [each(value) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     if isinstance(batch, list):
-        return [to_device(value, device, non_blocking) for value in batch]
+        return [each(value) for value in batch]
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         # A copy, since fields may be frozen, or no argument of the constructor.
         record = copy.copy(batch)
         for f in dataclasses.fields(batch):
-            object.__setattr__(record, f.name, to_device(getattr(batch, f.name), device, non_blocking))
+            object.__setattr__(record, f.name, each(getattr(batch, f.name)))
         return record
     return batch
 

@@ -388,7 +388,8 @@ def refuse_script(source: str) -> None:
         return
     raise TaskError(
         f"{source}: defines none of {', '.join(_REQUIRED)}, and no `{name or 'task'}`. If it is a training script, "
-        f"give the task in a file of its own, which defines:\n{_signatures(_REQUIRED)}\n"
+        f"give the command that starts it, behind --: `autotune search -- python {path} --its --flags`. Or give the "
+        f"task in a file of its own, which defines:\n{_signatures(_REQUIRED)}\n"
         "`autotune init` writes a commented example. The file was not run."
     )
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from .errors import TaskError
 from .guard import Guard
+from .halving import Halving
 from .loader import Loader
 from .positions import Position
 from .randomness import random_state, set_random_state
@@ -57,6 +58,7 @@ class Training:
         loader: Loader,
         task: Task,
         settings: Settings,
+        halve_when_out_of_memory: bool = False,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -72,6 +74,7 @@ class Training:
         self._position: Position | None = None
         self._done: Position | None = None
         self._guard = Guard(optimizer)
+        self._halving = Halving(loader.batch.micro, halve_when_out_of_memory)
 
     def with_loader(self, loader: Loader) -> Training:
         """The same model, optimizer and scaler over other micro-batches."""
@@ -81,8 +84,15 @@ class Training:
 
     @property
     def batch(self) -> Batch:
-        """How an optimizer step is split into micro-batches."""
-        return self.loader.batch
+        """How an optimizer step is split into forward passes."""
+        if not self._halving.times:
+            return self.loader.batch
+        return Batch.of(self.loader.batch.num_samples, self._halving.micro)
+
+    @property
+    def times_halved(self) -> int:
+        """How often memory ran out, so that ``step`` halved the micro-batch; the loader's batches stay as they were."""
+        return self._halving.times
 
     def step(self, batch: Any) -> StepResult:
         """Forward, backward, and after the last micro-batch of an optimizer step the optimizer.
@@ -99,12 +109,21 @@ class Training:
                 of the task raised after the backward pass or the step.
         """
         position = self.loader.positions.take(batch)  # before the loss, which may take a batch apart
+        left = self._position is not None and position is not None and position.epoch != self._position.epoch
+        begins = not self._micro_batches or left
+        mean, count = self._halving.run(batch, position, begins, self._pass, self._begin_step)
+        stepped = self.optimizer_step()
+        if not self._micro_batches:
+            self._halving.forget()
+        return StepResult(mean, stepped, count)
+
+    def _pass(self, batch: Any, position: Position | None) -> tuple[torch.Tensor, float | torch.Tensor]:
+        """Forward and backward; the detached mean loss, and what it is over."""
         with self.forward_context():
             loss = self._compute_loss(self.model, batch)
         count = self._add(loss, position)
-        stepped = self.optimizer_step()
         mean = loss[0] / _divisor(count) if isinstance(loss, tuple) else loss
-        return StepResult(mean.detach(), stepped, count)
+        return mean.detach(), count
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """A context for the forward pass and the loss (autocast)."""
@@ -168,12 +187,14 @@ class Training:
                 changed then.
         """
         check_state(state, self._state())
+        self._halving.times = state["halved"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self._begin_step()
         self._done = None
         self._guard.stepped()
+        self._halving.forget(has_all=not state["step"])
         if state["step"]:
             self._go_on(state["step"])
         self.loader.load_state_dict(state["loader"])
@@ -182,7 +203,8 @@ class Training:
     def _state(self) -> dict[str, Any]:
         return {
             "version": 1,
-            "settings": self.settings.model_copy(update={"batch": self.batch}).canonical(),
+            "settings": self.settings.model_copy(update={"batch": self.loader.batch}).canonical(),
+            "halved": self._halving.times,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -261,7 +283,12 @@ class Training:
     def _is_whole(self) -> bool:
         """Whether the current optimizer step has its last micro-batch: counted, since a loop may leave some out."""
         ends = self._position is not None and self._position.ends_step
-        return ends or self._micro_batches >= self.batch.accumulate
+        return ends or self._micro_batches >= self._num_passes
+
+    @property
+    def _num_passes(self) -> int:
+        """To an optimizer step."""
+        return self.loader.batch.accumulate * self._halving.parts
 
     def optimizer_step(self) -> bool:
         """Clip and step the optimizer if the current micro-batch ends its optimizer step.
@@ -317,7 +344,7 @@ class Training:
                 stacklevel=4,
             )
         epoch = self._position.epoch if self._position else 0
-        return Position(self.batch.micro, self._micro_batches + 1 >= self.batch.accumulate, epoch)
+        return Position(self.batch.micro, self._micro_batches + 1 >= self._num_passes, epoch)
 
     def _settle_gradients(self) -> None:
         """A short tail, or counts that varied: what was divided by the expected total is divided by the actual one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import pickle
 import runpy
 import sys
@@ -15,7 +16,8 @@ from command_line import autotune
 from torch import nn
 
 import autotune as package
-from autotune.plan import Budget, Plan, TaskRef
+from autotune.machine import device_name
+from autotune.plan import Budget, Environment, Plan, TaskRef
 from autotune.script.applied import InScript, _beyond
 from autotune.script.hooks import ScriptHooks
 from autotune.techniques import Settings
@@ -331,3 +333,66 @@ def test_run_fills_in_the_batch_and_hands_on_the_exit_code(tmp_path):
     assert (ended.returncode, ended.left_behind) == (0, [])
     assert ended.stderr == "autotune: in force: micro-batch 8 × 2, fused optimizer (plan.yaml)\n"
     assert "fused True" in ended.stdout
+
+
+def test_a_scripts_plan_is_verified_by_the_command_that_starts_it(tmp_path, here):
+    """Through the same trials as a search's: the plan's batch is in the script's flags, and its optimizer in force."""
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "schema: autotune/plan@1\nsettings:\n  batch: {micro: 8, accumulate: 2}\n  optimizer: {kind: fused}\n"
+    )
+    flags = ("--batch-size={batch.micro=16}", "--grad-accum={batch.accumulate=1}", "--steps=100000000")
+    command = ("verify", "plan.yaml", "--executor=local", "--trial-time=1s", "--json", "--")
+    ended = here(*command, sys.executable, SCRIPTS / "mlp.py", *flags, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["holds"]
+    assert found["measured"]["samples_per_s"]["repeats"] == 3
+    assert found["warnings"] == []
+    assert "micro-batch 8 × 2" in ended.stderr
+
+
+def test_what_differs_from_where_the_plan_was_measured_is_told_or_refused(run, script, capsys, monkeypatch):
+    """Torch, and the shapes of batches; the first step is not taken where it is refused."""
+    identity = Identity(model="3 blocks of Linear or ReLU, 58 parameters", names="", batch="float32 [*, 5]")
+    environment = Environment(torch="1.0", device=device_name("cpu"), autotune="0.1", python="3")
+    body = (
+        "data = torch.utils.data.TensorDataset(x)\nbefore = model[0].weight.detach().clone()\n"
+        "for (y,) in torch.utils.data.DataLoader(data, 8):\n    model(y).sum().backward(); optimizer.step()\n"
+    )
+    path = script(body)
+    monkeypatch.setattr(InScript, "_check_identity", lambda self, model: None)
+    task = TaskRef(source="train.py", fingerprint=f"sha256:{'0' * 64}", identity=identity)
+    plan = Plan(settings=Settings(), environment=environment, task=task)
+    run(path, plan=plan)
+    told, in_force = capsys.readouterr().err.splitlines()
+    assert "measured with torch 1.0, and this is" in told
+    assert "found with batches of float32 [*, 5], and the script's are float32 [*, 4]: its speed and its peak" in told
+    assert in_force.startswith("autotune: in force")
+    monkeypatch.setenv("AUTOTUNE_STRICT", "1")
+    with pytest.raises(SystemExit) as ended:
+        run(path, plan=plan)
+    assert ended.value.code == 2
+    assert "Search again here" in capsys.readouterr().err
+
+
+class _Pairs:
+    """A batch sampler of one's own, which says nothing of its size."""
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3]])
+
+
+@pytest.mark.parametrize("sampler", ["torch.utils.data.BatchSampler(range(8), 2, False)", "Pairs()"])
+def test_a_batch_sampler_stays_and_its_batches_are_seen(sampler, run, script, monkeypatch):
+    monkeypatch.setattr(torch.utils.data, "Pairs", _Pairs, raising=False)
+    body = (
+        "from torch.utils.data import Pairs\n"
+        f"sampler = {sampler}\nloader = torch.utils.data.DataLoader(x, batch_sampler=sampler)\n"
+        "for place, y in enumerate(loader):\n    model(y).sum().backward()\n"
+        "    if place % 2: optimizer.step(); optimizer.zero_grad()\n"
+    )
+    batch = {"batch": Batch(micro=2, accumulate=2), "data_loading": DataLoading(num_workers=1, cache="none")}
+    found = run(script(body), **batch)
+    assert found["loader"].batch_sampler is found["sampler"]
+    assert found["loader"].num_workers == 1

@@ -29,7 +29,6 @@ def test_each_trial_is_the_script_with_its_plans_batch_in_its_flags():
     for request in measured:
         batch = request.plan.settings.batch
         assert request.command == (*start, f"--bs={batch.micro}", f"--acc={batch.accumulate}")
-        assert request.options.parity_batch is None
         assert "WANDB_MODE" not in request.environment
         assert request.environment["HF_HUB_OFFLINE"] == "1"
     assert len({request.command for request in measured}) > 1
@@ -58,3 +57,27 @@ def test_what_the_facts_leave_out_is_not_tried():
     said = [event.message for event in run.events if isinstance(event, Warned)]
     assert "precision is left out: of its own." in said
     assert not any("pruning" in one for one in said)
+
+
+def test_losses_are_compared_where_two_runs_of_the_script_are_alike():
+    known = facts(first_losses=(1.0, 0.98, 0.99))  # the table's reference: 1.0 at every step
+    run = run_search(options(task="train.py", command=COMMAND, trials=6), known=known)
+    reference, *others = (one for one in run.executor.requests if isinstance(one, MeasureRequest) and not one.fresh)
+    assert (reference.options.parity_batch, reference.options.reference_losses) == (64, None)
+    assert {one.options.reference_losses for one in others if one.options.parity_batch} == {(1.0,)}
+    assert not any("not compared" in event.message for event in run.events if isinstance(event, Warned))
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"),
+    [
+        ({"first_losses": (1.03, 1.0)}, "two runs of it as it stands differ, by 3.0% at step 1"),
+        ({"first_losses": (1.0,), "not_comparable": "its model draws"}, "its model draws"),
+    ],
+)
+def test_where_they_are_not_it_is_said_once_and_losses_are_not_compared(known, reason):
+    run = run_search(options(task="train.py", command=COMMAND, trials=6), known=facts(**known))
+    _, *others = (one for one in run.executor.requests if isinstance(one, MeasureRequest))
+    assert {one.options.parity_batch for one in others} == {None}
+    said = [event.message for event in run.events if isinstance(event, Warned) and "not compared" in event.message]
+    assert said == [f"the losses of trials are not compared with the reference's: {reason}."]

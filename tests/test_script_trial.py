@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import random
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
 from autotune.errors import UserError
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
-from autotune.script.changes import changed_since, snapshot
+from autotune.script import scratch
+from autotune.script.changes import Changes
 from autotune.script.command import filled, own_batch, placeholders, script_name, under_launcher
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -22,8 +26,9 @@ PYTHON = sys.executable
 ENDLESS = (PYTHON, str(SCRIPTS / "mlp.py"), "--steps=100000000")
 
 
-def measured(executor, command, deadline_s=120.0, **settings):
+def measured(executor, command, deadline_s=120.0, scratch=None, **settings):
     request = MeasureRequest(
+        scratch=scratch,
         id="trial",
         task="script.py",
         command=tuple(under_launcher(command)),
@@ -35,20 +40,21 @@ def measured(executor, command, deadline_s=120.0, **settings):
     return executor.submit(request).result()
 
 
+def write_script(folder, body):
+    path = folder / "script.py"
+    path.write_text(
+        "import os, torch\nfrom torch import nn\nmodel = nn.Linear(4, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nx = torch.randn(8, 4)\n"
+        "def step():\n    model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n" + body
+    )
+    return (PYTHON, str(path))
+
+
 @pytest.fixture
 def script(tmp_path):
     """A command for a script of these lines, behind a model, an optimizer and a batch."""
 
-    def write(body):
-        path = tmp_path / "script.py"
-        path.write_text(
-            "import os, torch\nfrom torch import nn\nmodel = nn.Linear(4, 2)\n"
-            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nx = torch.randn(8, 4)\n"
-            "def step():\n    model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n" + body
-        )
-        return (PYTHON, str(path))
-
-    return write
+    return functools.partial(write_script, tmp_path)
 
 
 def test_a_script_is_measured_with_a_plan_in_force_and_ended(local_executor):
@@ -86,6 +92,12 @@ BAD = {
         "import sys\nsys.exit('unrecognized arguments: --x')\n",
         Failed,
         "unrecognized arguments: --x",
+    ),
+    "a parser that refuses a value": (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--x', type=int, choices=[1])\n"
+        "parser.parse_args(['--x', '2'])\n",
+        Failed,
+        "sys.exit(2)",
     ),
     "a loss that is none": ("x = x * float('nan')\nwhile True: step()\n", NonFinite, "nan"),
     "what a plan cannot change": (
@@ -145,14 +157,15 @@ def test_launchers_of_several_processes_are_refused(command):
         under_launcher(command)
 
 
-def test_files_that_trials_changed_are_told(tmp_path):
+def test_files_that_trials_changed_are_told_once(tmp_path):
     (tmp_path / "kept").write_text("1")
     (tmp_path / "changed").write_text("1")
-    before = snapshot(tmp_path)
+    changes = Changes(tmp_path, tmp_path / "plan.yaml")
+    assert changes.told() is None
     (tmp_path / "changed").write_text("22")
     (tmp_path / "plan.yaml").write_text("our own")
-    assert "measured: changed. " in changed_since(before, tmp_path, tmp_path / "plan.yaml")
-    assert changed_since(snapshot(tmp_path), tmp_path, tmp_path / "plan.yaml") is None
+    assert "write files here: changed. With --scratch copy " in changes.told()
+    assert changes.told() is None
 
 
 def test_placeholders_are_the_only_source_of_the_batch():
@@ -175,3 +188,66 @@ def test_placeholders_are_the_only_source_of_the_batch():
         placeholders(["python", "x.py", "--dtype={precision.kind}"])
     with pytest.raises(UserError, match="last micro-batch is smaller"):
         filled(command, Batch(micro=5, accumulate=2, effective=8))
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A folder with a checkpoint, linked data, an environment and a repository, which is the current one."""
+    folder, elsewhere = tmp_path / "job", tmp_path / "elsewhere"
+    for one in (folder / "runs", folder / "venv", folder / ".git", elsewhere):
+        one.mkdir(parents=True)
+    (folder / "runs" / "ckpt.pt").write_text("the user's")
+    (folder / "venv" / "pyvenv.cfg").write_text("")
+    (elsewhere / "data").write_text("data")
+    (folder / "data").symlink_to("../elsewhere/data")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_copy_of_the_folder_takes_what_is_written(job, tmp_path):
+    scratch.work_in(tmp_path / "scratch", "copy")
+    Path("runs/ckpt.pt").write_text("a trial's")
+    assert (job / "runs" / "ckpt.pt").read_text() == "the user's"
+    assert Path("data").read_text() == "data"
+    assert Path("venv").is_symlink()
+    assert not Path(".git").exists()
+
+
+def test_a_folder_of_more_than_can_be_copied_is_refused(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(scratch, "_MOST_BYTES", 3)
+    monkeypatch.setattr(scratch, "_share", lambda source, copy: False)
+    with pytest.raises(UserError, match="Put large data elsewhere"):
+        scratch.work_in(tmp_path / "scratch", "copy")
+
+
+def test_in_an_empty_folder_the_script_is_the_users(job, tmp_path, local_executor):
+    """And it is seeded as in every other trial."""
+    say = "import numpy, random\nprint(random.random(), numpy.random.random(), torch.initial_seed())\n"
+    command = write_script(job, f"{say}print(os.getcwd(), os.listdir())\nwhile True: step()\n")
+    scratch.work_in(tmp_path / "scratch", "empty")
+    assert scratch.found_from("script.py", str(job)) == str(job / "script.py")
+    assert scratch.found_from(str(job / "script.py"), str(job)) == str(job / "script.py")
+    outcome = measured(local_executor, command, scratch="empty")
+    assert isinstance(outcome, Measured), outcome
+    expected = f"{random.Random(0).random()} {numpy.random.RandomState(0).random_sample()} 0"
+    said = outcome.output.splitlines()
+    assert said[0] == expected
+    assert said[1].endswith("/scratch []")
+
+
+def test_what_a_script_starts_does_not_outlive_its_trial(local_executor, script):
+    """It takes no signal, starts a process, makes a daemon, and forks: both halves train, and one is measured."""
+    body = (
+        "import signal, subprocess, sys, time\n"
+        "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n    signal.signal(number, signal.SIG_IGN)\n"
+        "print('started', subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\n"
+        "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        print('started', os.getpid(), flush=True)\n        time.sleep(600)\n    os._exit(0)\n"
+        "if (child := os.fork()) != 0:\n    print('started', child, flush=True)\n"
+        "while True: step()\n"
+    )
+    outcome = measured(local_executor, script(body))
+    assert isinstance(outcome, Measured), outcome
+    started = [line.split()[1] for line in outcome.output.splitlines() if line.startswith("started")]
+    assert len(started) == 3
+    assert [pid for pid in started if Path("/proc", pid).exists()] == []

@@ -24,6 +24,7 @@ __all__ = [
     "EffectiveBatch",
     "EstimatedBudget",
     "ExecutorName",
+    "Flags",
     "Framework",
     "Html",
     "Job",
@@ -40,10 +41,12 @@ __all__ = [
     "ReportOutput",
     "Resume",
     "Sampler",
+    "ScratchFolder",
     "Seed",
     "Space",
     "Storage",
     "Strict",
+    "StrictRun",
     "StudyName",
     "StudyPath",
     "TaskPath",
@@ -51,6 +54,7 @@ __all__ = [
     "TrialTime",
     "Trials",
     "Verbose",
+    "VerifiedJob",
 ]
 
 
@@ -118,6 +122,14 @@ Job = Annotated[
         help="The task file; `autotune init` writes one. Or, behind --, what starts a training script.",
     ),
 ]
+VerifiedJob = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MODEL.PY[:NAME] | -- COMMAND...",
+        help="The task file. Or, behind --, what starts the training script.",
+        show_default="the task that the plan names, beside it",
+    ),
+]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
 StudyPath = Annotated[
@@ -173,6 +185,19 @@ Space = Annotated[
 EffectiveBatch = Annotated[
     int | None,
     typer.Option(min=1, help="Samples that one optimizer step sees, held fixed.", show_default="the task's batch_size"),
+]
+Flags = Annotated[
+    Literal["auto", "off"],
+    typer.Option(
+        help="Of a script's command without placeholders: auto searches the batch by the flags that are known to take "
+        "it, if they state just what the script is seen to train with; off leaves it as it is."
+    ),
+]
+ScratchFolder = Annotated[
+    Literal["copy", "empty"] | None,
+    typer.Option(
+        help="A script's trials run in a folder of their own, which is removed: a copy of the current one, or empty."
+    ),
 ]
 AllowSplit = Annotated[bool, typer.Option("--allow-split", help="Split batches even where that changes the gradient.")]
 MaxQualityDrop = Annotated[
@@ -241,6 +266,13 @@ DeviceMemory = Annotated[
     ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
+StrictRun = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Refuse where device, torch, threads or batch shapes are not those that the plan was found with.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Framework = Annotated[
     Literal["transformers", "accelerate", "lightning", "flags"] | None,

@@ -10,6 +10,7 @@ from ..results import Preview
 from ..search.budget import asked, check_possible
 from ..search.duration import expected, likely_trials
 from ..search.options import SearchOptions
+from ..search.own_flags import by_own_flags
 from ..search.requests import inspected, reference_settings
 from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space
@@ -46,7 +47,7 @@ def preview_search(options: SearchOptions, executor: Executor) -> Preview:
     time_budget = TimeBudget(options.trial_time_s, options.max_time_s)
     space = load_space(options.preset)
     found = inspected(options, executor, time_budget)
-    facts = found.facts
+    options, facts, _ = by_own_flags(options, found.facts)
     check_possible(asked(options), facts)
     choices = space.choices(facts)
     configurations = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks, precision=facts.precision)

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
-from ..launched import PLAN_VARIABLE
+from ..launched import PLAN_VARIABLE, STRICT_VARIABLE
 from ..plan import load_plan
 from ..report.printing import tell
-from ..script.command import filled, under_launcher
+from ..script.command import under_launcher
+from ..script.flags import told
 
 __all__ = ["run"]
 
 
-def run(path: Path, command: Sequence[str]) -> NoReturn:
+def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
     """Become ``command``, with the plan's environment in force and ``AUTOTUNE_PLAN`` naming the plan. Python runs a
     script under :mod:`autotune.script`, which applies the rest.
 
@@ -26,9 +27,12 @@ def run(path: Path, command: Sequence[str]) -> NoReturn:
     if not command or not command[0]:
         raise UserError("no command was given. Write it after --: `autotune run plan.yaml -- python train.py`.")
     settings = load_plan(path).settings
-    command = filled(command, settings.batch)
+    command, changed = told(command, settings.batch)
+    if changed is not None:
+        tell(f"autotune: {changed}")
     launched = under_launcher(command)
-    environment = {**os.environ, **settings.environment(os.environ), PLAN_VARIABLE: str(path.resolve())}
+    ours = {PLAN_VARIABLE: str(path.resolve()), **({STRICT_VARIABLE: "1"} if strict else {})}
+    environment = {**os.environ, **settings.environment(os.environ), **ours}
     if launched is None:
         tell(
             f"autotune: {command[0]} runs no script by Python: of {path}, what is set before a process starts is "

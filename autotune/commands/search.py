@@ -7,12 +7,13 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import Interrupted
+from ..errors import Interrupted, UserError
 from ..interrupts import interrupts
 from ..report.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.show import as_json, summary
-from ..script.changes import changed_since, snapshot
+from ..script.changes import Changes
+from ..search.events import Event, Inspected, Warned
 from ..search.options import SearchOptions
 from ..search.time_budget import TimeBudget
 from ..task import refuse_script
@@ -30,7 +31,9 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     if options.command is None:
         refuse_script(options.task)  # before anything is said of reading it
     stop, here = threading.Event(), Path.cwd()
-    before = snapshot(here) if options.command is not None else None
+    if options.scratch is not None and options.command is None:
+        raise UserError("--scratch is for a script's trials. Those of a task file call its functions alone.")
+    changes = Changes(here, options.output) if options.command is not None else None
     time_budget = TimeBudget(
         options.trial_time_s, options.max_time_s
     )  # the executor's start is in the time that was given
@@ -42,13 +45,18 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         ):
             from ..search.driver import search as run_search  # it takes a moment, and something is shown by now
 
-            plan = run_search(options, executor, display.observe, stop, time_budget)
+            def observe(event: Event) -> None:
+                display.observe(event)
+                if changes is not None and isinstance(event, Inspected) and (said := changes.told()):
+                    display.observe(Warned(said))
+
+            plan = run_search(options, executor, observe, stop, time_budget)
     except KeyboardInterrupt:
         tell("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.")
         return Interrupted.exit_code
     finally:
-        if before is not None and (changed := changed_since(before, here, options.output)):
-            tell(changed)
+        if changes is not None and (said := changes.told()):
+            tell(said)
     code = Interrupted.exit_code if stop.is_set() else 0
     with suppress(OSError):  # the plan is written, whoever listens
         print_words(sys.stderr, summary(plan, options.output))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ..drift import differences
 from ..errors import PlanError, TaskError, UserError
 from ..measure import Measurement
 from ..plan import Budget, Evidence, Plan, load_plan
 from ..report.printing import print_json, print_words, tell
 from ..report.verification import as_json, explain, line
 from ..results import Verification
+from ..script.changes import Changes
+from ..script.command import script_name
+from ..script.flags import told
+from ..script.scratch import Scratch
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from ..search.evidence import combine
 from ..search.options import ANY_DROP, SearchOptions
@@ -26,18 +31,31 @@ from .where import Where, default_device, trials
 __all__ = ["verify", "verify_plan"]
 
 
-def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json: bool) -> Verification:
+def verify(
+    path: Path,
+    job: Sequence[str] | None,
+    where: Where,
+    trial_time_s: float,
+    json: bool,
+    scratch: Scratch | None = None,
+) -> Verification:
     """Measure a plan again and print what was found.
 
     Args:
         path: the plan.
-        task: None is the plan's own, beside the plan.
+        job: a task file, or what starts a script; None is the plan's own task, beside the plan.
         where: what runs it.
         trial_time_s: the time share of each repeat's timed windows, seconds.
         json: print one JSON document.
+        scratch: where a script's trials run, if not in the current folder.
     """
+    if scratch is not None and not where.is_script:
+        raise UserError("--scratch is for a script's trials. Give the command that starts it, behind --.")
     plan = load_plan(path).on(default_device())
-    task = task or _beside(path, plan)
+    command, changed = told(job, plan.settings.batch) if where.is_script and job else (None, None)
+    task = script_name(command) if command else job[0] if job else _beside(path, plan)
+    if changed is not None:
+        tell(changed)
     tell(f"runs {task} with {path}")
 
     def observe(event: Event) -> None:
@@ -47,7 +65,10 @@ def verify(path: Path, task: str | None, where: Where, trial_time_s: float, json
 
     assert plan.budget.device is not None, "set above"
     with trials(where, task, plan.budget.device) as executor:
-        found = verify_plan(plan, task, executor, observe, trial_time_s)
+        changes = Changes(Path.cwd(), path) if command else None
+        found = verify_plan(plan, task, executor, observe, trial_time_s, command, scratch)
+    if changes is not None and (said := changes.told()):
+        tell(said)
     if json:
         print_json({"path": str(path), "task": task, **as_json(found, plan)})
     else:
@@ -75,16 +96,24 @@ def _beside(path: Path, plan: Plan) -> str:
 
 
 def verify_plan(
-    plan: Plan, task: str, executor: Executor, observe: Callable[[Event], None], trial_time_s: float = 60.0
+    plan: Plan,
+    task: str,
+    executor: Executor,
+    observe: Callable[[Event], None],
+    trial_time_s: float = 60.0,
+    command: Sequence[str] | None = None,
+    scratch: Scratch | None = None,
 ) -> Verification:
     """Measure a plan in three fresh interpreters.
 
     Args:
         plan: with its device, the budget to hold and, where a search wrote it, the evidence to compare with.
-        task: ``model.py`` or ``model.py:name``.
+        task: ``model.py`` or ``model.py:name``, or the name of a script.
         executor: runs it; stays the caller's to close.
         observe: is told what happens.
         trial_time_s: the time share of each repeat's timed windows, seconds.
+        command: what starts the script, with the plan's batch in its flags.
+        scratch: where the script's trials run, if not in the current folder.
 
     Raises:
         PlanError: the plan was found for another model, or asks for what cannot be had here.
@@ -93,18 +122,17 @@ def verify_plan(
     device = plan.budget.device
     assert device is not None, "the caller says where"
     seed = plan.search.seed if plan.search else 0
-    time_budget = TimeBudget(trial_time_s, None)
-    facts = inspect(
-        SearchOptions(task, device=device, seed=seed, allow_split=True, max_quality_drop=ANY_DROP),
-        executor,
-        time_budget,
+    time_budget, started = TimeBudget(trial_time_s, None), tuple(command) if command else None
+    options = SearchOptions(
+        task, started, scratch=scratch, device=device, seed=seed, allow_split=True, max_quality_drop=ANY_DROP
     )
+    facts = inspect(options, executor, time_budget)
     observe(Inspected(facts))
     warnings = tuple(_differences(plan, facts))
     facts = check_plan(plan, task, facts)
     for message in warnings:
         observe(Warned(message))
-    requests = Requests(task, seed, plan.budget, facts)
+    requests = Requests(task, seed, plan.budget, facts, started, scratch)
     repeats: list[Measurement] = []
     for number in range(1, NUM_REPEATS + 1):
         observe(TrialStarted(0, plan.settings, finalist_round=number))
@@ -133,15 +161,8 @@ def _differences(plan: Plan, facts: Facts) -> Iterator[str]:
             f"an optimizer step of the plan sees {batch.num_samples} samples, and the task's batch size is "
             f"{facts.effective_batch}"
         )
-    then = plan.environment
-    if then is None:
-        return
-    if then.torch != facts.torch_version:
-        yield f"the plan was measured with torch {then.torch}, and this is {facts.torch_version}"
-    if then.device != facts.device.name:
-        yield f"the plan was measured with device {then.device}, and this is {facts.device.name}"
-    if then.threads is not None and facts.device.type == "cpu" and then.threads != facts.num_threads:
-        yield f"the plan was measured with {then.threads} threads, and here are {facts.num_threads}"
+    found = differences(plan, facts.torch_version, facts.device.type, facts.device.name, facts.num_threads)
+    yield from (one.what for one in found)
 
 
 def _measurement(outcome: Outcome, task: str) -> Measurement:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from ..machine import device_name
 from ..techniques import Device
 from .context import driver_version
 
@@ -21,11 +21,11 @@ def inspect_device(kind: Literal["cpu", "cuda"]) -> Device:
     """The CPU, or the current CUDA device."""
     if kind == "cpu":
         bf16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        return Device(type="cpu", name=_cpu_name(), memory_bytes=_host_bytes(), bf16=bf16)
+        return Device(type="cpu", name=device_name("cpu"), memory_bytes=_host_bytes(), bf16=bf16)
     properties = torch.cuda.get_device_properties()
     return Device(
         type="cuda",
-        name=properties.name,
+        name=device_name("cuda"),
         memory_bytes=properties.total_memory,
         capability=(properties.major, properties.minor),
         bf16=torch.cuda.is_bf16_supported(including_emulation=False),
@@ -66,12 +66,3 @@ def _cgroup_bytes(name: str) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..drift import Difference, here, is_strict, tell
 from ..plan import Plan, load_plan
 from ..ranks import world_size
 from ..techniques import Stage
+from .shapes import other_shapes
 
 __all__ = ["InScript", "Refused", "apply_to_script", "unwrapped"]
 
@@ -79,6 +81,8 @@ class InScript:
 
     def __init__(self, plan: Plan, path: Path) -> None:
         self.plan, self.path = plan, path
+        self._other_shapes: Difference | None = None
+        """Of a batch, than the plan was found with."""
         self.model: Any = None
         self.optimizer: Any = None
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -138,6 +142,7 @@ class InScript:
         from ..data_loader import put_options
 
         self.loaders.add(loader)
+        self._other_shapes = self._other_shapes or other_shapes(self.plan, loader)
         self.batch_size = self.batch_size or getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
         if not self.wants_loader:
             return
@@ -171,6 +176,17 @@ class InScript:
                 "optimizer step). Give its own flags the plan's: `autotune run plan.yaml -- python train.py "
                 "--batch-size {batch.micro} --grad-accum {batch.accumulate}`."
             )
+
+    def tell_drift(self) -> None:
+        """Before the first optimizer step: what differs from where the plan was measured; an error if that was asked
+        for."""
+        found = [*here(self.plan, self.plan.budget.device or "cpu")]
+        if self._other_shapes is not None:
+            found.append(self._other_shapes)
+        if found and is_strict():
+            refuse(tell(found, strict=True))
+        if found:
+            print(f"autotune: {tell(found, strict=False)}", file=sys.stderr, flush=True)
 
     def describe(self) -> str:
         """What is in force, in a line."""

@@ -103,7 +103,12 @@ class ScriptHooks:
             self._apply(lambda: self._plan.put_on_model(module, functools.partial(_call, args, kwargs)))
             self._enclose(module)
             return module(*args, **kwargs)
+        self._note_evaluation(module)
         return original(module, *args, **kwargs)
+
+    def _note_evaluation(self, module: Any) -> None:
+        if self.observer is not None and not module.training and not torch.is_grad_enabled():
+            self.observer.evaluated()
 
     def _is_model(self, module: Any) -> bool:
         """Whether it holds all that an optimizer steps; one that does not is another, or a part."""
@@ -137,6 +142,7 @@ class ScriptHooks:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth:
                 return inner(*args, **kwargs)
+            self._note_evaluation(model)
             self._open.close()
             self._note_inputs((args, kwargs))
             self._depth += 1
@@ -150,6 +156,8 @@ class ScriptHooks:
                 self._depth -= 1
                 if not torch.is_grad_enabled():
                     self._open.close()
+                elif self.observer is not None:
+                    self.observer.forward_ended()
 
         vars(model)["_compiled_call_impl"] = call  # not through setattr: a wrapper of torch.compile's hands that on
 
@@ -187,6 +195,7 @@ class ScriptHooks:
             return
         if not self._has_stepped:
             self._plan.check_step(self._num_backwards, self._sizes)
+            self._plan.tell_drift()
             self._plan.optimizer = optimizer
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -15,6 +15,7 @@ from typing import NoReturn
 from ..errors import AutotuneError
 from ..launched import PLAN_VARIABLE, TRIAL_VARIABLE
 from .arrival import when_imported
+from .scratch import found_from
 
 __all__ = ["launch"]
 
@@ -24,13 +25,13 @@ def launch(words: Sequence[str]) -> NoReturn:
     :data:`PLAN_VARIABLE` names in force, or as the trial of :data:`TRIAL_VARIABLE`; without one it is as if Python had
     run it. Ends this process."""
     adds_path = words[:1] == ["--add-path"]
-    words = words[adds_path:]
+    words, origin = words[adds_path:], os.getcwd()
     ended = _arm()
     try:
         if words[:1] == ["-m"]:
-            _run_module(words[1:], adds_path)
+            _run_module(words[1:], [os.getcwd(), origin] if adds_path else [])
         else:
-            _run_file(words, adds_path)
+            _run_file([found_from(words[0], origin), *words[1:]], adds_path)
     except BaseException as error:
         ended(error)
         if isinstance(error, SystemExit | KeyboardInterrupt):
@@ -82,12 +83,11 @@ def _run_file(words: Sequence[str], adds_path: bool) -> None:
     exec(compile(Path(path).read_bytes(), file, "exec", dont_inherit=True), vars(module))
 
 
-def _run_module(words: Sequence[str], adds_path: bool) -> None:
+def _run_module(words: Sequence[str], places: Sequence[str]) -> None:
     if not words:
         print("Argument expected for the -m option", file=sys.stderr)
         sys.exit(2)
-    if adds_path:
-        sys.path.insert(0, os.getcwd())
+    sys.path[:0] = dict.fromkeys(places)
     sys.argv = [words[0], *words[1:]]
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 

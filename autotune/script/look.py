@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -50,6 +51,8 @@ class Look(Observer):
         on_cpu = request.device == "cpu"
         self._process_bytes = Charge(torch.device("cpu")).peak().process if on_cpu else None
         self._own_autocast = False
+        self._random: list[torch.Tensor] = []
+        self._draws = False
         self._per_step: list[int] = []
         self._began_s, self._began_with = 0.0, 0
 
@@ -57,6 +60,16 @@ class Look(Observer):
         """Also whether the script turns autocast on."""
         super().forward(inputs)
         self._own_autocast = self._own_autocast or torch.is_autocast_enabled(self._request.device)
+        self._random = self._torch_random()
+
+    def forward_ended(self) -> None:
+        """Whether the model has drawn random numbers."""
+        drawn = zip(self._random, self._torch_random(), strict=True)
+        self._draws = self._draws or not all(torch.equal(before, after) for before, after in drawn)
+
+    def _torch_random(self) -> list[torch.Tensor]:
+        on_device = [torch.cuda.get_rng_state()] if self._request.device == "cuda" else []
+        return [torch.get_rng_state(), *on_device]
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """The last of them tells."""
@@ -135,7 +148,25 @@ class Look(Observer):
             no_compiler=lacking_compiler(request.device),
             left_out=dict(self._left_out(loader)),
             even_batches=True,
+            first_losses=(losses := self._first_losses()),
+            not_comparable=self._not_comparable(loader is None or data.deterministic, losses),
         )
+
+    def _first_losses(self) -> tuple[float, ...]:
+        """Of each optimizer step, what the backward passes were of, in all: no split of a batch changes it."""
+        found = [0.0] * self.num_steps if self.losses else []
+        for step, loss in self.losses:
+            found[step - 1] += float(loss)
+        return tuple(found)
+
+    def _not_comparable(self, reads_alike: bool, losses: Sequence[float]) -> str | None:
+        if not losses or not all(map(math.isfinite, losses)):
+            return "the script makes no backward pass of a finite loss"
+        if self._draws:
+            return "its model draws random numbers as it trains (dropout), others in each split of a batch"
+        if not reads_alike:
+            return "its dataset returns other values each time (augmentation), which hang on the number of workers"
+        return None
 
     def _left_out(self, loader: Any) -> dict[str, str]:
         found = {

@@ -60,6 +60,12 @@ class Observer:
         """The model is called, and a graph recorded."""
         self._seen += _first_dimension(inputs)
 
+    def evaluated(self) -> None:
+        """A module was called to evaluate: in eval mode, without gradients."""
+
+    def forward_ended(self) -> None:
+        """The model's call is over."""
+
     def backward(self, loss: Any) -> None:
         """A backward pass begins."""
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:

@@ -9,8 +9,9 @@ from typing import NoReturn
 
 import torch
 
+from ..measure.checks.parity import compare
 from ..measure.errors import NonFiniteLoss
-from ..measure.measurement import Measurement, Parity
+from ..measure.measurement import NUM_STEPS, Measurement, Parity
 from ..measure.memory import Charge
 from ..measure.timing.compile_time import CompileTime
 from ..measure.timing.disturbance import OtherWork, Pauses, missing_share
@@ -21,6 +22,10 @@ from .observer import Observer
 
 __all__ = ["Timing"]
 
+_NO_EVALUATION = (
+    "the script did not evaluate within its trials, so that peaks are those of training alone. If it does later, with "
+    "larger batches or longer sequences, have it evaluate early, by its own flags."
+)
 _WARMUP_SHARE = 0.25
 """Longest warm-up, as a share of the trial's time."""
 _FEWEST_STEPS, _CALM_STEPS, _STABLE = 3, 2, 1.005
@@ -52,8 +57,14 @@ class Timing(Observer):
         self._began_s, self._first_s = began_s, 0.0
         self._phases_s: dict[str, float] = {}
         self._peak_bytes = self._num_calm = 0
+        self._step_losses: dict[int, float] = {}
+        self._has_evaluated = False
         self._windows: list[Window] = []
         self._rule: StoppingRule | None = None
+
+    def evaluated(self) -> None:
+        """The peak has it in it."""
+        self._has_evaluated = True
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """One more: warm up, or close the window if it is long enough."""
@@ -81,7 +92,7 @@ class Timing(Observer):
             measurement=Measurement(
                 samples_per_s=rate_of(windows),
                 peak=self._charge.peak(),
-                parity=Parity(losses=()),
+                parity=self._parity(),
                 num_steps=sum(window.num_steps for window in windows),
                 num_windows=len(windows),
                 loader_wait=min(1.0, sum(window.wait_s for window in windows) / seconds),
@@ -89,8 +100,16 @@ class Timing(Observer):
                 epoch_start_s=0.0,
                 compile_s=self._compile_time.seconds(),
                 phases_s=self._phases_s,
+                warnings=() if self._has_evaluated else (_NO_EVALUATION,),
             )
         )
+
+    def _parity(self) -> Parity:
+        """What the first optimizer steps stepped on, against the reference's, where a script's runs are alike."""
+        options, losses = self._options, tuple(self._step_losses.values())
+        if options.parity_batch is None or not losses:
+            return Parity(losses=())
+        return compare(losses, options.reference_losses, options.parity_limit, options.rounded_losses)
 
     def _is_warm(self) -> bool:
         self._settle()
@@ -142,7 +161,9 @@ class Timing(Observer):
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         losses, self.losses = self.losses, []
-        if not losses or bool(torch.stack([loss for _, loss in losses]).isfinite().all()):
-            return
-        step, value = next((number, float(loss)) for number, loss in losses if not loss.isfinite())
-        self._answer(NonFinite(step=step, message=str(NonFiniteLoss(step, value))))
+        if losses and not bool(torch.stack([loss for _, loss in losses]).isfinite().all()):
+            step, value = next((number, float(loss)) for number, loss in losses if not loss.isfinite())
+            self._answer(NonFinite(step=step, message=str(NonFiniteLoss(step, value))))
+        for step, loss in losses:
+            if step <= NUM_STEPS:
+                self._step_losses[step] = self._step_losses.get(step, 0.0) + float(loss)

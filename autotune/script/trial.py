@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from ..errors import UserError
 from ..plan import Plan
 from ..techniques import Settings
 from ..workers import Failed, Measured, Outcome
@@ -17,6 +19,8 @@ from ..workers.request import InspectRequest, MeasureRequest
 from ..workers.trial.folder import TrialFolder
 from ..workers.trial.stacks import write_stacks_to
 from .applied import InScript, Refused
+from .arrival import when_imported
+from .scratch import Scratch, work_in
 
 __all__ = ["ScriptTrial"]
 
@@ -40,16 +44,30 @@ class ScriptTrial:
         self._began_s = time.monotonic()
         self._is_answered = False
         self._finish: Callable[[], Outcome | None] = lambda: None
+        random.seed(request.seed)  # what the script does not seed itself is alike in all trials
+        when_imported("numpy", lambda: sys.modules["numpy"].random.seed(request.seed % 2**32))
+        if request.scratch is not None:
+            self._work_in_scratch(request.scratch)
         self._folder.write_phase("running the script, up to its first optimizer step")
+
+    def _work_in_scratch(self, kind: Scratch) -> None:
+        try:
+            work_in(self._folder.path / "scratch", kind)
+        except (UserError, OSError) as error:
+            self._write(Failed(message=str(error)))
+            raise SystemExit(0) from None
 
     def arrive(self) -> None:
         """Torch is there: begin to look."""
+        import torch
+
         from ..measure.memory import enforce_budget
         from .hooks import ScriptHooks
         from .look import Look
         from .timing import Timing
 
         request = self._request
+        torch.manual_seed(request.seed)
         if request.device == "cuda":
             limit = (
                 request.plan.budget.limit if isinstance(request, MeasureRequest) and request.options.enforce else None
@@ -83,9 +101,10 @@ class ScriptTrial:
         return outcome_of(error, self._request.device)
 
     def _answer(self, outcome: Outcome) -> NoReturn:
-        """Write it, and have the script end as ``sys.exit`` does, or soon."""
-        self._write(outcome)
-        threading.Thread(target=_end_soon, name="autotune-grace", daemon=True).start()
+        """Write it, and have the script end as ``sys.exit`` does, or soon; a fork that trains too just ends."""
+        if os.getpid() == self._process:
+            self._write(outcome)
+            threading.Thread(target=_end_soon, name="autotune-grace", daemon=True).start()
         raise SystemExit(0)
 
     def _write(self, outcome: Outcome) -> None:

@@ -21,9 +21,10 @@ from .ablation import ablate
 from .budget import asked, check_possible
 from .build_plan import build_plan
 from .doubt import Doubt
-from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted
+from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted, Warned
 from .finalists import settle
 from .options import SearchOptions
+from .own_flags import by_own_flags
 from .predictions import foresee
 from .reference import check_reference
 from .requests import inspected, reference_settings
@@ -93,7 +94,11 @@ def _run(
     _check_output(options)
     space = load_space(options.preset)
     found = inspected(options, executor, time_budget)
+    options, facts, said = by_own_flags(options, found.facts)
+    found = found.model_copy(update={"facts": facts})
     observe(Inspected(found.facts))
+    if said is not None:
+        observe(Warned(said))
     _check_evaluates(options, found.facts)
     check_possible(asked(options), found.facts)
     if gone := check_working_folder():

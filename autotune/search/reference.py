@@ -24,6 +24,8 @@ def check_reference(session: Session) -> None:
     if reference is None:
         return
     outcome, task = reference.outcome, session.options.task
+    if session.not_comparable is not None:
+        session.warn(f"the losses of trials are not compared with the reference's: {session.not_comparable}.")
     if isinstance(outcome, Measured):
         if outcome.measurement.leak_bytes_per_step is not None:
             raise TaskError(

@@ -12,6 +12,7 @@ from ..estimate import PredictOptions
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..plan import Budget, Plan
 from ..script.command import BATCH, FENCES, filled, own_batch, placeholders, under_launcher
+from ..script.scratch import Scratch
 from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
 from ..techniques.facts import difference
@@ -35,7 +36,16 @@ from ..workers.trial.environment import own_thread_variables
 from .options import SearchOptions
 from .time_budget import TimeBudget
 
-__all__ = ["Requests", "check_plan", "exactness", "failure", "inspect", "inspected", "reference_settings"]
+__all__ = [
+    "PARITY_LIMITS",
+    "Requests",
+    "check_plan",
+    "exactness",
+    "failure",
+    "inspect",
+    "inspected",
+    "reference_settings",
+]
 
 PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.02, "lossy": 0.1}
 """Largest difference of the first loss from the reference's, as a share of the reference's mean loss; n times that for
@@ -58,6 +68,8 @@ class Requests:
     facts: Facts
     command: tuple[str, ...] | None = None
     """Of a job that is a script, with its placeholders."""
+    scratch: Scratch | None = None
+    """Where the script's trials run, if not in the current folder."""
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
         """A request to measure one configuration in a fresh process."""
@@ -69,7 +81,7 @@ class Requests:
             plan=Plan(settings=settings, budget=self.budget),
             options=measure,
             deadline_s=deadline_s,
-            **_started(self.command, settings.batch),
+            **_started(self.command, settings.batch, self.scratch),
         )
 
     def predict_request(
@@ -115,7 +127,7 @@ class Requests:
         )
 
 
-def _started(command: Sequence[str] | None, batch: Batch | None) -> dict[str, Any]:
+def _started(command: Sequence[str] | None, batch: Batch | None, scratch: Scratch | None) -> dict[str, Any]:
     """How a trial's process is started, where the job is a script: with the batch in its flags, and what it might tell
     others of itself kept here. A task's is started as it is."""
     threads = own_thread_variables()
@@ -124,7 +136,7 @@ def _started(command: Sequence[str] | None, batch: Batch | None) -> dict[str, An
     launched = under_launcher(filled(command, batch))
     assert launched is not None, "the command line sees to it"
     fences = {name: value for name, value in FENCES.items() if name not in os.environ}
-    return {"command": tuple(launched), "environment": {**fences, **threads}}
+    return {"command": tuple(launched), "environment": {**fences, **threads}, "scratch": scratch}
 
 
 def reference_settings(facts: Facts) -> Settings:
@@ -174,7 +186,11 @@ def inspected(
             runs_model=runs_model,
         ),
         deadline_s=time_budget.deadline_s(0.0, spare_finalists=False),
-        **_started(options.command, own_batch(options.command, options.effective_batch) if options.command else None),
+        **_started(
+            options.command,
+            own_batch(options.command, options.effective_batch) if options.command else None,
+            options.scratch,
+        ),
     )
     outcome = executor.ask(request)
     if isinstance(outcome, Inspected):

@@ -15,7 +15,7 @@ from ..workers import STOPPED, Executor, Measured, MeasureRequest, Outcome
 from .events import Event, Warned
 from .options import SearchOptions
 from .quality import least_early
-from .requests import Requests, exactness, reference_settings
+from .requests import PARITY_LIMITS, Requests, exactness, reference_settings
 from .store.study import Study, Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict
@@ -54,7 +54,8 @@ class Session:
     @property
     def requests(self) -> Requests:
         """Makes the requests."""
-        return Requests(self._task, self.options.seed, self.budget, self.facts, self.options.command)
+        options = self.options
+        return Requests(self._task, options.seed, self.budget, self.facts, options.command, options.scratch)
 
     @property
     def reference_settings(self) -> Settings:
@@ -90,7 +91,7 @@ class Session:
         is_reference = settings == self.reference_settings
         measure = self.requests.measure_options(settings, share_s, self._parity(), enforce=not is_reference)
         measure = measure.model_copy(update={"plain_loop": is_reference})
-        if finalist_round is not None or self.options.command:  # its trial compared them, and a job does not
+        if finalist_round is not None or self.not_comparable:  # its trial compared them, and a job does not
             measure = measure.model_copy(update={"parity_batch": None})
         deadline_s = self.time_budget.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
         if judged:
@@ -106,6 +107,19 @@ class Session:
         least = least_early(known, drop) if known and drop and not is_reference and number == 0 else None
         num_samples = self.options.recovery_steps * self.facts.effective_batch
         return QualityOptions(num_samples=num_samples, least_early=least, lr_factor=self.options.recovery_lr)
+
+    @property
+    def not_comparable(self) -> str | None:
+        """Why losses are not compared with the reference's: a script's runs may differ by themselves, as its first
+        steps tell, or those of a second run of it as it stands."""
+        first, parity = self.facts.first_losses, self._parity()
+        if self.options.command is None or self.facts.not_comparable is not None:
+            return self.facts.not_comparable
+        scale = sum(map(abs, first)) / len(first) if first else 1.0
+        for step, (loss, again) in enumerate(zip(first, parity.losses if parity else (), strict=False), 1):
+            if abs(loss - again) > PARITY_LIMITS["exact"] * step * (scale or 1.0):
+                return f"two runs of it as it stands differ, by {abs(loss - again) / (scale or 1.0):.1%} at step {step}"
+        return None
 
     def learn(self, name: str, outcome: Outcome, fresh: bool = False) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""

@@ -136,6 +136,10 @@ class Facts(_Frozen):
     """Techniques that the job is searched without, by name, and why: a script may not be told of them."""
     even_batches: bool = False
     """Whether micro-batches must be of one size: a script's flags, and other trainers, say no other."""
+    first_losses: tuple[float, ...] = ()
+    """Of a script: the losses of its first optimizer steps, which tell whether its runs are alike."""
+    not_comparable: str | None = None
+    """Of a script: why the losses of its runs are not compared, where its first steps tell."""
     warnings: tuple[str, ...] = ()
     """What the user should hear before the search starts."""
 

@@ -1,36 +1,21 @@
-"""From what was raised in a trial to an outcome. Running out of memory has many types and texts."""
+"""From what was raised in a trial to an outcome."""
 
 from __future__ import annotations
 
 import errno
 import traceback
-from collections.abc import Iterator
 
 import torch
 
 from ...errors import UserError
 from ...measure.errors import NonFiniteLoss
 from ...measure.memory import Charge
+from ...out_of_memory import chain, is_out_of_memory
 from ..outcome import Failed, Lost, NonFinite, Outcome, OutOfMemory
 from .traces import plain, text_of, traceback_of
 
-__all__ = ["is_out_of_memory", "outcome_of"]
+__all__ = ["outcome_of"]
 
-_OUT_OF_MEMORY = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
-    "Failed to CUDA calloc",  # NCCL
-    "Cuda failure 'out of memory'",  # NCCL
-    "Cuda failure 2 'out of memory'",  # NCCL
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "unable to allocate shared memory",
-    "Cannot allocate memory",
-    "std::bad_alloc",
-)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -51,37 +36,19 @@ def outcome_of(error: BaseException, device: str) -> Outcome:
     return Failed(message=_last_line(error), traceback=traceback_of(error))
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, or one that it was raised from, says that memory ran out: by type and by text."""
-    return any(
-        isinstance(link, (MemoryError, torch.OutOfMemoryError))
-        or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
-        or (isinstance(link, RuntimeError) and any(text in text_of(link) for text in _OUT_OF_MEMORY))
-        for link in _chain(error)
-    )
-
-
 def is_out_of_room(error: BaseException) -> bool:
     """Whether a disk was full, which has nothing to do with the configuration.
 
     What :mod:`multiprocessing` wants is shared memory, of which a configuration may take too much.
     """
     return any(
-        isinstance(link, OSError) and link.errno in _NO_ROOM and not _is_for_sharing(link) for link in _chain(error)
+        isinstance(link, OSError) and link.errno in _NO_ROOM and not _is_for_sharing(link) for link in chain(error)
     )
 
 
 def _is_for_sharing(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and "/multiprocessing/" in frames[-1].filename
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,0 +1,160 @@
+"""Out of memory at run time: the micro-batch is halved, and the optimizer step that was begun is made again."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .errors import AutotuneError
+from .nested import rows_of, tensors_in
+from .out_of_memory import is_out_of_memory
+from .positions import Position
+
+__all__ = ["Halving"]
+
+_Passed = tuple[torch.Tensor, float | torch.Tensor]
+"""Of a forward and backward pass: the detached mean loss, and what it is over."""
+
+
+class Halving:
+    """Trains on micro-batches in as many parts as memory asks for.
+
+    The gradients of a backward pass that ran out of memory are of no use, nor are those that it was added to. So the
+    micro-batches of an optimizer step are kept until it is taken.
+    """
+
+    def __init__(self, micro: int, is_on: bool) -> None:
+        """
+        Args:
+            micro: samples of a whole micro-batch.
+            is_on: whether to halve where memory runs out; else what was halved before stays so.
+        """
+        self._micro, self._is_on = micro, is_on
+        self.times = 0
+        """How often the micro-batch was halved."""
+        self._kept: list[tuple[Any, Position | None]] = []
+        self._has_all = True
+
+    @property
+    def parts(self) -> int:
+        """Passes that a whole micro-batch takes."""
+        return -(-self._micro // self.micro)
+
+    @property
+    def micro(self) -> int:
+        """Samples in one forward pass."""
+        return -(-self._micro // (1 << self.times))
+
+    def forget(self, has_all: bool = True) -> None:
+        """Another optimizer step begins; ``has_all`` is False in the middle of one that another process began."""
+        self._kept, self._has_all = [], has_all
+
+    def run(
+        self,
+        batch: Any,
+        position: Position | None,
+        begins_step: bool,
+        train: Callable[[Any, Position | None], _Passed],
+        drop: Callable[[], None],
+    ) -> _Passed:
+        """Train on a micro-batch; where memory runs out, on its optimizer step so far, in smaller parts.
+
+        Args:
+            batch: the micro-batch.
+            position: its place in its optimizer step.
+            begins_step: whether it is the first of one.
+            train: forward and backward pass of a micro-batch, or of a part of one.
+            drop: lets go of the gradients of the optimizer step so far.
+
+        Raises:
+            Exception: whatever the task raises; a lack of memory that cannot be helped.
+        """
+        if not self._is_on:
+            return _joined([train(*part) for part in self._split(batch, position)])
+        if begins_step:
+            self.forget()
+        self._kept.append((batch, position))
+        todo = self._kept[-1:]
+        while True:
+            try:
+                return [_joined([train(*part) for part in self._split(*entry)]) for entry in todo][-1]
+            except Exception as error:
+                if isinstance(error, AutotuneError) or not is_out_of_memory(error):
+                    raise
+                if (obstacle := self._obstacle()) is not None:
+                    error.add_note(f"autotune: the micro-batch cannot be halved: {obstacle}.")
+                    raise
+                said = str(error).strip().partition("\n")[0]
+            drop()  # here nothing holds the frames any more, and what is in them
+            self._halve(said)
+            todo = self._kept
+
+    def _obstacle(self) -> str | None:
+        """Why the batches of this optimizer step cannot be taken in parts that are half as large."""
+        if self.micro == 1:
+            return "one sample does not fit"
+        if not self._has_all:
+            return "this optimizer step was begun before the state was loaded"
+        self.times += 1
+        try:
+            for entry in self._kept:
+                [*self._split(*entry)]
+        except ValueError as reason:
+            return f"{reason}"
+        finally:
+            self.times -= 1
+        return None
+
+    def _halve(self, said: str) -> None:
+        micro, num_passes = self.micro, self.parts
+        self.times += 1
+        gc.collect()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+        warnings.warn(
+            f"out of memory ({said}): from here on a forward pass takes {self.micro} samples in place of {micro}, and "
+            f"a micro-batch {self.parts} passes in place of {num_passes}. An optimizer step sees the same samples; a "
+            "BatchNorm sees fewer at a time. To search for a plan with room, give a smaller --budget.",
+            stacklevel=4,
+        )
+
+    def _split(self, batch: Any, position: Position | None) -> Iterator[tuple[Any, Position | None]]:
+        """
+        Raises:
+            ValueError: nothing in it has the samples for its first dimension, or that is not sure.
+        """
+        if self.times == 0:
+            yield batch, position
+            return
+        num_samples = position.num_samples if position is not None else _first_dimension(batch)
+        if num_samples <= self.micro:
+            yield batch, position
+            return
+        if not any(tensor.dim() and len(tensor) == num_samples for tensor in tensors_in(batch)):
+            raise ValueError(f"it has no tensor whose first dimension is its {num_samples} samples")
+        for start in range(0, num_samples, self.micro):
+            stop = min(start + self.micro, num_samples)
+            part = rows_of(batch, num_samples, slice(start, stop))
+            if position is None:
+                yield part, None
+            else:
+                ends = position.ends_step and stop == num_samples
+                yield part, position._replace(num_samples=stop - start, ends_step=ends)
+
+
+def _joined(passed: list[_Passed]) -> _Passed:
+    """The mean over all parts."""
+    if len(passed) == 1:
+        return passed[0]
+    count = sum(count for _, count in passed)
+    total = sum(mean * count for mean, count in passed)
+    assert isinstance(total, torch.Tensor), "of the losses"
+    return total / (torch.where(count == 0, 1, count) if isinstance(count, torch.Tensor) else count or 1.0), count
+
+
+def _first_dimension(batch: Any) -> int:
+    return next((len(tensor) for tensor in tensors_in(batch) if tensor.dim()), 0)

@@ -1,0 +1,78 @@
+"""A working folder of a trial's own, so that a script writes nothing of the user's: a copy of the current one, or
+empty."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from ..errors import UserError
+from ..units import format_bytes
+
+__all__ = ["Scratch", "found_from", "work_in"]
+
+Scratch = Literal["copy", "empty"]
+
+_LEFT_OUT = (".git", ".autotune", "__pycache__")
+_MOST_BYTES = 2 * 2**30
+"""Of files that cannot share their blocks with the copy."""
+_FICLONE = 0x40049409  # linux/fs.h
+
+
+def work_in(folder: Path, kind: Scratch) -> None:
+    """Make a folder, and go there.
+
+    Args:
+        folder: does not exist yet; whoever names it removes it.
+        kind: with a copy of the files of the current folder, or empty.
+
+    Raises:
+        UserError: there is too much to copy.
+        OSError: it cannot be made.
+    """
+    folder.mkdir()
+    if kind == "copy":
+        _copy(os.getcwd(), folder)
+    os.chdir(folder)
+
+
+def found_from(path: str, origin: str) -> str:
+    """A script's path where it is not in the scratch folder: seen from the folder that the command was given in."""
+    return path if os.path.exists(path) or os.getcwd() == origin else os.path.join(origin, path)
+
+
+def _copy(origin: str, folder: Path) -> None:
+    """Files share their blocks with the copy until either is written, where the file system can; links stay links, to
+    what they lead to now; virtual environments become links."""
+    num_bytes = 0
+    for where, folders, files in os.walk(origin):
+        to = folder / os.path.relpath(where, origin)
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        for name in [*folders, *files]:
+            source = os.path.join(where, name)
+            if os.path.islink(source) or os.path.exists(os.path.join(source, "pyvenv.cfg")):
+                os.symlink(os.path.realpath(source), to / name)
+            elif os.path.isdir(source):
+                (to / name).mkdir()
+            elif os.path.isfile(source) and not _share(source, to / name):
+                num_bytes += os.path.getsize(source)
+                if num_bytes > _MOST_BYTES:
+                    raise UserError(
+                        f"--scratch copy: {origin} holds more than {format_bytes(_MOST_BYTES)}, which would be copied "
+                        "for each trial. Put large data elsewhere, with a link to it here, or use --scratch empty."
+                    )
+                shutil.copyfile(source, to / name)
+        folders[:] = [name for name in folders if not (to / name).is_symlink()]
+
+
+def _share(source: str, copy: Path) -> bool:
+    """Clone a file, block for block; False where the file system cannot."""
+    with open(source, "rb") as old, copy.open("wb") as new:
+        try:
+            fcntl.ioctl(new, _FICLONE, old.fileno())
+        except OSError:
+            return False
+        return True

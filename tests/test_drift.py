@@ -1,0 +1,73 @@
+"""A plan that is applied elsewhere than it was measured: what differs, what follows, and when that is an error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import autotune
+from autotune.drift import differences
+from autotune.errors import PlanError
+from autotune.machine import device_name
+from autotune.plan import Budget, Environment, Plan
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.testing.runs import one_thread
+
+
+def measured(**changes):
+    """A plan that was measured here, but for what changes."""
+    here = {"torch": torch.__version__, "device": device_name("cpu"), "autotune": "0.1", "python": "3", "threads": 1}
+    environment = Environment(**{**here, **changes})
+    return Plan(settings=Settings(batch=Batch(micro=2)), budget=Budget(device="cpu"), environment=environment)
+
+
+def applied(plan, **options):
+    pieces = {
+        "model": nn.Linear(2, 1),
+        "dataset": TensorDataset(torch.ones(4, 2)),
+        "loss": lambda model, batch: model(batch[0]).mean(),
+        "batch_size": 2,
+    }
+    with one_thread():
+        return autotune.apply(plan, **pieces, **options)
+
+
+OTHERS = {
+    "torch 1.0": {"torch": "1.0"},
+    "device Another": {"device": "Another"},
+    "3 threads": {"threads": 3},
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_apply_warns_once_of_what_differs_and_says_what_follows(what):
+    with pytest.warns(UserWarning, match="the plan was measured with") as warned:
+        applied(measured(**OTHERS[what]))
+    (said,) = (str(one.message) for one in warned)
+    assert f"measured with {what}, and " in said
+    assert "its speed" in said
+    assert said.endswith("`autotune verify` measures it here.")
+
+
+def test_nothing_is_said_where_nothing_differs(recwarn):
+    applied(measured(), strict=True)
+    assert not [str(one.message) for one in recwarn if "measured" in str(one.message)]
+
+
+def test_it_is_an_error_if_asked_for(monkeypatch):
+    plan = measured(torch="1.0", threads=3)
+    with pytest.raises(PlanError, match=r"torch 1\.0.*; the plan was measured with 3 threads") as found:
+        applied(plan, strict=True)
+    assert "Search again here" in str(found.value)
+    monkeypatch.setenv("AUTOTUNE_STRICT", "1")
+    with pytest.raises(PlanError):
+        applied(plan)
+
+
+def test_threads_of_a_plan_for_a_gpu_do_not_count():
+    plan = measured(threads=3)
+    assert not [*differences(plan, torch.__version__, "cuda", device_name("cpu"), 1)]
+    assert not [*differences(Plan(settings=Settings()), "1.0", "cpu", "Another", 1)]

@@ -1,0 +1,99 @@
+"""A command without placeholders: the flags that are known to take a batch, and when they are used."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from search_tables import options, run_search
+
+from autotune.script.flags import flags_of, told, with_placeholders
+from autotune.search.events import Warned
+from autotune.techniques.batch import Batch
+
+START = [sys.executable, "train.py"]
+KNOWN = {
+    "--batch-size 32 --grad-accum 2": "--batch-size {batch.micro=32} --grad-accum {batch.accumulate=2}",
+    "--batch_size=12 --gradient_accumulation_steps=5": (
+        "--batch_size={batch.micro=12} --gradient_accumulation_steps={batch.accumulate=5}"
+    ),
+    "-b 128 --lr 1 --grad-accum-steps 1": "-b {batch.micro=128} --lr 1 --grad-accum-steps {batch.accumulate=1}",
+    "--data.batch_size 8 --trainer.accumulate_grad_batches=4": (
+        "--data.batch_size {batch.micro=8} --trainer.accumulate_grad_batches={batch.accumulate=4}"
+    ),
+    "--per_device_train_batch_size 8 --bf16": (
+        "--per_device_train_batch_size {batch.micro=8} --bf16 --gradient_accumulation_steps {batch.accumulate=1}"
+    ),
+}
+UNKNOWN = [
+    "--batch-size 32",
+    "--batch-size 32 --micro-batch-size 8 --grad-accum 4",
+    "--batch-size auto --grad-accum 2",
+    "--eval-batch-size 32 --grad-accum 2",
+    "--batch-size {batch.micro=32} --grad-accum 2",
+]
+
+
+@pytest.mark.parametrize("words", KNOWN)
+def test_known_flags_become_placeholders(words):
+    assert with_placeholders([*START, *words.split()]) == [*START, *KNOWN[words].split()]
+
+
+@pytest.mark.parametrize("words", UNKNOWN)
+def test_a_command_that_does_not_say_both_for_sure_stays(words):
+    assert with_placeholders([*START, *words.split()]) is None
+
+
+def test_flags_before_the_script_are_not_its_own():
+    command = ["numactl", "-b", "1", *START, "--bs=2", "--accumulate=3"]
+    assert with_placeholders(command) == [*command[:5], "--bs={batch.micro=2}", "--accumulate={batch.accumulate=3}"]
+    assert with_placeholders(["./train.sh", "-b", "1", "--accumulate=1"]) is None
+
+
+def test_a_plans_batch_goes_into_flags_that_state_another():
+    command = [*START, "--bs=8", "--grad-accum", "1"]
+    changed, said = told(command, Batch(micro=2, accumulate=4))
+    assert changed == [*START, "--bs=2", "--grad-accum", "4"]
+    assert said == "the plan's batch is in the script's own flags: --bs=2 --grad-accum 4."
+    assert told(command, Batch(micro=8)) == (command, None)
+    assert told(command, None) == (command, None)
+
+
+@pytest.fixture
+def search(tmp_path, monkeypatch, in_memory):
+    monkeypatch.chdir(tmp_path)
+
+    def search(words, **changes):
+        return run_search(options(task="train.py", command=(*START, *words.split()), trials=8, **changes))
+
+    return search
+
+
+def said_of_batches(run):
+    return [event.message for event in run.events if isinstance(event, Warned) and "batch is" in event.message]
+
+
+def test_a_search_takes_the_flags_that_state_what_the_script_was_seen_to_train_with(search):
+    """The table's job trains on 64 × 1."""
+    run = search("--batch-size 64 --grad-accum 1")
+    assert len({settings.batch.micro for settings in run.measured}) > 1
+    (said,) = said_of_batches(run)
+    flags = "--batch-size {batch.micro=64} --grad-accum {batch.accumulate=1}"
+    assert said == f"the batch is searched by the script's own flags, {flags}; --flags off leaves it as it is."
+    assert flags.replace("{", "'{").replace("}", "}'") in run.plan.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [("--batch-size 32 --grad-accum 1", {}), ("--batch-size 64 --grad-accum 1", {"flags": "off"})],
+)
+def test_other_flags_and_flags_off_leave_the_batch(words, changes, search):
+    run = search(words, **changes)
+    assert {settings.batch for settings in run.measured} == {Batch(micro=64)}
+    (said,) = said_of_batches(run)
+    assert "batch is left out: the command has no {batch.accumulate}" in said
+
+
+def test_the_words_that_tell_the_batch():
+    command = [*START, "--bs={batch.micro=8}", "--lr", "1", "--acc", "{batch.accumulate=2}"]
+    assert flags_of(command) == "--bs={batch.micro=8} --acc {batch.accumulate=2}"

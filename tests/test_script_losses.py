@@ -1,0 +1,117 @@
+"""The losses of a script's first steps: what they tell of a split, and whether they can be compared."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.measure import InspectOptions, MeasureOptions
+from autotune.plan import Plan
+from autotune.script.applied import InScript
+from autotune.script.hooks import ScriptHooks
+from autotune.script.look import Look
+from autotune.script.timing import Timing
+from autotune.techniques import Settings
+from autotune.workers import Inspected, InspectRequest, Measured, MeasureRequest
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+micro, accumulate, divisor, dropout = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+torch.manual_seed(0)
+x = torch.randn(64, 4)
+y = x.sum(1, keepdim=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+place = 0
+for step in range(10**9):
+    for _ in range(accumulate):
+        mine = slice(place % 64, place % 64 + micro)
+        (nn.functional.mse_loss(model(x[mine]), y[mine]) / divisor).backward()
+        place += micro
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""Trains until it is ended: ``micro``, ``accumulate``, what each loss is divided by, and dropout."""
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    """Run the script here, watched, until there is an outcome."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+
+    def watch(observe, *arguments):
+        found = []
+
+        def answer(outcome):
+            found.append(outcome)
+            raise SystemExit(0)
+
+        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        in_script = InScript(Plan(settings=Settings()), Path("plan.yaml"))
+        hooks = ScriptHooks(in_script)
+        hooks.observer = observe(in_script, answer)
+        hooks.install()
+        try:
+            with pytest.raises(SystemExit):
+                runpy.run_path(str(path), run_name="__main__")
+        finally:
+            hooks.remove()
+        return found[0]
+
+    return watch
+
+
+@pytest.fixture
+def losses(watch):
+    """Parity of a trial of the script."""
+
+    def losses(*arguments, **options):
+        measure = MeasureOptions(trial_time_s=0.2, parity_batch=16, **options)
+        request = MeasureRequest(id="x", task="train.py", device="cpu", plan=Plan(settings=Settings()), options=measure)
+        outcome = watch(lambda _, answer: Timing(request, time.monotonic(), answer, lambda _: None), *arguments)
+        assert isinstance(outcome, Measured), outcome
+        return outcome.measurement.parity
+
+    return losses
+
+
+def test_a_split_that_the_script_weighs_keeps_the_losses_and_one_that_it_does_not_is_told(losses):
+    whole = losses(16, 1, 1, 0)
+    assert 3 <= len(whole.losses) <= 10  # as many as were made in the time
+    assert whole.strayed_at is None
+    split = losses(4, 4, 4, 0, reference_losses=whole.losses)
+    assert split.losses[:3] == pytest.approx(whole.losses[:3], rel=1e-4)
+    assert split.strayed_at is None
+    unweighed = losses(4, 4, 1, 0, reference_losses=whole.losses)
+    assert unweighed.strayed_at == 1
+    assert unweighed.losses[0] == pytest.approx(4 * whole.losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("dropout", [0, 0.5])
+def test_the_first_steps_tell_whether_losses_can_be_compared(dropout, watch):
+    request = InspectRequest(id="x", task="train.py", device="cpu", options=InspectOptions())
+    outcome = watch(lambda found, answer: Look(request, found, answer), 4, 4, 4, dropout)
+    assert isinstance(outcome, Inspected), outcome
+    assert len(outcome.facts.first_losses) == 3
+    reason = outcome.facts.not_comparable
+    assert reason is None if not dropout else "draws random numbers" in reason
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_trial_without_an_evaluation_says_that_its_peak_is_of_training_alone(evaluates, watch, tmp_path):
+    if evaluates:
+        path = tmp_path / "train.py"
+        line = "    model.eval()\n    with torch.no_grad(): model(x)\n    model.train()\n"
+        path.write_text(SCRIPT + line)
+    options = MeasureOptions(trial_time_s=0.2, parity_batch=None)
+    request = MeasureRequest(id="x", task="train.py", device="cpu", plan=Plan(settings=Settings()), options=options)
+    outcome = watch(lambda _, answer: Timing(request, time.monotonic(), answer, lambda _: None), 16, 1, 1, 0)
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.measurement.parity.losses == ()
+    assert any("did not evaluate" in one for one in outcome.measurement.warnings) == (not evaluates)
