@@ -32,7 +32,7 @@ FLOORS = (
     ("loader", "unfilled", "weights"),
     ("cut", "plan", "search_spaces", "task"),
     ("techniques",),
-    ("layers", "pruning"),
+    ("layers", "pruning", "replica"),
     ("own_loader",),
     ("files", "guard", "interrupts", "launched", "names", "nested", "positions", "randomness", "ranks", "resume"),
     ("units", "errors"),
@@ -107,6 +107,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "checkpointing": "autotune.techniques.recomputed",
             "allocator": "autotune.techniques.preload",
             "compile": "autotune.techniques.compiler",
+            "parallel": "autotune.replica",
         }
         assert ours <= allowed | {own.get(path.stem)}, path.name
 

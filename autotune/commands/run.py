@@ -26,8 +26,11 @@ def run(path: Path, command: Sequence[str]) -> NoReturn:
     if not command or not command[0]:
         raise UserError("no command was given. Write it after --: `autotune run plan.yaml -- python train.py`.")
     settings = load_plan(path).settings
-    command = filled(command, settings.batch)
-    launched = under_launcher(command)
+    batch = settings.batch
+    if batch is not None and batch.effective is None:  # else no flags can say it
+        batch = batch.share(settings.parallel.processes)
+    command = filled(command, batch)
+    launched = under_launcher(command, may_be_several=True)
     environment = {**os.environ, **settings.environment(os.environ), PLAN_VARIABLE: str(path.resolve())}
     if launched is None:
         tell(

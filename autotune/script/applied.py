@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..plan import Plan, load_plan
-from ..ranks import world_size
+from ..ranks import this_rank, world_size
 from ..techniques import Stage
+from ..techniques.parallel import Parallel
 
 __all__ = ["OPTIONS", "InScript", "Refused", "apply_to_script", "unwrapped"]
 
@@ -24,8 +25,8 @@ def apply_to_script(path: Path) -> Callable[[], None]:
         PlanError: it cannot be read.
     """
     plan = load_plan(path)
-    if world_size() > 1:
-        refuse("this is one of several ranks, and a plan is applied in one process so far. Start it without torchrun.")
+    if (differs := plan.settings.parallel.other_size(world_size())) is not None:
+        refuse(f"{path}: {differs}")
     if (reason := _beyond(plan)) is not None:
         refuse(f"{path}: {reason}")
 
@@ -55,6 +56,10 @@ def _beyond(plan: Plan) -> str | None:
     return None
 
 
+_BEFORE_SHARDS = (Stage.MODEL, Stage.LOW_RANK, Stage.LAYERS, Stage.CHECKPOINTING, Stage.DEVICE, Stage.COMPILE)
+"""What changes modules or their tensors, and so cannot follow ``fully_shard``."""
+
+
 class Refused(SystemExit):
     """The script ends, since it is the user's to change something."""
 
@@ -65,13 +70,27 @@ class Refused(SystemExit):
 
 def refuse(reason: str) -> NoReturn:
     """End the script, and say why."""
-    print(f"autotune: {reason}", file=sys.stderr, flush=True)
+    if this_rank().rank == 0:
+        print(f"autotune: {reason}", file=sys.stderr, flush=True)
     raise Refused(reason)
 
 
 def unwrapped(model: Any) -> Any:
-    """The module itself, of a wrapper of torch.compile's."""
-    return getattr(model, "_orig_mod", model)
+    """The module itself, of a wrapper of torch.compile's or a DistributedDataParallel."""
+    return _wrappers(model)[-1]
+
+
+def _wrappers(model: Any) -> list[Any]:
+    """The model as the script calls it, and what is within, down to the module itself."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = [model]
+    while True:
+        outer = found[-1]
+        inner = outer.module if isinstance(outer, DistributedDataParallel) else getattr(outer, "_orig_mod", outer)
+        if inner is outer:
+            return found
+        found.append(inner)
 
 
 OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
@@ -106,8 +125,11 @@ class InScript:
 
         own = unwrapped(model)
         self._check(model, own)
-        apply_to_model(self.plan, own, run=run)
-        apply_to_optimizer(self.plan, self.optimizer)
+        self._check_shards(model, own)
+        settings = self.plan.settings.model_copy(update={"parallel": Parallel()})  # which is the script's own to do
+        plan = self.plan.model_copy(update={"settings": settings})
+        apply_to_model(plan, own, run=run)
+        apply_to_optimizer(plan, self.optimizer)
         self.model = model
 
     def _check(self, model: Any, own: Any) -> None:
@@ -117,7 +139,9 @@ class InScript:
         device = next(p.device.type for p in own.parameters())
         if self.plan.budget.device not in (None, device):
             refuse(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
-        self.is_compiled = own is not model or own._compiled_call_impl is not None
+        self.is_compiled = own._compiled_call_impl is not None or any(
+            getattr(one, "_orig_mod", None) is not None for one in _wrappers(model)
+        )
         rewriting = (settings.layers, settings.checkpointing, settings.compile)
         rewritten = [one.name for one in rewriting if one.kind != "none"]
         if self.is_compiled and rewritten:
@@ -130,6 +154,32 @@ class InScript:
                 "the row out."
             )
         self._check_identity(own)
+
+    def _check_shards(self, model: Any, own: Any) -> None:
+        """The script shares its training out itself, before the plan comes: as the plan has it, or not at all."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        kind = self.plan.settings.parallel.kind
+        has_ddp = any(isinstance(one, DistributedDataParallel) for one in _wrappers(model))
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        has_shards = fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in own.modules())
+        found = "fsdp" if has_shards else "ddp" if has_ddp else "none"
+        if found != kind:
+            wanted = {"ddp": "DistributedDataParallel(model)", "fsdp": "fully_shard(model)", "none": "neither"}
+            refuse(
+                f"parallel: the plan has {kind}, but the script trains with {found}. Joining processes is the "
+                f"script's own: {wanted[kind]} there, or search again for what it does."
+            )
+        rows = [one.name for one in self.plan.settings.techniques() if one.stage in _BEFORE_SHARDS]
+        if has_shards and (late := [name for name in rows if name in self._chosen]):
+            refuse(
+                f"{late[0]} comes before fully_shard, which the script has called already. Call "
+                "autotune.apply_to_model(plan, model) in the script, before fully_shard."
+            )
+
+    @property
+    def _chosen(self) -> set[str]:
+        return {one.name for one in self.plan.settings.chosen()}
 
     def _check_identity(self, model: Any) -> None:
         if self.plan.task is None or (known := self.plan.task.identity) is None:
@@ -197,6 +247,7 @@ class InScript:
         if batch is None:
             return
         seen = (self.batch_size,) if self.batch_size else sizes
+        batch = batch.share(self.plan.settings.parallel.processes)
         if (seen and batch.micro not in seen) or num_backwards != batch.accumulate:
             drew = f"{seen[0] if seen else '?'} × {num_backwards}"
             refuse(

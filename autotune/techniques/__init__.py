@@ -23,6 +23,7 @@ from .low_rank import LowRank
 from .memory_format import MemoryFormat
 from .optimizer import Optimizer
 from .optimizer_step import OptimizerStep
+from .parallel import Parallel
 from .precision import Kind, Precision
 from .pruning import Pruning
 from .variant import Variant
@@ -47,6 +48,7 @@ class Settings(BaseModel):
     checkpointing: Checkpointing = Checkpointing()
     memory_format: MemoryFormat = MemoryFormat()
     compile: Compile = Compile()
+    parallel: Parallel = Parallel()
     data_loading: DataLoading = DataLoading()
     optimizer: Optimizer = Optimizer()
     optimizer_step: OptimizerStep = OptimizerStep()

@@ -56,6 +56,8 @@ class Stage(IntEnum):
     """What is computed in."""
     COMPILE = auto()
     """Whatever the model is by now becomes one program."""
+    SHARD = auto()
+    """Several processes share the training of whatever the model is by now."""
     OPTIMIZER = auto()
     """It has been built from the model's parameters."""
     LOADER = auto()
