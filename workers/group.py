@@ -20,7 +20,7 @@ from ..ranks import this_rank
 from ..techniques.facts import num_processors
 from .folder import TrialFolder
 from .outcome import Crashed, Measured, Outcome
-from .request import TrialRequest
+from .request import MeasureRequest, TrialRequest
 
 __all__ = ["join_group", "of_rank", "run_group"]
 
@@ -67,8 +67,10 @@ def run_group(
         What they measured together; what the first that failed came to.
 
     Raises:
-        PlanError: they are more than the machine has devices.
+        PlanError: they are more than the machine has devices, or are asked for what one process alone answers.
     """
+    if not isinstance(request, MeasureRequest):
+        raise PlanError("settings.parallel: a profile is of one process. Leave the row out of the plan for it.")
     size = request.applied.parallel.processes
     there = torch.cuda.device_count() if request.device == "cuda" else num_processors()
     if size > there:

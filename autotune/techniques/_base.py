@@ -175,6 +175,10 @@ class Technique(BaseModel):
         """Bytes that it keeps on the device for the life of the process, beside the tensors of a step."""
         return 0
 
+    def times_charged(self, facts: Facts) -> int | None:
+        """How many times the memory of one process is charged; None where what is charged cannot be told from that."""
+        return 1
+
     def samples_per_s(self, facts: Facts) -> float | None:
         """Speed of its own part of a step, as far as it is known without a trial; infinite where nothing is left to
         do."""

@@ -64,6 +64,10 @@ class Parallel(Technique):
         """One process: how many there are is the user's to say, in a space or a plan."""
         return (cls(),)
 
+    def prior_gain(self) -> tuple[float, float]:
+        """Nothing was measured: processes that share a CPU may gain or lose by it."""
+        return (0.0, 0.0) if self.kind == "none" else (0.0, 0.3)
+
     def unavailable(self, facts: Facts) -> str | None:
         """Each process takes a device, or a processor, of the machine that a trial runs on."""
         if self.processes > facts.num_devices:
@@ -82,6 +86,16 @@ class Parallel(Technique):
         if settings.optimizer_step.kind != "after_backward":
             return "gradients are whole only once those of all processes are averaged: use after_backward"
         return None if self.kind == "ddp" else _no_shards(settings)
+
+    def as_predicted(self, facts: Facts) -> Parallel:
+        """As one process, whose memory is charged so many times."""
+        return Parallel()
+
+    def times_charged(self, facts: Facts) -> int | None:
+        """On a CPU, of each process; on CUDA, a device's own. What a shard takes is not predicted."""
+        if self.kind == "fsdp":
+            return None
+        return self.processes if facts.device.type == "cpu" else 1
 
     def environment(self) -> dict[str, str]:
         """The machine's processors, shared out: torchrun gives each process one thread where nothing is set."""
