@@ -48,11 +48,11 @@ class TestParallel(TechniqueContract):
 
 
 class Net(nn.Module):
-    """Blocks that checkpointing and sharding find; dropout at a rate that a case sets."""
+    """Blocks that checkpointing and sharding find."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(dropout)) for _ in range(3))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3))
         self.head = nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +84,6 @@ def task(**pieces: Any) -> autotune.Task:
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "counts": ({"compute_loss": counted}, {}),
-    "a drawn order": ({"build_sampler": lambda data: RandomSampler(data)}, {}),
     "uneven": ({"batch_size": 13}, {"batch": Batch(micro=4, accumulate=4, effective=13)}),
     "layers and checkpoints": ({}, {"layers": Layers(kind="exact"), "checkpointing": Checkpointing(kind="blocks")}),
 }
@@ -119,9 +118,9 @@ def some_parameters(model: nn.Module) -> list[float]:
 def drawn(rank: int) -> dict[str, Any]:
     """What one rank draws for itself, and what it shares."""
     plan = Plan(settings=Settings(batch=BATCH, parallel=DDP))
-    training = autotune.apply(plan, task(build_model=lambda: Net(dropout=0.5)), seed=5)
+    training = autotune.apply(plan, task(build_sampler=RandomSampler), seed=5)
     first = some_parameters(training.model)
-    order = [float(batch[0][0, 0]) for batch in training.loader]
+    order = [value for batch in training.loader for value in batch[0][:, 0].tolist()]
     return {
         "initial": first,
         "samples": order,
@@ -226,11 +225,12 @@ def test_two_processes_train_what_one_does(pair, name, kind):
 
 
 def test_each_process_draws_its_own_samples_and_dropout(pair):
-    """From the same initial weights; together the samples are those of an epoch."""
+    """From the same initial weights; together the samples are those of an epoch, in an order that the user's sampler
+    draws from what is random in each."""
     first, second = (one["drawn"] for one in pair)
     assert first["initial"] == second["initial"]
     assert first["dropout"] != second["dropout"]
-    assert not set(first["samples"]) & set(second["samples"])
+    assert sorted(first["samples"] + second["samples"]) == sorted(float(row[0]) for row, _ in samples())
     assert first["keys"] == [*Net().state_dict()]
 
 
