@@ -95,8 +95,6 @@ def test_a_script_that_applies_its_plan_has_it_in_each_process(tmp_path):
     Plan(settings=Settings(batch=Batch(micro=4, accumulate=4), parallel=DDP)).save(tmp_path / "plan.yaml")
     task = (Path(__file__).parent / "tasks" / "healthy.py").read_text()
     (tmp_path / "model.py").write_text(task + "batch_size = 16\n")
-        (Path(__file__).parent / "tasks" / "healthy.py").read_text() + "batch_size = 16\n"
-    )
     (tmp_path / "train.py").write_text(WITH_APPLY)
     done = autotune("run", "plan.yaml", "--", *TORCHRUN, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
