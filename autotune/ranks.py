@@ -64,13 +64,13 @@ def join_ranks(device: torch.device) -> Ranks:
 
 
 def summed(value: float | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The sum of a number of each rank, on ``device``; every rank has to come here."""
+    """The sum of a number of each rank, as fp32 on ``device``; every rank has to come here."""
     import torch
     import torch.distributed
 
     total = torch.as_tensor(value, dtype=torch.float64, device=device).clone()
     torch.distributed.all_reduce(total)
-    return total
+    return total.float()
 
 
 def of_first(value: Any) -> Any:

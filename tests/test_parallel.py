@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -145,6 +146,21 @@ def in_pieces(rank: int) -> list[float]:
     return seen
 
 
+def resumed(rank: int) -> list[list[float]]:
+    """Parameters after an epoch, of one training and of another that goes on from the middle of its second step."""
+    plan = Plan(settings=Settings(batch=BATCH, parallel=DDP))
+    first, second = autotune.apply(plan, task(), seed=5), autotune.apply(plan, task(), seed=6)
+    batches = iter(first.loader)
+    for _ in range(3):
+        first.step(next(batches))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for batch in batches:
+        first.step(batch)
+    for batch in second.loader:
+        second.step(batch)
+    return [some_parameters(one.model) for one in (first, second)]
+
+
 def mean_of_line(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).mean()
 
@@ -197,6 +213,7 @@ def in_each(rank: int, folder: str) -> None:
         "fsdp": {name: trained(rank, name, FSDP) for name in CASES},
         "drawn": drawn(rank),
         "in pieces": in_pieces(rank),
+        "resumed": resumed(rank),
         "refusals": refusals(rank),
     }
     Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
@@ -239,6 +256,13 @@ def test_gradients_are_averaged_with_the_last_micro_batch_alone(pair):
     first, second = (one["in pieces"] for one in pair)
     assert first == [0.0, 1.5]
     assert second == [0.5, 1.5]
+
+
+def test_a_training_goes_on_from_the_middle_of_a_step(pair):
+    """Each process from its own state, with the gradients that it alone had."""
+    for one in pair:
+        assert one["resumed"][0] == one["resumed"][1]
+    assert pair[0]["resumed"] == pair[1]["resumed"]
 
 
 REFUSED = {
