@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import NoReturn
 
@@ -16,11 +16,12 @@ import torch
 from ..errors import PlanError
 from ..measure.processes import end_with
 from ..plan import Peak
-from ..ranks import this_rank
+from ..ranks import Ranks, this_rank
 from ..techniques.facts import num_processors
 from .folder import TrialFolder
 from .outcome import Crashed, Measured, Outcome
 from .request import MeasureRequest, TrialRequest
+from .spawn import fork
 
 __all__ = ["join_group", "of_rank", "run_group"]
 
@@ -76,7 +77,14 @@ def run_group(
     if size > there:
         what = "CUDA devices" if request.device == "cuda" else "processors"
         raise PlanError(f"settings.parallel.processes: {size} were asked for, but a trial has {there} {what} here.")
-    running = {_start(request, folder, spawned_s, rank, size, run): rank for rank in range(size)}
+
+    def begin() -> NoReturn:
+        if request.fresh:
+            command = [sys.executable, "-P", "-m", "autotune.workers.child", str(folder.path), repr(spawned_s)]
+            os.execv(sys.executable, command)
+        run(folder, spawned_s)
+
+    running = {_start(Ranks(rank, size), begin): rank for rank in range(size)}
     first = min(running, key=lambda pid: running[pid])
     signal.signal(signal.SIGUSR1, lambda *_: _send(first, signal.SIGUSR1))  # its stack is the trial's
     ended = _wait(running, folder)
@@ -91,35 +99,19 @@ def run_group(
     return found.get(cause) or Crashed(message="the trial's processes ended without an answer")
 
 
-def _start(
-    request: TrialRequest,
-    folder: TrialFolder,
-    spawned_s: float,
-    rank: int,
-    size: int,
-    run: Callable[[TrialFolder, float], NoReturn],
-) -> int:
+def _start(ranks: Ranks, begin: Callable[[], NoReturn]) -> int:
+    """Process id of another process, which knows its place as torchrun tells it, and ends with this one."""
     parent = os.getpid()
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
     try:
         end_with(parent)
-        os.environ.update(_place(rank, size))
-        if request.fresh:
-            command = [sys.executable, "-P", "-m", "autotune.workers.child", str(folder.path), repr(spawned_s)]
-            os.execv(sys.executable, command)
-        run(folder, spawned_s)
+        os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), str(ranks.rank)))
+        os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks.size)))
+        begin()
     finally:
         os._exit(1)
-
-
-def _place(rank: int, size: int) -> Mapping[str, str]:
-    """As torchrun tells it."""
-    return {
-        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size)),
-    }
 
 
 def _wait(running: dict[int, int], folder: TrialFolder) -> dict[int, int]:

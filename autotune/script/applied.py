@@ -156,7 +156,7 @@ class InScript:
         self._check_identity(own)
 
     def _check_shards(self, model: Any, own: Any) -> None:
-        """The script shares its training out itself, before the plan comes: as the plan has it, or not at all."""
+        """The script shares its training out itself, before the plan comes: as the plan has it."""
         from torch.nn.parallel import DistributedDataParallel
 
         kind = self.plan.settings.parallel.kind
@@ -164,8 +164,8 @@ class InScript:
         fsdp = sys.modules.get("torch.distributed.fsdp")
         has_shards = fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in own.modules())
         found = "fsdp" if has_shards else "ddp" if has_ddp else "none"
-        if found != kind:
-            wanted = {"ddp": "DistributedDataParallel(model)", "fsdp": "fully_shard(model)", "none": "neither"}
+        if kind not in ("none", found):  # one process may have either
+            wanted = {"ddp": "DistributedDataParallel(model)", "fsdp": "fully_shard(model)"}
             refuse(
                 f"parallel: the plan has {kind}, but the script trains with {found}. Joining processes is the "
                 f"script's own: {wanted[kind]} there, or search again for what it does."
