@@ -14,8 +14,9 @@ from ..plan import Plan, load_plan
 from ..ranks import this_rank, world_size
 from ..techniques import Stage
 from ..techniques.parallel import Parallel
+from .shards import mismatch, unwrapped, wrappers
 
-__all__ = ["OPTIONS", "InScript", "Refused", "apply_to_script", "unwrapped"]
+__all__ = ["OPTIONS", "InScript", "Refused", "apply_to_script"]
 
 
 def apply_to_script(path: Path) -> Callable[[], None]:
@@ -56,10 +57,6 @@ def _beyond(plan: Plan) -> str | None:
     return None
 
 
-_BEFORE_SHARDS = (Stage.MODEL, Stage.LOW_RANK, Stage.LAYERS, Stage.CHECKPOINTING, Stage.DEVICE, Stage.COMPILE)
-"""What changes modules or their tensors, and so cannot follow ``fully_shard``."""
-
-
 class Refused(SystemExit):
     """The script ends, since it is the user's to change something."""
 
@@ -73,24 +70,6 @@ def refuse(reason: str) -> NoReturn:
     if this_rank().rank == 0:
         print(f"autotune: {reason}", file=sys.stderr, flush=True)
     raise Refused(reason)
-
-
-def unwrapped(model: Any) -> Any:
-    """The module itself, of a wrapper of torch.compile's or a DistributedDataParallel."""
-    return _wrappers(model)[-1]
-
-
-def _wrappers(model: Any) -> list[Any]:
-    """The model as the script calls it, and what is within, down to the module itself."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    found = [model]
-    while True:
-        outer = found[-1]
-        inner = outer.module if isinstance(outer, DistributedDataParallel) else getattr(outer, "_orig_mod", outer)
-        if inner is outer:
-            return found
-        found.append(inner)
 
 
 OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
@@ -125,7 +104,8 @@ class InScript:
 
         own = unwrapped(model)
         self._check(model, own)
-        self._check_shards(model, own)
+        if (reason := mismatch(self.plan.settings, model)) is not None:
+            refuse(reason)
         settings = self.plan.settings.model_copy(update={"parallel": Parallel()})  # which is the script's own to do
         plan = self.plan.model_copy(update={"settings": settings})
         apply_to_model(plan, own, run=run)
@@ -140,7 +120,7 @@ class InScript:
         if self.plan.budget.device not in (None, device):
             refuse(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
         self.is_compiled = own._compiled_call_impl is not None or any(
-            getattr(one, "_orig_mod", None) is not None for one in _wrappers(model)
+            getattr(one, "_orig_mod", None) is not None for one in wrappers(model)
         )
         rewriting = (settings.layers, settings.checkpointing, settings.compile)
         rewritten = [one.name for one in rewriting if one.kind != "none"]
@@ -154,32 +134,6 @@ class InScript:
                 "the row out."
             )
         self._check_identity(own)
-
-    def _check_shards(self, model: Any, own: Any) -> None:
-        """The script shares its training out itself, before the plan comes: as the plan has it."""
-        from torch.nn.parallel import DistributedDataParallel
-
-        kind = self.plan.settings.parallel.kind
-        has_ddp = any(isinstance(one, DistributedDataParallel) for one in _wrappers(model))
-        fsdp = sys.modules.get("torch.distributed.fsdp")
-        has_shards = fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in own.modules())
-        found = "fsdp" if has_shards else "ddp" if has_ddp else "none"
-        if kind not in ("none", found):  # one process may have either
-            wanted = {"ddp": "DistributedDataParallel(model)", "fsdp": "fully_shard(model)"}
-            refuse(
-                f"parallel: the plan has {kind}, but the script trains with {found}. Joining processes is the "
-                f"script's own: {wanted[kind]} there, or search again for what it does."
-            )
-        rows = [one.name for one in self.plan.settings.techniques() if one.stage in _BEFORE_SHARDS]
-        if has_shards and (late := [name for name in rows if name in self._chosen]):
-            refuse(
-                f"{late[0]} comes before fully_shard, which the script has called already. Call "
-                "autotune.apply_to_model(plan, model) in the script, before fully_shard."
-            )
-
-    @property
-    def _chosen(self) -> set[str]:
-        return {one.name for one in self.plan.settings.chosen()}
 
     def _check_identity(self, model: Any) -> None:
         if self.plan.task is None or (known := self.plan.task.identity) is None:

@@ -24,8 +24,9 @@ from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
 from ..workers import Failed, Inspected, Outcome
 from ..workers.request import InspectRequest
-from .applied import OPTIONS, InScript, unwrapped
+from .applied import OPTIONS, InScript
 from .observer import Observer
+from .shards import unwrapped
 
 __all__ = ["Look"]
 
