@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, default_collate
 
 from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
+from .cut import Alike
 from .drift import here, is_strict, tell
 from .errors import PlanError, TaskError
 from .fingerprint import fingerprint, identify
@@ -19,7 +20,8 @@ from .loader import Loader
 from .nested import to_device
 from .plan import Plan
 from .randomness import seed_everything, undisturbed
-from .ranks import world_size
+from .ranks import ALONE, Ranks, join_ranks, world_size
+from .replica import within
 from .task import SIGNATURES, Task
 from .techniques import LoaderSpec
 from .techniques._base import Run
@@ -61,8 +63,8 @@ def apply(
         The training: ``model``, ``optimizer``, ``loader`` and ``step``.
 
     Raises:
-        PlanError: the plan is for another model, or asks for what this model or device cannot do, or this is one of
-            several ranks; or ``strict`` finds a difference.
+        PlanError: the plan is for another model or number of processes, or asks for what this model or device cannot
+            do; or ``strict`` finds a difference.
         TaskError: the task's pieces do not fit together.
     """
     if not isinstance(plan, Plan):
@@ -72,8 +74,7 @@ def apply(
         task = _task_of(pieces)
     elif pieces:
         raise TaskError(f"apply takes a task, or pieces of one, but got both: {', '.join(pieces)}. Pass one of them.")
-    _refuse_ranks()
-    device = _device(plan)
+    device, ranks = _place(plan)
     settings = plan.settings.in_force(task.precision)
     in_force = plan.model_copy(update={"settings": settings})
     seed = seed if seed is not None else plan.search.seed if plan.search else 0
@@ -82,7 +83,7 @@ def apply(
     model = build_model(made)
     dataset = task.build_dataset()
     _check_task(plan, task, model if made is task else None, dataset)
-    batch = settings.batch or reference_batch(task, dataset)
+    batch = settings.batch or _shared_out(reference_batch(task, dataset), ranks)
     if (reason := settings.model_copy(update={"batch": batch}).conflict()) is not None:
         raise PlanError(f"settings: {reason}.")
     _check_environment(plan, device.type, is_strict(strict))
@@ -94,11 +95,16 @@ def apply(
 
     run = _run_on_two_samples(task, dataset)
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
-    optimizer = apply_to_optimizer(in_force, task.make_optimizer(model), max_grad_norm=task.max_grad_norm)
+    optimizer = apply_to_optimizer(in_force, task.make_optimizer(within(model)), max_grad_norm=task.max_grad_norm)
     _warn_of_batch(task, dataset, batch, stated=settings.batch is not None and not in_pieces)
     spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
-    loader = build_loader(task, spec, batch, seed)
-    return Training(model, optimizer, loader, task, settings.as_applied(model), halve_when_out_of_memory)
+    if ranks.size > 1 and halve_when_out_of_memory:
+        raise PlanError("halve_when_out_of_memory: ranks could halve apart. Leave it out where several train.")
+    loader = build_loader(task, spec, batch, seed, ranks)
+    if ranks.rank:
+        seed_everything(seed + ranks.rank)  # dropout and augmentation of its own; rank 0 has those of one process
+    applied = settings.as_applied(within(model))
+    return Training(model, optimizer, loader, task, applied, halve_when_out_of_memory)
 
 
 def _run_on_two_samples(task: Task, dataset: Any) -> Run | None:
@@ -130,21 +136,21 @@ def build_model(task: Task) -> nn.Module:
     return model
 
 
-def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0) -> Loader:
-    """A loader over micro-batches, in the user's order or a seeded shuffle.
+def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0, ranks: Ranks = ALONE) -> Loader:
+    """A loader over micro-batches, in the user's order or a seeded shuffle; of one of several ranks, over its share.
 
     An iterable dataset gets at most one worker unless it says that it splits itself between them.
 
     Raises:
-        TaskError: the dataset is empty, or ``build_sampler`` returned a batch sampler.
-        PlanError: an iterable dataset cannot be cut into uneven micro-batches.
+        TaskError: the dataset is empty, or ``build_sampler`` returned a batch sampler, or one of a rank's share.
+        PlanError: an iterable dataset cannot be cut into uneven micro-batches, nor between ranks.
     """
     if isinstance(spec.dataset, IterableDataset):
-        return Loader(spec if task.shards_by_worker else _with_one_worker(spec), batch, None)
+        return Loader(spec if task.shards_by_worker else _with_one_worker(spec), batch, None, ranks)
     if len(spec.dataset) == 0:
         raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
     if task.build_sampler is None:
-        return Loader(spec, batch, RandomSampler(spec.dataset, generator=torch.Generator().manual_seed(seed)))
+        return Loader(spec, batch, RandomSampler(spec.dataset, generator=torch.Generator().manual_seed(seed)), ranks)
     sampler = task.build_sampler(spec.user_dataset)
     if isinstance(sampler, BatchSampler):
         raise TaskError(
@@ -152,7 +158,12 @@ def build_loader(task: Task, spec: LoaderSpec, batch: Batch, seed: int = 0) -> L
         )
     if not isinstance(sampler, Iterable):
         raise TaskError(f"build_sampler returned {type(sampler).__name__}. Wanted: {SIGNATURES['build_sampler']}.")
-    return Loader(spec, batch, sampler)
+    if isinstance(sampler, DistributedSampler) and ranks.size > 1:
+        raise TaskError(
+            "build_sampler returned a DistributedSampler, but samples are shared out between the processes here. "
+            "Return a sampler over the whole dataset, the same in every process."
+        )
+    return Loader(spec, batch, Alike(sampler, seed) if ranks.size > 1 else sampler, ranks)
 
 
 def _with_one_worker(spec: LoaderSpec) -> LoaderSpec:
@@ -203,25 +214,29 @@ def _task_of(pieces: dict[str, Any]) -> Task:
         raise TaskError(f"apply: {error}. Pass fields of autotune.Task.") from None
 
 
-def _device(plan: Plan) -> torch.device:
+def _place(plan: Plan) -> tuple[torch.device, Ranks]:
+    """Where this process trains, and as which of how many.
+
+    Raises:
+        PlanError: there is no such device, or the plan is for another number of processes.
+    """
     if plan.budget.device == "cuda" and not torch.cuda.is_available():
         raise PlanError(
             "budget.device: the plan is for cuda, but torch sees no CUDA device here. "
             "Run it where there is one, or search again with --device cpu."
         )
-    if plan.budget.device == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    is_cuda = plan.budget.device != "cpu" and torch.cuda.is_available()
+    if (reason := plan.settings.parallel.other_size(world_size())) is not None:
+        raise PlanError(reason)
+    ranks = join_ranks(torch.device("cuda" if is_cuda else "cpu"))
+    return torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu"), ranks
 
 
-def _refuse_ranks() -> None:
-    if (size := world_size()) > 1:
-        raise PlanError(
-            f"apply: this is one of {size} ranks (torchrun, torch.distributed), but a plan is applied in one process "
-            "so far: every rank would train on the same samples, with the same dropout. Start the job without "
-            "torchrun, or with WORLD_SIZE=1. For several ranks, take over what `autotune show` lists into a loop of "
-            "your own, with a DistributedSampler; autotune.layers.convert works under DistributedDataParallel."
-        )
+def _shared_out(batch: Batch, ranks: Ranks) -> Batch:
+    """The job's own batch, in as many micro-batches as there are ranks where it is too few."""
+    if batch.accumulate % ranks.size == 0:
+        return batch
+    return Batch.of(batch.num_samples, min(batch.micro, -(-batch.num_samples // ranks.size)))
 
 
 def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -> None:

@@ -10,16 +10,32 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from .positions import Position
+from .randomness import Randomness
+from .ranks import ALONE, Ranks
 from .techniques.batch import Batch
 
-__all__ = ["Counted", "Cut", "Pieces", "advanced"]
+__all__ = ["Alike", "Counted", "Cut", "Pieces", "advanced"]
+
+_AT_ONCE = 1024
+"""Indices that are drawn at a time: the state of everything random is exchanged around each."""
 
 
 class Cut(Sampler[list[int]]):
-    """Cuts each effective batch of a sampler into micro-batches."""
+    """Cuts each effective batch of a sampler into micro-batches, which several ranks take in turn.
 
-    def __init__(self, sampler: Any, batch: Batch, drop_last: bool) -> None:
-        self._sampler, self._batch, self._drop_last = sampler, batch, drop_last
+    So every rank reads the same indices from the sampler. A tail that is too short for equal numbers of micro-batches
+    is cut smaller; samples that are fewer than the ranks are left out.
+    """
+
+    def __init__(self, sampler: Any, batch: Batch, drop_last: bool, ranks: Ranks = ALONE) -> None:
+        """
+        Args:
+            sampler: of the same indices in every rank.
+            batch: of all ranks together.
+            drop_last: leave a tail out.
+            ranks: which of them this is.
+        """
+        self._sampler, self._batch, self._drop_last, self._ranks = sampler, batch, drop_last, ranks
         self.pieces = Pieces(iter(()))
         """The iteration that began last."""
 
@@ -39,14 +55,63 @@ class Cut(Sampler[list[int]]):
             yield from self._cut(step, place)
 
     def _cut(self, step: list[int], place: Iterator[int]) -> Iterator[tuple[list[int], Position]]:
-        micro = self._batch.micro
-        for start in range(0, len(step), micro):
-            piece = step[start : start + micro]
-            yield piece, Position(len(piece), start + micro >= len(step), place=next(place))
+        sizes = self._sizes(len(step))
+        ends = list(itertools.accumulate(sizes))
+        mine = range(self._ranks.rank, len(sizes), self._ranks.size)
+        for number in mine:
+            piece = step[ends[number] - sizes[number] : ends[number]]
+            is_last = number == mine[-1]
+            yield piece, Position(len(piece), is_last, place=next(place), step_samples=ends[-1])
+
+    def _sizes(self, num_samples: int) -> list[int]:
+        """Of a step's micro-batches, as many for each rank."""
+        micro, size = self._batch.micro, self._ranks.size
+        num = -(-num_samples // micro)
+        if num % size == 0:
+            return [min(micro, num_samples - start) for start in range(0, num_samples, micro)]
+        num = min(-(-num // size), num_samples // size) * size
+        if num == 0:
+            return []
+        small, rest = divmod(min(num_samples, num * micro), num)
+        return [small + 1] * rest + [small] * (num - rest)
 
     def __len__(self) -> int:
+        """Of this rank."""
         whole, tail = divmod(len(self._sampler), self._batch.num_samples)
-        return whole * self._batch.accumulate + (0 if self._drop_last else -(-tail // self._batch.micro))
+        pieces = whole * len(self._sizes(self._batch.num_samples)) + (0 if self._drop_last else len(self._sizes(tail)))
+        return pieces // self._ranks.size
+
+
+class Alike(Sampler[int]):
+    """A user's sampler that gives every rank the same indices, whatever else the ranks draw at random."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self._sampler, self._seed, self._epoch = sampler, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order for each, by the number alone; the user's own is told too."""
+        self._epoch = epoch
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        shared = Randomness(self._seed + self._epoch)
+        with shared:
+            indices = iter(self._sampler)
+        while True:
+            with shared:
+                some = list(itertools.islice(indices, _AT_ONCE))
+            if not some:
+                return
+            yield from some
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    @property
+    def generator(self) -> Any:
+        """The user's."""
+        return getattr(self._sampler, "generator", None)
 
 
 class Pieces(Iterator[list[int]]):

@@ -17,6 +17,7 @@ from .nested import to_device
 from .own_loader import OwnLoader, samples_of
 from .positions import Position, Positions, Start
 from .randomness import random_state, set_random_state, undisturbed
+from .ranks import ALONE, Ranks
 from .techniques import LoaderSpec
 from .techniques.batch import Batch
 
@@ -31,18 +32,21 @@ class Loader:
     A short tail of the dataset forms a smaller optimizer step of its own, unless the user's loader drops it.
     """
 
-    def __init__(self, spec: LoaderSpec, batch: Batch, sampler: Any) -> None:
+    def __init__(self, spec: LoaderSpec, batch: Batch, sampler: Any, ranks: Ranks = ALONE) -> None:
         """
         Args:
             spec: dataset, collate, options and device.
-            batch: how an optimizer step is cut into micro-batches.
-            sampler: indices of a map-style dataset; None for an iterable one.
+            batch: how an optimizer step, of all ranks, is cut into micro-batches.
+            sampler: indices of a map-style dataset, the same in every rank; None for an iterable one.
+            ranks: which of several this is.
 
         Raises:
             TaskError: the dataset is empty.
-            PlanError: an iterable dataset cannot be cut into uneven micro-batches.
+            PlanError: an iterable dataset cannot be cut into uneven micro-batches, nor between ranks.
         """
-        self.batch = batch
+        self.batch = batch.share(ranks.size)
+        """Of this rank."""
+        self.ranks = ranks
         self.spec = spec
         self.device = spec.device
         self.position: Position | None = None
@@ -63,6 +67,12 @@ class Loader:
                 f"{', '.join(sorted(options))}. Leave data_loading out of the plan, and set them there."
             )
         if isinstance(spec.dataset, IterableDataset):
+            if ranks.size > 1:
+                raise PlanError(
+                    "settings.parallel: every process would read the same samples of an iterable dataset, or of a "
+                    f"loader of the task's own, but the plan is for {ranks.size} processes. Give a map-style dataset, "
+                    "which is shared out here, or use one process."
+                )
             if batch.effective is not None:
                 raise PlanError(
                     "settings.batch.effective: an iterable dataset, or a loader of the task's own, is read in equal "
@@ -72,7 +82,7 @@ class Loader:
         else:
             if len(spec.dataset) == 0:
                 raise TaskError("build_dataset returned an empty dataset. Training needs at least one sample.")
-            self._cut = Cut(sampler, batch, options.pop("drop_last", False))
+            self._cut = Cut(sampler, batch, options.pop("drop_last", False), ranks)
         self._options = options
 
     @cached_property
@@ -98,7 +108,7 @@ class Loader:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples in one epoch; None for a stream that does not say."""
+        """Samples in one epoch, of all ranks; None for a stream that does not say."""
         if isinstance(self.spec.dataset, OwnLoader):
             return samples_of(self._data)
         counted = self._sampler if isinstance(self._sampler, Sized) else self.spec.dataset

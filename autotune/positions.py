@@ -44,6 +44,8 @@ class Position(NamedTuple):
     """Micro-batches before it in its epoch."""
     start: Start | None = None
     """What its epoch began from."""
+    step_samples: int = 0
+    """Samples of its whole optimizer step, over all ranks; 0 where that is not known."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,6 +124,12 @@ class Positions:
             if any(entry.is_there for entry in self._waiting):
                 while not self._waiting[0].is_there:
                     self._waiting.popleft()
+
+    def next(self) -> Position | None:
+        """Of the batch that has waited longest; it goes on waiting."""
+        with self._lock:
+            entry = self._longest_waiting()
+            return None if entry is None else entry.position
 
     def clear(self) -> None:
         """Expect none of the batches that were yielded."""

@@ -1,11 +1,15 @@
-"""Refuses several ranks where they are not supported, in place of training every rank on the same samples."""
+"""The processes that train one model together: which of them this is, and what they agree on."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-__all__ = ["RANK_VARIABLES", "world_size"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ALONE", "RANK_VARIABLES", "Ranks", "join_ranks", "of_first", "summed", "this_rank", "world_size"]
 
 RANK_VARIABLES = frozenset(
     {"WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE", "GROUP_RANK", "ROLE_WORLD_SIZE"}
@@ -14,10 +18,72 @@ RANK_VARIABLES = frozenset(
 """What torchrun tells a process of its place among others; its own of ``TORCHELASTIC_`` aside."""
 
 
+class Ranks(NamedTuple):
+    """A process's place among those that train one model together."""
+
+    rank: int = 0
+    """From 0."""
+    size: int = 1
+    """Number of processes."""
+
+
+ALONE = Ranks()
+"""One process trains by itself."""
+
+
 def world_size() -> int:
     """Number of ranks: of torch.distributed's default group, or as torchrun has set it."""
+    return this_rank().size
+
+
+def this_rank() -> Ranks:
+    """This process's place: in torch.distributed's default group, or as torchrun has set it."""
+    if _has_group():
+        distributed = sys.modules["torch.distributed"]
+        return Ranks(distributed.get_rank(), distributed.get_world_size())
+    size, rank = (os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK"))
+    return Ranks(int(rank) if rank.isdecimal() else 0, int(size)) if size.isdecimal() and int(size) > 1 else ALONE
+
+
+def join_ranks(device: torch.device) -> Ranks:
+    """This process's place, with the default group there if there are others; what torchrun has set makes one.
+
+    Args:
+        device: that the training runs on; of CUDA devices this process takes that of its ``LOCAL_RANK``.
+    """
+    import torch
+
+    ranks = this_rank()
+    if ranks.size > 1 and not _has_group():
+        import torch.distributed
+
+        if device.type == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", ranks.rank)))
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    return ranks
+
+
+def summed(value: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The sum of a number of each rank, as fp32 on ``device``; every rank has to come here."""
+    import torch
+    import torch.distributed
+
+    total = torch.as_tensor(value, dtype=torch.float64, device=device).clone()
+    torch.distributed.all_reduce(total)
+    return total.float()
+
+
+def of_first(value: Any) -> Any:
+    """What rank 0 gives, in every rank: so all decide alike. Alone, a process's own value."""
+    if world_size() == 1:
+        return value
+    import torch.distributed
+
+    box = [value]
+    torch.distributed.broadcast_object_list(box)
+    return box[0]
+
+
+def _has_group() -> bool:
     distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_world_size())
-    told = os.environ.get("WORLD_SIZE", "")
-    return int(told) if told.isdecimal() else 1
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()

@@ -16,6 +16,8 @@ from .halving import Halving
 from .loader import Loader
 from .positions import Position
 from .randomness import random_state, set_random_state
+from .ranks import summed
+from .replica import Replica, within
 from .resume import check_state
 from .task import Task
 from .techniques import Settings
@@ -49,6 +51,9 @@ class Training:
     step's total count. A batch of ``loader`` is known again, however far ahead a loop fetches. A loop that leaves an
     optimizer step half done and iterates the loader anew begins another: what had been added is dropped. What would
     train otherwise than it reads (``zero_grad`` or ``optimizer.step`` within a step, a step never taken) is an error.
+
+    One of several ranks trains on its share of each optimizer step; ``loss`` and ``count`` of a result are its own.
+    Gradients are the whole step's, over all ranks, once the last micro-batch is there.
     """
 
     def __init__(
@@ -75,6 +80,8 @@ class Training:
         self._done: Position | None = None
         self._guard = Guard(optimizer)
         self._halving = Halving(loader.batch.micro, halve_when_out_of_memory)
+        self._ranks = loader.ranks
+        self._own = within(model)
 
     def with_loader(self, loader: Loader) -> Training:
         """The same model, optimizer and scaler over other micro-batches."""
@@ -119,7 +126,8 @@ class Training:
 
     def _pass(self, batch: Any, position: Position | None) -> tuple[torch.Tensor, float | torch.Tensor]:
         """Forward and backward; the detached mean loss, and what it is over."""
-        with self.forward_context():
+        self.loader.positions.pass_over()
+        with self._forward_of(position):
             loss = self._compute_loss(self.model, batch)
         count = self._add(loss, position)
         mean = loss[0] / _divisor(count) if isinstance(loss, tuple) else loss
@@ -128,6 +136,12 @@ class Training:
     def forward_context(self) -> AbstractContextManager[Any]:
         """A context for the forward pass and the loss (autocast)."""
         self.loader.positions.pass_over()
+        return self._forward_of(self.loader.positions.next())
+
+    def _forward_of(self, position: Position | None) -> AbstractContextManager[Any]:
+        if isinstance(self.model, Replica) and torch.is_grad_enabled():
+            ends = position is not None and position.ends_step
+            self.model.begin(averages=ends or self._micro_batches + 1 >= self.batch.accumulate)
         return self.settings.forward_context(self.device.type)
 
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any], batch: Any = None) -> bool:
@@ -216,7 +230,7 @@ class Training:
     def _half_step(self) -> dict[str, Any] | None:
         if not self._micro_batches or self._position is None:
             return None
-        num_samples, _, epoch, place, _ = self._position
+        num_samples, _, epoch, place, *_ = self._position
         return {
             "gradients": [parameter.grad for parameter in self._parameters()],
             "weight": self._weight,
@@ -259,25 +273,38 @@ class Training:
             self._guard.begin()
         weight: float | torch.Tensor = float(position.num_samples) if count is None else _scalar(count)
         if self._micro_batches == 0:
-            # A step of one micro-batch, a short tail too, is divided by its own total, as a stock loop does.
-            whole = position.num_samples if position.ends_step else self.batch.num_samples
-            self._expected = _divisor(weight) * (whole / position.num_samples)
+            self._expected = self._expected_of(position, weight, counts=count is not None)
         self._position = position
         self._micro_batches += 1
         self._weight = self._weight + weight
         share = value * (weight / self._expected) if count is None else value / self._expected
+        if self._ranks.size > 1:
+            share = share * self._ranks.size  # ranks' gradients are averaged
         try:
             self.scaler.scale(share.reshape(())).backward()  # type: ignore[no-untyped-call]
         except BaseException:  # out of memory, and the loop may go on: half a backward pass is no gradient
             self._begin_step()
             raise
+        if isinstance(self.model, Replica):
+            self.model.check(averages=self._is_whole)
         if self._is_whole:
             if self._micro_batches > 1:
-                self._settle_gradients()
+                self._settle_gradients(counts=count is not None)
             self.scaler.unscale_(self.optimizer)
-            self._task.call("after_backward", self.model)
+            self._task.call("after_backward", self._own)
         self._guard.look()
         return weight
+
+    def _expected_of(self, position: Position, weight: float | torch.Tensor, counts: bool) -> float | torch.Tensor:
+        """What a step's losses are divided by before its actual total is known: the same in every rank."""
+        if self._ranks.size > 1 and not counts:
+            return float(position.step_samples or self.batch.num_samples * self._ranks.size)
+        # A step of one micro-batch, a short tail too, is divided by its own total, as a stock loop does.
+        whole = position.num_samples if position.ends_step else self.batch.num_samples
+        times = whole / position.num_samples
+        if self._ranks.size > 1:
+            return _divisor(summed(weight * times, self.device))
+        return _divisor(weight) * times
 
     @property
     def _is_whole(self) -> bool:
@@ -312,7 +339,7 @@ class Training:
         self._guard.stepped()
         has_stepped = not self.scaler.is_enabled() or self.scaler.get_scale() >= before
         if has_stepped:
-            self._task.call("after_step", self.model)
+            self._task.call("after_step", self._own)
         return has_stepped
 
     def _begin_step(self) -> None:
@@ -346,8 +373,12 @@ class Training:
         epoch = self._position.epoch if self._position else 0
         return Position(self.batch.micro, self._micro_batches + 1 >= self._num_passes, epoch)
 
-    def _settle_gradients(self) -> None:
+    def _settle_gradients(self, counts: bool) -> None:
         """A short tail, or counts that varied: what was divided by the expected total is divided by the actual one."""
+        if self._ranks.size > 1:
+            if not counts:  # the total was known
+                return
+            self._weight = summed(self._weight, self.device)
         if not isinstance(self._weight, torch.Tensor) and self._weight == self._expected:
             return
         factor = self._expected / _divisor(self._weight)

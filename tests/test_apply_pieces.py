@@ -80,6 +80,7 @@ def test_techniques_come_into_force_in_the_order_of_their_stages():
         "memory_format",
         "precision",
         "compile",
+        "parallel",
     ]
     assert stages["optimizer"] is Stage.OPTIMIZER
     assert stages["data_loading"] is Stage.LOADER

@@ -157,6 +157,24 @@ def test_launchers_of_several_processes_are_refused(command):
         under_launcher(command)
 
 
+@pytest.mark.parametrize(
+    ("before", "flag"),
+    [
+        (["torchrun", "--nproc-per-node", "2"], "--no-python"),
+        ([PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "--no-python"),
+        (["accelerate", "launch", "--cpu"], "--no_python"),
+    ],
+)
+def test_each_process_of_a_launcher_runs_under_ours(before, flag):
+    """A script and a module alike; what they are told stays behind them."""
+    for script in (["train.py", "--x", "2"], ["-m", "package.train", "y.py"]):
+        launched = under_launcher([*before, *script], may_be_several=True)
+        assert launched[: len(before) + 1] == [*before, flag]
+        assert launched[len(before) + 2 :] == ["-u", "-P", "-m", "autotune.script", "--add-path", *script]
+    with pytest.raises(UserError, match="no script was found behind"):
+        under_launcher([*before, "./train.sh"], may_be_several=True)
+
+
 def test_files_that_trials_changed_are_told_once(tmp_path):
     (tmp_path / "kept").write_text("1")
     (tmp_path / "changed").write_text("1")

@@ -37,6 +37,8 @@ FLOORS = (
     ("from_lightning", "own_loader"),
     ("halving",),
     ("machine", "out_of_memory"),
+    ("layers", "pruning", "replica"),
+    ("own_loader",),
     ("files", "guard", "interrupts", "launched", "names", "nested", "positions", "randomness", "ranks", "resume"),
     ("units", "errors"),
 )
@@ -110,6 +112,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "checkpointing": "autotune.techniques.recomputed",
             "allocator": "autotune.techniques.preload",
             "compile": "autotune.techniques.compiler",
+            "parallel": "autotune.replica",
         }
         assert ours <= allowed | {own.get(path.stem)}, path.name
 

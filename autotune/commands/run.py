@@ -27,10 +27,13 @@ def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
     if not command or not command[0]:
         raise UserError("no command was given. Write it after --: `autotune run plan.yaml -- python train.py`.")
     settings = load_plan(path).settings
-    command, changed = told(command, settings.batch)
+    batch = settings.batch
+    if batch is not None and batch.effective is None:  # else no flags can say it
+        batch = batch.share(settings.parallel.processes)
+    command, changed = told(command, batch)
     if changed is not None:
         tell(f"autotune: {changed}")
-    launched = under_launcher(command)
+    launched = under_launcher(command, may_be_several=True)
     ours = {PLAN_VARIABLE: str(path.resolve()), **({STRICT_VARIABLE: "1"} if strict else {})}
     environment = {**os.environ, **settings.environment(os.environ), **ours}
     if launched is None:

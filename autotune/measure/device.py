@@ -10,6 +10,7 @@ import torch
 
 from ..machine import device_name
 from ..techniques import Device
+from ..techniques.facts import num_processors
 from .context import driver_version
 
 __all__ = ["available_host_bytes", "inspect_device", "num_processors"]
@@ -31,11 +32,6 @@ def inspect_device(kind: Literal["cpu", "cuda"]) -> Device:
         bf16=torch.cuda.is_bf16_supported(including_emulation=False),
         driver=driver_version(),
     )
-
-
-def num_processors() -> int:
-    """Processors this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_host_bytes() -> int:

@@ -76,7 +76,7 @@ class Feed:
         self.num_batches += 1
         position = self._loader.position
         assert position is not None, "a loader knows where each batch stands"
-        self._samples_seen += position.num_samples
+        self._samples_seen += position.num_samples * self._loader.ranks.size
         return batch, position
 
     def step(self) -> Iterator[tuple[Any, Position]]:

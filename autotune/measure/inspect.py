@@ -108,6 +108,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         optimizer_implementation=implementation_of(optimizer),
         allocators=installed_allocators(),
         no_compiler=lacking_compiler(device),
+        num_devices=torch.cuda.device_count() if device == "cuda" else num_processors(),
         warnings=tuple(_warnings(task, options, model, data, split)),
     )
     refused = refused_split(facts)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
+from ..ranks import of_first, world_size
 from ..task import Task
 from ..training import Training
 from ..units import ceil_mib, format_bytes
@@ -117,12 +118,13 @@ def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> 
         num_calm = num_calm + 1 if is_calm else 0
         if num_left > 0:
             continue
-        if num_calm >= _CALM_STEPS and steps.feed.num_batches >= head_start:
-            return []
+        is_full = steps.feed.num_batches >= head_start
         elapsed_s = perf_counter() - began_s - (compiled_s - first_s)
-        if elapsed_s <= limit_s:
+        if not of_first((num_calm >= _CALM_STEPS and is_full) or elapsed_s > limit_s):
             continue
-        if steps.feed.num_batches < head_start:
+        if elapsed_s <= limit_s or (num_calm >= _CALM_STEPS and is_full):
+            return []
+        if not is_full:
             needed_s = elapsed_s * head_start / steps.feed.num_batches
             return [_too_short("batches were timed that loader workers had ready: speeds may be too high", needed_s)]
         return [_too_short("the loss scaler still skipped steps while it was timed", 2 * elapsed_s)] if skipped else []
@@ -155,7 +157,7 @@ def _time(steps: Steps, charge: Charge, leaks: LeakWatch, options: MeasureOption
 
 def _look_for_leak(steps: Steps, leaks: LeakWatch, limit_s: float) -> tuple[float | None, Sequence[str]]:
     suspected = leaks.suspected(after=NUM_STEPS)
-    if suspected is None:
+    if suspected is None or world_size() > 1:  # ranks would have to agree on every step that confirms one
         return None, ()
     confirmed = leaks.confirm(steps, max(limit_s, _CONFIRM_S))
     if confirmed is not None:

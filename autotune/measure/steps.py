@@ -20,7 +20,7 @@ class Step(NamedTuple):
     """One optimizer step."""
 
     num_samples: int
-    """Samples it consumed."""
+    """Samples it consumed, of all ranks."""
     skipped: bool
     """Whether the loss scaler found infinite gradients."""
 
@@ -77,4 +77,4 @@ class Steps:
             num_samples += position.num_samples
             if result.weight:  # a micro-batch that counts for nothing has no mean
                 self._losses.append((self.num_steps, result.loss.float().reshape(())))
-        return Step(num_samples, not result.stepped)
+        return Step(position.step_samples or num_samples * self.training.loader.ranks.size, not result.stepped)

@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 
 from ..drift import Difference, here, is_strict, tell
 from ..plan import Plan, load_plan
-from ..ranks import world_size
+from ..ranks import this_rank, world_size
 from ..techniques import Stage
+from ..techniques.parallel import Parallel
 from .shapes import other_shapes
+from .shards import mismatch, unwrapped, wrappers
 
-__all__ = ["InScript", "Refused", "apply_to_script", "unwrapped"]
+__all__ = ["InScript", "Refused", "apply_to_script"]
 
 
 def apply_to_script(path: Path) -> Callable[[], None]:
@@ -26,8 +28,8 @@ def apply_to_script(path: Path) -> Callable[[], None]:
         PlanError: it cannot be read.
     """
     plan = load_plan(path)
-    if world_size() > 1:
-        refuse("this is one of several ranks, and a plan is applied in one process so far. Start it without torchrun.")
+    if (differs := plan.settings.parallel.other_size(world_size())) is not None:
+        refuse(f"{path}: {differs}")
     if (reason := _beyond(plan)) is not None:
         refuse(f"{path}: {reason}")
 
@@ -67,13 +69,9 @@ class Refused(SystemExit):
 
 def refuse(reason: str) -> NoReturn:
     """End the script, and say why."""
-    print(f"autotune: {reason}", file=sys.stderr, flush=True)
+    if this_rank().rank == 0:
+        print(f"autotune: {reason}", file=sys.stderr, flush=True)
     raise Refused(reason)
-
-
-def unwrapped(model: Any) -> Any:
-    """The module itself, of a wrapper of torch.compile's."""
-    return getattr(model, "_orig_mod", model)
 
 
 class InScript:
@@ -106,8 +104,12 @@ class InScript:
 
         own = unwrapped(model)
         self._check(model, own)
-        apply_to_model(self.plan, own, run=run)
-        apply_to_optimizer(self.plan, self.optimizer)
+        if (reason := mismatch(self.plan.settings, model)) is not None:
+            refuse(reason)
+        settings = self.plan.settings.model_copy(update={"parallel": Parallel()})  # which is the script's own to do
+        plan = self.plan.model_copy(update={"settings": settings})
+        apply_to_model(plan, own, run=run)
+        apply_to_optimizer(plan, self.optimizer)
         self.model = model
 
     def _check(self, model: Any, own: Any) -> None:
@@ -117,7 +119,9 @@ class InScript:
         device = next(p.device.type for p in own.parameters())
         if self.plan.budget.device not in (None, device):
             refuse(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
-        self.is_compiled = own is not model or own._compiled_call_impl is not None
+        self.is_compiled = own._compiled_call_impl is not None or any(
+            getattr(one, "_orig_mod", None) is not None for one in wrappers(model)
+        )
         rewriting = (settings.layers, settings.checkpointing, settings.compile)
         rewritten = [one.name for one in rewriting if one.kind != "none"]
         if self.is_compiled and rewritten:
@@ -169,6 +173,7 @@ class InScript:
         if batch is None:
             return
         seen = (self.batch_size,) if self.batch_size else sizes
+        batch = batch.share(self.plan.settings.parallel.processes)
         if (seen and batch.micro not in seen) or num_backwards != batch.accumulate:
             drew = f"{seen[0] if seen else '?'} × {num_backwards}"
             refuse(

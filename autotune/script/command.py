@@ -31,13 +31,19 @@ FENCES = {
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)?)?(\.exe)?")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun")
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.")
+_RANK_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_MODULE = ("-m", "--module")
 _WITH_VALUE = ("W", "X")
 """Python's own options of one letter that take a value."""
 
 
-def under_launcher(command: Sequence[str]) -> list[str] | None:
+def under_launcher(command: Sequence[str], may_be_several: bool = False) -> list[str] | None:
     """The command with the launcher between Python and the script: ``python -u train.py`` becomes ``python -u -P -m
     autotune.script train.py``; what stands before Python (``numactl``, ``uv run``) stays there.
+
+    Args:
+        command: as the user starts it.
+        may_be_several: torchrun and ``accelerate launch`` start each process under the launcher; else they are refused.
 
     Returns:
         None where the command runs no script or module by Python.
@@ -45,6 +51,8 @@ def under_launcher(command: Sequence[str]) -> list[str] | None:
     Raises:
         UserError: it starts several processes, or its Python has no autotune.
     """
+    if may_be_several and (launched := _each_under_launcher(command)) is not None:
+        return launched
     _refuse_several(command)
     start = next((place for place, word in enumerate(command) if _PYTHON.fullmatch(os.path.basename(word))), None)
     if start is None:
@@ -59,6 +67,32 @@ def under_launcher(command: Sequence[str]) -> list[str] | None:
     _check_has_autotune(python, tuple(options))
     safe = [] if any(option in ("-P", "-I") for option in options) else [ADD_PATH]
     return [*command[:start], python, *options, "-P", "-m", "autotune.script", *safe, *rest]
+
+
+def _each_under_launcher(command: Sequence[str]) -> list[str] | None:
+    """``torchrun --nproc-per-node 2 train.py`` with the launcher in each process; None for any other command."""
+    found = next((place for place, word in enumerate(command) if _starts_ranks(command[:place], word)), None)
+    if found is None:
+        return None
+    name, words = command[found], command[found + 1 :]
+    at = next((n for n, word in enumerate(words) if word in _MODULE or word.endswith(".py")), None)
+    if at is None or (words[at] in _MODULE and at + 1 == len(words)):
+        raise UserError(f"{' '.join(command)}: no script was found behind {name}. Name a file that ends in .py, or -m.")
+    script = ["-m", *words[at + 1 :]] if words[at] in _MODULE else words[at:]
+    beside = os.path.join(os.path.dirname(shutil.which(command[0]) or ""), "python")
+    python = beside if os.path.isfile(beside) else sys.executable
+    _check_has_autotune(python, ())
+    no_python = "--no_python" if name == "launch" or "accelerate" in name else "--no-python"
+    each = [no_python, python, "-u", "-P", "-m", "autotune.script", ADD_PATH]
+    return [*command[: found + 1], *words[:at], *each, *script]
+
+
+def _starts_ranks(before: Sequence[str], word: str) -> bool:
+    """Whether the options of torchrun, or of ``accelerate launch``, follow this word; both are modules too."""
+    if word in _RANK_MODULES:
+        return [*before[-1:]] == ["-m"]
+    starters = [os.path.basename(one) for one in (*before, word)]
+    return starters == ["torchrun"] or starters == ["accelerate", "launch"]
 
 
 def _own_options(words: list[str]) -> list[str]:
@@ -84,8 +118,9 @@ def _refuse_several(command: Sequence[str]) -> None:
 def _check_is_one(name: str, starts_several: bool) -> None:
     if starts_several:
         raise UserError(
-            f"{name} starts several processes, and a plan is applied in one so far. Start the script by "
-            "`python train.py`, which trains in one."
+            f"{name} starts several processes. `autotune run` applies a plan in those of torchrun and `accelerate "
+            "launch`, and a search measures a script in one: start it by `python train.py`; or give a task file, whose "
+            "trials may have several (`parallel`, in a space)."
         )
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from ..errors import AutotuneError
 from ..launched import set_launcher
 from ..randomness import undisturbed
+from ..ranks import this_rank
 from .applied import InScript, refuse
 from .observer import Observer
 
@@ -205,7 +206,7 @@ class ScriptHooks:
         if not self._has_stepped:
             self._has_stepped = True
             self._stops_looking()
-            if self.observer is None:
+            if self.observer is None and this_rank().rank == 0:
                 print(f"autotune: {self._plan.describe()}", file=sys.stderr, flush=True)
         if self.observer is not None:
             self.observer.stepped(optimizer, num_backwards)

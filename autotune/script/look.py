@@ -26,8 +26,9 @@ from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
 from ..workers import Failed, Inspected, Outcome
 from ..workers.request import InspectRequest
-from .applied import InScript, unwrapped
+from .applied import InScript
 from .observer import Observer
+from .shards import unwrapped
 
 __all__ = ["Look"]
 

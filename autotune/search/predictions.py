@@ -67,13 +67,16 @@ class _Foresight:
         self._ends_s = session.time_budget.elapsed_s() + most_s
 
     def predict(self, settings: Settings) -> Prediction | None:
-        """The prediction for a configuration, with the bytes of an epoch that it caches in the device's memory."""
+        """The prediction for a configuration, with the bytes of an epoch that it caches in the device's memory, of all
+        processes that are charged."""
         known = self.known.get(self.key(settings).canonical())
-        cached = settings.cached_bytes(self._session.facts)
-        if known is None or not cached:
+        cached, times = settings.cached_bytes(self._session.facts), settings.times_charged(self._session.facts)
+        if known is None or times is None:
+            return None
+        if not cached and times == 1:
             return known
-        high = None if known.high_bytes is None else known.high_bytes + cached
-        return known.model_copy(update={"peak_bytes": known.peak_bytes + cached, "high_bytes": high})
+        high = None if known.high_bytes is None else (known.high_bytes + cached) * times
+        return known.model_copy(update={"peak_bytes": (known.peak_bytes + cached) * times, "high_bytes": high})
 
     def blocks(self, settings: Settings) -> tuple[int, ...] | None:
         """Which blocks were chosen for a configuration, whatever its own checkpointing; None where none could be."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -23,6 +24,7 @@ from .low_rank import LowRank
 from .memory_format import MemoryFormat
 from .optimizer import Optimizer
 from .optimizer_step import OptimizerStep
+from .parallel import Parallel
 from .precision import Kind, Precision
 from .pruning import Pruning
 from .variant import Variant
@@ -47,6 +49,7 @@ class Settings(BaseModel):
     checkpointing: Checkpointing = Checkpointing()
     memory_format: MemoryFormat = MemoryFormat()
     compile: Compile = Compile()
+    parallel: Parallel = Parallel()
     data_loading: DataLoading = DataLoading()
     optimizer: Optimizer = Optimizer()
     optimizer_step: OptimizerStep = OptimizerStep()
@@ -121,6 +124,11 @@ class Settings(BaseModel):
     def cached_bytes(self, facts: Facts) -> int:
         """What these keep on the device for as long as the process lives, beside the tensors of a step."""
         return sum(one.cached_bytes(facts) for one in self.techniques())
+
+    def times_charged(self, facts: Facts) -> int | None:
+        """How many times the memory of one process is charged; None where it cannot be told from that."""
+        times = [one.times_charged(facts) for one in self.techniques()]
+        return None if None in times else math.prod(filter(None, times))
 
     def in_force(self, precision: Kind | None) -> Settings:
         """What these come to in a task that states a precision of its own."""

@@ -56,6 +56,8 @@ class Stage(IntEnum):
     """What is computed in."""
     COMPILE = auto()
     """Whatever the model is by now becomes one program."""
+    SHARD = auto()
+    """Several processes share the training of whatever the model is by now."""
     OPTIMIZER = auto()
     """It has been built from the model's parameters."""
     LOADER = auto()
@@ -172,6 +174,10 @@ class Technique(BaseModel):
     def cached_bytes(self, facts: Facts) -> int:
         """Bytes that it keeps on the device for the life of the process, beside the tensors of a step."""
         return 0
+
+    def times_charged(self, facts: Facts) -> int | None:
+        """How many times the memory of one process is charged; None where what is charged cannot be told from that."""
+        return 1
 
     def samples_per_s(self, facts: Facts) -> float | None:
         """Speed of its own part of a step, as far as it is known without a trial; infinite where nothing is left to

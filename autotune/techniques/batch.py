@@ -34,7 +34,7 @@ class Batch(Technique):
     micro: PositiveInt = Field(strict=True)
     """Samples in one forward pass, >= 1."""
     accumulate: PositiveInt = Field(default=1, strict=True)
-    """Forward passes in one optimizer step, >= 1."""
+    """Forward passes in one optimizer step, >= 1, of all processes together."""
     effective: PositiveInt | None = Field(default=None, strict=True)
     """Samples in one optimizer step where the last micro-batch is smaller; micro * accumulate otherwise."""
 
@@ -71,6 +71,10 @@ class Batch(Technique):
         micro = min(micro, effective)
         accumulate = -(-effective // micro)
         return cls(micro=micro, accumulate=accumulate, effective=effective if effective % micro else None)
+
+    def share(self, processes: int) -> Batch:
+        """Of one of so many processes, which take the micro-batches of an optimizer step in turn."""
+        return self if processes == 1 else Batch(micro=self.micro, accumulate=-(-self.accumulate // processes))
 
     @classmethod
     def reference(cls, facts: Facts) -> Batch:

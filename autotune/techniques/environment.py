@@ -4,6 +4,7 @@ rule, or a conflict aloud."""
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 
 from ..errors import PlanError
@@ -21,8 +22,8 @@ _Asked = Iterable[tuple[str, str]]
 def joined(asked: Iterable[tuple[str, Mapping[str, str]]], own: Mapping[str, str]) -> dict[str, str]:
     """The variables to set, so that everyone has what they ask for.
 
-    ``LD_PRELOAD`` lists every library once, the user's own last. ``PYTORCH_ALLOC_CONF`` lists every option; any other
-    variable has one value.
+    ``LD_PRELOAD`` lists every library once, the user's own last. ``PYTORCH_ALLOC_CONF`` lists every option;
+    ``OMP_NUM_THREADS`` is the smallest; any other variable has one value.
 
     Args:
         asked: names and their variables, each by who asks for them.
@@ -80,4 +81,9 @@ def _check_equal(name: str, one: tuple[str, str], other: tuple[str, str]) -> Non
         )
 
 
-_RULES = {"LD_PRELOAD": _libraries, "PYTORCH_ALLOC_CONF": _options}
+def _fewest(name: str, asked: _Asked) -> str:
+    """Processes that share processors take no more threads than one who gives them fewer allows."""
+    return min((value for _, value in asked), key=lambda value: int(value) if value.isdecimal() else sys.maxsize)
+
+
+_RULES = {"LD_PRELOAD": _libraries, "PYTORCH_ALLOC_CONF": _options, "OMP_NUM_THREADS": _fewest}

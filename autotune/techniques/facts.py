@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Device", "Facts", "Identity", "difference"]
+__all__ = ["Device", "Facts", "Identity", "difference", "num_processors"]
 
 
 class _Frozen(BaseModel):
@@ -134,6 +135,8 @@ class Facts(_Frozen):
     """Why torch.compile cannot run where trials run, in words; None where it can."""
     left_out: dict[str, str] = {}
     """Techniques that the job is searched without, by name, and why: a script may not be told of them."""
+    num_devices: int = 1
+    """Devices that a trial has; of a CPU, processors."""
     even_batches: bool = False
     """Whether micro-batches must be of one size: a script's flags, and other trainers, say no other."""
     first_losses: tuple[float, ...] = ()
@@ -147,6 +150,11 @@ class Facts(_Frozen):
     def rounds(self) -> bool:
         """Whether the job as it stands computes in less than fp32: sums in another order show in its losses."""
         return self.own_autocast or self.split_rounded or self.precision not in (None, "fp32")
+
+
+def num_processors() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def difference(then: Identity | None, now: Identity | None) -> str:

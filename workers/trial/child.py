@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,11 +21,13 @@ from ...measure.memory import enforce_budget, lift_budget
 from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
 from ...measure.run import measure
+from ...ranks import this_rank
 from ...task import Task, load_task
 from ..outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
 from ..request import InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
 from .failure import outcome_of
 from .folder import NO_FOLDER, FolderLost, TrialFolder
+from .group import join_group, of_rank, run_group
 from .stacks import write_stacks_to
 
 __all__ = ["run_trial"]
@@ -40,10 +43,15 @@ def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
     trial, output, said = os.getpid(), os.dup(2), ""
     streams = [sys.stdout, sys.stderr]
     try:
-        streams.append(write_stacks_to(folder))
+        folder = of_rank(folder)
         request = folder.read_request()
         sys.argv = [request.task]
-        outcome = _answer(request, folder, spawned_s)
+        if _is_for_several(request):
+            outcome = _answer(lambda: run_group(request, folder, spawned_s, run_trial), request.device)
+        else:
+            if this_rank().rank == 0:
+                streams.append(write_stacks_to(folder))
+            outcome = _answer(lambda: _run(request, folder, spawned_s), request.device)
         if os.getpid() == trial:  # else the task has forked, and its child came back here
             folder.write_outcome(outcome)
     except FolderLost as lost:
@@ -56,19 +64,25 @@ def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
     os._exit(NO_FOLDER if said else 0)
 
 
-def _answer(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:
+def _is_for_several(request: TrialRequest) -> bool:
+    """Whether this process is to start those that answer, and is none of them."""
+    return request.applied.parallel.processes > 1 and this_rank().size == 1
+
+
+def _answer(run: Callable[[], Outcome], device: str) -> Outcome:
     try:
-        return _run(request, folder, spawned_s)
+        return run()
     except FolderLost:
         raise
     except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit included; an outcome is data
-        return outcome_of(error, request.device)
+        return outcome_of(error, device)
 
 
 def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:
     folder.write_phase("loading the task")
     task = load_task(request.task)
     load_s = time.monotonic() - spawned_s
+    join_group(request, folder)
     match request:
         case InspectRequest():
             folder.write_phase("inspecting the task")

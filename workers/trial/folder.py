@@ -6,7 +6,9 @@ Files, because a trial's code may close, overwrite or print to any file descript
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +55,12 @@ class TrialFolder:
 
     path: Path
     """A folder of its own. What writes there raises :class:`FolderLost` where that cannot be done."""
+    answer: str = "outcome"
+    """What its answer's file is called: of several processes, each has one."""
+
+    def of_rank(self, rank: int) -> TrialFolder:
+        """The same for one of several processes."""
+        return dataclasses.replace(self, answer=f"outcome-{rank}")
 
     def make(self) -> None:
         """Make it, and the folders above it where they are gone."""
@@ -102,14 +110,20 @@ class TrialFolder:
     def write_outcome(self, outcome: Outcome) -> None:
         """Answer, whole or not at all."""
         with self._held():
-            self._write("outcome.partial", outcome.model_dump_json(by_alias=True))
-            os.replace(self.path / "outcome.partial", self.path / "outcome.json")
+            self._write(f"{self.answer}.partial", outcome.model_dump_json(by_alias=True))
+            os.replace(self.path / f"{self.answer}.partial", self.path / f"{self.answer}.json")
 
     def read_outcome(self) -> Outcome | None:
         """The answer; None where there is none that can be read."""
         with contextlib.suppress(OSError, ValidationError):
-            return OUTCOME.validate_json((self.path / "outcome.json").read_bytes())
+            return OUTCOME.validate_json((self.path / f"{self.answer}.json").read_bytes())
         return None
+
+    def answered_ns(self) -> int:
+        """When it was answered; for sorting. Later than all others where it was not."""
+        with contextlib.suppress(OSError):
+            return (self.path / f"{self.answer}.json").stat().st_mtime_ns
+        return sys.maxsize
 
     def read_stack(self) -> str:
         """What faulthandler wrote of the trial's stack; empty where it could not."""

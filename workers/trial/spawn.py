@@ -15,7 +15,7 @@ from ...measure.processes import count_files_of, end_with, prctl
 from ..request import TrialRequest
 from .folder import TrialFolder
 
-__all__ = ["Child", "become_subreaper", "spawn"]
+__all__ = ["Child", "become_subreaper", "fork", "spawn"]
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _FIRST_TO_GO = "1000"
@@ -48,7 +48,7 @@ def spawn(folder: TrialFolder, request: TrialRequest, fresh: bool, close: int) -
     read_end, write_end = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = _fork()
+    pid = fork()
     if pid == 0:
         try:
             os.close(close)
@@ -61,7 +61,8 @@ def spawn(folder: TrialFolder, request: TrialRequest, fresh: bool, close: int) -
     return Child(pid, read_end)
 
 
-def _fork() -> int:
+def fork() -> int:
+    """As ``os.fork``, without its warning of threads."""
     # numpy's OpenBLAS starts a thread at import, and stops it around forks by itself; Python 3.12 warns of any thread.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -13,6 +13,7 @@ from ...apply_plan import build_loader
 from ...errors import TaskError
 from ...loader import Loader
 from ...randomness import Randomness
+from ...ranks import summed
 from ...task import Task
 from ...techniques.batch import Batch
 from ...training import StepResult, Training
@@ -115,7 +116,7 @@ def _fixed_loader(training: Training, task: Task, num_samples: int) -> Loader:
     micro = min(training.batch.micro, num_samples)
     if isinstance(spec.dataset, IterableDataset):  # read in equal micro-batches
         micro = next(size for size in range(micro, 0, -1) if num_samples % size == 0)
-    return build_loader(task, spec, Batch.of(num_samples, micro))
+    return build_loader(task, spec, Batch.of(num_samples, micro), ranks=training.loader.ranks)
 
 
 def _check_count(result: StepResult) -> None:
@@ -145,4 +146,7 @@ def _mean_loss(run: Training, feed: Feed, loading: Randomness, computing: Random
             total += float(result.loss) * result.weight
             weight += result.weight
         if position.ends_step:
-            return total / weight if weight else 0.0
+            break
+    if run.loader.ranks.size > 1:
+        total, weight = (float(summed(one, run.device)) for one in (total, weight))
+    return total / weight if weight else 0.0

@@ -14,6 +14,8 @@ from torch import nn
 
 from ...errors import TaskError
 from ...randomness import undisturbed
+from ...ranks import of_first
+from ...replica import within
 from ...task import SIGNATURES, Task
 from ...training import Training
 from ..measurement import Quality, QualityOptions
@@ -47,11 +49,11 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
         num_samples += steps.step().num_samples
         if early is None and num_samples >= options.num_samples / 4:
             steps.settle()
-            early, error = evaluate(task, training.model)
+            early, error = of_first(evaluate(task, within(training.model)))
             if options.least_early is not None and early < options.least_early:
                 return Quality(value=early, error=error, early=early, is_whole=False, seconds=perf_counter() - began_s)
     steps.settle()
-    value, error = evaluate(task, training.model)
+    value, error = of_first(evaluate(task, within(training.model)))
     return Quality(value=value, error=error, early=early, seconds=perf_counter() - began_s)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
 
+from ...ranks import world_size
 from ..processes import descendants
 from .speed import Window
 
@@ -93,7 +94,7 @@ class _Look:
     busy_s: float
     """Processor time of everything, on the processors that this process may use."""
     own_s: float
-    """Of this process and its descendants."""
+    """Of this process and its descendants; of one of several ranks, of all of them."""
     waited_s: float
     """What this process's threads spent ready, without a processor."""
 
@@ -101,6 +102,8 @@ class _Look:
 def _look() -> _Look:
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     own_s = process_time() + sum(_ticks(pid) for pid in descendants()) * tick_s
+    if world_size() > 1:  # the other ranks are no disturbance
+        own_s = sum(_ticks(pid) for pid in descendants(os.getppid())) * tick_s
     return _Look(_busy_ticks() * tick_s, own_s, _waited_ns() / 1e9)
 
 

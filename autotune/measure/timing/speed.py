@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 
 from ...plan import Speed
+from ...ranks import of_first, world_size
 from ..feed import Feed
 from ..measurement import MeasureOptions
 from ..steps import Steps
@@ -61,8 +62,8 @@ def time_windows(steps: Steps, options: MeasureOptions, at_edge: Callable[[], bo
     windows: list[Window] = []
     rule = StoppingRule(options)
     while True:
-        windows.append(_time_window(steps))
-        if rule.holds(windows, at_edge()):
+        windows.append(_time_window(steps, _agreed_steps(windows)))
+        if of_first(rule.holds(windows, at_edge())):
             return windows
 
 
@@ -113,13 +114,21 @@ def rate_of(windows: Sequence[Window], start_s: float = 0.0) -> Speed:
     return Speed(value=value, low=low, high=high)
 
 
-def _time_window(steps: Steps) -> Window:
+def _agreed_steps(windows: Sequence[Window]) -> int | None:
+    """Steps of the next window, in which several ranks have to agree; None where the clock decides."""
+    if world_size() == 1:
+        return None
+    last = windows[-1] if windows else None
+    return int(of_first(max(1, math.ceil(last.num_steps * SHORTEST_S / last.seconds)) if last else 1))
+
+
+def _time_window(steps: Steps, agreed: int | None) -> Window:
     feed = steps.feed
     steps.settle()
     wait_s, aside_s = feed.wait_s, steps.aside_s
     num_samples = num_steps = 0
     began_s, cpu_s = perf_counter(), process_time()
-    while perf_counter() - began_s - (steps.aside_s - aside_s) < SHORTEST_S:
+    while num_steps < agreed if agreed else perf_counter() - began_s - (steps.aside_s - aside_s) < SHORTEST_S:
         num_samples += steps.step().num_samples
         num_steps += 1
     steps.settle()

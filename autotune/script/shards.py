@@ -1,0 +1,58 @@
+"""A script's own data parallelism: what it has wrapped its model in, held against the plan."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..techniques import Settings, Stage
+
+__all__ = ["mismatch", "unwrapped", "wrappers"]
+
+_BEFORE = (Stage.MODEL, Stage.LOW_RANK, Stage.LAYERS, Stage.CHECKPOINTING, Stage.DEVICE, Stage.COMPILE)
+"""What changes modules or their tensors, and so cannot follow ``fully_shard``."""
+_CALLS = {"ddp": "DistributedDataParallel(model)", "fsdp": "fully_shard(model)"}
+
+
+def unwrapped(model: Any) -> Any:
+    """The module itself, of a wrapper of torch.compile's or a DistributedDataParallel."""
+    return wrappers(model)[-1]
+
+
+def wrappers(model: Any) -> list[Any]:
+    """The model as the script calls it, and what is within, down to the module itself."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = [model]
+    while True:
+        outer = found[-1]
+        inner = outer.module if isinstance(outer, DistributedDataParallel) else getattr(outer, "_orig_mod", outer)
+        if inner is outer:
+            return found
+        found.append(inner)
+
+
+def mismatch(settings: Settings, model: Any) -> str | None:
+    """Why a plan cannot be put on the model, which the script has shared out itself or not; None where it can."""
+    kind, found = settings.parallel.kind, _found(model)
+    if kind not in ("none", found):  # one process may have either
+        return (
+            f"parallel: the plan has {kind}, but the script trains with {found}. Joining processes is the script's "
+            f"own: {_CALLS[kind]} there, or search again for what it does."
+        )
+    late = [one.name for one in settings.chosen() if one.stage in _BEFORE]
+    if found == "fsdp" and late:
+        return (
+            f"{late[0]} comes before fully_shard, which the script has called already. Call "
+            "autotune.apply_to_model(plan, model) in the script, before fully_shard."
+        )
+    return None
+
+
+def _found(model: Any) -> str:
+    from torch.nn.parallel import DistributedDataParallel
+
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in unwrapped(model).modules()):
+        return "fsdp"
+    return "ddp" if any(isinstance(one, DistributedDataParallel) for one in wrappers(model)) else "none"

@@ -1,0 +1,184 @@
+"""Parallel: several processes that train one model together, each on its share of every optimizer step's samples."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from ..errors import PlanError
+from ._base import Effect, Run, Stage, Technique
+from .facts import Facts, num_processors
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from . import Settings
+
+__all__ = ["Parallel"]
+
+_THREADS = "OMP_NUM_THREADS"
+
+
+class Parallel(Technique):
+    """Data parallelism: torch's ``DistributedDataParallel``, or ``fully_shard`` (FSDP2).
+
+    The processes take the micro-batches of an optimizer step in turn, so that ``batch`` says the same with and without:
+    ``accumulate`` counts the forward passes of all of them.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
+    https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+
+    name: ClassVar[str] = "parallel"
+    stage: ClassVar[Stage] = Stage.SHARD
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "process"})
+    purposes: ClassVar[Mapping[str, str]] = {
+        "ddp": "Each process has the whole model; gradients are averaged while backward goes on.",
+        "fsdp": "Each process keeps a shard of parameters, gradients and optimizer state, and gathers blocks for use.",
+    }
+
+    kind: Literal["none", "ddp", "fsdp"] = "none"
+    """``none`` is one process; ``ddp`` keeps the whole model in each; ``fsdp`` shards each block, and the rest."""
+    processes: PositiveInt = Field(default=1, strict=True, le=4096)
+    """Processes that train together (torch's world size); on CUDA, each has a device to itself."""
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> Parallel:
+        if (self.kind == "none") != (self.processes == 1):
+            raise ValueError(
+                f"processes: kind {self.kind} takes {'1' if self.kind == 'none' else '2 or more'}, but got "
+                f"{self.processes}. Use kind: ddp or kind: fsdp with processes: 2 or more, or no row."
+            )
+        return self
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """``ddp over 2 processes``."""
+        return "one process" if self.kind == "none" else f"{self.kind} over {_counted(self.processes)}"
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[Parallel, ...]:
+        """One process: how many there are is the user's to say, in a space or a plan."""
+        return (cls(),)
+
+    def prior_gain(self) -> tuple[float, float]:
+        """Nothing was measured: processes that share a CPU may gain or lose by it."""
+        return (0.0, 0.0) if self.kind == "none" else (0.0, 0.3)
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """Each process takes a device, or a processor, of the machine that a trial runs on."""
+        if self.processes > facts.num_devices:
+            what = "devices" if facts.device.type == "cuda" else "processors"
+            return f"{self.processes} processes take as many {what}, and a trial has {facts.num_devices} here"
+        if self.kind != "none" and facts.dataset_kind == "iterable":
+            return "an iterable dataset, or a loader of the task's own, cannot be shared out between processes"
+        return None
+
+    def conflicts(self, settings: Settings) -> str | None:
+        """What would not be in force, or would be wrong, in several processes."""
+        if self.kind == "none":
+            return None
+        if settings.batch is not None and settings.batch.accumulate % self.processes:
+            return "accumulate counts the micro-batches of all processes: use a multiple of processes"
+        if settings.optimizer_step.kind != "after_backward":
+            return "gradients are whole only once those of all processes are averaged: use after_backward"
+        return None if self.kind == "ddp" else _no_shards(settings)
+
+    def as_predicted(self, facts: Facts) -> Parallel:
+        """As one process, whose memory is charged so many times."""
+        return Parallel()
+
+    def times_charged(self, facts: Facts) -> int | None:
+        """On a CPU, of each process; on CUDA, a device's own. What a shard takes is not predicted."""
+        if self.kind == "fsdp":
+            return None
+        return self.processes if facts.device.type == "cpu" else 1
+
+    def environment(self) -> dict[str, str]:
+        """The machine's processors, shared out: torchrun gives each process one thread where nothing is set."""
+        return {} if self.kind == "none" else {_THREADS: str(self._threads())}
+
+    def not_in_force(self) -> str | None:
+        """Other numbers of threads than the plan gives."""
+        found = os.environ.get(_THREADS)
+        if self.kind == "none" or found == str(self._threads()):
+            return None
+        return f"{_THREADS} is {found or 'not set'}, and each of the plan's processes computes with {self._threads()}"
+
+    def undo(self, model: nn.Module) -> nn.Module:
+        """The model within; what is sharded cannot be had whole again.
+
+        Raises:
+            PlanError: it is sharded.
+        """
+        from ..replica import within
+
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        if fsdp is not None and isinstance(model, fsdp.FSDPModule):
+            raise PlanError("the model is sharded already (fully_shard), which is not undone. Build it anew.")
+        return within(model)
+
+    def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
+        """Wrapped for ``ddp``; changed in place for ``fsdp``: each block, then what is left of the model.
+
+        Raises:
+            PlanError: there is nothing to share, or this is no such group of processes.
+        """
+        if self.kind == "none":
+            return model
+        import torch.distributed as dist
+
+        reason = self.other_size(dist.get_world_size() if dist.is_initialized() else 1)
+        if reason is not None:
+            raise PlanError(reason)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise PlanError(
+                f"settings.parallel.kind: {self.kind} shares gradients of parameters, and the model trains none. Leave "
+                "the row out."
+            )
+        if self.kind == "ddp":
+            from ..replica import Replica
+
+            return Replica(model)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        device = next(p.device.type for p in model.parameters())
+        mesh = init_device_mesh(device, (self.processes,))
+        for module in (*dict.fromkeys(blocks), model):
+            fully_shard(module, mesh=mesh)
+        return model
+
+    def other_size(self, found: int) -> str | None:
+        """Why a job of so many processes cannot have this; None where it can."""
+        if found == self.processes:
+            return None
+        start = "python" if self.processes == 1 else f"torchrun --nproc-per-node {self.processes}"
+        row = "no row" if found == 1 else f"`parallel: {{kind: ddp, processes: {found}}}`"
+        return (
+            f"settings.parallel: the plan is for {_counted(self.processes)}, but this is "
+            f"{'the only one' if found == 1 else f'one of {found} ranks'} (torchrun, torch.distributed). Start the job "
+            f"by `{start} train.py`, or give the plan {row}; its batch stays, and the speed and the memory that were "
+            "measured do not hold."
+        )
+
+    def _threads(self) -> int:
+        return max(1, num_processors() // self.processes)
+
+
+def _counted(processes: int) -> str:
+    return "one process" if processes == 1 else f"{processes} processes"
+
+
+def _no_shards(settings: Settings) -> str | None:
+    """What a sharded model was not tried with, or cannot have."""
+    if settings.compile.kind != "none":
+        return "fsdp gathers parameters in hooks, which a compiled program was not tried with: use ddp"
+    if settings.memory_format.kind != "contiguous":
+        return "fsdp takes parameters that are contiguous: leave memory_format out, or use ddp"
+    if any(one.scales_loss for one in settings.techniques()):
+        return "fsdp was not tried with a loss scaler: use bf16"
+    return None

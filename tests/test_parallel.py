@@ -1,0 +1,349 @@
+"""Several processes: the same training as one, `parallel` as a technique, and what each process may not do alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from line_task import Stream, floats, line
+from search_tables import facts
+from torch import Tensor, nn
+from torch.utils.data import DistributedSampler, RandomSampler
+
+import autotune
+from autotune.cut import Cut
+from autotune.errors import PlanError, TaskError
+from autotune.plan import Plan
+from autotune.ranks import Ranks
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
+from autotune.techniques.compile import Compile
+from autotune.techniques.layers import Layers
+from autotune.techniques.memory_format import MemoryFormat
+from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.parallel import Parallel
+from autotune.techniques.precision import Precision
+from autotune.testing.techniques import TechniqueContract
+
+DDP, FSDP = Parallel(kind="ddp", processes=2), Parallel(kind="fsdp", processes=2)
+BATCH = Batch(micro=4, accumulate=4)
+
+
+class TestParallel(TechniqueContract):
+    """It offers one process; the others are a space's to name."""
+
+    technique = Parallel
+    lacking = (Parallel(kind="ddp", processes=4096),)
+
+
+class Net(nn.Module):
+    """Blocks that checkpointing and sharding find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def samples(count: int = 40) -> list[tuple[Tensor, int]]:
+    """The second of each is how many of its outputs count."""
+    rows = torch.randn(count, 8, generator=torch.Generator().manual_seed(3))
+    return [(row, number % 5) for number, row in enumerate(rows)]
+
+
+def mean(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch[0]).square().mean()
+
+
+def counted(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Weighted by the numbers that come with the samples, which differ from rank to rank."""
+    return (model(batch[0]).square().sum(1) * batch[1]).sum(), batch[1].sum()
+
+
+def task(**pieces: Any) -> autotune.Task:
+    given = {"build_model": Net, "compute_loss": mean, "max_grad_norm": 0.5, "batch_size": 16, **pieces}
+    return autotune.Task(build_dataset=samples, **given)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "counts": ({"compute_loss": counted}, {}),
+    "uneven": ({"batch_size": 14}, {"batch": Batch(micro=4, accumulate=4, effective=14)}),
+    "layers and checkpoints": ({}, {"layers": Layers(kind="exact"), "checkpointing": Checkpointing(kind="blocks")}),
+}
+"""Tasks and settings, which train the same in one process and in two: three epochs of two steps and a tail of 8."""
+
+
+def trained(rank: int, name: str, parallel: Parallel) -> list[list[float]]:
+    """Of each optimizer step: its loss over all ranks, then some of the parameters."""
+    pieces, settings = CASES[name]
+    plan = Plan(settings=Settings(**{"batch": BATCH, "parallel": parallel, **settings}))
+    training = autotune.apply(plan, task(**pieces), seed=5)
+    found = []
+    for _ in range(3):
+        totals = torch.zeros(2)
+        for batch in training.loader:
+            result = training.step(batch)
+            totals += torch.tensor([float(result.loss) * result.weight, result.weight])
+            if result.stepped:
+                if parallel.kind != "none":
+                    dist.all_reduce(totals)
+                found.append([float(totals[0] / totals[1]), *some_parameters(training.model)])
+                totals = torch.zeros(2)
+    return found
+
+
+def some_parameters(model: nn.Module) -> list[float]:
+    state = model.state_dict()
+    whole = (one.full_tensor() if hasattr(one, "full_tensor") else one for one in state.values())
+    return [float(value) for one in whole for value in one.flatten()[:2]]
+
+
+def drawn(rank: int) -> dict[str, Any]:
+    """What one rank draws for itself, and what it shares."""
+    plan = Plan(settings=Settings(batch=BATCH, parallel=DDP))
+    training = autotune.apply(plan, task(build_sampler=RandomSampler), seed=5)
+    first = some_parameters(training.model)
+    order = [value for batch in training.loader for value in batch[0][:, 0].tolist()]
+    return {
+        "initial": first,
+        "samples": order,
+        "dropout": torch.rand(3).tolist(),
+        "keys": [*training.model.state_dict()],
+    }
+
+
+def in_pieces(rank: int) -> list[float]:
+    """A loop of one's own: gradients of the first step, whether averaged between micro-batches."""
+    training = autotune.apply(
+        Plan(settings=Settings(batch=Batch(micro=1, accumulate=4), parallel=DDP)), line(floats(4))
+    )
+    seen = []
+    for batch in training.loader:
+        with training.forward_context():
+            loss = mean_of_line(training.model, batch)
+        is_whole = training.backward(loss)
+        seen.append(float(training.model.weight.grad))
+        if is_whole:
+            training.optimizer_step()
+    return seen
+
+
+def resumed(rank: int) -> list[list[float]]:
+    """Parameters after an epoch, of one training and of another that goes on from the middle of its second step."""
+    plan = Plan(settings=Settings(batch=BATCH, parallel=DDP))
+    first, second = autotune.apply(plan, task(), seed=5), autotune.apply(plan, task(), seed=6)
+    batches = iter(first.loader)
+    for _ in range(3):
+        first.step(next(batches))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for batch in batches:
+        first.step(batch)
+    for batch in second.loader:
+        second.step(batch)
+    return [some_parameters(one.model) for one in (first, second)]
+
+
+def mean_of_line(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).mean()
+
+
+def refusals(rank: int) -> dict[str, str]:
+    """What each rank says of what it cannot have."""
+
+    def frozen() -> nn.Module:
+        return Net().requires_grad_(False)
+
+    def beside(model: nn.Module, batch: Any) -> Tensor:
+        return model.head(batch[0]).sum()
+
+    def step_beside() -> None:
+        training = autotune.apply(plan, task(compute_loss=beside))
+        batches = iter(training.loader)
+        for _ in range(2):
+            training.step(next(batches))
+
+    plan = Plan(settings=Settings(batch=BATCH, parallel=DDP))
+    tried: dict[str, Callable[[], Any]] = {
+        "size": lambda: autotune.apply(Plan(settings=Settings()), task()),
+        "frozen": lambda: autotune.apply(plan, task(build_model=frozen, build_optimizer=sgd_of_nothing)),
+        "stream": lambda: autotune.apply(plan, line(Stream(floats(8)))),
+        "sampler": lambda: autotune.apply(plan, task(build_sampler=DistributedSampler)),
+        "beside": step_beside,
+    }
+    return {name: _said(act) for name, act in tried.items()}
+
+
+def sgd_of_nothing(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def _said(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except (PlanError, TaskError) as error:
+        return str(error)
+    return ""
+
+
+def in_each(rank: int, folder: str) -> None:
+    """All that needs two processes, in one pair of them."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    found = {
+        "ddp": {name: trained(rank, name, DDP) for name in CASES},
+        "fsdp": {name: trained(rank, name, FSDP) for name in CASES},
+        "drawn": drawn(rank),
+        "in pieces": in_pieces(rank),
+        "resumed": resumed(rank),
+        "refusals": refusals(rank),
+    }
+    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found."""
+    folder = tmp_path_factory.mktemp("pair")
+    done = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_train_what_one_does(pair, name, kind):
+    """Losses and parameters of each step, over three epochs, to rounding; both processes hold the same."""
+    alone = trained(0, name, Parallel())
+    first, second = (one[kind][name] for one in pair)
+    assert first == second
+    assert len(first) == len(alone) == 9
+    assert torch.allclose(torch.tensor(first), torch.tensor(alone), rtol=1e-4, atol=1e-5)
+
+
+def test_each_process_draws_its_own_samples_and_dropout(pair):
+    """From the same initial weights; together the samples are those of an epoch, in an order that the user's sampler
+    draws from what is random in each."""
+    first, second = (one["drawn"] for one in pair)
+    assert first["initial"] == second["initial"]
+    assert first["dropout"] != second["dropout"]
+    assert sorted(first["samples"] + second["samples"]) == sorted(float(row[0]) for row, _ in samples())
+    assert first["keys"] == [*Net().state_dict()]
+
+
+def test_gradients_are_averaged_with_the_last_micro_batch_alone(pair):
+    """Samples 0, 1, 2, 3 of a step, whose mean is 1.5: the first rank has 0 and 2, the second 1 and 3."""
+    first, second = (one["in pieces"] for one in pair)
+    assert first == [0.0, 1.5]
+    assert second == [0.5, 1.5]
+
+
+def test_a_training_goes_on_from_the_middle_of_a_step(pair):
+    """Each process from its own state, with the gradients that it alone had."""
+    for one in pair:
+        assert one["resumed"][0] == one["resumed"][1]
+    assert pair[0]["resumed"] == pair[1]["resumed"]
+
+
+REFUSED = {
+    "size": "the plan is for one process, but this is one of 2 ranks .* processes: 2",
+    "frozen": "ddp shares gradients of parameters, and the model trains none",
+    "stream": "every process would read the same samples of an iterable dataset",
+    "sampler": "returned a DistributedSampler, but samples are shared out",
+    "beside": "compute_loss trained without calling the model itself",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_several_processes_cannot_have_is_said_in_each(pair, what):
+    for one in pair:
+        assert re.search(REFUSED[what], one["refusals"][what])
+
+
+def pieces_of(length: int, batch: Batch, size: int, drop_last: bool = False) -> list[list[list[int]]]:
+    """Of each rank, what it trains on."""
+    cuts = [Cut(range(length), batch, drop_last, Ranks(rank, size)) for rank in range(size)]
+    found = [[*cut] for cut in cuts]
+    assert [len(one) for one in found] == [len(cut) for cut in cuts]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "size", "expected"),
+    [
+        (8, Batch(micro=2, accumulate=4), 2, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]),
+        (3, Batch(micro=4, accumulate=2), 2, [[[0, 1]], [[2]]]),
+        (5, Batch(micro=2, accumulate=4), 2, [[[0, 1], [3]], [[2], [4]]]),
+        (1, Batch(micro=4, accumulate=2), 2, [[], []]),
+        (3, Batch(micro=1, accumulate=4), 2, [[[0]], [[1]]]),
+    ],
+)
+def test_a_step_is_shared_out_in_as_many_micro_batches_for_each(length, batch, size, expected):
+    """A tail too, which is cut smaller; one sample cannot be shared, and micro-batches of one only in pairs."""
+    assert pieces_of(length, batch, size) == expected
+
+
+def test_bad_numbers_of_processes_are_refused():
+    with pytest.raises(ValueError, match="kind none takes 1, but got 2"):
+        Parallel(processes=2)
+    with pytest.raises(ValueError, match="kind ddp takes 2 or more, but got 1"):
+        Parallel(kind="ddp")
+    told = Parallel(kind="ddp", processes=3).unavailable(facts(num_devices=2))
+    assert told == "3 processes take as many processors, and a trial has 2 here"
+    assert DDP.unavailable(facts(num_devices=2)) is None
+
+
+CONFLICTS = {
+    "use a multiple of processes": {"batch": Batch(micro=4, accumulate=3), "parallel": DDP},
+    "use after_backward": {"optimizer_step": OptimizerStep(kind="in_backward"), "parallel": DDP},
+    "not tried with: use ddp": {"compile": Compile(kind="model"), "parallel": FSDP},
+    "leave memory_format out": {"memory_format": MemoryFormat(kind="channels_last"), "parallel": FSDP},
+    "use bf16": {"precision": Precision(kind="fp16"), "parallel": FSDP},
+}
+
+
+@pytest.mark.parametrize("words", CONFLICTS)
+def test_what_does_not_go_together_is_said(words):
+    assert words in str(Settings(**CONFLICTS[words]).conflict())
+
+
+def test_the_plan_shares_the_processors_out(monkeypatch):
+    """A user who allows a process fewer threads is heeded; torchrun's one thread is said."""
+    monkeypatch.setattr("autotune.techniques.parallel.num_processors", lambda: 8)
+    settings = Settings(parallel=DDP)
+    assert settings.environment({})["OMP_NUM_THREADS"] == "4"
+    assert settings.environment({"OMP_NUM_THREADS": "8"})["OMP_NUM_THREADS"] == "4"
+    assert settings.environment({"OMP_NUM_THREADS": "1"})["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert DDP.not_in_force() == "OMP_NUM_THREADS is 1, and each of the plan's processes computes with 4"
+
+
+def fork_a_pair(folder: str) -> int:
+    """Two processes from one that has imported everything, and computed nothing."""
+    second = os.fork()
+    in_each(int(second == 0), folder)
+    return os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0
+
+
+if __name__ == "__main__":
+    sys.exit(fork_a_pair(sys.argv[1]))
