@@ -119,6 +119,9 @@ def _measured(plan: Plan) -> Rows:
         rows.append(("gain", _gain(plan)))
     if plan.quality is not None:
         rows.append(("quality", _quality(plan.quality)))
+    if plan.weights is not None:
+        made = f"quality {plan.weights.quality:.4g}, from seed {plan.weights.seed}"
+        rows.append(("weights", f"{plan.weights.file}, beside the plan: what recovery made of the model ({made})"))
     if (checked := _checked(plan)) is not None:
         rows.append(("checked", checked))
     return rows
