@@ -172,7 +172,8 @@ def _gain(plan: Plan) -> str:
 
 def _quality(found: QualityEvidence) -> str:
     rate = "" if found.lr_factor is None else f" at {found.lr_factor:g} times the task's learning rate"
-    trained = f"after {found.samples:,} samples of training each{rate}, from {count(found.pairs, 'seed')}"
+    taught = ", the plan's by the untouched model's outputs too" if found.distilled else ""
+    trained = f"after {found.samples:,} samples of training each{rate}{taught}, from {count(found.pairs, 'seed')}"
     allowed = f"{found.max_drop:.4g} less was allowed"
     return f"{found.value:.4g}, the reference's {found.reference:.4g}, {trained}; {allowed}"
 
