@@ -13,6 +13,7 @@ from .plan import Plan
 from .techniques import LoaderSpec, Stage
 from .techniques._base import Run
 from .techniques.checkpointing import find_blocks
+from .weights import load_kept
 
 __all__ = ["apply_to_loader", "apply_to_model", "apply_to_optimizer"]
 
@@ -38,7 +39,7 @@ def apply_to_model(
         The model to train: as a rule the same, changed in place.
 
     Raises:
-        PlanError: the plan asks for what this model or device cannot do.
+        PlanError: the plan asks for what this model or device cannot do, or its weights are not there or another's.
         TaskError: ``blocks`` names no module of the model.
     """
     stand_aside()
@@ -52,6 +53,8 @@ def apply_to_model(
             model = model.to(device)
         for technique in settings.at(stage):
             model = technique.on_model(model, found, run)
+    if plan.weights is not None:
+        load_kept(plan.weights, model)
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import stat
 import tempfile
@@ -28,7 +29,17 @@ except ImportError:
             yaml.parser.Parser.__init__(self)
 
 
-__all__ = ["FOLDER", "check_output", "dump_yaml", "explain", "read_text", "read_yaml", "replacing", "write_text"]
+__all__ = [
+    "FOLDER",
+    "check_output",
+    "dump_yaml",
+    "explain",
+    "hash_of",
+    "read_text",
+    "read_yaml",
+    "replacing",
+    "write_text",
+]
 
 FOLDER = Path(".autotune")
 """Beside the current directory: the default storage, the trials' output, and the memory models."""
@@ -51,6 +62,16 @@ UNION_TAGS = ("(auto)", "(list)", "(setting)", "(directive)")
 def dump_yaml(data: dict[str, Any]) -> str:
     """YAML with keys in order and rows of plain values on one line each."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def hash_of(path: Path) -> str:
+    """``sha256:`` and the digest of a file's content.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def read_text(path: Path, what: str, error: type[UserError]) -> str:

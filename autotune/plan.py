@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -26,6 +27,7 @@ __all__ = [
     "Environment",
     "Evidence",
     "Gain",
+    "KeptWeights",
     "Peak",
     "Plan",
     "SearchRecord",
@@ -157,6 +159,26 @@ class QualityEvidence(_Section):
     """Samples that each was trained on before it was judged."""
     lr_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Times the task's learning rates in that training; absent, as the task has them."""
+    distilled: Literal[True] | None = None
+    """Whether the plan's model learned from the untouched one too; absent where it did not."""
+
+
+class KeptWeights(_Section):
+    """What the winner's recovery made of its model: weights to train on from, in a file beside the plan's."""
+
+    hash: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    """Of that file."""
+    quality: float = Field(allow_inf_nan=False)
+    """What ``evaluate`` said of them."""
+    seed: _Whole
+    """Of the training that made them: that of the first fresh process, whatever the others came to."""
+    path: str | None = None
+    """Where the file was found; not written into the plan's own."""
+
+    @property
+    def file(self) -> str:
+        """Its name."""
+        return f"weights-{self.hash.removeprefix('sha256:')[:16]}.pt"
 
 
 class Environment(_Section):
@@ -221,6 +243,8 @@ class Plan(_Section):
     """The user's job as it stands."""
     quality: QualityEvidence | None = None
     """Of a plan that changes what the model computes."""
+    weights: KeptWeights | None = None
+    """What to train on from in place of the task's own weights; absent unless ``--keep-weights`` asked for it."""
     gain: Gain | None = None
     """The plan against the reference."""
     environment: Environment | None = None
@@ -237,7 +261,8 @@ class Plan(_Section):
 
     def to_yaml(self) -> str:
         """The file's text; :meth:`from_yaml` reads it back to an equal plan."""
-        data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"settings", "gain"})
+        left_out: dict[str, Any] = {"settings": True, "gain": True, "weights": {"path"}}
+        data = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=left_out)
         ordered: dict[str, Any] = {}
         for name, field in type(self).model_fields.items():
             key = field.alias or name
@@ -270,7 +295,7 @@ class Plan(_Section):
         return self.model_copy(update={"budget": self.budget.model_copy(update={"device": device})})
 
     def save(self, path: str | Path) -> None:
-        """Write the YAML file whole or not at all, and what its settings keep beside it before that.
+        """Write the YAML file whole or not at all, and what lies beside it before that.
 
         Raises:
             PlanError: the path cannot be written.
@@ -278,6 +303,9 @@ class Plan(_Section):
         for name, content in self.settings.files().items():
             with replacing(Path(path).with_name(name), PlanError) as temporary:
                 temporary.write_bytes(content)
+        if self.weights is not None and self.weights.path is not None:
+            with replacing(Path(path).with_name(self.weights.file), PlanError) as temporary:
+                shutil.copyfile(self.weights.path, temporary)
         write_text(Path(path), self.to_yaml(), PlanError)
 
 
@@ -299,4 +327,7 @@ def load_plan(path: str | Path) -> Plan:
     except FileNotFoundError:
         raise PlanError(f"{path}: no such file. `autotune search model.py` writes a plan.") from None
     plan = Plan.from_yaml(text, str(path))
-    return plan.model_copy(update={"settings": plan.settings.with_files(path.parent)})
+    found: dict[str, Any] = {"settings": plan.settings.with_files(path.parent)}
+    if plan.weights is not None:
+        found["weights"] = plan.weights.model_copy(update={"path": str(path.absolute().with_name(plan.weights.file))})
+    return plan.model_copy(update=found)

@@ -199,6 +199,11 @@ class Estimation:
             found.setdefault(key, one)
         return list(found.values())
 
+    def lossy(self) -> list[Combination]:
+        """Each technique alone that changes the function, where it was estimated."""
+        alone = (one for one in self.combinations if one.num_changes == 1 and one.settings.affect("function"))
+        return [one for one in alone if one.estimate is not None]
+
     def helps(self) -> list[Combination]:
         """Each technique alone, where it lets a larger micro-batch fit than the job as it stands: the most first."""
         alone = (one for one in self.distinct() if one.num_changes == 1 and one.micro > self.base.micro)

@@ -1,4 +1,4 @@
-"""What a job trains on from: the weights that its task names."""
+"""What a job trains on from: the weights that its task names, or those that a plan's recovery left."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import TaskError
+from .errors import PlanError, TaskError
+from .files import hash_of, replacing
+from .plan import KeptWeights
 from .task import Task, task_file
 
-__all__ = ["load_weights", "weights_file"]
+__all__ = ["load_kept", "load_weights", "save_kept", "weights_file"]
 
 
 def load_weights(task: Task, model: nn.Module) -> None:
@@ -27,6 +29,55 @@ def load_weights(task: Task, model: nn.Module) -> None:
     state = task.weights() if callable(task.weights) else _read(_beside(task), where)
     if not isinstance(state, Mapping) or not all(isinstance(one, torch.Tensor) for one in state.values()):
         raise TaskError(f"{where}: a state dict (names to tensors) was wanted, but got {_named(state)}.")
+    if (wrong := _misfit(state, model)) is not None:
+        raise TaskError(f"{where}: they are another model's: {wrong}. Save those of what build_model returns.")
+    model.load_state_dict(state)
+
+
+def save_kept(model: nn.Module, path: Path) -> None:
+    """Write what recovery made of a model, whole or not at all.
+
+    Raises:
+        PlanError: the path cannot be written.
+        OSError, RuntimeError: the disk is full.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, PlanError, "--keep-weights") as temporary:
+        torch.save(model.state_dict(), temporary)
+
+
+def load_kept(kept: KeptWeights, model: nn.Module) -> None:
+    """Load the weights that lie beside a plan into the model that the plan made.
+
+    Raises:
+        PlanError: they are not there, were edited, or are another model's.
+    """
+    otherwise = "or leave weights out of the plan, to train on from the task's own"
+    if kept.path is None:
+        raise PlanError(
+            f"weights: the plan goes on from {kept.file}, which is not here. Read the plan with "
+            f"autotune.load_plan(path), which looks for it beside the file; {otherwise}."
+        )
+    path = Path(kept.path)
+    try:
+        found = hash_of(path)
+    except OSError as error:
+        raise PlanError(
+            f"{path}: the plan's weights cannot be read: {error.strerror}. Copy them beside the plan; {otherwise}."
+        ) from None
+    if found != kept.hash:
+        raise PlanError(
+            f"{path}: these are not the weights that the plan was saved with: their hash is {found[:19]}…, and "
+            f"weights.hash {kept.hash[:19]}…. Copy those that the search wrote beside the plan; {otherwise}."
+        )
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if (wrong := _misfit(state, model)) is not None:
+        raise PlanError(f"{path}: the plan's weights are another model's: {wrong}. Search again, {otherwise}.")
+    model.load_state_dict(state)
+
+
+def _misfit(state: Mapping[str, torch.Tensor], model: nn.Module) -> str | None:
+    """What of these tensors is not the model's, in words; None where all are."""
     own = model.state_dict()
     wrong = [
         *(f"{name} is missing" for name in own if name not in state),
@@ -37,10 +88,8 @@ def load_weights(task: Task, model: nn.Module) -> None:
             if name in state and state[name].shape != own[name].shape
         ),
     ]
-    if wrong:
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise TaskError(f"{where}: they are another model's: {wrong[0]}{more}. Save those of what build_model returns.")
-    model.load_state_dict(state)
+    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return f"{wrong[0]}{more}" if wrong else None
 
 
 def weights_file(task: Task) -> Path | None:

@@ -1,11 +1,12 @@
-"""How often the guard of quality errs: whole searches over a table that holds speeds, peaks and qualities.
+"""How often the guard of quality errs: whole searches over tables that hold speeds, peaks and qualities.
 
-    python -m benchmarks.guard [--searches 100]
+    python -m benchmarks.guard [--searches 100] [--table pruned]
 
-Pruning a tenth of the widths, or more, makes each configuration faster, and loses so much of the quality: nothing, a
-quarter of what is allowed, three times of it, nearly all. What one seed's training comes to differs from the next by a
-third of what is allowed. Given is how often a plan has which of them. Bars: a harmful one in none of 100, a harmless
-one refused in at most 5.
+Each table offers faster configurations that lose so much of the quality: nothing, a quarter of what is allowed, three
+times of it, nearly all; a variant that cannot learn; fp16 whose gradients overflow, in a trial's losses or later. What
+one seed's training comes to differs from the next by a third of what is allowed. Given is how often a plan has a
+harmful configuration, how often none where a harmless one was offered, and how many runs harmful ones took. Bars: a
+harmful plan in none of 100, none in at most 5.
 """
 
 from __future__ import annotations
@@ -17,25 +18,39 @@ import random
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from autotune.measure.measurement import Quality
+from autotune.measure.measurement import Parity, Quality
+from autotune.plan import Plan
 from autotune.search.driver import search
 from autotune.search.options import Drop, SearchOptions
 from autotune.search.requests import reference_settings
 from autotune.search.sampler.configuration_space import ConfigurationSpace
 from autotune.search_spaces import load_space
 from autotune.techniques import Device, Facts, Settings
+from autotune.workers import MeasureRequest, NonFinite
 from autotune.workers.table import Row, TableExecutor
 
 from .rows import save_rows
 
 ALLOWED = 1.0
 """Points of a quality of 90."""
-LOST = {0.1: 0.0, 0.25: 0.25, 0.5: 3.0, 0.95: 80.0}
-"""Points, by the ratio that is pruned; the first two are harmless."""
 NOISE = 0.33
 """Standard deviation from seed to seed, points."""
+LOST: dict[str, dict[Any, float]] = {
+    "pruning": {0.1: 0.0, 0.25: 0.25, 0.5: 3.0, 0.95: 80.0},
+    "low_rank": {0.4: 0.1, 0.25: 0.5, 0.125: 4.0},
+    "variant": {"narrow": 0.25, "unable": 80.0},
+}
+"""Points, by the ratio that is pruned, the ratio of the rank, and the variant."""
+FASTER: dict[str, dict[Any, float]] = {
+    "pruning": {ratio: 1 + ratio for ratio in LOST["pruning"]},
+    "low_rank": {ratio: 1.3 - ratio / 2 for ratio in LOST["low_rank"]},
+    "variant": {"narrow": 1.3, "unable": 3.0},
+}
 FACTS = Facts(
     fingerprint="sha256:" + 64 * "0", device=Device(type="cpu", name="a table", memory_bytes=2**36, bf16=True),
     torch_version="2.13.0", num_threads=2, host_memory_bytes=2**35, num_parameters=10**6, num_trainable=10**6,
@@ -43,60 +58,140 @@ FACTS = Facts(
     dataset_deterministic=True, stackable=False, shapes_vary=False, shards_by_worker=False, loader_options={},
     loader_samples_per_s={}, effective_batch=64, effective_batch_held=True, effective_batch_assumed=False,
     split_error=0.0, evaluates=True, allow_split=False, optimizer="AdamW", optimizer_implementations=(), allocators=(),
+    allow_lossy=True, linear_features=512, variants={"narrow": 600_000, "unable": 10_000},
 )  # fmt: skip
+CARD = Device(type="cuda", name="a card", memory_bytes=2**36, bf16=False, capability=(7, 0))
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is offered beside the job as it stands."""
+
+    offered: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """By technique, what of :data:`LOST`."""
+    device: Device = FACTS.device
+    overflows: Callable[[random.Random], bool] | None = None
+    """Whether fp16 overflows so that a trial's loss is no number; else its losses stray. None: there is no fp16."""
+
+
+TABLES = {
+    "pruned": Table({"pruning": (0.1, 0.25, 0.5, 0.95)}),
+    "harmless": Table({"pruning": (0.1, 0.25)}),
+    "nothing lost": Table({"pruning": (0.1,)}),
+    "a variant that cannot learn": Table({"variant": ("narrow", "unable")}),
+    "fp16 that overflows": Table({"pruning": (0.1,)}, CARD, lambda noise: noise.random() < 0.5),
+    "combined": Table({"pruning": (0.1, 0.25, 0.5, 0.95), "low_rank": (0.4, 0.25, 0.125)}),
+}
 
 
 def main() -> None:
     """Search so often, and print what was chosen."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=100)
+    parser.add_argument("--table", choices=TABLES, action="append", help="default: all")
     arguments = parser.parse_args()
-    for best, what in ((0.95, "all four"), (0.25, "the harmless two"), (0.1, "the one that loses nothing")):
-        chosen = Counter(searched(seed, best) for seed in range(arguments.searches))
-        harmful = sum(number for ratio, number in chosen.items() if LOST.get(ratio, 0.0) > ALLOWED)
-        print(f"offered {what}: chosen {dict(sorted(chosen.items()))}; harmful {harmful}, refused {chosen[0.0]}")
-        row = {"offered": best, "searches": arguments.searches, "chosen": {str(k): v for k, v in chosen.items()}}
-        save_rows("guard", "cpu", [{**row, "harmful": harmful, "refused": chosen[0.0]}])
+    for name in arguments.table or TABLES:
+        found = [searched(TABLES[name], seed) for seed in range(arguments.searches)]
+        row = {
+            "offered": name,
+            "searches": arguments.searches,
+            "chosen": dict(Counter(one["chosen"] for one in found).most_common()),
+            "harmful": sum(one["harmful"] for one in found),
+            "refused": sum(one["refused"] for one in found),
+            "harmful_trials": sum(one["harmful_trials"] for one in found) / len(found),
+            "harmful_rounds": sum(one["harmful_rounds"] for one in found) / len(found),
+            "speed": sum(one["speed"] for one in found) / len(found),
+        }
+        print(", ".join(f"{what} {said}" for what, said in row.items()), flush=True)
+        save_rows("guard", "cpu", [row])
 
 
-def searched(seed: int, most: float) -> float:
-    """The ratio of one search's plan, where more than ``most`` is not offered; 0 is none."""
+def searched(table: Table, seed: int) -> dict[str, Any]:
+    """One search: what was chosen, and the runs that harmful configurations took."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        offered = [ratio for ratio in LOST if ratio <= most]
-        Path("space.yaml").write_text(_space(offered))
-        space = load_space("space.yaml")
-        known = FACTS.model_copy(update={"allow_lossy": True})
-        choices = space.choices(known)
+        Path("space.yaml").write_text(_space(table))
+        known = FACTS.model_copy(update={"device": table.device})
+        choices = load_space("space.yaml").choices(known)
         reference = reference_settings(known)
         noise = random.Random(seed)
         configurations = [reference, *ConfigurationSpace(choices, reference, 4).shuffled("all")]
-        executor = TableExecutor(known, [_row(settings, noise) for settings in configurations])
+        executor = TableExecutor(known, [_row(table, settings, noise) for settings in configurations])
         options = SearchOptions(
-            "model.py",
-            space="space.yaml",
-            trials=20,
-            seed=seed,
-            max_quality_drop=Drop(ALLOWED, is_share=False),
+            "model.py", space="space.yaml", trials=20, seed=seed, max_quality_drop=Drop(ALLOWED, is_share=False)
         )
         plan = search(options, executor, lambda event: None, threading.Event())
-    return plan.settings.pruning.ratio if plan.settings.pruning.kind != "none" else 0.0
+    requests = [one for one in executor.requests if isinstance(one, MeasureRequest) and is_harmful(one.plan.settings)]
+    return {
+        **_judged(plan),
+        "harmful_trials": sum(not request.fresh for request in requests),
+        "harmful_rounds": sum(request.fresh for request in requests),
+    }
 
 
-def _space(ratios: list[float]) -> str:
-    rows = [{"kind": "none"}, *({"kind": "structured", "ratio": ratio} for ratio in ratios)]
-    return f"schema: autotune/space@1\nprecision: [{{kind: fp32}}, {{kind: bf16}}]\npruning: {json.dumps(rows)}\n"
+def is_harmful(settings: Settings) -> bool:
+    """Whether it loses more than is allowed, or overflows."""
+    return lost(settings) > ALLOWED or settings.precision.kind == "fp16"
 
 
-def _row(settings: Settings, noise: random.Random) -> Row:
-    ratio = settings.pruning.ratio if settings.pruning.kind != "none" else 0.0
-    speed = 100 * (1.5 if settings.precision.kind == "bf16" else 1.0) * (1 + ratio)
-    lost = LOST.get(ratio, 0.0)
-    qualities = [90 - lost + noise.gauss(0, NOISE / 2**0.5) for _ in range(8)]
+def lost(settings: Settings) -> float:
+    """Points."""
+    return sum(LOST[name][value] for name, value in _values(settings).items())
+
+
+def _judged(plan: Plan) -> dict[str, Any]:
+    chosen = plan.settings
+    said = ", ".join(f"{name} {value}" for name, value in (*_values(chosen).items(), ("", chosen.precision.kind)))
+    harmful = is_harmful(chosen)
+    return {
+        "chosen": said,
+        "harmful": harmful,
+        "refused": not harmful and not chosen.affect("function"),
+        "speed": _speed(chosen),
+    }
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    """Of each lossy technique that is in use, the ratio or the name."""
+    every = {
+        "pruning": settings.pruning.ratio,
+        "low_rank": settings.low_rank.rank_ratio,
+        "variant": settings.variant.kind,
+    }
+    return {name: value for name, value in every.items() if getattr(settings, name).kind != "none"}
+
+
+def _space(table: Table) -> str:
+    written = {
+        "pruning": lambda ratio: {"kind": "structured", "ratio": ratio},
+        "low_rank": lambda ratio: {"kind": "svd", "rank_ratio": ratio},
+        "variant": lambda name: {"kind": name},
+    }
+    rows = {name: [{"kind": "none"}, *map(written[name], values)] for name, values in table.offered.items()}
+    rows["precision"] = [{"kind": "fp32"}, {"kind": "fp16" if table.overflows else "bf16"}]
+    return "\n".join(["schema: autotune/space@1", *(f"{name}: {json.dumps(row)}" for name, row in rows.items())])
+
+
+def _speed(settings: Settings) -> float:
+    speed = 150.0 if settings.precision.kind in ("bf16", "fp16") else 100.0
+    for name, value in _values(settings).items():
+        speed *= FASTER[name][value]
+    return speed
+
+
+def _row(table: Table, settings: Settings, noise: random.Random) -> Row:
+    speed = _speed(settings)
+    strays = None
+    if table.overflows is not None and settings.precision.kind == "fp16":
+        if table.overflows(noise):
+            return Row(settings=settings, outcome=NonFinite(step=3))
+        strays = Parity(losses=(1.0,), deviation=0.5, strayed_at=7)
+    qualities = [90 - lost(settings) + noise.gauss(0, NOISE / 2**0.5) for _ in range(8)]
     return Row(
         settings=settings,
         samples_per_s=tuple(speed * (1 + noise.gauss(0, 0.01)) for _ in range(8)),
-        peak_bytes=(round(2**30 * (1 - ratio / 2)),) * 8,
+        peak_bytes=(round(2**30 * 50 / speed),) * 8,
         quality=tuple(Quality(value=one, early=one - 5) for one in qualities),
+        parity=strays,
     )
 
 

@@ -21,6 +21,7 @@ from autotune.techniques import Settings
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.precision import Precision
+from autotune.techniques.pruning import Pruning
 from autotune.testing.zoo_facts import BARE
 from autotune.units import MIB
 from autotune.workers import Crashed, Estimated, Executor, Inspected
@@ -218,6 +219,26 @@ def test_the_blocks_for_the_jobs_own_batch_are_asked_of_the_job_as_it_stands_and
         console.print(explain(found))
     assert "checkpoint blocks 0 and 2 of 4" in said.get()
     assert "the least for the job's own batch of 8" in said.get()
+
+
+def test_what_pruning_would_free_is_told_whatever_the_space():
+    """The default space has no pruning: it is looked at alone, at its mildest; 18 MiB become 12."""
+    smaller = estimated(60).estimate
+    smaller = smaller.model_copy(update={"reference": fit(8, 12 * MIB)})
+
+    def says(settings):
+        return Estimated(estimate=smaller) if settings.pruning.kind != "none" else micro_of(settings)
+
+    executor = Says(says, BLOCKS.model_copy(update={"dataset_kind": "map"}))
+    found = estimate_task(WHAT, executor, lambda event: None)
+    lossy = [one.settings for one in found.combinations if one.settings.affect("function")]
+    assert Settings(pruning=Pruning(kind="structured", ratio=0.25)) in lossy
+    assert all(len(list(settings.chosen())) == 1 for settings in lossy)
+    console = Console(width=140)
+    with console.capture() as said:
+        console.print(explain(found))
+    assert "Lossy, only with --max-quality-drop: tensors at the job's own batch of 8" in said.get()
+    assert "(-33%)" in said.get()
 
 
 def test_nothing_fits_says_what_the_nearest_takes():

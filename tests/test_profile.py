@@ -32,6 +32,7 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
+from autotune.techniques.pruning import Pruning
 from autotune.testing.zoo_facts import BARE
 from autotune.units import MIB
 from autotune.workers import STOPPED, Crashed, Executor, Inspected, NonFinite, OutOfMemory, Profiled, TimedOut
@@ -365,6 +366,18 @@ def test_the_change_that_frees_most_is_named_with_its_bytes():
     assert as_json(found)["modules"][3]["would_free_most"] == {
         "technique": "checkpointing", "setting": {"kind": "blocks"}, "freed_bytes": 3 * MIB
     }  # fmt: skip
+
+
+def test_what_pruning_frees_is_said_in_bytes_and_parameters_and_what_allows_it():
+    """12 MiB become 9; the first row is the whole model."""
+    rows = blocks([MIB])
+    smaller = (rows[0].model_copy(update={"num_parameters": rows[0].num_parameters - 10}), *rows[1:])
+    change = Change(Pruning(kind="structured"), Profiled(profile=profile_of(smaller, peak=9 * MIB)))
+    ((what, said),) = changes(profiling(profile_of(rows), change))
+    assert what == "prune 25% of widths"
+    assert said.startswith("12 MiB → 9.0 MiB (-25%)")
+    before, after = rows[0].num_parameters, smaller[0].num_parameters
+    assert said.endswith(f"; {before:,} → {after:,} parameters; lossy, only with --max-quality-drop")
 
 
 def test_a_change_that_ran_out_of_memory_is_said_so():

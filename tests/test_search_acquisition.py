@@ -193,3 +193,59 @@ def test_a_trial_that_is_running_teaches_nothing_but_that_it_will_be_known():
 
 def test_the_least_gain_that_counts_is_one_percent():
     assert math.exp(GAIN) == pytest.approx(1.01)
+
+
+def pruned(*ratios: float) -> Priors:
+    """Configurations that differ in nothing but the share of the widths that is pruned."""
+    labels = tuple(map(str, ratios))
+    rows = [
+        Configuration({"pruning": label}, None, None, {}, label if ratio else "", {"pruning": ratio} if ratio else {})
+        for label, ratio in zip(labels, ratios, strict=True)
+    ]
+    return Priors.of(Configurations(rows, {"pruning": CategoricalDistribution(labels)}), None)
+
+
+def judged(lost: float, log_speed: float = 0.0) -> Observation:
+    """Found to be too bad from three allowed drops on, as one look finds it."""
+    return Observation("dropped" if lost > 3 else "measured", log_speed, lost=lost)
+
+
+def test_a_quarter_pruned_is_as_likely_as_not_to_keep_its_quality_and_the_references_is_what_it_is():
+    chance = Acquisition(pruned(0.0, 0.25, 0.5, 0.95), [], None).chance_kept
+    assert chance[0] == 1.0
+    assert chance[1] == pytest.approx(0.5, abs=0.1)
+    assert list(chance) == sorted(chance, reverse=True)
+
+
+def test_what_lost_too_much_at_one_ratio_is_not_asked_for_at_a_larger_one():
+    """Three of the allowed drops at a half: a quarter is still open, and nearly all is hopeless."""
+    chance = Acquisition(pruned(0.0, 0.25, 0.5, 0.95), [(2, judged(3.2))], None).chance_kept
+    assert chance[2] == 0.0
+    assert chance[1] > 0.3
+    assert chance[3] < 0.05
+
+
+def test_what_lost_nothing_is_likely_to_hold_and_so_is_less_of_it():
+    chance = Acquisition(pruned(0.0, 0.25, 0.5), [(2, judged(0.0))], None).chance_kept
+    assert chance[2] > 0.9
+    assert chance[1] > 0.9
+
+
+def test_what_is_likelier_to_fall_than_to_hold_is_not_the_best():
+    """The fastest lost twice of what is allowed in one look, which rules nothing out: the reference is the best."""
+    seen = [(0, judged(0.0, 1.0)), (1, judged(2.0, 3.0))]
+    acquisition = Acquisition(pruned(0.0, 0.25), seen, None)
+    assert 0.0 < acquisition.chance_kept[1] < 0.5
+    assert acquisition.best == 0
+
+
+def test_the_quality_of_one_is_that_of_all_that_compute_the_same():
+    """Two that differ in something else: what was judged of one holds for the other."""
+    both = {"pruning": CategoricalDistribution(("none", "half")), "other": CategoricalDistribution(("a", "b"))}
+    rows = [
+        Configuration({"pruning": label, "other": other}, None, None, {}, "" if label == "none" else label, removed)
+        for label, removed in (("none", {}), ("half", {"pruning": 0.5}))
+        for other in ("a", "b")
+    ]
+    known = Priors.of(Configurations(rows, both), None)
+    assert Acquisition(known, [(2, judged(80.0))], None).chance_kept.tolist() == [1.0, 1.0, 0.0, 0.0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from search_tables import MIB, configurations, facts, options, row, run_search
+from search_tables import MIB, configurations, every, facts, options, row, run_search
 
 from autotune.errors import TaskError
 from autotune.measure.measurement import Quality
@@ -15,6 +15,7 @@ from autotune.search_spaces import load_space
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.pruning import Pruning
+from autotune.workers import Failed, TimedOut
 from autotune.workers.table import Row
 
 pytestmark = pytest.mark.usefixtures("in_memory")
@@ -90,12 +91,44 @@ def test_a_drop_that_shows_in_later_seeds_alone_is_found(space):
     assert any("its quality is 88.1" in message and "1 less is allowed" in message for message in said), said
 
 
+def test_what_looks_far_too_bad_is_no_finalist_while_others_are_left(space):
+    """A half loses two and a half points in its trial, which rules nothing out, and is the faster."""
+    run = run_search(every(**space), known=JUDGED, rows=rows(quarter=89.5, half=87.5))
+    assert pruned(0.5) in run.measured
+    assert pruned(0.5) not in run.again
+    assert run.plan.settings == pruned(0.25)
+
+
+def test_what_looks_far_too_bad_is_tried_in_the_end_where_nothing_else_is_left(space):
+    """Both look so, and the reference is over the budget: later seeds show that a half loses nothing."""
+    half = row(
+        pruned(0.5),
+        samples_per_s=(500.0,),
+        peak_bytes=(100 * MIB,),
+        quality=(Quality(value=87.5), *(Quality(value=90.0) for _ in range(6))),
+    )
+    asked = every(**space, budget_bytes=500 * MIB)
+    run = run_search(asked, known=JUDGED, rows=[*rows(quarter=80.0, half=90.0)[:2], half])
+    assert run.plan.settings == pruned(0.5)
+
+
 def test_without_a_drop_nothing_lossy_is_tried(space):
     """The space names it, and the search says what allows it."""
     known = facts(evaluates=True, allow_lossy=False)
     run = run_search(options(space="space.yaml"), known=known, rows=rows(quarter=90.0, half=90.0))
     assert run.plan.settings == REFERENCE
     assert any("which --max-quality-drop allows" in event.message for event in run.seen(Warned))
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [TimedOut(deadline_s=60.0), Failed(message="evaluate(model) raised KeyError: 'label'.", traceback="Traceback")],
+)
+def test_a_candidate_that_hangs_or_raises_as_it_is_judged_is_an_outcome_and_the_others_go_on(space, outcome):
+    """The fastest does; the next is the plan."""
+    half = Row(settings=pruned(0.5), outcome=outcome)
+    run = run_search(options(**space), known=JUDGED, rows=[*rows(quarter=90.0, half=90.0)[:2], half])
+    assert run.plan.settings == pruned(0.25)
 
 
 def test_a_drop_without_evaluate_is_refused(space):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from autotune.cli import app
 from autotune.measure.measurement import Quality
 from autotune.search.options import Drop
-from autotune.search.quality import judge_quality, least_early
+from autotune.search.quality import judge_quality, least_early, lost_share
 
 ONE_POINT = Drop(1.0, is_share=False)
 
@@ -66,8 +66,8 @@ def test_what_a_quarter_ruled_out_is_dropped():
 
 
 def test_an_early_look_leaves_room_for_what_training_still_brings():
-    """The reference goes from 80 to 90: 80 - 2 * 10 - 1 - 3 * 0.5."""
-    assert least_early(Quality(value=90.0, early=80.0, error=0.5), ONE_POINT) == 57.5
+    """The reference goes from 80 to 90: 80 - 2 * 10 - 10 * 1 - 3 * 0.5."""
+    assert least_early(Quality(value=90.0, early=80.0, error=0.5), ONE_POINT) == 48.5
     assert least_early(Quality(value=90.0), ONE_POINT) is None
 
 
@@ -89,3 +89,12 @@ def test_errors_are_rare():
     assert kept[0.0] >= 190
     assert kept[-1.0] <= 20
     assert kept[-2.0] == 0
+
+
+def test_a_loss_is_counted_in_allowed_drops():
+    """1.5 points of the one that is allowed, with an error of half a point; given up early, three at least."""
+    whole = Quality(value=88.5, error=0.5)
+    assert lost_share(whole, Quality(value=90.0), ONE_POINT) == (1.5, 0.5)
+    early = Quality(value=75.0, is_whole=False)
+    assert lost_share(early, Quality(value=90.0, early=80.0), ONE_POINT) == (5.0, 0.0)
+    assert lost_share(early, Quality(value=90.0, early=76.0), ONE_POINT) == (3.0, 0.0)

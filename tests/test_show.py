@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from autotune.plan import Evidence, Peak, Plan, QualityEvidence, Speed
+from autotune.plan import Evidence, KeptWeights, Peak, Plan, QualityEvidence, Speed
 from autotune.report.show import explain
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -67,6 +67,12 @@ def test_quality_was_compared_where_it_does_not_and_what_that_cost():
     assert "quality, from 3 seeds, after the same training as the reference. It cost 0.25." in words
     assert "after 100 samples of training each at 0.5 times the task's learning rate" in words
     assert "It cost nothing." in said(quality=quality.model_copy(update={"value": 1.5}))
+
+
+def test_weights_beside_the_plan_are_named_with_their_quality():
+    weights = KeptWeights(hash="sha256:" + 64 * "a", quality=0.75, seed=1)
+    assert "weights-aaaaaaaaaaaaaaaa.pt, beside the plan" in said(weights=weights)
+    assert "quality 0.75, from seed 1" in said(weights=weights)
 
 
 def test_a_plan_by_hand_says_nothing_of_it():

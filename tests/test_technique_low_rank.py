@@ -161,7 +161,7 @@ def test_a_plan_has_the_ranks(tmp_path):
         ({"kind": "svd", "rank_ratio": 1.0}, "less than 1"),
         ({"kind": "svd", "energy": 0}, "greater than 0"),
         ({"kind": "svd", "energy": 0.5, "rank_ratio": 0.5}, "exclude each other"),
-        ({"kind": "none", "rank_ratio": 0.5}, "kind: none factorises nothing, but got rank_ratio"),
+        ({"kind": "none", "rank_ratio": 0.5}, "kind: none does nothing, but got rank_ratio"),
         ({"kind": "nmf"}, "kind"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_pruned_model_is_not_pruned_again():
     [
         ({"kind": "structured", "ratio": 0}, "greater than 0"),
         ({"kind": "structured", "ratio": 1.0}, "less than 1"),
-        ({"kind": "none", "ratio": 0.5}, "kind: none cuts nothing, but got ratio"),
+        ({"kind": "none", "ratio": 0.5}, "kind: none does nothing, but got ratio"),
         ({"kind": "structured", "record": "abc"}, "record"),
         ({"kind": "structured", "kept": "abc"}, "whose hash is absent"),
         ({"kind": "unstructured"}, "kind"),

@@ -20,6 +20,7 @@ __all__ = [
     "Depth",
     "Device",
     "DeviceMemory",
+    "Distill",
     "DryRun",
     "EffectiveBatch",
     "EstimatedBudget",
@@ -29,6 +30,7 @@ __all__ = [
     "Html",
     "Job",
     "Json",
+    "KeepWeights",
     "Margin",
     "MaxQualityDrop",
     "MaxTime",
@@ -219,6 +221,18 @@ RecoveryLr = Annotated[
     typer.Option(
         callback=_factor,
         help="With --max-quality-drop: times the learning rates in that training.",
+    ),
+]
+Distill = Annotated[
+    bool,
+    typer.Option(
+        "--distill", help="With --max-quality-drop: what recovers learns from the untouched model's outputs too."
+    ),
+]
+KeepWeights = Annotated[
+    bool,
+    typer.Option(
+        "--keep-weights", help="With --max-quality-drop: write what recovery made of the winner beside the plan."
     ),
 ]
 Margin = Annotated[

@@ -125,13 +125,18 @@ def _options(what: WhatToEstimate, facts: Facts, limit_bytes: int) -> EstimateOp
 
 def _combinations(choices: dict[str, tuple[Technique, ...]], facts: Facts) -> Iterator[Settings]:
     """The job as it stands, then each technique alone, then together: of those that change a step's tensors, since the
-    others move a peak little, or not at all."""
+    others move a peak little, or not at all. What changes the function, and is not in the space, is looked at alone, at
+    its mildest: it shows what ``--max-quality-drop`` would free."""
     techniques = (technique for technique in TECHNIQUES.values() if "tensors" in technique.affects)
     rows = [technique.extremes(choices.get(technique.name, ())) for technique in techniques]
     together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*filter(None, rows)))
     own = {"batch": Batch.reference(facts)}
     goes = (one for one in together if one.in_force(facts.precision).model_copy(update=own).conflict() is None)
-    yield from sorted(dict.fromkeys([Settings(), *goes]), key=lambda one: len(one.model_dump(exclude_defaults=True)))
+    lossy = (one.choices(facts)[1:2] for one in TECHNIQUES.values() if "function" in one.affects)
+    alone = (Settings(**{one.name: one}) for row in lossy for one in row if one.name not in choices)
+    yield from sorted(
+        dict.fromkeys([Settings(), *goes, *alone]), key=lambda one: len(one.model_dump(exclude_defaults=True))
+    )
 
 
 def _check_base(outcome: Outcome, what: WhatToEstimate) -> None:

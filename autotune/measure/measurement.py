@@ -38,6 +38,10 @@ class QualityOptions(_Frozen):
     """After a quarter of the samples, a quality below this ends the measurement; None always goes on."""
     lr_factor: PositiveFloat = 1.0
     """Of the learning rate of every group of the optimizer, as the task has it."""
+    distill: bool = False
+    """Learn from the untouched model's outputs too, where the configuration is another."""
+    keep: str | None = None
+    """The file that the weights are written to in the end; None writes none."""
 
 
 class MeasureOptions(_Frozen):

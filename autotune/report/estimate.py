@@ -87,6 +87,7 @@ def explain(found: Estimation) -> RenderableType:
         rows_table(_fills(base)),
         Text("\nWhat alone would help most", style="bold"),
         rows_table(_helps(found)),
+        *_lossy(found),
         Text(""),
         rows_table([("note", note) for note in _notes(found)]),
     )
@@ -176,6 +177,23 @@ def _helps(found: Estimation) -> Iterator[tuple[str, str]]:
         yield chosen, f"the least for the job's own batch of {base.reference.micro:,}"
     if not helps and not blocks:
         yield "", "nothing: the job as it stands takes as large a micro-batch as any technique alone"
+
+
+def _lossy(found: Estimation) -> Iterator[RenderableType]:
+    """What would be freed by techniques that change what the model computes."""
+    base = found.base.estimate
+    if base is None or not found.lossy():
+        return
+    before = base.reference.tensors.value
+    rows = []
+    for one in found.lossy():
+        assert one.estimate is not None, "they are those that were estimated"
+        after = one.estimate.reference.tensors.value
+        rows.append((_name(one, found.facts), f"{size(before)} → {size(after)} ({after / before - 1:+.0%})"))
+    yield Text(
+        f"\nLossy, only with --max-quality-drop: tensors at the job's own batch of {base.reference.micro:,}", "bold"
+    )
+    yield rows_table(rows)
 
 
 def _notes(found: Estimation) -> Iterator[str]:

@@ -219,7 +219,15 @@ def _outcome(change: Change, base: Profile | None = None) -> str:
     before, now = (size(one.peak.num_bytes) for one in (base, after))
     ratio = after.peak.num_bytes / base.peak.num_bytes - 1
     kept = f"kept {size(_kept_bytes(base))} → {size(_kept_bytes(after))}"
-    return f"{before} → {now} ({ratio:+.0%}), {moment_words(after.peak, after)}; {kept}"
+    return f"{before} → {now} ({ratio:+.0%}), {moment_words(after.peak, after)}; {kept}{_lossy(change, base, after)}"
+
+
+def _lossy(change: Change, base: Profile, after: Profile) -> str:
+    """Of what changes the function: what becomes of the parameters, and what allows it."""
+    if "function" not in change.technique.affects:
+        return ""
+    before, now = (one.modules[0].num_parameters for one in (base, after))
+    return f"; {before:,} → {now:,} parameters; lossy, only with --max-quality-drop"
 
 
 def moment_words(peak: PeakMoment, base: Profile) -> str:

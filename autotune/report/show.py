@@ -129,6 +129,9 @@ def _measured(plan: Plan) -> Rows:
         rows.append(("gain", _gain(plan)))
     if plan.quality is not None:
         rows.append(("quality", _quality(plan.quality)))
+    if plan.weights is not None:
+        made = f"quality {plan.weights.quality:.4g}, from seed {plan.weights.seed}"
+        rows.append(("weights", f"{plan.weights.file}, beside the plan: what recovery made of the model ({made})"))
     if (checked := _checked(plan)) is not None:
         rows.append(("checked", checked))
     return rows
@@ -179,7 +182,8 @@ def _gain(plan: Plan) -> str:
 
 def _quality(found: QualityEvidence) -> str:
     rate = "" if found.lr_factor is None else f" at {found.lr_factor:g} times the task's learning rate"
-    trained = f"after {found.samples:,} samples of training each{rate}, from {count(found.pairs, 'seed')}"
+    taught = ", the plan's by the untouched model's outputs too" if found.distilled else ""
+    trained = f"after {found.samples:,} samples of training each{rate}{taught}, from {count(found.pairs, 'seed')}"
     allowed = f"{found.max_drop:.4g} less was allowed"
     return f"{found.value:.4g}, the reference's {found.reference:.4g}, {trained}; {allowed}"
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 
 from .. import __version__
 from ..errors import NothingFits
-from ..plan import Environment, Evidence, Plan, QualityEvidence, SearchRecord, TaskRef
+from ..files import hash_of
+from ..plan import Environment, Evidence, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
 from ..techniques import Settings
 from ..techniques.batch import refused_split
 from ..units import ceil_mib, format_bytes
 from ..workers import Measured, OutOfMemory
 from .evidence import are_sure, calm, combine, gain
-from .finalists import Final
+from .finalists import Final, run_name
 from .requests import LARGEST_OF
 from .session import Session
 from .store.study import Tried
@@ -55,6 +56,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         measured=measured,
         reference=measured if winner.number == 0 else reference,
         quality=_quality(session, final),
+        weights=_weights(session, final),
         gain=gain(measured, measured if winner.number == 0 else reference, final.pairs, reason),
         environment=Environment(
             torch=facts.torch_version,
@@ -88,7 +90,25 @@ def _quality(session: Session, final: Final) -> QualityEvidence | None:
         pairs=len(found),
         samples=session.options.recovery_steps * session.facts.effective_batch,
         lr_factor=None if session.options.recovery_lr == 1 else session.options.recovery_lr,
+        distilled=True if session.options.distill else None,
     )
+
+
+def _weights(session: Session, final: Final) -> KeptWeights | None:
+    """What the winner's first fresh process recovered: that one whatever the others came to, since the best of several
+    would look better than it is. None where it was not asked for, or there is none, which is said."""
+    if not session.options.keep_weights or final.winner is None:
+        return None
+    quality = final.rounds[0].winner.quality if final.rounds else None
+    if quality is None or not final.winner.settings.affect("function"):
+        session.warn("--keep-weights: the plan's model computes what the job's does: there is nothing to recover.")
+        return None
+    path = session.weights_file(run_name(final.winner, 1))
+    try:
+        return KeptWeights(hash=hash_of(path), quality=quality.value, seed=session.options.seed + 1, path=str(path))
+    except OSError as error:
+        session.warn(f"--keep-weights: {path}: {error.strerror}: the plan goes on from the task's own weights.")
+        return None
 
 
 def nothing_fits(session: Session) -> NothingFits:

@@ -119,15 +119,21 @@ def _run(
 
 
 def _check_evaluates(options: SearchOptions, facts: Facts) -> None:
-    """Refuse ``--max-quality-drop`` for a task that does not define ``evaluate``.
+    """Refuse ``--max-quality-drop`` for a task that does not define ``evaluate``, and a distillation that is lost.
 
     Raises:
         TaskError: the task does not say how good a model is.
+        PlanError: recovered weights are not kept.
     """
     if options.max_quality_drop is not None and not facts.evaluates:
         raise TaskError(
             f"{options.task}: --max-quality-drop {options.max_quality_drop} needs evaluate, which says how good a "
             f"model is. Wanted: {SIGNATURES['evaluate']}."
+        )
+    if options.distill and not options.keep_weights:
+        raise PlanError(
+            "--distill: the job that the plan is for has no teacher: what is judged then must be what it trains on "
+            "from. Give --keep-weights too, or leave --distill out."
         )
 
 
@@ -374,6 +380,7 @@ def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Stu
         max_quality_drop=options.max_quality_drop,
         recovery_steps=options.recovery_steps if options.max_quality_drop is not None else 0,
         recovery_lr=options.recovery_lr if options.max_quality_drop is not None else 1.0,
+        distill=options.distill and options.max_quality_drop is not None,
         space=space.model_dump(mode="json", by_alias=True, exclude_none=True),
         facts=facts,
     )

@@ -17,12 +17,12 @@ from ..measure.measurement import Quality
 from ..workers import Dropped, Measured, Outcome, TimedOut
 from .events import FinalistEnded, TrialStarted
 from .evidence import Pair, are_sure, interval, undisturbed
-from .quality import Judgement, judge_quality, reason_of
+from .quality import UNLIKELY, Judgement, judge_quality, reason_of
 from .session import Session
 from .store.study import Tried
 from .time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 
-__all__ = ["Final", "settle"]
+__all__ = ["Final", "run_name", "settle"]
 
 _FROM_RUN_TO_RUN = 0.05
 """Relative difference between two processes of one configuration, beside the intervals within them."""
@@ -83,6 +83,11 @@ def qualities(rounds: Sequence[Pair]) -> list[tuple[Quality, Quality]]:
     return [(one, other) for one, other in both if one is not None and other is not None]
 
 
+def run_name(row: Tried, number: int) -> str:
+    """Of a request that measures a configuration again, in this round."""
+    return f"finalist-{row.number:03d}-round-{number}"
+
+
 class _OutOfTime(Exception):
     """No time for another run, or the user asked to stop."""
 
@@ -120,8 +125,16 @@ class _Finals:
         return Final(winner, tuple(rounds))
 
     def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
-        """The fastest few, fastest first, without the reference, which takes turns with the winner anyway."""
-        return [row for row in feasible if row.number != 0][:NUM_FINALISTS] or list(feasible)
+        """The fastest few, fastest first, without the reference, which takes turns with the winner anyway. What is
+        unlikely to be good enough takes many runs to fall: it comes last."""
+        rows = [row for row in feasible if row.number != 0]
+        likely = [row for row in rows if not self._is_unlikely(row)]
+        return (likely or rows)[:NUM_FINALISTS] or list(feasible)
+
+    def _is_unlikely(self, row: Tried) -> bool:
+        """Whether a trial of what computes the same function has lost far more than is allowed."""
+        judged = self.session.study.judged(row.settings)
+        return judged is not None and judged.verdict.lost is not None and judged.verdict.lost[0] > UNLIKELY
 
     def _repeats_reference(self) -> bool:
         reference = self.session.reference
@@ -228,7 +241,7 @@ class _Finals:
             share_s = session.time_budget.finalist_share_s(num_compared, num_fresh)
             if share_s is None or session.stop.is_set():
                 raise _OutOfTime
-            name = f"finalist-{row.number:03d}-round-{number}"
+            name = run_name(row, number)
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
             outcome = session.executor.ask(session.request(name, row.applied, share_s, number, judged))
             is_late = isinstance(outcome, TimedOut) and session.time_budget.left_s() < LEAST_SHARE_S

@@ -71,6 +71,10 @@ class SearchOptions:
     """``--recovery-steps``: optimizer steps of training before quality is judged, the reference's too."""
     recovery_lr: float = 1.0
     """``--recovery-lr``: times the task's learning rates meanwhile, the reference's too."""
+    distill: bool = False
+    """``--distill``: candidates learn from the untouched model too, meanwhile."""
+    keep_weights: bool = False
+    """``--keep-weights``: write what recovery made of the winner beside the plan."""
     margin: float = 0.03
     """``--margin``."""
     sampler: SamplerName = "gain"

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..files import FOLDER
 from ..measure.measurement import Parity, QualityOptions
@@ -35,12 +36,14 @@ class Session:
     study: Study
     facts: Facts
     _task: str = field(default="", init=False)
+    _folder: str = field(default="", init=False)
     _said: set[str] = field(default_factory=set, init=False)
     _earlier_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         """Take over what an earlier process learned."""
         self._task = os.path.abspath(self.options.task)  # while there is a current folder
+        self._folder = os.path.abspath(FOLDER)
         self.study.tell_of(self.warn)
         for row in self.study.tried:
             self._earlier_s += row.outcome.seconds
@@ -95,7 +98,10 @@ class Session:
             measure = measure.model_copy(update={"parity_batch": None})
         deadline_s = self.time_budget.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
         if judged:
-            measure = measure.model_copy(update={"quality": self._quality_options(is_reference, finalist_round or 0)})
+            quality = self._quality_options(is_reference, finalist_round or 0)
+            if self.options.keep_weights and finalist_round == 1 and not is_reference:
+                quality = quality.model_copy(update={"keep": str(self.weights_file(name))})
+            measure = measure.model_copy(update={"quality": quality})
         request = self.requests.request(name, settings, measure, deadline_s)
         seed = request.seed + (finalist_round or 0) * judged
         return request.model_copy(update={"fresh": bool(finalist_round), "seed": seed})
@@ -105,8 +111,17 @@ class Session:
         it."""
         known, drop = self.study.reference_quality, self.options.max_quality_drop
         least = least_early(known, drop) if known and drop and not is_reference and number == 0 else None
-        num_samples = self.options.recovery_steps * self.facts.effective_batch
-        return QualityOptions(num_samples=num_samples, least_early=least, lr_factor=self.options.recovery_lr)
+        options = self.options
+        return QualityOptions(
+            num_samples=options.recovery_steps * self.facts.effective_batch,
+            least_early=least,
+            lr_factor=options.recovery_lr,
+            distill=options.distill,
+        )
+
+    def weights_file(self, name: str) -> Path:
+        """Where what a request's recovery made of the model is kept; absolute."""
+        return Path(self._folder, self.study.name, f"{name}.pt")
 
     @property
     def not_comparable(self) -> str | None:

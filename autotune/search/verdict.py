@@ -25,7 +25,7 @@ from ..workers import (
     TimedOut,
 )
 from .options import Drop
-from .quality import judge_quality, reason_of
+from .quality import judge_quality, lost_share, reason_of
 from .sampler.acquisition import Observation
 
 __all__ = ["CONSTRAINTS", "Verdict", "judge", "observation"]
@@ -36,8 +36,8 @@ They are alphabetical, since SQLite gives them back in that order."""
 
 _BOUND = 5.0
 """Log ratios are clipped to +-5, so that no constraint's scale dominates."""
-_OUT_OF_MEMORY = 0.1
-"""Least violation of a trial that ran out of memory, since how much more it needed is not known."""
+_LEAST = 0.1
+"""Least violation where how large it is is not known: of a trial that ran out of memory, or was given up early."""
 _Z = 1.96
 """Standard errors on either side in a 95 % interval."""
 _UNKNOWN = 0.0
@@ -58,6 +58,8 @@ class Verdict:
     """Natural logarithm of samples per second; None where it was not measured."""
     constraints: tuple[float, ...]
     """One for each of :data:`CONSTRAINTS`, feasible where <= 0."""
+    lost: tuple[float, float] | None = None
+    """Drop in quality over the allowed one, and its standard error; None where it was not judged."""
 
 
 def judge(
@@ -81,7 +83,7 @@ def judge(
             return _judge_measurement(measurement, budget, reference, drop)
         case OutOfMemory():
             limit = budget.limit or device_memory_bytes
-            violation = max(_log_ratio(outcome.peak_bytes * (1 + budget.margin), limit), _OUT_OF_MEMORY)
+            violation = max(_log_ratio(outcome.peak_bytes * (1 + budget.margin), limit), _LEAST)
             reason = f"out of memory at {format_bytes(ceil_mib(outcome.peak_bytes))}: {outcome.message}"
             return Verdict(False, reason, True, None, (-1.0, _UNKNOWN, violation, _UNKNOWN, _UNKNOWN))
         case NonFinite():
@@ -110,10 +112,13 @@ def _judge_measurement(
     if measurement.leak_bytes_per_step is not None:
         leak = format_bytes(ceil_mib(round(measurement.leak_bytes_per_step)))
         reasons.append(f"leaks about {leak} each step")
-    has_dropped = False
+    has_dropped, lost, quality = False, None, -1.0
     if measurement.quality is not None and reference is not None and drop is not None:
         pairs = [(measurement.quality, reference)]
+        lost = lost_share(measurement.quality, reference, drop)
         has_dropped = judge_quality(pairs, drop) == "dropped"
+        beyond = math.asinh(lost[0]) - math.asinh(1.0)
+        quality = max(beyond, _LEAST) if has_dropped else min(beyond, _UNKNOWN)
         if has_dropped:
             reasons.append(reason_of(pairs, drop))
     constraints = (
@@ -121,10 +126,10 @@ def _judge_measurement(
         -1.0 if measurement.leak_bytes_per_step is None else 1.0,
         _log_ratio(peak * (1 + budget.margin), budget.limit) if budget.limit else -1.0,
         -1.0 if parity.strayed_at is None else 1.0,
-        1.0 if has_dropped else -1.0,
+        max(-_BOUND, min(_BOUND, quality)),
     )
     log_speed = math.log(measurement.samples_per_s.value)
-    return Verdict(not reasons, "; ".join(reasons) or None, over, log_speed, constraints)
+    return Verdict(not reasons, "; ".join(reasons) or None, over, log_speed, constraints, lost)
 
 
 def _failure() -> tuple[float, ...]:
@@ -142,14 +147,17 @@ def observation(outcome: Outcome, verdict: Verdict) -> Observation:
     if isinstance(outcome, OutOfMemory):
         return Observation("out of memory", peak_bytes=outcome.peak_bytes, seconds=seconds)
     if not isinstance(outcome, Measured):
-        return Observation("failed", seconds=seconds)
+        return Observation("dropped" if isinstance(outcome, Dropped) else "failed", seconds=seconds)
     speed, peak = outcome.measurement.samples_per_s, outcome.measurement.peak.process
     told = dict(zip(CONSTRAINTS, verdict.constraints, strict=True))
-    usable = all(told[name] <= 0 for name in CONSTRAINTS if name != "memory")
+    is_sound = all(told[name] <= 0 for name in CONSTRAINTS if name not in ("memory", "quality"))
+    lost, lost_error = verdict.lost or (None, 0.0)
     return Observation(
-        "measured" if usable else "failed",
+        "failed" if not is_sound else "dropped" if told["quality"] > 0 else "measured",
         log_speed=verdict.log_speed,
         relative_error=(speed.high - speed.low) / (2 * _Z * speed.value),
         peak_bytes=peak,
         seconds=seconds,
+        lost=lost,
+        lost_error=lost_error,
     )

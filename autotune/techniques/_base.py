@@ -149,6 +149,10 @@ class Technique(BaseModel):
         """How this setting may change the results of this model."""
         return "exact"
 
+    def removed(self, facts: Facts) -> float:
+        """Share of the model that it takes away, 0 to 1: the more, the more quality a search expects to lose."""
+        return 0.0
+
     def prior_gain(self) -> tuple[float, float]:
         """The prior of a search for what counted work leaves out: mean and standard deviation of the natural logarithm
         of the speed with this setting over that with the user's own.

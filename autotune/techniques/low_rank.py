@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ..errors import PlanError
-from ._base import Effect, Exactness, Run, Stage, Technique
+from ._base import Run, Stage
+from ._lossy import Lossy
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _RATIOS = (0.25, 0.125)
 """That are worth trying: time follows parameters, and a square layer of half its rank has as many as before."""
 
 
-class LowRank(Technique):
+class LowRank(Lossy):
     """Make two smaller linear layers of each, by its largest singular values.
 
     Source: Eckart and Young 1936, doi:10.1007/BF02288367.
@@ -29,7 +30,6 @@ class LowRank(Technique):
 
     name: ClassVar[str] = "low_rank"
     stage: ClassVar[Stage] = Stage.LOW_RANK
-    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "function"})
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Leaves linear layers as they are.",
         "svd": "Makes two smaller layers of each linear one, by its largest singular values: a smaller model, which "
@@ -50,11 +50,7 @@ class LowRank(Technique):
     """Of each layer that becomes two, its path and rank; absent, they are chosen anew."""
 
     @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        if self.kind == "none" and (
-            given := self.model_fields_set - {"kind"} and self.model_dump(exclude_defaults=True)
-        ):
-            raise ValueError(f"kind: none factorises nothing, but got {', '.join(given)}. Use kind: svd.")
+    def _check_one_measure(self) -> Self:
         if self.energy is not None and self.rank_ratio != type(self).model_fields["rank_ratio"].default:
             raise ValueError(f"rank_ratio {self.rank_ratio:g} and energy {self.energy:g} exclude each other. Use one.")
         return self
@@ -69,21 +65,12 @@ class LowRank(Technique):
         return f"linear layers with {what}" + (f" ({rest})" if rest else "")
 
     @classmethod
-    def choices(cls, facts: Facts) -> tuple[LowRank, ...]:
-        """None, a quarter and an eighth of the rank."""
-        offered = tuple(cls(kind="svd", rank_ratio=ratio) for ratio in _RATIOS)
-        return (cls(), *(one for one in offered if one.unavailable(facts) is None))
+    def offered(cls, facts: Facts) -> Iterable[Self]:
+        """A quarter and an eighth of the rank."""
+        return (cls(kind="svd", rank_ratio=ratio) for ratio in _RATIOS)
 
-    def exactness(self, facts: Facts) -> Exactness:
-        """Another function."""
-        return "exact" if self.kind == "none" else "lossy"
-
-    def unavailable(self, facts: Facts) -> str | None:
+    def obstacle(self, facts: Facts) -> str | None:
         """It takes linear layers that are large enough, and samples that can be read again."""
-        if self.kind == "none":
-            return None
-        if not facts.allow_lossy:
-            return "it changes what the model computes, which --max-quality-drop allows"
         if facts.linear_features == 0:
             return "the model has no linear layers but those that are tied or make its output"
         if facts.linear_features < self.least_features:
@@ -93,6 +80,12 @@ class LowRank(Technique):
         if self.ranks is None and facts.dataset_kind == "iterable":
             return "layers that make the output are found on two samples, and an iterable dataset is read only once"
         return None
+
+    def removed(self, facts: Facts) -> float:
+        """Of a square layer's numbers, or of the energy."""
+        if self.kind == "none":
+            return 0.0
+        return 1 - self.energy if self.energy is not None else max(1 - 2 * self.rank_ratio, 0.0)
 
     @property
     def reads_values(self) -> bool:

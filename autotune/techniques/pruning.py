@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ..errors import PlanError
-from ._base import Effect, Exactness, Run, Stage, Technique
+from ._base import Run, Stage
+from ._lossy import Lossy
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _MAX_BYTES = 2**26
 """Of a record's file."""
 
 
-class Pruning(Technique):
+class Pruning(Lossy):
     """Cut the least important channels, hidden units and attention heads, so that every tensor is smaller.
 
     Source: Fang et al. 2023, arXiv:2301.12900.
@@ -32,7 +33,6 @@ class Pruning(Technique):
 
     name: ClassVar[str] = "pruning"
     stage: ClassVar[Stage] = Stage.PRUNING
-    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "function"})
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Leaves the model as it is.",
         "structured": "Cuts the least important channels, hidden units and heads: a smaller model, which computes "
@@ -60,11 +60,7 @@ class Pruning(Technique):
     """The record itself, packed; a plan's file has it beside itself."""
 
     @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        if self.kind == "none" and (
-            given := self.model_fields_set - {"kind"} and self.model_dump(exclude_defaults=True)
-        ):
-            raise ValueError(f"kind: none cuts nothing, but got {', '.join(given)}. Use kind: structured.")
+    def _check_record(self) -> Self:
         if self.kept is not None and self.record is None:
             raise ValueError("kept: is of a record, whose hash is absent. Leave both out to cut anew.")
         return self
@@ -78,26 +74,21 @@ class Pruning(Technique):
         return f"prune {self.ratio:.0%} of widths" + (f" ({rest})" if rest else "")
 
     @classmethod
-    def choices(cls, facts: Facts) -> tuple[Pruning, ...]:
-        """None, a quarter and a half, by layer."""
-        offered = tuple(cls(kind="structured", ratio=ratio) for ratio in _RATIOS)
-        return (cls(), *(one for one in offered if one.unavailable(facts) is None))
+    def offered(cls, facts: Facts) -> Iterable[Self]:
+        """A quarter and a half, by layer."""
+        return (cls(kind="structured", ratio=ratio) for ratio in _RATIOS)
 
-    def exactness(self, facts: Facts) -> Exactness:
-        """Another function."""
-        return "exact" if self.kind == "none" else "lossy"
-
-    def unavailable(self, facts: Facts) -> str | None:
+    def obstacle(self, facts: Facts) -> str | None:
         """A cut is found by running the model on samples that can be read again."""
-        if self.kind == "none":
-            return None
-        if not facts.allow_lossy:
-            return "it changes what the model computes, which --max-quality-drop allows"
         if facts.pruning_obstacle is not None:
             return facts.pruning_obstacle
         if self.record is None and facts.dataset_kind == "iterable":
             return "a cut is found on two samples, and an iterable dataset is read only once"
         return None
+
+    def removed(self, facts: Facts) -> float:
+        """Of each width."""
+        return self.ratio if self.kind != "none" else 0.0
 
     @property
     def reads_values(self) -> bool:

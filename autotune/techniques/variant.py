@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
 from ..errors import PlanError, TaskError
-from ._base import Effect, Exactness, Run, Stage, Technique
+from ._base import Run, Stage
+from ._lossy import Lossy
 from .facts import Facts
 
 if TYPE_CHECKING:
@@ -22,12 +23,11 @@ _MARK = "_autotune_variant"
 """Where a model that was built for a variant has its name."""
 
 
-class Variant(Technique):
+class Variant(Lossy):
     """Train another model that the task offers, such as a narrower one, from its own initial weights."""
 
     name: ClassVar[str] = "variant"
     stage: ClassVar[Stage] = Stage.MODEL
-    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "function"})
 
     kind: str = Field(default="none", min_length=1)
     """``none`` is the model of ``build_model``; otherwise a name in the task's ``variants``."""
@@ -46,22 +46,17 @@ class Variant(Technique):
         return "Trains another model that the task offers, from its own initial weights."
 
     @classmethod
-    def choices(cls, facts: Facts) -> tuple[Variant, ...]:
-        """The task's own model, and all that it offers."""
-        offered = (cls(kind=name) for name in facts.variants)
-        return (cls(), *(one for one in offered if one.unavailable(facts) is None))
+    def offered(cls, facts: Facts) -> Iterable[Self]:
+        """All that the task offers."""
+        return (cls(kind=name) for name in facts.variants)
 
-    def exactness(self, facts: Facts) -> Exactness:
-        """Another function."""
-        return "exact" if self.kind == "none" else "lossy"
-
-    def unavailable(self, facts: Facts) -> str | None:
+    def obstacle(self, facts: Facts) -> str | None:
         """The task must offer it."""
-        if self.kind == "none":
-            return None
-        if not facts.allow_lossy:
-            return "it changes what the model computes, which --max-quality-drop allows"
         return None if self.kind in facts.variants else _lacking(self.kind, facts.variants)
+
+    def removed(self, facts: Facts) -> float:
+        """Of the parameters."""
+        return max(1 - facts.variants.get(self.kind, facts.num_parameters) / facts.num_parameters, 0.0)
 
     def on_task(self, task: Any) -> Any:
         """The task that builds this variant, and loads no ``weights`` into it: they are those of its own model.

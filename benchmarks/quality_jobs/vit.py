@@ -13,16 +13,16 @@ from transformers import ViTConfig, ViTForImageClassification
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "digits_cnn" / "model.py"))
 weights = os.environ.get("QUALITY_WEIGHTS")
 batch_size = 64
-train_steps = 500
-recovery_steps = 80
+train_steps = 600
+recovery_steps = 100
 IMAGES, DIGITS = EXAMPLE["read_digits"]()
 TRAINED, JUDGED, HELD_OUT = slice(0, 1077), slice(1077, 1437), slice(1437, None)
 
 
 def build_model() -> nn.Module:
     config = ViTConfig(
-        image_size=32, patch_size=4, num_channels=1, hidden_size=96, num_hidden_layers=4, num_attention_heads=6,
-        intermediate_size=384, num_labels=10,
+        image_size=32, patch_size=8, num_channels=1, hidden_size=128, num_hidden_layers=4, num_attention_heads=8,
+        intermediate_size=512, num_labels=10,
     )  # fmt: skip
     return ViTForImageClassification(config)
 

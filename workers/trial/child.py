@@ -7,22 +7,27 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from ...apply_plan import apply
+from ...errors import UserError
 from ...estimate import EstimateOptions, PredictOptions
 from ...measure import Measurement
+from ...measure.checks.distill import build_teacher, distilled
 from ...measure.checks.parity import rounded_losses, run_parity
 from ...measure.checks.quality import measure_quality
 from ...measure.inspect import inspect_task
+from ...measure.measurement import QualityOptions
 from ...measure.memory import enforce_budget, lift_budget
 from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
 from ...measure.run import measure
 from ...ranks import this_rank
 from ...task import Task, load_task
+from ...training import Training
+from ...weights import save_kept
 from ..outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
 from ..request import InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
 from .failure import outcome_of
@@ -147,13 +152,29 @@ def _with_rounded(measurement: Measurement, request: MeasureRequest, task: Task)
 
 def _with_quality(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:
     """Train a model applied anew, so that each configuration has had the same steps, and evaluate it."""
-    assert request.options.quality is not None, "the caller sees to it"
+    options = request.options.quality
+    assert options is not None, "the caller sees to it"
     began_s = time.monotonic()
     gc.collect()
     lift_budget()
-    quality = measure_quality(apply(request.plan, task, seed=request.seed), task, request.options.quality)
+    teacher = build_teacher(task) if options.distill and request.plan.settings.affect("function") else None
+    training = apply(request.plan, task, seed=request.seed)
+    if teacher is not None:
+        training = distilled(training, task, teacher)
+    quality = measure_quality(training, task, options)
+    warnings = (*measurement.warnings, *_kept(training, options))
     phases_s = {**measurement.phases_s, "quality": time.monotonic() - began_s}
-    return measurement.model_copy(update={"quality": quality, "phases_s": phases_s})
+    return measurement.model_copy(update={"quality": quality, "phases_s": phases_s, "warnings": warnings})
+
+
+def _kept(training: Training, options: QualityOptions) -> Iterator[str]:
+    """Write the weights that were asked for; where that fails, say why: the measurement is worth no less."""
+    if options.keep is None:
+        return
+    try:
+        save_kept(training.model, Path(options.keep))
+    except (UserError, OSError, RuntimeError) as error:  # torch's of a full disk is the last
+        yield f"--keep-weights: {options.keep}: the recovered weights cannot be written: {error}"
 
 
 def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profiled:

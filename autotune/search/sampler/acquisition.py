@@ -26,6 +26,9 @@ GAIN = math.log(1.01)
 
 _FAILS = 0.5
 """A configuration is taken to fail where its score, 1 for failure and 0 for none, is above."""
+_LIKELY = 0.5
+"""Chance to be of sufficient quality from which on a configuration may be the best: what is likelier to fall in the end
+must not keep others from being tried."""
 _OVER_COSTS = 20.0
 """Cost multiplier of a trial that is over the budget or fails."""
 _MOST_DRAWN = 96
@@ -35,14 +38,16 @@ _NUM_DRAWS = 512
 _RIDGE = 0.3
 """Weight of the guess that a trial is half fixed and half proportional to the time of a sample, in trials."""
 _TINY = 1e-12
+_ALLOWED = math.asinh(1.0)
+"""The allowed drop, as the surrogate of quality has it."""
 
 
 @dataclass(frozen=True)
 class Observation:
     """What a trial showed."""
 
-    outcome: Literal["measured", "out of memory", "failed", "running"]
-    """``failed``: for any other reason than memory."""
+    outcome: Literal["measured", "out of memory", "dropped", "failed", "running"]
+    """``dropped``: its quality is too low. ``failed``: for any other reason than that and memory."""
     log_speed: float | None = None
     """Natural logarithm of samples per second."""
     relative_error: float = 0.0
@@ -51,6 +56,11 @@ class Observation:
     """Peak memory; of ``out of memory`` a lower bound."""
     seconds: float | None = None
     """The trial's whole duration."""
+    lost: float | None = None
+    """Drop in quality over the allowed one, below 0 where it is better than the reference's; None where it was not
+    judged."""
+    lost_error: float = 0.0
+    """Standard error of that, as the evaluation states it."""
 
 
 class Acquisition:
@@ -78,6 +88,8 @@ class Acquisition:
         self.speed = self._learn(priors.speed, [(n, one.log_speed, one.relative_error) for n, one in self.observed])
         self.peak = None if limit_bytes is None else self._learn_peak()
         self.failure = self._learn_failure()
+        self.quality = self._learn_quality()
+        """Over functions; None where none but the reference's can be chosen."""
         self.best = self._find_best()
         """The configuration that is fastest by what is believed, among those that were measured and fit; or None."""
 
@@ -88,8 +100,17 @@ class Acquisition:
 
     @cached_property
     def chance_usable(self) -> Array:
-        """(configurations,): that a trial neither fails nor is over the limit, margin included."""
-        return self._chance(0.0)
+        """(configurations,): that a trial neither fails nor is over the limit, margin included, and is good enough."""
+        return self._chance(0.0) * self.chance_kept
+
+    @cached_property
+    def chance_kept(self) -> Array:
+        """(configurations,): that the quality is within the allowed drop."""
+        if self.quality is None:
+            return np.ones(len(self._priors.function))
+        chance = ndtr((_ALLOWED - self.quality.mean) / np.sqrt(self.quality.variance + _TINY))
+        chance[self._dropped] = 0.0
+        return np.asarray(chance[self._priors.function])
 
     def forecast(self, number: int) -> Forecast:
         """What a measurement of a configuration is expected to show."""
@@ -131,6 +152,10 @@ class Acquisition:
         if self.best is not None:
             speeds = _draw(self.speed, np.append(asked, self.best), generator)
             usable &= speeds[:, :-1] > speeds[:, -1:] + GAIN
+        if self.quality is not None:
+            functions, of_each = np.unique(self._priors.function[asked], return_inverse=True)
+            kept = _draw(self.quality, functions, generator) <= _ALLOWED
+            usable &= (kept & ~np.isin(functions, self._dropped))[:, of_each]
         return float(usable.any(1).mean())
 
     def may_need_less(self) -> bool:
@@ -193,6 +218,23 @@ class Acquisition:
         known = [(n, float(seen.outcome == "failed"), 0.0) for n, seen in self.observed if seen.outcome != "running"]
         return self._learn(self._priors.failure, known)
 
+    def _learn_quality(self) -> Posterior | None:
+        """What was judged tells of all that computes the same, and of what takes away more or less."""
+        if len(self._priors.quality.mean) == 1:
+            return None
+        function = self._priors.function
+        rows = [
+            (int(function[n]), math.asinh(seen.lost), seen.lost_error / math.hypot(1.0, seen.lost))
+            for n, seen in self.observed
+            if seen.lost is not None
+        ]
+        return _posterior(self._priors.quality, rows)
+
+    @property
+    def _dropped(self) -> Indices:
+        """Functions that were found to be of too low a quality."""
+        return self._priors.function[[n for n, seen in self.observed if seen.outcome == "dropped"]]
+
     def _learn(self, prior: Surrogate, rows: Sequence[tuple[int, float | None, float]]) -> Posterior:
         """From (number, value, standard error); what is running is taken to be as it is expected to be."""
         known = [row for row in rows if row[1] is not None]
@@ -206,9 +248,10 @@ class Acquisition:
         fits = {number: True for number, seen in self.observed if seen.outcome == "measured"}
         for number, seen in self.observed:
             over = self._log_limit is not None and math.log(seen.peak_bytes or 1) > self._log_limit
-            if number in fits and (over or seen.outcome in ("failed", "out of memory")):
+            if number in fits and (over or seen.outcome in ("failed", "dropped", "out of memory")):
                 fits[number] = False
-        usable = np.array([number for number, yes in fits.items() if yes], dtype=np.intp)
+        likely = self.chance_kept >= _LIKELY
+        usable = np.array([number for number, yes in fits.items() if yes and likely[number]], dtype=np.intp)
         return int(usable[np.argmax(self.speed.mean[usable])]) if len(usable) else None
 
     def _expected_seconds(self) -> Array:

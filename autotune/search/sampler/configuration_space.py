@@ -157,7 +157,10 @@ class ConfigurationSpace:
                 micro_batch = settings.batch.micro if settings.batch else None
                 known = self._foreseen.predict(settings)
                 gains = settings.in_force(record.facts.precision).prior_gains()
-                rows.append(Configuration(self.params(settings) or {}, micro_batch, known, gains))
+                lossy = [one for one in settings.chosen() if "function" in one.affects]
+                function = settings.part("function").canonical() if lossy else ""
+                removed = {one.name: one.removed(record.facts) for one in lossy}
+                rows.append(Configuration(self.params(settings) or {}, micro_batch, known, gains, function, removed))
         configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
         margin = record.budget.margin
         return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from ...estimate import Prediction
-from .surrogate import Array
+from .surrogate import Array, Indices
 
 __all__ = ["Configuration", "Configurations"]
 
@@ -36,6 +36,10 @@ class Configuration:
     """None where nothing could be predicted."""
     prior_gains: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By technique, mean and standard deviation of what it is believed to add to the logarithm of the speed."""
+    function: str = ""
+    """What it computes: equal ones are of one quality, and "" is the reference's."""
+    removed: Mapping[str, float] = field(default_factory=dict)
+    """By technique that changes the function, the share of the model that it takes away."""
 
 
 class Configurations:
@@ -111,6 +115,12 @@ class Configurations:
         """(configurations, 2) for each technique that any has: mean and standard deviation of its gain."""
         for name in sorted({name for row in self.rows for name in row.prior_gains}):
             yield np.array([row.prior_gains.get(name, (0.0, 0.0)) for row in self.rows])
+
+    def functions(self) -> tuple[list[Configuration], Indices]:
+        """One configuration of each function, the reference's first; and (configurations,), each one's number."""
+        first = {"": Configuration({}), **{row.function: row for row in reversed(self.rows)}}
+        numbers = {function: number for number, function in enumerate(first)}
+        return list(first.values()), np.array([numbers[row.function] for row in self.rows], dtype=np.intp)
 
     def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(params[name] for name in self.distributions)

@@ -1,14 +1,16 @@
-"""What a search believes before any trial: of speed from counted work, of memory from tracing, of failure nothing."""
+"""What a search believes before any trial: of speed from counted work, of memory from tracing, of failure nothing,
+of quality that it falls the more, the more of the model goes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .configurations import Configurations
-from .surrogate import Array, Scales, Surrogate
+from .configurations import Configuration, Configurations
+from .surrogate import Array, Indices, Scales, Surrogate
 
 __all__ = ["Priors"]
 
@@ -20,6 +22,13 @@ _PEAK_UNPREDICTED = Scales(level=2.0, main=0.19, pair=0.1, own=0.016, noise=0.01
 """Of the logarithm of the measured peak over the limit, where no peak is predicted."""
 _FAILURE = Scales(level=0.05, main=0.4, pair=0.12, own=0.1, noise=0.1)
 """Of a score that is 1 where a trial failed and 0 where it did not."""
+
+_QUALITY = Scales(level=0.0, main=0.0, pair=0.0, own=0.3, noise=0.4)
+"""Of the inverse hyperbolic sine of the drop in quality over the allowed one: even near 0, a logarithm far from it. The
+noise is that from seed to seed."""
+_LOST = 3.0
+"""Mean and standard deviation of what is lost of that by the share of the model that a technique takes away, and
+standard deviation of the share's square: at a quarter, as likely as not what is allowed."""
 
 _SLOPES = {"flops_per_sample": (0.8, 0.3), "bytes_per_sample": (0.3, 0.3)}
 """Mean and standard deviation of the powers of counted work that a sample takes. Recomputing all blocks,
@@ -43,6 +52,10 @@ class Priors:
     speed: Surrogate
     peak: Surrogate
     failure: Surrogate
+    quality: Surrogate
+    """Over functions, not configurations."""
+    function: Indices
+    """(configurations,): the number of what each computes; 0 is what the reference does."""
     log_predicted: Array
     """(configurations,): logarithm of the predicted peak; where there is none, the mean of all or, without any, the
     limit's."""
@@ -51,11 +64,14 @@ class Priors:
     def of(cls, configurations: Configurations, limit_bytes: int | None) -> Priors:
         """Start from what is predicted."""
         count = len(configurations)
+        functions, function = configurations.functions()
         log_predicted = np.log(configurations.predicted("peak_bytes"))
         return cls(
             _speed(configurations),
             _peak(configurations, limit_bytes),
             Surrogate(*configurations.inputs(), np.zeros(count), np.zeros((count, 0)), _FAILURE, np.ones(count)),
+            _quality(functions),
+            function,
             _filled(log_predicted, math.log(limit_bytes or 1)),
         )
 
@@ -87,6 +103,17 @@ def _peak(configurations: Configurations, limit: int | None) -> Surrogate:
     columns = np.column_stack([*trends, constant, unknown[:, None] * configurations.indicators() * _UNPREDICTED])
     scales = _PEAK_UNPREDICTED if unknown.all() else _PEAK
     return Surrogate(*configurations.inputs(), mean, columns, scales, own)
+
+
+def _quality(functions: Sequence[Configuration]) -> Surrogate:
+    """What each technique takes away costs quality, in proportion and more; the reference's own is what it is."""
+    names = sorted({name for row in functions for name in row.removed})
+    rows = [[row.removed.get(name, 0.0) for name in names] for row in functions]
+    removed = np.array(rows).reshape(len(functions), len(names))
+    changes = np.array([float(bool(row.function)) for row in functions])
+    trends = _LOST * np.column_stack([removed, removed**2])
+    nothing = np.zeros((len(functions), 0))
+    return Surrogate(nothing, np.zeros(0, dtype=bool), _LOST * removed.sum(1), trends, _QUALITY, changes)
 
 
 def _moments(curves: Array) -> tuple[Array, list[Array]]:

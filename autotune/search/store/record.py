@@ -41,6 +41,8 @@ class StudyRecord(BaseModel):
     """``--recovery-steps``, where quality is judged."""
     recovery_lr: float = 1.0
     """``--recovery-lr``, where quality is judged."""
+    distill: bool = False
+    """``--distill``, where quality is judged."""
     space: dict[str, Any]
     """The search space, as plain data."""
     facts: Facts
@@ -89,6 +91,7 @@ def _compared(record: StudyRecord) -> list[tuple[str, object]]:
         ("--max-quality-drop", str(record.max_quality_drop)),
         ("--recovery-steps", record.recovery_steps),
         ("--recovery-lr", record.recovery_lr),
+        ("--distill", record.distill),
         ("--space", record.space),
         ("batch_size", record.facts.effective_batch),
         ("micro_batch_size", record.facts.micro_batch),

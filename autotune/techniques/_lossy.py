@@ -1,0 +1,51 @@
+"""Techniques that change the model's function: off until a search is told how far quality may fall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Self
+
+from pydantic import model_validator
+
+from ._base import Effect, Exactness, Technique
+from .facts import Facts
+
+__all__ = ["Lossy"]
+
+
+class Lossy(Technique):
+    """``kind: none`` leaves the model as it is; with any other it computes something else."""
+
+    affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "function"})
+
+    kind: str = "none"
+
+    @model_validator(mode="after")
+    def _check_none_is_alone(self) -> Self:
+        if self.kind == "none" and (given := self.model_dump(exclude_defaults=True)):
+            raise ValueError(f"kind: none does nothing, but got {', '.join(given)}. Name the kind that they are of.")
+        return self
+
+    @classmethod
+    def choices(cls, facts: Facts) -> tuple[Self, ...]:
+        """The model as it is, and what is offered and can be had."""
+        return (cls(), *(one for one in cls.offered(facts) if one.unavailable(facts) is None))
+
+    @classmethod
+    def offered(cls, facts: Facts) -> Iterable[Self]:
+        """Settings that are worth trying."""
+        raise NotImplementedError
+
+    def exactness(self, facts: Facts) -> Exactness:
+        """Another function."""
+        return "exact" if self.kind == "none" else "lossy"
+
+    def unavailable(self, facts: Facts) -> str | None:
+        """It must be allowed, and nothing in its way."""
+        if self.kind != "none" and not facts.allow_lossy:
+            return "it changes what the model computes, which --max-quality-drop allows"
+        return None if self.kind == "none" else self.obstacle(facts)
+
+    def obstacle(self, facts: Facts) -> str | None:
+        """What else is in the way of a setting other than ``kind: none``, in words."""
+        raise NotImplementedError
