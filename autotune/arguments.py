@@ -33,6 +33,7 @@ __all__ = [
     "PlanPath",
     "ProfiledBatch",
     "ProfiledPlan",
+    "ProgressFile",
     "RecoveryLr",
     "RecoverySteps",
     "Resume",
@@ -203,6 +204,12 @@ Address = Annotated[
 ]
 Storage = Annotated[
     str | None, typer.Option(metavar="URL", help="Optuna storage of the study.", show_default="SQLite under .autotune/")
+]
+ProgressFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--progress", metavar="FILE", help="Append one JSON line to it for each thing that happens, for programs."
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with this task's newest study.")]
 DryRun = Annotated[

@@ -37,6 +37,7 @@ from .arguments import (
     PlanPath,
     ProfiledBatch,
     ProfiledPlan,
+    ProgressFile,
     RecoveryLr,
     RecoverySteps,
     Resume,
@@ -110,6 +111,7 @@ def search(  # the command's options, one line each: typer's form
     address: Address = None,
     storage: Storage = SearchOptions.storage,
     resume: Resume = SearchOptions.resume,
+    progress: ProgressFile = SearchOptions.progress,
     dry_run: DryRun = False,
     device: Device = None,
     verbose: Verbose = False,
@@ -147,6 +149,7 @@ def search(  # the command's options, one line each: typer's form
         sampler=sampler,
         storage=storage,
         resume=resume,
+        progress=progress,
         device=device or default_device(),
     )
     if dry_run:

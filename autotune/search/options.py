@@ -77,6 +77,8 @@ class SearchOptions:
     """``--storage``: an Optuna storage URL; None is SQLite under ``.autotune/``."""
     resume: bool = False
     """``--resume``: go on with the newest study of this task in the storage."""
+    progress: Path | None = None
+    """``--progress``: a file that gets one JSON line for each event."""
 
     @property
     def preset(self) -> str:
