@@ -221,10 +221,22 @@ def _told() -> Iterator[None]:
     try:
         with _room():
             yield
-    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeError, ValueError, OverflowError) as reason:
-        raise Problem(422, f"the archive cannot be read: {str(reason)[:200]}. A tar, plain or gzipped, was expected.") from None
+    except (
+        tarfile.TarError,
+        zlib.error,
+        EOFError,
+        gzip.BadGzipFile,
+        UnicodeError,
+        ValueError,
+        OverflowError,
+    ) as reason:
+        raise Problem(
+            422, f"the archive cannot be read: {str(reason)[:200]}. A tar, plain or gzipped, was expected."
+        ) from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as reason:
-        raise Problem(422, f"the archive has a file where it has a folder: {_shown(str(reason.filename)[-80:])}.") from None
+        raise Problem(
+            422, f"the archive has a file where it has a folder: {_shown(str(reason.filename)[-80:])}."
+        ) from None
 
 
 @contextmanager

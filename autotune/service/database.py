@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -15,8 +16,6 @@ from sqlalchemy import Connection, Engine, Float, create_engine, event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
-
-from alembic import command
 
 from ..errors import UserError
 
@@ -27,7 +26,7 @@ _MIGRATION_LOCK = 0x6175746F
 _BUSY_S = 30
 
 
-class now(GenericFunction[float]):  # noqa: N801 - SQL's own spelling
+class now(GenericFunction[float]):
     """Seconds since 1970 by the database's clock: that of a server may be wrong, or jump."""
 
     type = Float()

@@ -91,6 +91,12 @@ class SearchFolder:
                 return path.read_bytes()[:_LOG_BYTES].decode(errors="replace")
         return None
 
+    def read_plan(self) -> str | None:
+        """The plan; None where there is none."""
+        with contextlib.suppress(OSError, ValueError):
+            return self.plan.read_text(encoding="utf-8")
+        return None
+
     def read_error(self) -> str:
         """What the last driver said of its end; empty where it could not."""
         with contextlib.suppress(OSError, ValueError):
@@ -103,7 +109,13 @@ class Driver:
     """A driver that runs."""
 
     def __init__(
-        self, search_id: str, spec: SearchSpec, folder: SearchFolder, attempt: int, options: Sequence[str], program: Sequence[str]
+        self,
+        search_id: str,
+        spec: SearchSpec,
+        folder: SearchFolder,
+        attempt: int,
+        options: Sequence[str],
+        program: Sequence[str],
     ) -> None:
         """Start it.
 
@@ -130,7 +142,7 @@ class Driver:
             *options,
             *arguments(spec, place),
         ]
-        folder.result.unlink(missing_ok=True)
+        folder.plan.unlink(missing_ok=True)
         with folder.log.open("ab") as log, folder.result.open("wb") as result:
             self.process = subprocess.Popen(
                 command,

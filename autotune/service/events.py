@@ -54,7 +54,10 @@ def append(
     """
     numbered = SEARCHES.c.num_events + len(events)
     changed = connection.execute(
-        update(SEARCHES).where(whose).values(num_events=numbered, **changes).returning(SEARCHES.c.id, SEARCHES.c.num_events)
+        update(SEARCHES)
+        .where(whose)
+        .values(num_events=numbered, **changes)
+        .returning(SEARCHES.c.id, SEARCHES.c.num_events)
     ).first()
     if changed is None:
         return False

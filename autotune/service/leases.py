@@ -38,10 +38,12 @@ class Lease:
     attempt: int
     """1 for the first driver."""
     progress_offset: int
-    """Bytes of the last attempt's progress file that are events already."""
+    """Bytes of this attempt's progress file that are events already."""
     cancel_mode: str | None
+    summary: dict[str, Any]
+    """Of what was said before."""
     pid: int | None
-    """Of the last attempt's driver."""
+    """This attempt's driver, once it runs."""
     pid_start: int | None
 
 
@@ -74,6 +76,8 @@ class Leases:
                 "lease_expires_at": now() + self._lease_s,
                 "home": self._home,
                 "attempt": SEARCHES.c.attempt + 1,
+                "progress_offset": 0,
+                "pid": None,
             }
             append(
                 connection,
@@ -118,7 +122,7 @@ class Leases:
         Raises:
             Stale: the search is somebody else's.
         """
-        changes = {"pid": pid, "pid_start": pid_start, "progress_offset": 0}
+        changes = {"pid": pid, "pid_start": pid_start}
         with self._database.writing() as connection:
             started = update(SEARCHES).where(held_by(lease.search_id, lease.token), SEARCHES.c.started_at.is_(None))
             connection.execute(started.values(started_at=now()))
@@ -157,7 +161,9 @@ class Leases:
                 ]
                 connection.execute(dialect.insert(TRIALS).on_conflict_do_nothing(), known)
 
-    def finish(self, lease: Lease, state: State, message: str, plan: str | None = None, report: str | None = None) -> None:
+    def finish(
+        self, lease: Lease, state: State, message: str, plan: str | None = None, report: str | None = None
+    ) -> None:
         """What the search has come to.
 
         Raises:
@@ -176,9 +182,7 @@ class Leases:
         if not is_failure:
             return self._release(lease, State.QUEUED, message)
         with self._database.reading() as connection:
-            failures = connection.scalar(
-                select(SEARCHES.c.failures).where(held_by(lease.search_id, lease.token))
-            )
+            failures = connection.scalar(select(SEARCHES.c.failures).where(held_by(lease.search_id, lease.token)))
         if failures is None:
             raise Stale
         if failures + 1 >= _MOST_FAILURES:
@@ -203,6 +207,7 @@ def _lease(row: Row[Any]) -> Lease:
         attempt=row.attempt,
         progress_offset=row.progress_offset,
         cancel_mode=row.cancel_mode,
+        summary=json.loads(row.summary),
         pid=row.pid,
         pid_start=row.pid_start,
     )

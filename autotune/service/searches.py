@@ -226,7 +226,9 @@ class Searches:
         with self._database.writing() as connection:
             row = self._row(connection, search_id)
             if row.state in TERMINAL - RESUMABLE:
-                raise Problem(409, f"search {search_id} is {row.state}: there is nothing to go on with.", state=row.state)
+                raise Problem(
+                    409, f"search {search_id} is {row.state}: there is nothing to go on with.", state=row.state
+                )
             if row.state in RESUMABLE:
                 changes = {"message": "", "ended_at": None, "cancel_mode": None, "failures": 0}
                 said = {"state": State.QUEUED, "words": "resumed"}

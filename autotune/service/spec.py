@@ -54,9 +54,9 @@ class Job(BaseModel):
 
     task: Inside | None = None
     """``model.py`` or ``model.py:name``, within the archive or ``folder``."""
-    command: Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(min_length=1, max_length=200)] | None = (
-        None
-    )
+    command: (
+        Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(min_length=1, max_length=200)] | None
+    ) = None
     """In place of ``task``: what starts a training script in the archive, with its placeholders."""
     budget: Annotated[_Short, AfterValidator(_budget)] | None = None
     """``8GiB``, or ``90%`` of what the job takes as it stands; None searches for speed alone."""

@@ -10,11 +10,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
 
+from ..units import parse_duration
 from .database import Database, now
 from .problems import Problem
 from .tables import TOKENS
 
-__all__ = ["LOCAL", "Caller", "Role", "RoleName", "TokenRow", "Tokens"]
+__all__ = ["LOCAL", "Caller", "Role", "RoleName", "TokenRow", "Tokens", "expiry_s"]
 
 _PREFIX = "atn_"
 """By which scanners for secrets find one."""
@@ -111,6 +112,22 @@ class Tokens:
         """Whether any token is valid."""
         with self._database.reading() as connection:
             return connection.execute(select(TOKENS.c.id).where(_valid()).limit(1)).first() is not None
+
+
+def expiry_s(text: str | None) -> float | None:
+    """Seconds from ``30d``, ``12h``; None of None, or ``never``.
+
+    Raises:
+        Problem: 422, it is no such time.
+    """
+    if text is None or text == "never":
+        return None
+    try:
+        if text.endswith("d"):
+            return float(int(text[:-1]) * 86400)
+        return parse_duration(text)
+    except (ValueError, OverflowError):
+        raise Problem(422, f"expires: 30d, 12h or never was expected, but got {text[:40]!r}.") from None
 
 
 def _valid() -> ColumnElement[bool]:

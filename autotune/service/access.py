@@ -1,0 +1,83 @@
+"""Who may do what: a bearer token, the page's cookie, or everybody on this machine where there are no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
+
+from .problems import Problem
+from .tokens import LOCAL, Caller, Role, Tokens
+
+__all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter"]
+
+COOKIE = "autotune_token"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True)
+class Access:
+    """How requests are let in."""
+
+    tokens: Tokens
+    open_to_all: bool
+    """Bound to loopback, without any token: whoever reaches it may do all."""
+
+    def caller(self, request: Request) -> Caller:
+        """Who asks.
+
+        Raises:
+            Problem: 401, nobody known; 403, another site's page asks.
+        """
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and secret:
+            return self._known(secret.strip())
+        self._refuse_other_sites(request)
+        if cookie := request.cookies.get(COOKIE):
+            return self._known(cookie)
+        if self.open_to_all:
+            return LOCAL
+        raise Problem(
+            401, "a token was expected: Authorization: Bearer atn_…. `autotune serve token create` makes one."
+        )
+
+    def _known(self, secret: str) -> Caller:
+        found = self.tokens.caller(secret)
+        if found is None:
+            raise Problem(401, "the token is not known, has expired, or was revoked.")
+        return found
+
+    def _refuse_other_sites(self, request: Request) -> None:
+        """What a browser sends by itself must come from our own page; and a name that leads here from outside is none."""
+        host = request.headers.get("host", "")
+        if self.open_to_all and urlsplit(f"//{host}").hostname not in _LOOPBACK:
+            raise Problem(
+                403, "without tokens the service answers to localhost alone. Make a token to use another name."
+            )
+        if request.method in _SAFE:
+            return
+        origin = request.headers.get("origin")
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") or (
+            origin is not None and urlsplit(origin).netloc != host
+        ):
+            raise Problem(403, "this request comes from another site's page.")
+
+
+def _at_least(role: Role) -> Callable[..., Caller]:
+    def check(request: Request, _: Annotated[object, Depends(HTTPBearer(auto_error=False))]) -> Caller:
+        caller = request.app.state.service.access.caller(request)
+        if not isinstance(caller, Caller) or caller.role < role:
+            raise Problem(403, f"the role {role.name} is needed, and this token has the role {caller.role.name}.")
+        return caller
+
+    return check
+
+
+Reader = Annotated[Caller, Depends(_at_least(Role.read))]
+Submitter = Annotated[Caller, Depends(_at_least(Role.submit))]
+Admin = Annotated[Caller, Depends(_at_least(Role.admin))]
