@@ -56,6 +56,7 @@ from .errors import AutotuneError
 from .interrupts import interruptible
 from .report.printing import GONE, discard, listened_to, print_json, tell
 from .search.options import SearchOptions
+from .service_commands import add_service_commands
 
 __all__ = ["app", "main"]
 
@@ -302,6 +303,9 @@ def _one_document(json: bool) -> Iterator[None]:
         if json:
             print_json({"exit_code": error.exit_code, "error": str(error)})
         raise
+
+
+add_service_commands(app, _one_document)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
@@ -13,10 +12,10 @@ from fastapi.security import HTTPBearer
 from .problems import Problem
 from .tokens import LOCAL, Caller, Role, Tokens
 
-__all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter"]
+__all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter", "refuse_other_sites"]
 
 COOKIE = "autotune_token"
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -25,8 +24,8 @@ class Access:
     """How requests are let in."""
 
     tokens: Tokens
-    open_to_all: bool
-    """Bound to loopback, without any token: whoever reaches it may do all."""
+    on_loopback: bool
+    """Nobody outside this machine can reach the service: without any token, whoever does may do all."""
 
     def caller(self, request: Request) -> Caller:
         """Who asks.
@@ -37,14 +36,17 @@ class Access:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and secret:
             return self._known(secret.strip())
-        self._refuse_other_sites(request)
+        refuse_other_sites(request)
         if cookie := request.cookies.get(COOKIE):
             return self._known(cookie)
-        if self.open_to_all:
+        if self.is_open_to_all():
+            _refuse_other_names(request)
             return LOCAL
-        raise Problem(
-            401, "a token was expected: Authorization: Bearer atn_…. `autotune serve token create` makes one."
-        )
+        raise Problem(401, "a token was expected: Authorization: Bearer atn_…; see `autotune serve token create`.")
+
+    def is_open_to_all(self) -> bool:
+        """Whether nobody is asked for a token."""
+        return self.on_loopback and not self.tokens.are_there()
 
     def _known(self, secret: str) -> Caller:
         found = self.tokens.caller(secret)
@@ -52,20 +54,23 @@ class Access:
             raise Problem(401, "the token is not known, has expired, or was revoked.")
         return found
 
-    def _refuse_other_sites(self, request: Request) -> None:
-        """What a browser sends by itself must come from our own page; and a name that leads here from outside is none."""
-        host = request.headers.get("host", "")
-        if self.open_to_all and urlsplit(f"//{host}").hostname not in _LOOPBACK:
-            raise Problem(
-                403, "without tokens the service answers to localhost alone. Make a token to use another name."
-            )
-        if request.method in _SAFE:
-            return
-        origin = request.headers.get("origin")
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") or (
-            origin is not None and urlsplit(origin).netloc != host
-        ):
-            raise Problem(403, "this request comes from another site's page.")
+
+def refuse_other_sites(request: Request) -> None:
+    """What a browser sends by itself must come from our own page."""
+    if request.method in _SAFE:
+        return
+    origin = request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    is_ours = origin is None or origin.partition("://")[2] == request.headers.get("host")
+    if site not in ("same-origin", "none") or not is_ours:
+        raise Problem(403, "this request comes from another site's page.")
+
+
+def _refuse_other_names(request: Request) -> None:
+    """A name of somebody else's that leads to this machine would make their page one of ours."""
+    name = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
+    if name not in _LOOPBACK:
+        raise Problem(403, "without tokens the service answers to the name localhost alone. Make a token.")
 
 
 def _at_least(role: Role) -> Callable[..., Caller]:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from .. import __version__
 from .access import Reader
 from .metrics import Metrics
+from .page import PAGE
 from .problems import Problem, answer_problems
 from .routes import ROUTES
 from .service import Service
@@ -48,6 +49,7 @@ def make_app(service: Service) -> FastAPI:
     metrics = Metrics(service)
     answer_problems(app)
     app.include_router(ROUTES)
+    app.include_router(PAGE)
 
     @app.middleware("http")
     async def observe(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:

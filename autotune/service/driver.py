@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..workers.process import ProcessId, end, end_all_with, identify
 from .spec import SearchSpec, arguments
@@ -105,17 +105,23 @@ class SearchFolder:
         return ""
 
 
+class ServerSide(Protocol):
+    """What of a driver's command line is the server's to decide."""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """Its beginning."""
+
+    @property
+    def driver_options(self) -> tuple[str, ...]:
+        """Options of ``autotune search``."""
+
+
 class Driver:
     """A driver that runs."""
 
     def __init__(
-        self,
-        search_id: str,
-        spec: SearchSpec,
-        folder: SearchFolder,
-        attempt: int,
-        options: Sequence[str],
-        program: Sequence[str],
+        self, search_id: str, spec: SearchSpec, folder: SearchFolder, attempt: int, server: ServerSide
     ) -> None:
         """Start it.
 
@@ -124,22 +130,21 @@ class Driver:
             spec: what to search.
             folder: its files; the job's are there.
             attempt: 1 for the first; later ones go on from the study.
-            options: of ``autotune search``, that the server decides: the executor.
-            program: the command line's beginning.
+            server: what is not the spec's to say.
 
         Raises:
             OSError: it could not be started.
         """
         place = None if spec.folder is None else Path(spec.folder)
         command = [
-            *program,
+            *server.program,
             "search",
             "--json",
             f"--output={folder.plan}",
             f"--progress={folder.progress(attempt)}",
             f"--storage=sqlite:///{folder.path}/study.db",
             *(["--resume"] if attempt > 1 else []),
-            *options,
+            *server.driver_options,
             *arguments(spec, place),
         ]
         folder.plan.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,11 @@ class Leases:
         self._database, self._home, self._lease_s = database, home, lease_s
 
     def claim(self) -> Lease | None:
-        """Take the search that is next: what is to be cancelled, then by priority, then the oldest. None where none waits."""
+        """Take the search that is next: what is to be cancelled, then by priority, then the oldest.
+
+        Returns:
+            The lease; None where nothing waits.
+        """
         here = SEARCHES.c.home.is_(None) | (SEARCHES.c.home == self._home)
         waits = and_(SEARCHES.c.state == State.QUEUED, here)
         order = (case((SEARCHES.c.cancel_mode.is_(None), 1), else_=0), SEARCHES.c.priority.desc(), SEARCHES.c.number)
@@ -140,8 +144,7 @@ class Leases:
             Stale: the search is somebody else's.
         """
         events = [(str(row["event"]), {k: v for k, v in row.items() if k != "event"}) for row in rows]
-        trials = [row for row in rows if row["event"] == "trial_ended"]
-        trials += [each for row in rows if row["event"] == "search_started" for each in row["resumed"]]
+        trials = [*_trials(rows)]
         changes: dict[str, Any] = {"progress_offset": offset, "summary": json.dumps(summary)}
         if trials:
             changes["failures"] = 0
@@ -170,8 +173,7 @@ class Leases:
             Stale: the search is somebody else's.
         """
         assert state in ENDS
-        changes = {"message": message, "plan": plan, "report": report, "ended_at": now()}
-        self._release(lease, state, message, **changes)
+        self._release(lease, state, message, plan=plan, report=report, ended_at=now())
 
     def give_back(self, lease: Lease, message: str, *, is_failure: bool) -> None:
         """Queue a search again whose server or driver was lost; or end it, after too many such failures in a row.
@@ -195,8 +197,16 @@ class Leases:
         said = [("state", {"state": state, "words": message})]
         free = {"lease_token": None, "lease_expires_at": None}
         with self._database.writing() as connection:
-            if not append(connection, whose, said, state=state, **free, **changes):
+            if not append(connection, whose, said, state=state, message=message, **free, **changes):
                 raise Stale
+
+
+def _trials(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """What trials came to, as a driver says it; what is nothing of the kind is left out."""
+    said = (row if row["event"] == "trial_ended" else row.get("resumed") for row in rows)
+    for each in (one for some in said for one in (some if isinstance(some, list) else [some])):
+        if isinstance(each, dict) and isinstance(each.get("number"), int) and isinstance(each.get("outcome"), str):
+            yield each
 
 
 def _lease(row: Row[Any]) -> Lease:

@@ -25,6 +25,8 @@ __all__ = ["ROUTES"]
 
 ROUTES = APIRouter(prefix="/v1", responses={401: {}, 403: {}, 404: {}, 422: {}})
 _MOST_WAIT_S = 60.0
+_BINARY = {"type": "string", "format": "binary"}
+_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": _BINARY}}}}
 
 SearchId = Annotated[str, Path(pattern="^[0-9a-f]{16}$")]
 Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
@@ -89,12 +91,7 @@ def _service(request: Request) -> Service:
     status_code=201,
     max_body_size=Limits().archive_bytes,
     responses={200: {"model": Archive, "description": "It was here before."}, 413: {}, 507: {}},
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-        }
-    },
+    openapi_extra=_BODY,
 )
 async def put_archive(request: Request, response: Response, sha256: Sha256, caller: Submitter) -> Archive:
     """Keep the archive of a job's folder: a tar, plain or gzipped, as the raw body."""
@@ -143,7 +140,7 @@ def list_searches(
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> list[Search]:
     """The newest first; ``before`` is the last ``number`` of the page before."""
-    return _service(request).searches.list(state, before, limit)
+    return _service(request).searches.newest(state, before, limit)
 
 
 @ROUTES.get("/searches/{search_id}")
@@ -269,7 +266,7 @@ def delete(request: Request, search_id: SearchId, caller: Admin) -> None:
 @ROUTES.get("/tokens")
 def list_tokens(request: Request, caller: Admin) -> list[TokenRow]:
     """The tokens, without themselves."""
-    return _service(request).tokens.list()
+    return _service(request).tokens.all()
 
 
 @ROUTES.post("/tokens", status_code=201)

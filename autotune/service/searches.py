@@ -8,7 +8,7 @@ import secrets
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Row, and_, delete, insert, select
+from sqlalchemy import Row, and_, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from .database import Database, now
@@ -123,7 +123,7 @@ class Searches:
         with self._database.reading() as connection:
             return _view(self._row(connection, search_id))
 
-    def list(self, state: State | None = None, before: int | None = None, most: int = 100) -> list[Search]:
+    def newest(self, state: State | None = None, before: int | None = None, most: int = 100) -> list[Search]:
         """The newest first, of numbers below ``before``."""
         query = select(*_SHOWN).order_by(SEARCHES.c.number.desc()).limit(most)
         if state is not None:
@@ -135,8 +135,6 @@ class Searches:
 
     def counts(self) -> dict[str, int]:
         """How many there are in each state."""
-        from sqlalchemy import func
-
         with self._database.reading() as connection:
             rows = connection.execute(select(SEARCHES.c.state, func.count()).group_by(SEARCHES.c.state))
             found = {row[0]: row[1] for row in rows}

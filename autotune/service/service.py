@@ -109,8 +109,7 @@ def open_service(
     """
     database, locks = open_database(state, url)
     tokens = Tokens(database)
-    has_tokens = tokens.are_there()
-    if not on_loopback and not has_tokens:
+    if not on_loopback and not tokens.are_there():
         raise UserError(
             "--host: others can reach the service there, and it runs the code that it is sent, but there is no token. "
             "Make one first: autotune serve token create --role admin; or bind to 127.0.0.1."
@@ -118,7 +117,7 @@ def open_service(
     places = Places(state)
     leases = Leases(database, _home(state), options.lease_s)
     runner = Runner(leases, places, options)
-    access = Access(tokens, open_to_all=on_loopback and not has_tokens)
+    access = Access(tokens, on_loopback)
     roots = tuple(Path(os.path.realpath(root)) for root in shared)
     return Service(database, Searches(database), tokens, access, places, runner, roots, locks)
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ class Places:
     """The state folder."""
 
     state: Path
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def archives(self) -> Path:
@@ -79,15 +79,8 @@ class Supervisor:
             return
         driver: Driver | None = None
         try:
-            options = self._options
-            driver = Driver(
-                self._lease.search_id,
-                self._lease.spec,
-                self._folder,
-                self._lease.attempt,
-                options.driver_options,
-                options.program,
-            )
+            lease = self._lease
+            driver = Driver(lease.search_id, lease.spec, self._folder, lease.attempt, self._options)
             self._leases.begin(self._lease, driver.id.pid, driver.id.start)
             _LOG.info("search %s: driver %s started", self._lease.search_id, driver.id.pid)
             self._follow(driver)
@@ -188,7 +181,8 @@ class Supervisor:
         if offset == self._offset:
             return False
         for row in rows:
-            self._summary.take(row)
+            with suppress(KeyError, TypeError):  # a task may write there, too
+                self._summary.take(row)
         self._leases.record(self._lease, rows, offset, self._summary.as_json())
         self._offset = offset
         return True

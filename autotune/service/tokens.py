@@ -78,9 +78,9 @@ class Tokens:
                     expires_at=None if expires_s is None else now() + expires_s,
                 )
             )
-        return next(row for row in self.list() if row.id == token_id), secret
+        return next(row for row in self.all() if row.id == token_id), secret
 
-    def list(self) -> list[TokenRow]:
+    def all(self) -> list[TokenRow]:
         """All, the newest first."""
         with self._database.reading() as connection:
             rows = connection.execute(select(TOKENS).order_by(TOKENS.c.created_at.desc()))
