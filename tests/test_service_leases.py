@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -44,21 +46,18 @@ def database(request, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def postgresql(tmp_path_factory):
+def postgresql():
     """A cluster of its own, on a socket; as the user postgres where this is root."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'autotune[postgresql]'")
     initdb = next((str(path) for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
     if initdb is None:
         pytest.skip("PostgreSQL's server is not installed")
-    folder = tmp_path_factory.mktemp("pg")
-    user = []
+    folder = Path(tempfile.mkdtemp(prefix="autotune-pg-"))  # a socket has a short path, and a user of its own reads it
+    user: list[str] = []
     if os.geteuid() == 0:
         user = ["runuser", "-u", "postgres", "--"]
         if subprocess.run([*user, "true"], capture_output=True).returncode:
             pytest.skip("there is no user postgres, and PostgreSQL refuses to run as root")
-        for path in (folder, *folder.parents):
-            if path.name.startswith("pytest"):
-                path.chmod(0o755)
         subprocess.run(["chown", "postgres", folder], check=True)
     data, ctl = folder / "data", initdb.replace("initdb", "pg_ctl")
     made = subprocess.run(
@@ -75,6 +74,7 @@ def postgresql(tmp_path_factory):
     )
     yield f"postgresql+psycopg://tuner@/postgres?host={folder}"
     subprocess.run([*user, ctl, "-D", data, "-m", "immediate", "-w", "stop"], cwd="/", capture_output=True)
+    shutil.rmtree(folder)
 
 
 def queued(database, count=1):
