@@ -48,6 +48,7 @@ def serve(options: ServeOptions) -> None:
         UserError: it cannot.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     if (options.certificate is None) != (options.key is None):
         raise UserError("--tls-certificate and --tls-key go together.")
     if options.address is not None and options.executor == "local":

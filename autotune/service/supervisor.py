@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,18 +78,21 @@ class Supervisor:
             with suppress(Stale):
                 self._finish(State.FAILED if problem.status == 422 else State.ERROR, problem.detail)
             return
-        driver: Driver | None = None
+        lease = self._lease
         try:
-            lease = self._lease
             driver = Driver(lease.search_id, lease.spec, self._folder, lease.attempt, self._options)
-            self._leases.begin(self._lease, driver.id.pid, driver.id.start)
-            _LOG.info("search %s: driver %s started", self._lease.search_id, driver.id.pid)
+        except OSError as reason:
+            with suppress(Stale):
+                self._give_back(f"its driver could not be started: {reason.strerror}.", is_failure=True)
+            return
+        try:
+            self._leases.begin(lease, driver.id.pid, driver.id.start)
+            _LOG.info("search %s: driver %s started", lease.search_id, driver.id.pid)
             self._follow(driver)
         except Stale:
-            _LOG.warning("search %s: somebody else has it now; what came of it here is dropped", self._lease.search_id)
+            _LOG.warning("search %s: somebody else has it now; what came of it here is dropped", lease.search_id)
         finally:
-            if driver is not None:
-                driver.end()
+            driver.end()
 
     def take_in(self) -> None:
         """Store what the last driver said and nobody has read.
@@ -180,11 +184,12 @@ class Supervisor:
         rows, offset = self._folder.read_progress(self._lease.attempt, self._offset)
         if offset == self._offset:
             return False
+        summary = deepcopy(self._summary)
         for row in rows:
             with suppress(KeyError, TypeError):  # a task may write there, too
-                self._summary.take(row)
-        self._leases.record(self._lease, rows, offset, self._summary.as_json())
-        self._offset = offset
+                summary.take(row)
+        self._leases.record(self._lease, rows, offset, summary.as_json())
+        self._summary, self._offset = summary, offset
         return True
 
     def _retried(self, write: Callable[[], bool | None]) -> bool | None:

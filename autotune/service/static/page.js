@@ -157,6 +157,7 @@ async function showOne(id) {
   }
 
   search = await json(path);
+  const since = search.num_events;  // what comes while trials are read is told again
   for (let after = -1; open; ) {
     const rows = await json(`${path}/trials?limit=5000&after=${after}`);
     for (const row of rows) trials.set(row.number, row);
@@ -166,7 +167,7 @@ async function showOne(id) {
   if (!open) return;
   await readSearch();
 
-  source = new EventSource(`${path}/events?after=${search.num_events}`);
+  source = new EventSource(`${path}/events?after=${since}`);
   source.onopen = () => say("live");
   source.onerror = () => say("the connection was lost; trying again");
   let due = 0;
