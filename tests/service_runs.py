@@ -15,9 +15,9 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from autotune.service.app import make_app
 from autotune.service.runner import RunnerOptions
 from autotune.service.service import Service, open_service
+from autotune.service.web.app import make_app
 
 DRIVER = (sys.executable, str(Path(__file__).with_name("service_driver.py")))
 OPTIONS = RunnerOptions(num_searches=2, lease_s=5.0, beat_s=0.05, program=DRIVER)

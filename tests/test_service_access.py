@@ -24,9 +24,9 @@ def guarded(tmp_path_factory):
     """A service that others can reach, and a token of each role."""
     state = tmp_path_factory.mktemp("guarded")
     with serving(state / "first") as (_, service):
-        assert service.access.is_open_to_all()
+        assert not service.tokens.are_there()
     from autotune.service.service import open_database
-    from autotune.service.tokens import Tokens
+    from autotune.service.store.tokens import Tokens
 
     tokens = Tokens(open_database(state / "s", None, alone=False)[0])
     secrets = {role: tokens.create(role, role, 3600.0)[1] for role in ("read", "submit", "admin")}

@@ -13,8 +13,8 @@ import threading
 import uvicorn
 from service_runs import OPTIONS
 
-from autotune.service.app import make_app
 from autotune.service.service import open_service
+from autotune.service.web.app import make_app
 
 
 @pytest.fixture(scope="module")

@@ -24,13 +24,13 @@ from sqlalchemy import update
 from autotune.errors import UserError
 from autotune.service.archives import pack
 from autotune.service.client import Client, ServiceError
-from autotune.service.database import Database, now
-from autotune.service.leases import Leases, Stale
-from autotune.service.searches import Searches
 from autotune.service.spec import SearchSpec
-from autotune.service.states import ENDS as END_STATES
-from autotune.service.states import NEXT, OPEN, TERMINAL, State
-from autotune.service.tables import METADATA, SEARCHES
+from autotune.service.store.database import Database, now
+from autotune.service.store.leases import Leases, Stale
+from autotune.service.store.searches import Searches
+from autotune.service.store.states import ENDS as END_STATES
+from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
+from autotune.service.store.tables import METADATA, SEARCHES
 from autotune.workers.process import with_variable
 
 SPEC = SearchSpec(task="model.py", folder="/jobs")
@@ -209,7 +209,7 @@ class Server:
         self.log = state.parent / "server.log"
         code = (
             "import sys, uvicorn\n"
-            "from autotune.service.app import make_app\n"
+            "from autotune.service.web.app import make_app\n"
             "from autotune.service.runner import RunnerOptions\n"
             "from autotune.service.service import open_service\n"
             "from pathlib import Path\n"

@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from autotune.plan import load_plan
 from autotune.service.runner import RunnerOptions
-from autotune.service.tables import SEARCHES
+from autotune.service.store.tables import SEARCHES
 from autotune.workers.process import with_variable
 
 OPTIONS = RunnerOptions(beat_s=0.05, program=(sys.executable, "-m", "autotune"), driver_options=("--executor=local",))

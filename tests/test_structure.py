@@ -197,7 +197,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel):
         *(f"autotune/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.yaml")),
     ]
     files += [*(f"autotune/{path.name}" for path in PACKAGE.glob("*.json")), "autotune/py.typed"]
-    files += ["autotune/report/templates/profile.html", "autotune/service/static/page.js"]
+    files += ["autotune/report/templates/profile.html", "autotune/service/web/static/page.js"]
     assert set(files) - {*zipfile.ZipFile(wheel).namelist()} == set()
     assert "autotune/search_spaces/default.yaml" in files
 

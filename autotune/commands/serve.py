@@ -13,11 +13,11 @@ import uvicorn
 
 from ..errors import UserError
 from ..report.printing import print_json, tell
-from ..service.app import make_app
 from ..service.problems import Problem
 from ..service.runner import RunnerOptions
 from ..service.service import open_database, open_service
-from ..service.tokens import RoleName, Tokens, expiry_s
+from ..service.store.tokens import RoleName, Tokens, expiry_s
+from ..service.web.app import make_app
 
 __all__ = ["ServeOptions", "create_token", "list_tokens", "revoke_token", "serve"]
 
@@ -78,7 +78,7 @@ def serve(options: ServeOptions) -> None:
     scheme = "http" if options.certificate is None else "https"
     host = f"[{options.host}]" if ":" in options.host else options.host
     tell(f"autotune serves {scheme}://{host}:{options.port}; Ctrl-C ends it, and searches go on when it is back.")
-    if service.access.is_open_to_all():
+    if not service.tokens.are_there():
         tell("There is no token: everybody on this machine may use it. `autotune serve token create` makes one.")
     try:
         uvicorn.Server(config).run()

@@ -15,7 +15,7 @@ import httpx
 
 from ..errors import UserError
 from .archives import pack
-from .states import TERMINAL
+from .store.states import TERMINAL
 
 __all__ = ["Client", "ServiceError"]
 

@@ -12,8 +12,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ..workers.process import ProcessId
 from .driver import PROGRAM, end_leftovers
-from .leases import Lease, Leases, Stale
-from .states import State
+from .store.leases import Lease, Leases, Stale
+from .store.states import State
 from .supervisor import Places, Supervisor
 
 __all__ = ["Runner", "RunnerOptions"]
@@ -97,6 +97,8 @@ class Runner:
     def _work(self, lease: Lease) -> None:
         try:
             Supervisor(lease, self._leases, self._places, self._options, self._stop).run()
+        except SQLAlchemyError as reason:  # the lease ends, and the search is taken in again
+            _LOG.error("search %s: the database failed: %s", lease.search_id, type(reason).__name__)
         except Exception:  # noqa: BLE001 - a bug with one search must not end the others
             _LOG.exception("search %s: a bug", lease.search_id)
             with suppress(Stale, SQLAlchemyError):

@@ -15,16 +15,15 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..errors import UserError
-from .access import Access
-from .database import Database, now
-from .leases import Leases
 from .problems import Problem
 from .runner import Runner, RunnerOptions
-from .searches import Searches
 from .spec import SearchSpec
+from .store.database import Database, now
+from .store.leases import Leases
+from .store.searches import Searches
+from .store.tables import ARCHIVES
+from .store.tokens import Tokens
 from .supervisor import Places
-from .tables import ARCHIVES
-from .tokens import Tokens
 
 __all__ = ["Service", "hold", "open_service"]
 
@@ -36,7 +35,8 @@ class Service:
     database: Database
     searches: Searches
     tokens: Tokens
-    access: Access
+    on_loopback: bool
+    """Nobody outside this machine can reach it."""
     places: Places
     runner: Runner
     shared: tuple[Path, ...]
@@ -117,9 +117,8 @@ def open_service(
     places = Places(state)
     leases = Leases(database, _home(state), options.lease_s)
     runner = Runner(leases, places, options)
-    access = Access(tokens, on_loopback)
     roots = tuple(Path(os.path.realpath(root)) for root in shared)
-    return Service(database, Searches(database), tokens, access, places, runner, roots, locks)
+    return Service(database, Searches(database), tokens, on_loopback, places, runner, roots, locks)
 
 
 def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[Database, tuple[IO[bytes], ...]]:

@@ -19,10 +19,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from .archives import Limits, unpack
 from .driver import Driver, SearchFolder
-from .leases import Lease, Leases, Stale
 from .problems import Problem
 from .report import report_of
-from .states import State
+from .store.leases import Lease, Leases, Stale
+from .store.states import State
 from .summary import Summary
 
 if TYPE_CHECKING:

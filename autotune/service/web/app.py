@@ -12,13 +12,14 @@ from fastapi.responses import PlainTextResponse
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from .. import __version__
-from .access import Reader
+from ... import __version__
+from ..problems import Problem
+from ..service import Service
+from .access import Access, Reader
+from .answers import answer_problems
 from .metrics import Metrics
 from .page import PAGE
-from .problems import Problem, answer_problems
 from .routes import ROUTES
-from .service import Service
 
 __all__ = ["make_app"]
 
@@ -46,6 +47,7 @@ def make_app(service: Service) -> FastAPI:
         telemetry={"tracing": False},
     )
     app.state.service = service
+    app.state.access = Access(service.tokens, service.on_loopback)
     metrics = Metrics(service)
     answer_problems(app)
     app.include_router(ROUTES)

@@ -12,9 +12,9 @@ from typing import Any
 from sqlalchemy import Row, and_, case, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from ..spec import SearchSpec
 from .database import Database, now
 from .events import append, held_by
-from .spec import SearchSpec
 from .states import ENDS, HELD, State, may_become
 from .tables import SEARCHES, TRIALS
 

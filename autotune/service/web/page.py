@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..problems import Problem
 from .access import COOKIE, Reader, refuse_other_sites
-from .problems import Problem
 
 __all__ = ["PAGE"]
 

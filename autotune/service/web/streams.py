@@ -11,8 +11,8 @@ from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from .problems import Problem
-from .service import Service
+from ..problems import Problem
+from ..service import Service
 
 __all__ = ["stream"]
 
@@ -42,7 +42,7 @@ async def _lines(request: Request, service: Service, search_id: str, after: int)
         try:
             if time.monotonic() - checked > _CHECK_S:
                 checked = time.monotonic()
-                await run_in_threadpool(service.access.caller, request)
+                await run_in_threadpool(request.app.state.access.caller, request)
             events, is_over = await run_in_threadpool(service.searches.events, search_id, after)
         except Problem as problem:  # revoked, or deleted
             yield f"event: refused\ndata: {json.dumps({'status': problem.status, 'detail': problem.detail})}\n\n"

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Row, and_, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
+from ..problems import Problem
+from ..spec import SearchSpec
 from .database import Database, now
 from .events import EventRow, append, read_events
-from .problems import Problem
-from .spec import SearchSpec
 from .states import OPEN, RESUMABLE, TERMINAL, State, may_become
 from .tables import ARCHIVES, EVENTS, SEARCHES, TRIALS
 

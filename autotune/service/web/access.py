@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from .problems import Problem
-from .tokens import LOCAL, Caller, Role, Tokens
+from ..problems import Problem
+from ..store.tokens import LOCAL, Caller, Role, Tokens
 
 __all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter", "refuse_other_sites"]
 
@@ -75,7 +75,7 @@ def _refuse_other_names(request: Request) -> None:
 
 def _at_least(role: Role) -> Callable[..., Caller]:
     def check(request: Request, _: Annotated[object, Depends(HTTPBearer(auto_error=False))]) -> Caller:
-        caller = request.app.state.service.access.caller(request)
+        caller = request.app.state.access.caller(request)
         if not isinstance(caller, Caller) or caller.role < role:
             raise Problem(403, f"the role {role.name} is needed, and this token has the role {caller.role.name}.")
         return caller

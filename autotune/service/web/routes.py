@@ -11,15 +11,15 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..archives import Limits, receive, unpack
+from ..problems import Problem
+from ..service import Service
+from ..spec import SearchSpec
+from ..store.searches import CancelMode, Search
+from ..store.states import TERMINAL, State
+from ..store.tokens import RoleName, TokenRow, expiry_s
 from .access import Admin, Reader, Submitter
-from .archives import Limits, receive, unpack
-from .problems import Problem
-from .searches import CancelMode, Search
-from .service import Service
-from .spec import SearchSpec
-from .states import TERMINAL, State
 from .streams import stream
-from .tokens import RoleName, TokenRow, expiry_s
 
 __all__ = ["ROUTES"]
 

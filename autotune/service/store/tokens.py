@@ -10,9 +10,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
 
-from ..units import parse_duration
+from ...units import parse_duration
+from ..problems import Problem
 from .database import Database, now
-from .problems import Problem
 from .tables import TOKENS
 
 __all__ = ["LOCAL", "Caller", "Role", "RoleName", "TokenRow", "Tokens", "expiry_s"]

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from .service import Service
+    from ..service import Service
 
 __all__ = ["Metrics"]
 
