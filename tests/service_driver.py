@@ -82,5 +82,5 @@ if asked and not done:
     end(130, error="Interrupted before any usable configuration was measured.")
 code = 130 if asked else script.get("exit_code", 0)
 if code in (0, 130):
-    Path(options["output"]).write_text("settings: {}\n")
+    Path(options["output"]).write_text("schema: autotune/plan@1\nsettings: {}\n")
 end(code, **({} if code in (0, 130) else {"error": "nothing fits"}))

@@ -28,7 +28,7 @@ def test_a_search_goes_from_submit_to_its_plan(client):
     assert (search["state"], search["message"], search["has_plan"]) == ("SUCCEEDED", "", True)
     assert states(client, search_id) == ["QUEUED", "LEASED", "RUNNING", "SUCCEEDED"]
     assert [trial["number"] for trial in client.get(f"/v1/searches/{search_id}/trials").json()] == [0, 1, 2]
-    assert client.get(f"/v1/searches/{search_id}/plan").text == "settings: {}\n"
+    assert client.get(f"/v1/searches/{search_id}/plan").text == "schema: autotune/plan@1\nsettings: {}\n"
     assert "autotune" in client.get(f"/v1/searches/{search_id}/report").text
     assert "the driver speaks" in client.get(f"/v1/searches/{search_id}/log").text
     assert search["summary"]["best"]["samples_per_s"] == 102.0

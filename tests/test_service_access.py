@@ -57,6 +57,7 @@ ROUTES = {
     ("GET", "/v1/searches/0123456789abcdef/log"): "read",
     ("GET", "/v1/searches/0123456789abcdef/plan"): "read",
     ("GET", "/v1/searches/0123456789abcdef/report"): "read",
+    ("GET", "/v1/searches/0123456789abcdef/files"): "read",
     ("GET", "/metrics"): "read",
     ("PUT", "/v1/archives/" + "0" * 64): "submit",
     ("POST", "/v1/searches"): "submit",

@@ -43,7 +43,7 @@ def test_submit_status_logs_fetch(here, url, tmp_path):
     assert search["id"] in here("status", "--server", url, cwd=tmp_path).stdout
     assert "the driver speaks" in here("logs", search["id"], "--server", url, cwd=tmp_path).stdout
     assert here("fetch", search["id"], "-o", "mine.yaml", "--server", url, cwd=tmp_path).stdout == "mine.yaml\n"
-    assert (tmp_path / "mine.yaml").read_text() == "settings: {}\n"
+    assert (tmp_path / "mine.yaml").read_text() == "schema: autotune/plan@1\nsettings: {}\n"
 
 
 def test_a_failed_search_leaves_with_its_code_and_words(here, url, tmp_path):

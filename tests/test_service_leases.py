@@ -24,6 +24,7 @@ from sqlalchemy import update
 from autotune.errors import UserError
 from autotune.service.archives import pack
 from autotune.service.client import Client, ServiceError
+from autotune.service.documents import Documents
 from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database, now
 from autotune.service.store.leases import Leases, Stale
@@ -129,14 +130,14 @@ def test_a_late_result_is_dropped(database):
         lambda: first.keep(old),
         lambda: first.begin(old, 1, 1),
         lambda: first.record(old, [row], 10, {"num_ended": 1}),
-        lambda: first.finish(old, State.SUCCEEDED, "", "a plan"),
+        lambda: first.finish(old, State.SUCCEEDED, "", Documents("a plan")),
         lambda: first.give_back(old, "lost", is_failure=True),
     ):
         with pytest.raises(Stale):
             late()
     assert Searches(database).get(search_id) == before
     assert Searches(database).trials(search_id) == []
-    second.finish(new, State.SUCCEEDED, "", "the plan")
+    second.finish(new, State.SUCCEEDED, "", Documents("the plan"))
     assert Searches(database).document(search_id, "plan") == "the plan"
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import NothingFits, PlanError
-from ..files import write_text
+from ..errors import NothingFits
 from ..report.printing import escaped, print_json, tell
 from ..service.client import Client
 from ..units import format_duration
@@ -83,11 +82,10 @@ def fetch(server: Server, search_id: str, output: Path, json: bool) -> None:
 
     Raises:
         PlanError: the file cannot be written.
-        UserError: there is no plan.
+        ServiceError: there is no plan.
     """
     with server.open() as client:
-        text = client.text(search_id, "plan")
-    write_text(output, text, PlanError)
+        client.fetch(search_id, output)
     if json:
         print_json({"path": str(output)})
     else:

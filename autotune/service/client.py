@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import time
@@ -13,7 +14,8 @@ from uuid import uuid4
 
 import httpx
 
-from ..errors import UserError
+from ..errors import PlanError, UserError
+from ..files import replacing, write_text
 from .archives import pack
 from .store.states import TERMINAL
 
@@ -135,6 +137,19 @@ class Client:
     def text(self, search_id: str, what: Literal["plan", "report", "log"]) -> str:
         """The plan as YAML, the report, or the end of the log."""
         return self._ask("GET", f"/v1/searches/{search_id}/{what}").text
+
+    def fetch(self, search_id: str, path: Path) -> None:
+        """Write the plan to ``path``, and what belongs to it beside it.
+
+        Raises:
+            ServiceError: there is none.
+            PlanError: it cannot be written.
+        """
+        text = self.text(search_id, "plan")
+        for name, content in self._ask("GET", f"/v1/searches/{search_id}/files").json().items():
+            with replacing(path.with_name(Path(name).name), PlanError) as temporary:
+                temporary.write_bytes(base64.b64decode(content))
+        write_text(path, text, PlanError)
 
     def cancel(self, search_id: str, mode: Literal["finish", "now"] = "finish") -> dict[str, Any]:
         """End a search: with the best so far as its plan, or now."""

@@ -91,12 +91,6 @@ class SearchFolder:
                 return path.read_bytes()[:_LOG_BYTES].decode(errors="replace")
         return None
 
-    def read_plan(self) -> str | None:
-        """The plan; None where there is none."""
-        with contextlib.suppress(OSError, ValueError):
-            return self.plan.read_text(encoding="utf-8")
-        return None
-
     def read_error(self) -> str:
         """What the last driver said of its end; empty where it could not."""
         with contextlib.suppress(OSError, ValueError):

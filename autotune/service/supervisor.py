@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import SQLAlchemyError
 
 from .archives import Limits, unpack
+from .documents import Documents, read_documents
 from .driver import Driver, SearchFolder
 from .problems import Problem
-from .report import report_of
 from .store.leases import Lease, Leases, Stale
 from .store.states import State
 from .summary import Summary
@@ -157,13 +157,12 @@ class Supervisor:
         return self._lease.attempt == 1 or self._summary.has_started
 
     def _conclude(self, code: int, mode: str | None, *, was_asked: bool) -> None:
-        plan, error = self._folder.read_plan(), self._folder.read_error()
+        found, error = read_documents(self._folder.plan), self._folder.read_error()
         was_ended = code == _INTERRUPTED or (code < 0 and was_asked)
-        if plan is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
-            report = report_of(self._folder.plan)
-            self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", plan, report)
+        if found is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
+            self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", found)
         elif code == 0:
-            self._finish(State.ERROR, "the driver ended well, and left no plan.")
+            self._finish(State.ERROR, "the driver ended well, and left no plan that can be read.")
         elif code in _ENDS:
             self._finish(_ENDS[code], error or self._last_words())
         elif was_ended and (mode == "now" or (mode == "finish" and not self._stop.is_set())):
@@ -174,8 +173,8 @@ class Supervisor:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self._give_back(f"its driver was lost ({how}).", is_failure=True)
 
-    def _finish(self, state: State, message: str, plan: str | None = None, report: str | None = None) -> None:
-        self._retried(lambda: self._leases.finish(self._lease, state, message, plan, report))
+    def _finish(self, state: State, message: str, found: Documents | None = None) -> None:
+        self._retried(lambda: self._leases.finish(self._lease, state, message, found))
 
     def _give_back(self, message: str, *, is_failure: bool) -> None:
         self._retried(lambda: self._leases.give_back(self._lease, message, is_failure=is_failure))

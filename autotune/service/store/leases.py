@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Row, and_, case, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from ..documents import Documents
 from ..spec import SearchSpec
 from .database import Database, now
 from .events import append, held_by
@@ -164,16 +165,17 @@ class Leases:
                 ]
                 connection.execute(dialect.insert(TRIALS).on_conflict_do_nothing(), known)
 
-    def finish(
-        self, lease: Lease, state: State, message: str, plan: str | None = None, report: str | None = None
-    ) -> None:
+    def finish(self, lease: Lease, state: State, message: str, found: Documents | None = None) -> None:
         """What the search has come to.
 
         Raises:
             Stale: the search is somebody else's.
         """
         assert state in ENDS
-        self._release(lease, state, message, plan=plan, report=report, ended_at=now())
+        documents: dict[str, Any] = {}
+        if found is not None:
+            documents = {"plan": found.plan, "report": found.report, "plan_files": json.dumps(found.files)}
+        self._release(lease, state, message, ended_at=now(), **documents)
 
     def give_back(self, lease: Lease, message: str, *, is_failure: bool) -> None:
         """Queue a search again whose server or driver was lost; or end it, after too many such failures in a row.

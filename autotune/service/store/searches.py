@@ -53,7 +53,7 @@ class Search(BaseModel):
     spec: SearchSpec
 
 
-_SHOWN = [column for column in SEARCHES.c if column.name not in ("plan", "report")]
+_SHOWN = [column for column in SEARCHES.c if column.name not in ("plan", "report", "plan_files")]
 
 
 class Searches:
@@ -168,8 +168,8 @@ class Searches:
             )
             return [json.loads(row.data) for row in rows]
 
-    def document(self, search_id: str, what: Literal["plan", "report"]) -> str:
-        """The plan as YAML, or the report in words.
+    def document(self, search_id: str, what: Literal["plan", "report", "plan_files"]) -> str:
+        """The plan as YAML, the report in words, or the files beside the plan as JSON of base64.
 
         Raises:
             Problem: 404; or 409, there is none, or none yet.
@@ -179,7 +179,9 @@ class Searches:
             text = connection.scalar(select(SEARCHES.c[what]).where(SEARCHES.c.id == search_id))
         if text is None:
             when = "yet" if state in OPEN else "and none will come"
-            raise Problem(409, f"search {search_id} is {state}: there is no {what} {when}.", state=state)
+            raise Problem(
+                409, f"search {search_id} is {state}: there is no {what.removesuffix('_files')} {when}.", state=state
+            )
         return str(text)
 
     def cancel(self, search_id: str, mode: CancelMode) -> Search:

@@ -50,6 +50,7 @@ SEARCHES = Table(
     Column("summary", Text, nullable=False, default="{}"),
     Column("plan", Text),
     Column("report", Text),
+    Column("plan_files", Text),
     Index("searches_by_state", "state", "priority", "number"),
 )
 

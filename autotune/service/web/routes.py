@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from typing import Annotated, Any
 
@@ -227,6 +228,13 @@ def get_plan(request: Request, search_id: SearchId, caller: Reader) -> Response:
     """The plan, for a file that jobs apply."""
     text = _service(request).searches.document(search_id, "plan")
     return _Yaml(text, headers={"Content-Disposition": f'attachment; filename="plan-{search_id}.yaml"'})
+
+
+@ROUTES.get("/searches/{search_id}/files", responses={409: {}})
+def get_files(request: Request, search_id: SearchId, caller: Reader) -> dict[str, str]:
+    """The files that belong beside the plan, by name, in base64; most plans have none."""
+    found: dict[str, str] = json.loads(_service(request).searches.document(search_id, "plan_files"))
+    return found
 
 
 @ROUTES.get("/searches/{search_id}/report", response_class=PlainTextResponse, responses={409: {}})

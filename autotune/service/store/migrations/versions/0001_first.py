@@ -58,6 +58,7 @@ def upgrade() -> None:
         sa.Column("summary", sa.Text, nullable=False),
         sa.Column("plan", sa.Text),
         sa.Column("report", sa.Text),
+        sa.Column("plan_files", sa.Text),
     )
     op.create_index("searches_by_state", "searches", ["state", "priority", "number"])
     op.create_table(
