@@ -258,7 +258,8 @@ def test_a_killed_server_and_its_orphaned_driver_lose_nothing(tmp_path):
         server.kill()
 
 
-def test_the_client_asks_again_and_says_why_not(tmp_path):
+def test_the_client_asks_again_and_says_why_not(monkeypatch):
+    monkeypatch.setattr("autotune.service.client.time.sleep", lambda seconds: None)
     with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="cannot be reached") as refused:
         client.search("0" * 16)
     assert (refused.value.status, refused.value.exit_code) == (0, 2)
