@@ -60,16 +60,18 @@ export class Chart {
   }
 
   axes(right, top, x, y) {
-    const mib = right / 2 ** 20, across = round(mib), up = round(top);
-    for (let value = 0; value <= mib; value += across) {
-      draw(this.svg, "line", { class: "axis", x1: x(value * 2 ** 20), x2: x(value * 2 ** 20), y1: TOP, y2: HEIGHT - BOTTOM });
-      draw(this.svg, "text", { x: x(value * 2 ** 20), y: HEIGHT - BOTTOM + 22, "text-anchor": "middle" }, this.bytes(value * 2 ** 20));
+    const unit = right > 4 * 2 ** 30 ? 2 ** 30 : 2 ** 20, name = unit === 2 ** 30 ? "GiB" : "MiB";
+    const across = round(right / unit), up = round(top);
+    for (let value = 0; value <= right / unit; value += across) {
+      const at = x(value * unit);
+      draw(this.svg, "line", { class: "axis", x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM });
+      draw(this.svg, "text", { x: at, y: HEIGHT - BOTTOM + 22, "text-anchor": "middle" }, Number(value.toPrecision(3)).toLocaleString("en"));
     }
     for (let value = 0; value <= top; value += up) {
       draw(this.svg, "line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) });
       draw(this.svg, "text", { x: LEFT - 8, y: y(value) + 5, "text-anchor": "end" }, Number(value.toPrecision(3)).toLocaleString("en"));
     }
-    draw(this.svg, "text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, "peak memory");
+    draw(this.svg, "text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, `peak memory, ${name}`);
     draw(this.svg, "text", { x: 18, y: HEIGHT / 2, "text-anchor": "middle", transform: `rotate(-90 18 ${HEIGHT / 2})` }, "samples per second");
   }
 

@@ -80,7 +80,7 @@ function drawList(list, found) {
   const focused = document.activeElement?.getAttribute("href");
   list.replaceChildren(...found.map((search) => make("li", { class: "card" },
     make("a", { href: `#/${search.id}` }, search.name), state(search.state), bar(search.summary),
-    make("span", { class: "small" }, search.summary.best?.words ?? search.message))));
+    make("span", { class: "small" }, search.message || (search.summary.best?.words ?? "")))));
   if (!found.length) list.append(make("li", {}, "Nothing was submitted yet: ", make("code", {}, "autotune submit model.py --budget 8GiB")));
   if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
 }
@@ -143,7 +143,7 @@ async function showOne(id) {
     const ended = TERMINAL.includes(search.state);
     const focused = head.contains(document.activeElement) ? document.activeElement.textContent : null;
     const until = search.ended_at ?? Date.now() / 1000;
-    head.replaceChildren(make("div", { class: "row" }, make("h2", {}, search.name), state(search.state)),
+    head.replaceChildren(...[make("div", { class: "row" }, make("h2", {}, search.name), state(search.state)),
       make("p", { class: "quiet small" }, `${search.id}, by ${search.owner}, ${ago(until - search.created_at)}` + (search.attempt > 1 ? `, attempt ${search.attempt}` : "")),
       bar(search.summary),
       search.summary.best ? make("p", {}, "Best so far: ", make("strong", {}, `${search.summary.best.settings}: ${search.summary.best.words}`)) : null,
@@ -151,7 +151,7 @@ async function showOne(id) {
       make("div", { class: "row" },
         ended ? null : act("Finish with the best so far", "POST", "/cancel", { mode: "finish" }),
         ended ? null : act("Cancel now", "POST", "/cancel", { mode: "now" }),
-        ["CANCELLED", "FAILED", "ERROR"].includes(search.state) ? act("Go on", "POST", "/resume") : null));
+        ["CANCELLED", "FAILED", "ERROR"].includes(search.state) ? act("Go on", "POST", "/resume") : null)].filter((child) => child !== null));
     if (focused) [...head.querySelectorAll("button")].find((each) => each.textContent === focused)?.focus();
     document.title = `${search.name}: ${search.state.toLowerCase()}`;
   }
