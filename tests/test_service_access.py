@@ -284,3 +284,25 @@ def test_events_are_replayed_from_the_last_that_was_seen(client):
         ]
         assert json.loads(rows[-1]["data"])["state"] == "SUCCEEDED"
         assert text.endswith("event: end\ndata: {}\n\n")
+
+
+def test_an_archive_may_be_larger_than_other_bodies(client):
+    """2 MiB of what does not compress."""
+    import random
+
+    assert put(client, archive(x=random.Random(0).randbytes(2**20).hex())).status_code == 201
+
+
+def test_the_page_runs_its_own_scripts_alone(client):
+    """No script or style stands in the page itself, and nothing comes from elsewhere."""
+    page = client.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "<style" not in page.text
+    assert "onclick=" not in page.text
+    for name in ("page.js", "chart.js", "page.css"):
+        file = client.get(f"/static/{name}")
+        assert file.status_code == 200
+        assert not any(word in file.text for word in ("innerHTML", "eval(", "https://"))
+    assert client.get("/static/..%2Fpage.py").status_code == 404

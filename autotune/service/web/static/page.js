@@ -113,7 +113,7 @@ async function showOne(id) {
     const rows = [...trials.values()].sort((a, b) => b.number - a.number);
     chart.draw(rows, search.summary.limit_bytes, search.summary.best?.number);
     body.replaceChildren(...rows.slice(0, shown).map((each) => make("tr", { class: each.number === search.summary.best?.number ? "best" : each.fits ? "" : "wrong" },
-      make("td", { class: "number" }, each.number === 0 ? "as it stands" : String(each.number)), make("td", {}, each.settings),
+      make("td", { class: "number" }, String(each.number)), make("td", {}, each.number === 0 ? `${each.settings} (the job as it stands)` : each.settings),
       make("td", { class: "number" }, each.samples_per_s ? each.samples_per_s.toPrecision(4) : "–"),
       make("td", { class: "number" }, each.peak_bytes ? bytes(each.peak_bytes) : "–"), make("td", {}, each.words))));
     more.hidden = rows.length <= shown;
