@@ -42,6 +42,7 @@ from .commands.arguments import (
     PlanPath,
     ProfiledBatch,
     ProfiledPlan,
+    ProgressFile,
     RecoveryLr,
     RecoverySteps,
     ReportOutput,
@@ -66,6 +67,7 @@ from .errors import AutotuneError
 from .interrupts import interruptible
 from .report.printing import GONE, discard, listened_to, print_json, tell
 from .search.options import SearchOptions
+from .service_commands import add_service_commands
 
 __all__ = ["app", "main"]
 
@@ -126,6 +128,7 @@ def search(  # the command's options, one line each: typer's form
     storage: Storage = SearchOptions.storage,
     resume: Resume = SearchOptions.resume,
     ablate: Ablate = SearchOptions.ablate,
+    progress: ProgressFile = SearchOptions.progress,
     dry_run: DryRun = False,
     device: Device = None,
     verbose: Verbose = False,
@@ -168,6 +171,7 @@ def search(  # the command's options, one line each: typer's form
         storage=storage,
         resume=resume,
         ablate=ablate,
+        progress=progress,
         device=device or default_device(),
     )
     if dry_run:
@@ -336,6 +340,9 @@ def _one_document(json: bool) -> Iterator[None]:
         if json:
             print_json({"exit_code": error.exit_code, "error": str(error)})
         raise
+
+
+add_service_commands(app, _one_document)
 
 
 def main() -> None:

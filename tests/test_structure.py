@@ -19,8 +19,9 @@ PACKAGE = ROOT / "autotune"
 FLOORS = (
     ("__main__",),
     ("cli",),
+    ("service_commands",),
     ("commands", "schemas"),
-    ("integrations",),
+    ("integrations", "service"),
     ("report", "testing"),
     ("results",),
     ("search",),
@@ -33,12 +34,9 @@ FLOORS = (
     ("loader", "unfilled", "weights"),
     ("cut", "plan", "search_spaces", "task"),
     ("techniques",),
-    ("layers", "pruning"),
-    ("from_lightning", "own_loader"),
-    ("halving",),
-    ("machine", "out_of_memory"),
     ("layers", "pruning", "replica"),
-    ("own_loader",),
+    ("from_lightning", "halving", "own_loader"),
+    ("machine", "out_of_memory"),
     ("files", "guard", "interrupts", "launched", "names", "nested", "positions", "randomness", "ranks", "resume"),
     ("units", "errors"),
 )
@@ -204,7 +202,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel):
         *(f"autotune/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.yaml")),
     ]
     files += [*(f"autotune/{path.name}" for path in PACKAGE.glob("*.json")), "autotune/py.typed"]
-    files.append("autotune/report/templates/profile.html")
+    files += ["autotune/report/templates/profile.html", "autotune/service/web/static/page.js"]
     assert set(files) - {*zipfile.ZipFile(wheel).namelist()} == set()
     assert "autotune/search_spaces/default.yaml" in files
 

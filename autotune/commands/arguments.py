@@ -38,6 +38,7 @@ __all__ = [
     "PlanPath",
     "ProfiledBatch",
     "ProfiledPlan",
+    "ProgressFile",
     "RecoveryLr",
     "RecoverySteps",
     "ReportOutput",
@@ -260,6 +261,12 @@ Ablate = Annotated[
     typer.Option(
         "--ablate",
         help="Once the plan is written, measure it again without each of its choices in turn, for `autotune report`.",
+    ),
+]
+ProgressFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--progress", metavar="FILE", help="Append one JSON line to it for each thing that happens, for programs."
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with this task's newest study.")]

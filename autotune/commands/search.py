@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from ..errors import Interrupted, UserError
 from ..interrupts import interrupts
+from ..report.event_file import EventFile
 from ..report.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.show import as_json, summary
@@ -45,12 +47,12 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         ):
             from ..search.driver import search as run_search  # it takes a moment, and something is shown by now
 
-            def observe(event: Event) -> None:
+            def show(event: Event) -> None:
                 display.observe(event)
                 if changes is not None and isinstance(event, Inspected) and (said := changes.told()):
                     display.observe(Warned(said))
 
-            plan = run_search(options, executor, observe, stop, time_budget)
+            plan = run_search(options, executor, _observers(options, show), stop, time_budget)
     except KeyboardInterrupt:
         tell("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.")
         return Interrupted.exit_code
@@ -67,3 +69,15 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         with listened_to(sys.stdout):
             print(options.output)
     return code
+
+
+def _observers(options: SearchOptions, display: Callable[[Event], None]) -> Callable[[Event], None]:
+    if options.progress is None:
+        return display
+    file = EventFile(options.progress, options)
+
+    def observe(event: Event) -> None:
+        file.observe(event)
+        display(event)
+
+    return observe

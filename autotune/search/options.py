@@ -87,6 +87,8 @@ class SearchOptions:
     """``--ablate``: once the plan is written, measure what each of its choices bought."""
     resume: bool = False
     """``--resume``: go on with the newest study of this task in the storage."""
+    progress: Path | None = None
+    """``--progress``: a file that gets one JSON line for each event."""
 
     @property
     def preset(self) -> str:

@@ -1,0 +1,122 @@
+"""``autotune submit | status | logs | cancel | fetch``: searches of a service."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import NothingFits
+from ..report.printing import escaped, print_json, tell
+from ..service.client import Client
+from ..units import format_duration
+
+__all__ = ["Server", "cancel", "fetch", "logs", "status", "submit"]
+
+_EXIT_CODES = {"SUCCEEDED": 0, "NOTHING_FITS": NothingFits.exit_code, "ERROR": 1}
+
+
+@dataclass(frozen=True)
+class Server:
+    """Which service, and who asks."""
+
+    url: str
+    token: str | None
+
+    def open(self) -> Client:
+        """A client; the caller closes it."""
+        return Client(self.url, self.token)
+
+
+def submit(server: Server, spec: dict[str, Any], folder: Path, wait: bool, json: bool) -> int:
+    """Submit the folder and print the search's id; with ``wait`` show what happens, until it has ended.
+
+    Returns:
+        The exit code: with ``wait`` that of the search.
+    """
+    with server.open() as client:
+        search = client.submit(folder, **spec)
+        if not wait:
+            _show(search, json)
+            return 0
+        tell(f"search {search['id']}: {search['state']}")
+        for event in client.events(search["id"]):
+            tell(_line(event))
+        search = client.search(search["id"])
+        _show(search, json)
+        return _EXIT_CODES.get(search["state"], 2)
+
+
+def status(server: Server, search_id: str | None, json: bool) -> None:
+    """Print one search, or all of them."""
+    with server.open() as client:
+        if search_id is not None:
+            _show(client.search(search_id), json)
+            return
+        rows = [*client.searches()]
+    if json:
+        print_json({"searches": rows})
+    for row in [] if json else rows:
+        print(escaped(_row(row)))
+
+
+def logs(server: Server, search_id: str, follow: bool) -> None:
+    """Print what a search's driver printed; with ``follow``, what happens as it does."""
+    with server.open() as client:
+        if not follow:
+            print(escaped(client.text(search_id, "log")), end="")
+            return
+        for event in client.events(search_id):
+            print(escaped(_line(event)), flush=True)
+
+
+def cancel(server: Server, search_id: str, now: bool, json: bool) -> None:
+    """End a search."""
+    with server.open() as client:
+        _show(client.cancel(search_id, "now" if now else "finish"), json)
+
+
+def fetch(server: Server, search_id: str, output: Path, json: bool) -> None:
+    """Write a search's plan to a file.
+
+    Raises:
+        PlanError: the file cannot be written.
+        ServiceError: there is no plan.
+    """
+    with server.open() as client:
+        client.fetch(search_id, output)
+    if json:
+        print_json({"path": str(output)})
+    else:
+        print(output)
+
+
+def _show(search: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(search)
+    else:
+        print(escaped(_row(search)))
+
+
+def _row(search: dict[str, Any]) -> str:
+    summary = search["summary"]
+    done = f"{summary['num_ended']}/{summary['num_trials']} trials" if "num_trials" in summary else ""
+    best = summary.get("best", {}).get("words", "")
+    age = format_duration((search["ended_at"] or time.time()) - search["created_at"])
+    parts = (search["id"], f"{search['state']:12}", f"{age:>14}", search["name"], done, best, search["message"])
+    return "  ".join(part for part in parts if part)
+
+
+def _line(event: dict[str, Any]) -> str:
+    data = event["data"]
+    at = time.strftime("%H:%M:%S", time.localtime(data["at"]))
+    words = data.get("words") or data.get("settings") or ""
+    match event["kind"]:
+        case "state":
+            said = f"{data['state']}" + (f": {words}" if words else "")
+        case "trial_started" | "trial_ended" | "finalist_ended":
+            said = f"{event['kind'].replace('_', ' ')}, trial {data['number']}: {words}"
+        case kind:
+            said = f"{kind.replace('_', ' ')}" + (f": {words}" if words else "")
+    return f"[{at}] {said}"

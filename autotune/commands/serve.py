@@ -1,0 +1,147 @@
+"""``autotune serve``: the service, until it is told to end; and its tokens."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from ..errors import UserError
+from ..report.printing import print_json, tell
+from ..service.problems import Problem
+from ..service.runner import RunnerOptions
+from ..service.service import open_database, open_service
+from ..service.store.tokens import RoleName, Tokens, expiry_s
+from ..service.web.app import make_app
+
+__all__ = ["ServeOptions", "create_token", "list_tokens", "revoke_token", "serve"]
+
+_GRACE_S = 5
+"""After a signal, for requests that are being answered."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where the service is, and how it runs searches."""
+
+    host: str
+    port: int
+    state: Path
+    database: str | None
+    searches: int
+    executor: str
+    address: str | None
+    shared: tuple[Path, ...]
+    certificate: Path | None
+    key: Path | None
+
+
+def serve(options: ServeOptions) -> None:
+    """Serve until SIGTERM or Ctrl-C; drivers are ended then, and their searches go on after the next start.
+
+    Raises:
+        UserError: it cannot.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    if (options.certificate is None) != (options.key is None):
+        raise UserError("--tls-certificate and --tls-key go together.")
+    if options.address is not None and options.executor == "local":
+        raise UserError("--address names a Ray cluster, but --executor is local. Leave one of them out.")
+    address = [] if options.address is None else [f"--address={options.address}"]
+    runner = RunnerOptions(num_searches=options.searches, driver_options=(f"--executor={options.executor}", *address))
+    service = open_service(
+        options.state.resolve(),
+        options.database,
+        runner,
+        on_loopback=_is_loopback(options.host),
+        shared=options.shared,
+    )
+    config = uvicorn.Config(
+        make_app(service),
+        host=options.host,
+        port=options.port,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=_GRACE_S,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
+    )
+    scheme = "http" if options.certificate is None else "https"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    tell(f"autotune serves {scheme}://{host}:{options.port}; Ctrl-C ends it, and searches go on when it is back.")
+    if not service.tokens.are_there():
+        tell("There is no token: everybody on this machine may use it. `autotune serve token create` makes one.")
+    try:
+        uvicorn.Server(config).run()
+    except SystemExit:
+        raise UserError(
+            f"--host {options.host} --port {options.port}: it cannot be bound. Is another server there? Choose a port."
+        ) from None
+    finally:
+        service.close()
+
+
+def create_token(state: Path, database: str | None, name: str, role: RoleName, expires: str, json: bool) -> None:
+    """Print a new token, this once. A server that runs already takes it at once.
+
+    Raises:
+        UserError: the database cannot be used, or ``expires`` is no time.
+    """
+    try:
+        expires_s = expiry_s(expires)
+    except Problem as problem:
+        raise UserError(f"--expires: {problem.detail}") from None
+    row, secret = _tokens(state, database).create(name, role, expires_s)
+    if json:
+        print_json({**row.model_dump(), "token": secret})
+    else:
+        print(secret)
+        tell(f"Token {row.id} of {name}, role {role}, {_until(row.expires_at)}. It is not shown again.")
+
+
+def list_tokens(state: Path, database: str | None, json: bool) -> None:
+    """Print the tokens, without themselves."""
+    rows = _tokens(state, database).all()
+    if json:
+        print_json({"tokens": [row.model_dump() for row in rows]})
+        return
+    for row in rows:
+        print(f"{row.id}  {row.role:6}  {'revoked' if row.revoked_at else _until(row.expires_at):22}  {row.name}")
+
+
+def revoke_token(state: Path, database: str | None, token_id: str) -> None:
+    """From now on it is no token.
+
+    Raises:
+        UserError: there is none of that id.
+    """
+    try:
+        _tokens(state, database).revoke(token_id)
+    except Problem as problem:
+        raise UserError(problem.detail) from None
+
+
+def _tokens(state: Path, database: str | None) -> Tokens:
+    return Tokens(open_database(state.resolve(), database, alone=False)[0])
+
+
+def _until(expires_at: float | None) -> str:
+    if expires_at is None:
+        return "never expires"
+    return time.strftime("until %Y-%m-%d %H:%M", time.localtime(expires_at))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

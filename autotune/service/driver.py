@@ -1,0 +1,182 @@
+"""One search's driver: ``autotune search`` in a session and a folder of its own, followed by its progress file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..workers.process import ProcessId, end, end_all_with, identify
+from .spec import SearchSpec, arguments
+
+__all__ = ["PROGRAM", "Driver", "SearchFolder", "end_leftovers"]
+
+PROGRAM = (sys.executable, "-m", "autotune")
+_MARK = "AUTOTUNE_SERVICE_SEARCH"
+"""An environment variable of a driver and of all that comes of it: by it they are found when nobody is left to ask."""
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+_KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "OMP_", "MKL_", "RAY_", "TORCH", "HF_", "XDG_")
+"""What of the server's environment a driver sees: its tokens and its database's password are not among it."""
+_LOG_BYTES = 256 * 2**10
+
+
+@dataclass(frozen=True)
+class SearchFolder:
+    """Where a search's files are."""
+
+    path: Path
+
+    @property
+    def work(self) -> Path:
+        """The job's own files, where its driver runs."""
+        return self.path / "work"
+
+    @property
+    def plan(self) -> Path:
+        """What a search ends with."""
+        return self.path / "plan.yaml"
+
+    @property
+    def log(self) -> Path:
+        """What its drivers printed."""
+        return self.path / "driver.log"
+
+    @property
+    def result(self) -> Path:
+        """The JSON document on a driver's stdout."""
+        return self.path / "result.json"
+
+    def progress(self, attempt: int) -> Path:
+        """The events of one driver."""
+        return self.path / f"progress-{attempt}.jsonl"
+
+    def read_progress(self, attempt: int, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """Whole lines from ``offset`` on, and the offset behind them; what is no event is left out."""
+        try:
+            with self.progress(attempt).open("rb") as file:
+                file.seek(offset)
+                data = file.read(4 * 2**20)
+        except OSError:
+            return [], offset
+        whole = data[: data.rfind(b"\n") + 1]
+        rows = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and isinstance(row.get("event"), str):
+                    rows.append(row)
+        return rows, offset + len(whole)
+
+    def read_log(self) -> str:
+        """The end of what the drivers printed."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self.log.stat().st_size - _LOG_BYTES, 0))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def read_trial_log(self, study: str, number: int) -> str | None:
+        """What a trial printed; None where nothing is kept."""
+        path = self.work / ".autotune" / study / f"trial-{number:03d}.log"
+        with contextlib.suppress(OSError):
+            if path.resolve().is_relative_to(self.work.resolve()):
+                return path.read_bytes()[:_LOG_BYTES].decode(errors="replace")
+        return None
+
+    def read_error(self) -> str:
+        """What the last driver said of its end; empty where it could not."""
+        with contextlib.suppress(OSError, ValueError):
+            document = json.loads(self.result.read_bytes()[: 2**20])
+            return str(document.get("error", ""))[:4000]
+        return ""
+
+
+class ServerSide(Protocol):
+    """What of a driver's command line is the server's to decide."""
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """Its beginning."""
+
+    @property
+    def driver_options(self) -> tuple[str, ...]:
+        """Options of ``autotune search``."""
+
+
+class Driver:
+    """A driver that runs."""
+
+    def __init__(
+        self, search_id: str, spec: SearchSpec, folder: SearchFolder, attempt: int, server: ServerSide
+    ) -> None:
+        """Start it.
+
+        Args:
+            search_id: marks its processes.
+            spec: what to search.
+            folder: its files; the job's are there.
+            attempt: 1 for the first; later ones go on from the study.
+            server: what is not the spec's to say.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        place = None if spec.folder is None else Path(spec.folder)
+        command = [
+            *server.program,
+            "search",
+            "--json",
+            f"--output={folder.plan}",
+            f"--progress={folder.progress(attempt)}",
+            f"--storage=sqlite:///{folder.path}/study.db",
+            *(["--resume"] if attempt > 1 else []),
+            *server.driver_options,
+            *arguments(spec, place),
+        ]
+        folder.plan.unlink(missing_ok=True)
+        with folder.log.open("ab") as log, folder.result.open("wb") as result:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder.work,
+                env=_environment(os.environ, search_id),
+                stdin=subprocess.DEVNULL,
+                stdout=result,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.id = identify(self.process.pid) or ProcessId(self.process.pid, 0)
+        self._search_id = search_id
+
+    def ask_to_end(self) -> None:
+        """As Ctrl-C does: once finishes the running trials, twice stops at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative after a signal."""
+        return self.process.poll()
+
+    def end(self) -> None:
+        """End it with all that came of it, whatever it does."""
+        end_leftovers(self._search_id, self.id)
+        self.process.wait()
+
+
+def end_leftovers(search_id: str, driver: ProcessId | None) -> None:
+    """End what is left of a search's driver: it, by its pid and start, and all that came of it, by their mark."""
+    if driver is not None:
+        end([driver])
+    end_all_with(f"{_MARK}={search_id}")
+
+
+def _environment(own: Mapping[str, str], search_id: str) -> dict[str, str]:
+    kept = {key: value for key, value in own.items() if key in _KEPT or key.startswith(_KEPT_PREFIXES)}
+    return {**kept, _MARK: search_id, "NO_COLOR": "1"}

@@ -1,0 +1,124 @@
+"""What keeps searches going: takes those that wait, follows each one's driver in a thread, and finds what was lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from ..workers.process import ProcessId
+from .driver import PROGRAM, end_leftovers
+from .store.leases import Lease, Leases, Stale
+from .store.states import State
+from .supervisor import Places, Supervisor
+
+__all__ = ["Runner", "RunnerOptions"]
+
+_LOG = logging.getLogger("autotune.service")
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """How drivers are run."""
+
+    num_searches: int = 1
+    """Searches at a time: two on one device would disturb each other's timing."""
+    lease_s: float = 30.0
+    """A lease without a sign of life ends after so many seconds."""
+    beat_s: float = 0.5
+    """Between two looks at a driver, seconds."""
+    program: tuple[str, ...] = PROGRAM
+    """What starts ``autotune``."""
+    driver_options: tuple[str, ...] = ()
+    """Options of ``autotune search`` that are the server's to decide."""
+
+
+class Runner:
+    """Runs searches until it is closed."""
+
+    def __init__(self, leases: Leases, places: Places, options: RunnerOptions) -> None:
+        """Nothing runs before :meth:`start`. The caller holds the state folder alone: every lease of a search in it
+        that is there already is a dead server's."""
+        self._leases, self._places, self._options = leases, places, options
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._held: dict[str, Lease] = {}
+        self._pool = ThreadPoolExecutor(options.num_searches, thread_name_prefix="search")
+        self._thread = threading.Thread(target=self._run, name="runner", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._wake.set()
+
+    def is_alive(self) -> bool:
+        """Whether it still takes searches."""
+        return self._thread.is_alive()
+
+    @property
+    def num_running(self) -> int:
+        """Searches that are worked on here."""
+        return len(self._held)
+
+    def close(self) -> None:
+        """End the drivers, keeping what they measured, and give their searches back."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._pool.shutdown(wait=True)
+
+    def _run(self) -> None:
+        everything = True
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                self._recover(all_held=everything)
+                everything = False
+                while len(self._held) < self._options.num_searches and (lease := self._leases.claim()):
+                    self._begin(lease)
+            except SQLAlchemyError as reason:
+                _LOG.error("the database failed: %s; trying again", type(reason).__name__)
+            self._wake.wait(2 * self._options.beat_s)
+
+    def _begin(self, lease: Lease) -> None:
+        with self._lock:
+            self._held[lease.search_id] = lease
+        self._pool.submit(self._work, lease)
+
+    def _work(self, lease: Lease) -> None:
+        try:
+            Supervisor(lease, self._leases, self._places, self._options, self._stop).run()
+        except SQLAlchemyError as reason:  # the lease ends, and the search is taken in again
+            _LOG.error("search %s: the database failed: %s", lease.search_id, type(reason).__name__)
+        except Exception:  # noqa: BLE001 - a bug with one search must not end the others
+            _LOG.exception("search %s: a bug", lease.search_id)
+            with suppress(Stale, SQLAlchemyError):
+                self._leases.finish(lease, State.ERROR, "a bug in autotune: the server's log has what is known of it.")
+        finally:
+            with self._lock:
+                del self._held[lease.search_id]
+            self._wake.set()
+
+    def _recover(self, *, all_held: bool) -> None:
+        """Give back the searches of servers that died, once nothing of their drivers is left."""
+        mine = {lease.token for lease in list(self._held.values())}
+        for lease in self._leases.expired(all_held=all_held):
+            if lease.token in mine:  # a clock jumped: this server knows better
+                continue
+            _LOG.warning("search %s: its server was lost", lease.search_id)
+            driver = None if lease.pid is None else ProcessId(lease.pid, lease.pid_start or 0)
+            end_leftovers(lease.search_id, driver)
+            with suppress(Stale):
+                Supervisor(lease, self._leases, self._places, self._options, self._stop).take_in()
+                self._leases.give_back(
+                    lease, "its server was lost; it goes on from what was measured", is_failure=False
+                )

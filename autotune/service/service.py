@@ -1,0 +1,169 @@
+"""The service's parts, joined up."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from ..errors import UserError
+from .problems import Problem
+from .runner import Runner, RunnerOptions
+from .spec import SearchSpec
+from .store.database import Database, now
+from .store.leases import Leases
+from .store.searches import Searches
+from .store.tables import ARCHIVES
+from .store.tokens import Tokens
+from .supervisor import Places
+
+__all__ = ["Service", "hold", "open_service"]
+
+
+@dataclass(frozen=True)
+class Service:
+    """All that a request may need."""
+
+    database: Database
+    searches: Searches
+    tokens: Tokens
+    on_loopback: bool
+    """Nobody outside this machine can reach it."""
+    places: Places
+    runner: Runner
+    shared: tuple[Path, ...]
+    """Folders that submits may name paths in."""
+    locks: tuple[IO[bytes], ...]
+
+    @property
+    def wake(self) -> Callable[[], None]:
+        """Tells the runner that there may be something to do."""
+        return self.runner.wake
+
+    def check_folder(self, spec: SearchSpec) -> None:
+        """Refuse a path that is not shared.
+
+        Raises:
+            Problem: 422, so it is.
+        """
+        if spec.folder is None:
+            return
+        real = Path(os.path.realpath(spec.folder))
+        if not any(real.is_relative_to(root) for root in self.shared):
+            said = ", ".join(map(str, self.shared)) or "none"
+            raise Problem(422, f"folder: a path in a shared folder was expected ({said}). Submit an archive instead.")
+        if not real.is_dir():
+            raise Problem(422, f"folder: {spec.folder} is no folder here.")
+
+    def find_archive(self, sha256: str) -> dict[str, Any] | None:
+        """An archive that is kept; None where it is not."""
+        with self.database.reading() as connection:
+            row = connection.execute(select(ARCHIVES).where(ARCHIVES.c.sha256 == sha256)).first()
+        return None if row is None or not (self.places.archives / sha256).is_file() else row._asdict()
+
+    def keep_archive(self, row: dict[str, Any]) -> None:
+        """Say that an archive is kept; again changes nothing."""
+        dialect = sqlite if self.database.is_sqlite else postgresql
+        with self.database.writing() as connection:
+            connection.execute(dialect.insert(ARCHIVES).values(created_at=now(), **row).on_conflict_do_nothing())
+
+    def delete(self, search_id: str) -> None:
+        """Forget a search, with its files.
+
+        Raises:
+            Problem: 404; or 409, it has not ended.
+        """
+        self.searches.delete(search_id)
+        shutil.rmtree(self.places.search(search_id).path, ignore_errors=True)
+
+    def close(self) -> None:
+        """End what runs, and let go of everything."""
+        self.runner.close()
+        self.database.close()
+        for lock in self.locks:
+            lock.close()
+
+
+def open_service(
+    state: Path, url: str | None, options: RunnerOptions, *, on_loopback: bool, shared: tuple[Path, ...] = ()
+) -> Service:
+    """Open the state folder and the database, and bring the schema up to date. The runner is not started.
+
+    Args:
+        state: the folder of files.
+        url: of the database; None is SQLite in ``state``.
+        options: how searches are run.
+        on_loopback: nobody outside this machine can reach the service.
+        shared: folders that submits may name paths in.
+
+    Raises:
+        UserError: another server uses them, they cannot be used, or others can reach a service without tokens.
+    """
+    database, locks = open_database(state, url)
+    tokens = Tokens(database)
+    if not on_loopback and not tokens.are_there():
+        raise UserError(
+            "--host: others can reach the service there, and it runs the code that it is sent, but there is no token. "
+            "Make one first: autotune serve token create --role admin; or bind to 127.0.0.1."
+        )
+    places = Places(state)
+    leases = Leases(database, _home(state), options.lease_s)
+    runner = Runner(leases, places, options)
+    roots = tuple(Path(os.path.realpath(root)) for root in shared)
+    return Service(database, Searches(database), tokens, on_loopback, places, runner, roots, locks)
+
+
+def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[Database, tuple[IO[bytes], ...]]:
+    """The database, with its schema up to date; and the locks that say that this process uses it.
+
+    Args:
+        state: the folder of files, made where it is not there.
+        url: of the database; None is SQLite in ``state``.
+        alone: refuse where another server uses either.
+
+    Raises:
+        UserError: they cannot be used.
+    """
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in ("archives", "searches"):
+            (state / name).mkdir(exist_ok=True)
+        database = Database(url or f"sqlite:///{state}/service.db")
+        locks = [hold(state / "lock")] if alone else []
+        if alone and url is not None and database.path is not None:
+            locks.append(hold(database.path.with_name(f"{database.path.name}.lock")))
+    except OSError as reason:
+        raise UserError(f"--state {state}: it cannot be used: {reason.strerror}. Choose another folder.") from None
+    database.migrate()
+    return database, tuple(locks)
+
+
+def hold(path: Path) -> IO[bytes]:
+    """A lock that lasts as long as the file is open, and this process lives.
+
+    Raises:
+        UserError: another process has it.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UserError(f"{path}: another server uses this. Stop it first, or choose another folder.") from None
+    return file
+
+
+def _home(state: Path) -> str:
+    """The state folder's own name, whatever it is called by."""
+    path = state / "home"
+    if not path.exists():
+        path.write_text(secrets.token_hex(16), encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()

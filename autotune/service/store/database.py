@@ -1,0 +1,142 @@
+"""The database: SQLite in the state folder, or PostgreSQL by its URL; its clock, its transactions, its schema."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, Float, create_engine, event
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import GenericFunction
+
+from ...errors import UserError
+
+__all__ = ["Database", "now"]
+
+_MIGRATION_LOCK = 0x6175746F
+"""Of PostgreSQL's advisory locks: one server migrates at a time."""
+_BUSY_S = 30
+
+
+class now(GenericFunction[float]):
+    """Seconds since 1970 by the database's clock: that of a server may be wrong, or jump."""
+
+    type = Float()
+    inherit_cache = True
+    name = "autotune_now"
+
+
+@compiles(now, "sqlite")
+def _sqlite_now(element: Any, compiler: Any, **options: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(now, "postgresql")
+def _postgresql_now(element: Any, compiler: Any, **options: Any) -> str:
+    return "extract(epoch from clock_timestamp())::double precision"
+
+
+class Database:
+    """Connections for short transactions: nothing slow, no disk and no network, happens within one."""
+
+    def __init__(self, url: str) -> None:
+        """Open it; nothing is read or written yet.
+
+        Raises:
+            UserError: the URL is malformed, or its driver is not installed.
+        """
+        try:
+            self.engine: Engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        except (ArgumentError, NoSuchModuleError, ValueError):
+            raise UserError(
+                "--database: expected sqlite:///path.db or postgresql+psycopg://user@host/name, but got another form."
+            ) from None
+        except ModuleNotFoundError as missing:
+            raise UserError(
+                f"--database: the driver {missing.name} is not installed. Install it: pip install 'psycopg[binary]', "
+                "and write postgresql+psycopg://…"
+            ) from None
+        self.is_sqlite = self.engine.dialect.name == "sqlite"
+        self._writer = threading.Lock() if self.is_sqlite else None
+        if self.is_sqlite:
+            event.listen(self.engine, "connect", _configure)
+            event.listen(self.engine, "begin", _begin)
+
+    @property
+    def path(self) -> Path | None:
+        """SQLite's file."""
+        return Path(self.engine.url.database or "") if self.is_sqlite else None
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that reads."""
+        with self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that writes, committed at its end. With SQLite they queue up for one another here."""
+        with self._writer or nullcontext(), self.engine.connect() as connection:
+            writer = connection.execution_options(writes=True)
+            with writer.begin():
+                yield writer
+
+    def migrate(self) -> None:
+        """Bring the schema to this version's.
+
+        Raises:
+            UserError: it is newer, or the database cannot be reached.
+        """
+        try:
+            with self.writing() as connection:
+                if not self.is_sqlite:
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+                config = _config()
+                config.attributes["connection"] = connection
+                known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
+                there = MigrationContext.configure(connection).get_current_revision()
+                if there is not None and there not in known:
+                    raise UserError(
+                        f"the database has schema {there}, which a newer autotune wrote. Start that version; this one "
+                        "has changed nothing."
+                    )
+                command.upgrade(config, "head")
+        except OperationalError as reason:
+            raise UserError(
+                f"--database: it cannot be reached, or not written: {_first_line(reason)}. Is the server up, and the "
+                "folder writable?"
+            ) from None
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    return config
+
+
+def _first_line(reason: OperationalError) -> str:
+    return str(reason.orig).strip().partition("\n")[0]
+
+
+def _configure(connection: Any, record: object) -> None:
+    connection.isolation_level = None  # transactions are begun by _begin
+    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", f"busy_timeout = {_BUSY_S}000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Connection) -> None:
+    """A transaction that will write takes the lock at once: one that takes it later may fail whatever the timeout."""
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,225 @@
+"""Who works on a search. A server takes one under a token and keeps the lease alive; all that its driver comes to is
+written under that token, and is dropped once somebody else has the search."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, and_, case, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from ..documents import Documents
+from ..spec import SearchSpec
+from .database import Database, now
+from .events import append, held_by
+from .states import ENDS, HELD, State, may_become
+from .tables import SEARCHES, TRIALS
+
+__all__ = ["Lease", "Leases", "Stale"]
+
+_MOST_FAILURES = 3
+"""Drivers that may die one after the other, without a trial between them."""
+
+
+class Stale(Exception):
+    """Somebody else has the search: nothing was written."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A search that this server may work on."""
+
+    search_id: str
+    token: str
+    spec: SearchSpec
+    attempt: int
+    """1 for the first driver."""
+    progress_offset: int
+    """Bytes of this attempt's progress file that are events already."""
+    cancel_mode: str | None
+    summary: dict[str, Any]
+    """Of what was said before."""
+    pid: int | None
+    """This attempt's driver, once it runs."""
+    pid_start: int | None
+
+
+class Leases:
+    """The leases in a database, of the searches whose files are in this state folder."""
+
+    def __init__(self, database: Database, home: str, lease_s: float) -> None:
+        """Nothing is taken yet.
+
+        Args:
+            database: where searches are.
+            home: the state folder's own name: a search goes on where its files are.
+            lease_s: how long a lease lasts without a sign of life, seconds.
+        """
+        self._database, self._home, self._lease_s = database, home, lease_s
+
+    def claim(self) -> Lease | None:
+        """Take the search that is next: what is to be cancelled, then by priority, then the oldest.
+
+        Returns:
+            The lease; None where nothing waits.
+        """
+        here = SEARCHES.c.home.is_(None) | (SEARCHES.c.home == self._home)
+        waits = and_(SEARCHES.c.state == State.QUEUED, here)
+        order = (case((SEARCHES.c.cancel_mode.is_(None), 1), else_=0), SEARCHES.c.priority.desc(), SEARCHES.c.number)
+        chosen = select(SEARCHES.c.id).where(waits).order_by(*order).limit(1).with_for_update(skip_locked=True)
+        token = secrets.token_hex(16)
+        with self._database.writing() as connection:
+            search_id = connection.scalar(chosen)
+            if search_id is None:
+                return None
+            changes = {
+                "lease_token": token,
+                "lease_expires_at": now() + self._lease_s,
+                "home": self._home,
+                "attempt": SEARCHES.c.attempt + 1,
+                "progress_offset": 0,
+                "pid": None,
+            }
+            append(
+                connection,
+                and_(SEARCHES.c.id == search_id, waits),
+                [("state", {"state": State.LEASED})],
+                state=State.LEASED,
+                **changes,
+            )
+            row = connection.execute(select(SEARCHES).where(held_by(search_id, token))).one()
+        return _lease(row)
+
+    def expired(self, *, all_held: bool = False) -> list[Lease]:
+        """Leases of searches here that nobody keeps alive; with ``all_held`` every one, for a server that has just
+        started and is the only one."""
+        which = and_(SEARCHES.c.state.in_(HELD), SEARCHES.c.home == self._home)
+        if not all_held:
+            which = and_(which, SEARCHES.c.lease_expires_at < now())
+        with self._database.reading() as connection:
+            return [_lease(row) for row in connection.execute(select(SEARCHES).where(which))]
+
+    def keep(self, lease: Lease) -> str | None:
+        """Say that the search is still worked on.
+
+        Returns:
+            How it is to be cancelled; None where it is not.
+
+        Raises:
+            Stale: it is somebody else's.
+        """
+        held = update(SEARCHES).where(held_by(lease.search_id, lease.token))
+        renewed = held.values(lease_expires_at=now() + self._lease_s).returning(SEARCHES.c.cancel_mode)
+        with self._database.writing() as connection:
+            row = connection.execute(renewed).first()
+        if row is None:
+            raise Stale
+        mode: str | None = row.cancel_mode
+        return mode
+
+    def begin(self, lease: Lease, pid: int, pid_start: int) -> None:
+        """The driver runs.
+
+        Raises:
+            Stale: the search is somebody else's.
+        """
+        changes = {"pid": pid, "pid_start": pid_start}
+        with self._database.writing() as connection:
+            started = update(SEARCHES).where(held_by(lease.search_id, lease.token), SEARCHES.c.started_at.is_(None))
+            connection.execute(started.values(started_at=now()))
+            said = [("state", {"state": State.RUNNING, "attempt": lease.attempt})]
+            whose = and_(held_by(lease.search_id, lease.token), SEARCHES.c.state == State.LEASED)
+            if append(connection, whose, said, state=State.RUNNING, **changes):
+                return
+            if not append(connection, held_by(lease.search_id, lease.token), [], **changes):  # it is CANCELLING
+                raise Stale
+
+    def record(self, lease: Lease, rows: Sequence[Mapping[str, Any]], offset: int, summary: Mapping[str, Any]) -> None:
+        """Store what a driver has said up to ``offset`` of its progress file: all of it once, or none.
+
+        Raises:
+            Stale: the search is somebody else's.
+        """
+        events = [(str(row["event"]), {k: v for k, v in row.items() if k != "event"}) for row in rows]
+        trials = [*_trials(rows)]
+        changes: dict[str, Any] = {"progress_offset": offset, "summary": json.dumps(summary)}
+        if trials:
+            changes["failures"] = 0
+        with self._database.writing() as connection:
+            if not append(connection, held_by(lease.search_id, lease.token), events, **changes):
+                raise Stale
+            if trials:
+                dialect = sqlite if self._database.is_sqlite else postgresql
+                known = [
+                    {
+                        "search_id": lease.search_id,
+                        "number": row["number"],
+                        "outcome": row["outcome"],
+                        "data": json.dumps({k: v for k, v in row.items() if k != "event"}),
+                    }
+                    for row in trials
+                ]
+                connection.execute(dialect.insert(TRIALS).on_conflict_do_nothing(), known)
+
+    def finish(self, lease: Lease, state: State, message: str, found: Documents | None = None) -> None:
+        """What the search has come to.
+
+        Raises:
+            Stale: the search is somebody else's.
+        """
+        assert state in ENDS
+        documents: dict[str, Any] = {}
+        if found is not None:
+            documents = {"plan": found.plan, "report": found.report, "plan_files": json.dumps(found.files)}
+        self._release(lease, state, message, ended_at=now(), **documents)
+
+    def give_back(self, lease: Lease, message: str, *, is_failure: bool) -> None:
+        """Queue a search again whose server or driver was lost; or end it, after too many such failures in a row.
+
+        Raises:
+            Stale: the search is somebody else's.
+        """
+        if not is_failure:
+            return self._release(lease, State.QUEUED, message)
+        with self._database.reading() as connection:
+            failures = connection.scalar(select(SEARCHES.c.failures).where(held_by(lease.search_id, lease.token)))
+        if failures is None:
+            raise Stale
+        if failures + 1 >= _MOST_FAILURES:
+            why = f"{message} That was {_MOST_FAILURES} times in a row. What was measured is kept: resume it."
+            return self.finish(lease, State.ERROR, why)
+        return self._release(lease, State.QUEUED, message, failures=failures + 1)
+
+    def _release(self, lease: Lease, state: State, message: str, **changes: Any) -> None:
+        whose = and_(held_by(lease.search_id, lease.token), SEARCHES.c.state.in_(may_become(state)))
+        said = [("state", {"state": state, "words": message})]
+        free = {"lease_token": None, "lease_expires_at": None}
+        with self._database.writing() as connection:
+            if not append(connection, whose, said, state=state, message=message, **free, **changes):
+                raise Stale
+
+
+def _trials(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """What trials came to, as a driver says it; what is nothing of the kind is left out."""
+    said = (row if row["event"] == "trial_ended" else row.get("resumed") for row in rows)
+    for each in (one for some in said for one in (some if isinstance(some, list) else [some])):
+        if isinstance(each, dict) and isinstance(each.get("number"), int) and isinstance(each.get("outcome"), str):
+            yield each
+
+
+def _lease(row: Row[Any]) -> Lease:
+    return Lease(
+        search_id=row.id,
+        token=row.lease_token,
+        spec=SearchSpec.model_validate_json(row.spec),
+        attempt=row.attempt,
+        progress_offset=row.progress_offset,
+        cancel_mode=row.cancel_mode,
+        summary=json.loads(row.summary),
+        pid=row.pid,
+        pid_start=row.pid_start,
+    )

@@ -1,0 +1,15 @@
+"""${message}."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from alembic import op
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+
+
+def upgrade() -> None:
+    """Expand."""
+    ${upgrades if upgrades else "pass"}

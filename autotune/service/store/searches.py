@@ -1,0 +1,267 @@
+"""Searches as people see and change them. What a running search comes to is written under its lease, in ``leases``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import Row, and_, delete, func, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from ..problems import Problem
+from ..spec import SearchSpec
+from .database import Database, now
+from .events import EventRow, append, read_events
+from .states import OPEN, RESUMABLE, TERMINAL, State, may_become
+from .tables import ARCHIVES, EVENTS, SEARCHES, TRIALS
+
+__all__ = ["CancelMode", "Search", "Searches"]
+
+CancelMode = Literal["finish", "now"]
+"""``finish`` ends the running trials and writes the best so far; ``now`` ends at once."""
+
+
+class Search(BaseModel):
+    """A search as the service shows it."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    id: str
+    number: int
+    """Counts up as searches are submitted."""
+    name: str
+    state: State
+    message: str
+    """Why it ended, where it did not end with a plan."""
+    priority: int
+    owner: str
+    """The name of the token that submitted it."""
+    created_at: float
+    """Seconds since 1970, as all times."""
+    started_at: float | None
+    ended_at: float | None
+    attempt: int
+    """How often a driver was started."""
+    cancel_mode: CancelMode | None
+    num_events: int
+    has_plan: bool
+    summary: dict[str, Any]
+    """Of the trials so far: ``num_trials``, ``num_ended``, ``limit_bytes``, ``reference`` and ``best``."""
+    spec: SearchSpec
+
+
+_SHOWN = [column for column in SEARCHES.c if column.name not in ("plan", "report", "plan_files")]
+
+
+class Searches:
+    """The searches in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def submit(self, spec: SearchSpec, owner: str, key: str | None) -> tuple[Search, bool]:
+        """Queue a search.
+
+        Args:
+            spec: what to search.
+            owner: who asks.
+            key: the request's ``Idempotency-Key``: with one that was used before, nothing new is queued.
+
+        Returns:
+            The search, and whether it is new.
+
+        Raises:
+            Problem: 422, the key was used for another search, or the archive is not here.
+        """
+        text = spec.model_dump_json()
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        scoped = None if key is None else f"{owner}/{key}"
+        if scoped is not None and (found := self._by_key(scoped, digest)):
+            return found, False
+        search_id = secrets.token_hex(8)
+        try:
+            with self._database.writing() as connection:
+                if spec.archive and not connection.scalar(select(ARCHIVES.c.sha256).filter_by(sha256=spec.archive)):
+                    raise Problem(422, f"archive {spec.archive} is not here. PUT /v1/archives/{spec.archive} first.")
+                connection.execute(
+                    insert(SEARCHES).values(
+                        id=search_id,
+                        name=spec.title,
+                        spec=text,
+                        archive=spec.archive,
+                        owner=owner,
+                        state=State.QUEUED,
+                        priority=spec.priority,
+                        created_at=now(),
+                        idempotency_key=scoped,
+                        request_sha256=digest,
+                    )
+                )
+                append(connection, SEARCHES.c.id == search_id, [("state", {"state": State.QUEUED})])
+        except IntegrityError:  # the same key, at the same time
+            if scoped is not None and (found := self._by_key(scoped, digest)):
+                return found, False
+            raise
+        return self.get(search_id), True
+
+    def _by_key(self, scoped: str, digest: str) -> Search | None:
+        with self._database.reading() as connection:
+            row = connection.execute(select(*_SHOWN).where(SEARCHES.c.idempotency_key == scoped)).first()
+        if row is not None and row.request_sha256 != digest:
+            raise Problem(422, "this Idempotency-Key was used for another search. Use a new key for a new search.")
+        return None if row is None else _view(row)
+
+    def get(self, search_id: str) -> Search:
+        """One search.
+
+        Raises:
+            Problem: 404.
+        """
+        with self._database.reading() as connection:
+            return _view(self._row(connection, search_id))
+
+    def newest(self, state: State | None = None, before: int | None = None, most: int = 100) -> list[Search]:
+        """The newest first, of numbers below ``before``."""
+        query = select(*_SHOWN).order_by(SEARCHES.c.number.desc()).limit(most)
+        if state is not None:
+            query = query.where(SEARCHES.c.state == state)
+        if before is not None:
+            query = query.where(SEARCHES.c.number < before)
+        with self._database.reading() as connection:
+            return [_view(row) for row in connection.execute(query)]
+
+    def counts(self) -> dict[str, int]:
+        """How many there are in each state."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(SEARCHES.c.state, func.count()).group_by(SEARCHES.c.state))
+            found = {row[0]: row[1] for row in rows}
+        return {state: found.get(state, 0) for state in State}
+
+    def events(self, search_id: str, after: int, most: int = 500) -> tuple[list[EventRow], bool]:
+        """Events above a number, and whether no more will come.
+
+        Raises:
+            Problem: 404.
+        """
+        with self._database.reading() as connection:
+            row = self._row(connection, search_id)
+            events = read_events(connection, search_id, after, most)
+        last = events[-1].seq if events else after
+        return events, row.state in TERMINAL and last >= row.num_events
+
+    def trials(self, search_id: str, after: int = -1, most: int = 1000) -> list[dict[str, Any]]:
+        """What trials came to, by their numbers.
+
+        Raises:
+            Problem: 404.
+        """
+        with self._database.reading() as connection:
+            self._row(connection, search_id)
+            rows = connection.execute(
+                select(TRIALS.c.data)
+                .where(TRIALS.c.search_id == search_id, TRIALS.c.number > after)
+                .order_by(TRIALS.c.number)
+                .limit(most)
+            )
+            return [json.loads(row.data) for row in rows]
+
+    def document(self, search_id: str, what: Literal["plan", "report", "plan_files"]) -> str:
+        """The plan as YAML, the report in words, or the files beside the plan as JSON of base64.
+
+        Raises:
+            Problem: 404; or 409, there is none, or none yet.
+        """
+        with self._database.reading() as connection:
+            state = self._row(connection, search_id).state
+            text = connection.scalar(select(SEARCHES.c[what]).where(SEARCHES.c.id == search_id))
+        if text is None:
+            when = "yet" if state in OPEN else "and none will come"
+            raise Problem(
+                409, f"search {search_id} is {state}: there is no {what.removesuffix('_files')} {when}.", state=state
+            )
+        return str(text)
+
+    def cancel(self, search_id: str, mode: CancelMode) -> Search:
+        """Ask a search to end; asking again changes nothing, but ``now`` after ``finish``.
+
+        Raises:
+            Problem: 404.
+        """
+        with self._database.writing() as connection:
+            row = self._row(connection, search_id)
+            mine = SEARCHES.c.id == search_id
+            if row.state == State.QUEUED and row.attempt == 0:
+                said = {"state": State.CANCELLED, "words": "cancelled before it began"}
+                changes = {"state": State.CANCELLED, "message": said["words"], "ended_at": now()}
+                append(connection, and_(mine, SEARCHES.c.state == State.QUEUED), [("state", said)], **changes)
+            elif row.state in OPEN and row.cancel_mode != "now" and row.cancel_mode != mode:
+                held = row.state in may_become(State.CANCELLING) or row.state == State.CANCELLING
+                state = State.CANCELLING if held else row.state
+                said = {"state": state, "mode": mode}
+                append(connection, mine, [("state", said)], state=state, cancel_mode=mode)
+        return self.get(search_id)
+
+    def set_priority(self, search_id: str, priority: int) -> Search:
+        """Change the priority of a search that has not ended.
+
+        Raises:
+            Problem: 404; or 409, it has.
+        """
+        with self._database.writing() as connection:
+            row = self._row(connection, search_id)
+            if row.state in TERMINAL:
+                raise Problem(409, f"search {search_id} is {row.state}: its priority matters no more.", state=row.state)
+            append(connection, SEARCHES.c.id == search_id, [("priority", {"priority": priority})], priority=priority)
+        return self.get(search_id)
+
+    def resume(self, search_id: str) -> Search:
+        """Queue a search again that ended without a result; it goes on from what was measured.
+
+        Raises:
+            Problem: 404; or 409, it has a result.
+        """
+        with self._database.writing() as connection:
+            row = self._row(connection, search_id)
+            if row.state in TERMINAL - RESUMABLE:
+                raise Problem(
+                    409, f"search {search_id} is {row.state}: there is nothing to go on with.", state=row.state
+                )
+            if row.state in RESUMABLE:
+                changes = {"message": "", "ended_at": None, "cancel_mode": None, "failures": 0}
+                said = {"state": State.QUEUED, "words": "resumed"}
+                append(connection, SEARCHES.c.id == search_id, [("state", said)], state=State.QUEUED, **changes)
+        return self.get(search_id)
+
+    def delete(self, search_id: str) -> None:
+        """Forget a search that has ended.
+
+        Raises:
+            Problem: 404; or 409, it has not.
+        """
+        with self._database.writing() as connection:
+            row = self._row(connection, search_id)
+            if row.state not in TERMINAL:
+                raise Problem(409, f"search {search_id} is {row.state}: cancel it first.", state=row.state)
+            for table in (EVENTS, TRIALS):
+                connection.execute(delete(table).where(table.c.search_id == search_id))
+            connection.execute(delete(SEARCHES).where(SEARCHES.c.id == search_id))
+
+    @staticmethod
+    def _row(connection: Any, search_id: str) -> Row[Any]:
+        row: Row[Any] | None = connection.execute(select(*_SHOWN).where(SEARCHES.c.id == search_id)).first()
+        if row is None:
+            raise Problem(404, f"there is no search {search_id[:40]!r}.")
+        return row
+
+
+def _view(row: Row[Any]) -> Search:
+    fields = {name: getattr(row, name) for name in Search.model_fields if name not in ("spec", "summary", "has_plan")}
+    return Search(
+        spec=SearchSpec.model_validate_json(row.spec),
+        summary=json.loads(row.summary),
+        has_plan=row.state == State.SUCCEEDED,
+        **fields,
+    )

@@ -1,0 +1,139 @@
+"""Bearer tokens: random, kept as their SHA-256 alone, each with a role and an end."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from enum import IntEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
+
+from ...units import parse_duration
+from ..problems import Problem
+from .database import Database, now
+from .tables import TOKENS
+
+__all__ = ["LOCAL", "Caller", "Role", "RoleName", "TokenRow", "Tokens", "expiry_s"]
+
+_PREFIX = "atn_"
+"""By which scanners for secrets find one."""
+RoleName = Literal["read", "submit", "admin"]
+
+
+class Role(IntEnum):
+    """What a token may do; each may do what those before it may."""
+
+    read = 1
+    """See everything."""
+    submit = 2
+    """Submit and change searches: run code as the service's user."""
+    admin = 3
+    """Delete searches, make and revoke tokens."""
+
+
+class Caller(BaseModel):
+    """Who asks."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    role: Role
+
+
+LOCAL = Caller(name="local", role=Role.admin)
+"""Everybody, where the service is bound to loopback and has no tokens."""
+
+
+class TokenRow(BaseModel):
+    """A token as it is listed: never itself."""
+
+    id: str
+    name: str
+    role: RoleName
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+class Tokens:
+    """The tokens in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, name: str, role: RoleName, expires_s: float | None) -> tuple[TokenRow, str]:
+        """A new token, which is shown this once."""
+        secret = f"{_PREFIX}{secrets.token_urlsafe(32)}"
+        token_id = secrets.token_hex(4)
+        with self._database.writing() as connection:
+            connection.execute(
+                insert(TOKENS).values(
+                    id=token_id,
+                    name=name,
+                    role=role,
+                    sha256=_digest(secret),
+                    created_at=now(),
+                    expires_at=None if expires_s is None else now() + expires_s,
+                )
+            )
+        return next(row for row in self.all() if row.id == token_id), secret
+
+    def all(self) -> list[TokenRow]:
+        """All, the newest first."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(TOKENS).order_by(TOKENS.c.created_at.desc()))
+            return [TokenRow.model_validate(row._asdict()) for row in rows]
+
+    def revoke(self, token_id: str) -> None:
+        """From now on it is no token; again changes nothing.
+
+        Raises:
+            Problem: 404.
+        """
+        when = func.coalesce(TOKENS.c.revoked_at, now())
+        with self._database.writing() as connection:
+            changed = connection.execute(update(TOKENS).where(TOKENS.c.id == token_id).values(revoked_at=when))
+        if not changed.rowcount:
+            raise Problem(404, f"there is no token {token_id[:40]!r}.")
+
+    def caller(self, secret: str) -> Caller | None:
+        """Who has this token; None where it is none, has expired, or was revoked.
+
+        The look-up is by the hash: what its time could tell is of a hash, and of no use.
+        """
+        query = select(TOKENS.c.name, TOKENS.c.role).where(TOKENS.c.sha256 == _digest(secret), _valid())
+        with self._database.reading() as connection:
+            row = connection.execute(query).first()
+        return None if row is None else Caller(name=row.name, role=Role[row.role])
+
+    def are_there(self) -> bool:
+        """Whether any token is valid."""
+        with self._database.reading() as connection:
+            return connection.execute(select(TOKENS.c.id).where(_valid()).limit(1)).first() is not None
+
+
+def expiry_s(text: str | None) -> float | None:
+    """Seconds from ``30d``, ``12h``; None of None, or ``never``.
+
+    Raises:
+        Problem: 422, it is no such time.
+    """
+    if text is None or text == "never":
+        return None
+    try:
+        if text.endswith("d"):
+            return float(int(text[:-1]) * 86400)
+        return parse_duration(text)
+    except (ValueError, OverflowError):
+        raise Problem(422, f"expires: 30d, 12h or never was expected, but got {text[:40]!r}.") from None
+
+
+def _valid() -> ColumnElement[bool]:
+    unexpired = or_(TOKENS.c.expires_at.is_(None), TOKENS.c.expires_at > now())
+    return and_(TOKENS.c.revoked_at.is_(None), unexpired)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

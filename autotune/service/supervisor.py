@@ -1,0 +1,209 @@
+"""One search while it is worked on: its files, its driver, what that says, and what it comes to."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from .archives import Limits, unpack
+from .documents import Documents, read_documents
+from .driver import Driver, SearchFolder
+from .problems import Problem
+from .store.leases import Lease, Leases, Stale
+from .store.states import State
+from .summary import Summary
+
+if TYPE_CHECKING:
+    from .runner import RunnerOptions
+
+__all__ = ["Places", "Supervisor"]
+
+_LOG = logging.getLogger("autotune.service")
+_INTERRUPTED = 130
+_LONGEST_END_S = 60.0
+"""After ``now``, and when the server ends: a driver that goes on for longer is killed."""
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Places:
+    """The state folder."""
+
+    state: Path
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def archives(self) -> Path:
+        """Archives by their hashes."""
+        return self.state / "archives"
+
+    def search(self, search_id: str) -> SearchFolder:
+        """The folder of one search."""
+        return SearchFolder(self.state / "searches" / search_id)
+
+
+class Supervisor:
+    """Works on one search under its lease."""
+
+    def __init__(
+        self, lease: Lease, leases: Leases, places: Places, options: RunnerOptions, stop: threading.Event
+    ) -> None:
+        self._lease, self._leases, self._options, self._stop = lease, leases, options, stop
+        self._places = places
+        self._folder = places.search(lease.search_id)
+        self._summary = Summary(lease.summary)
+        self._offset = lease.progress_offset
+
+    def run(self) -> None:
+        """From the lease to the end of the search, or of the lease."""
+        if self._lease.cancel_mode == "now":
+            with suppress(Stale):
+                self._finish(State.CANCELLED, "cancelled")
+            return
+        try:
+            self._prepare()
+        except Problem as problem:
+            with suppress(Stale):
+                self._finish(State.FAILED if problem.status == 422 else State.ERROR, problem.detail)
+            return
+        lease = self._lease
+        try:
+            driver = Driver(lease.search_id, lease.spec, self._folder, lease.attempt, self._options)
+        except OSError as reason:
+            with suppress(Stale):
+                self._give_back(f"its driver could not be started: {reason.strerror}.", is_failure=True)
+            return
+        try:
+            self._leases.begin(lease, driver.id.pid, driver.id.start)
+            _LOG.info("search %s: driver %s started", lease.search_id, driver.id.pid)
+            self._follow(driver)
+        except Stale:
+            _LOG.warning("search %s: somebody else has it now; what came of it here is dropped", lease.search_id)
+        finally:
+            driver.end()
+
+    def take_in(self) -> None:
+        """Store what the last driver said and nobody has read.
+
+        Raises:
+            Stale: the search is somebody else's.
+        """
+        while self._record():
+            pass
+
+    def _prepare(self) -> None:
+        """Lay out the job's files, once.
+
+        Raises:
+            Problem: they cannot be.
+        """
+        work, spec = self._folder.work, self._lease.spec
+        if work.exists():
+            return
+        if spec.archive is None:
+            work.mkdir(parents=True)
+            return
+        half = self._folder.path / "work.part"
+        shutil.rmtree(half, ignore_errors=True)
+        unpack(self._places.archives / spec.archive, half, self._places.limits)
+        half.rename(work)
+
+    def _follow(self, driver: Driver) -> None:
+        """Until the driver ends.
+
+        Raises:
+            Stale: the search is somebody else's.
+        """
+        asked, kill_at, next_beat = 0, math.inf, 0.0
+        mode = self._lease.cancel_mode
+        while (code := driver.exit_code()) is None:
+            if time.monotonic() >= next_beat:
+                try:
+                    mode = self._leases.keep(self._lease)
+                    self._record()
+                except SQLAlchemyError as reason:  # it may come back before the lease ends
+                    _LOG.error("search %s: the database failed: %s", self._lease.search_id, type(reason).__name__)
+                next_beat = time.monotonic() + min(self._options.beat_s, self._options.lease_s / 3)
+            at_once = mode == "now" or self._stop.is_set()
+            if asked < (2 if at_once else int(mode == "finish" and self._may_finish())):
+                driver.ask_to_end()
+                asked += 1
+                if asked == 2:
+                    kill_at = time.monotonic() + _LONGEST_END_S
+            if time.monotonic() > kill_at:
+                driver.end()
+            with suppress(subprocess.TimeoutExpired):
+                driver.process.wait(_LOOK_S)  # two signals within a moment would count as one
+        driver.end()
+        while self._retried(self._record):
+            pass
+        _LOG.info("search %s: driver ended with %s", self._lease.search_id, code)
+        self._conclude(code, mode, was_asked=asked > 0)
+
+    def _may_finish(self) -> bool:
+        """A driver that goes on from a study reads it first: interrupted before that, it would end without a plan."""
+        return self._lease.attempt == 1 or self._summary.has_started
+
+    def _conclude(self, code: int, mode: str | None, *, was_asked: bool) -> None:
+        found, error = read_documents(self._folder.plan), self._folder.read_error()
+        was_ended = code == _INTERRUPTED or (code < 0 and was_asked)
+        if found is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
+            self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", found)
+        elif code == 0:
+            self._finish(State.ERROR, "the driver ended well, and left no plan that can be read.")
+        elif code in _ENDS:
+            self._finish(_ENDS[code], error or self._last_words())
+        elif was_ended and (mode == "now" or (mode == "finish" and not self._stop.is_set())):
+            self._finish(State.CANCELLED, error or "cancelled")
+        elif was_ended and self._stop.is_set():
+            self._give_back("the server was stopped; it goes on from what was measured", is_failure=False)
+        else:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._give_back(f"its driver was lost ({how}).", is_failure=True)
+
+    def _finish(self, state: State, message: str, found: Documents | None = None) -> None:
+        self._retried(lambda: self._leases.finish(self._lease, state, message, found))
+
+    def _give_back(self, message: str, *, is_failure: bool) -> None:
+        self._retried(lambda: self._leases.give_back(self._lease, message, is_failure=is_failure))
+
+    def _record(self) -> bool:
+        rows, offset = self._folder.read_progress(self._lease.attempt, self._offset)
+        if offset == self._offset:
+            return False
+        summary = deepcopy(self._summary)
+        for row in rows:
+            with suppress(KeyError, TypeError):  # a task may write there, too
+                summary.take(row)
+        self._leases.record(self._lease, rows, offset, summary.as_json())
+        self._summary, self._offset = summary, offset
+        return True
+
+    def _retried(self, write: Callable[[], bool | None]) -> bool | None:
+        """What must not be lost is written again until the database answers, or the server ends."""
+        while True:
+            try:
+                return write()
+            except SQLAlchemyError as reason:
+                _LOG.error("search %s: the database failed: %s", self._lease.search_id, type(reason).__name__)
+                if self._stop.wait(1.0):
+                    raise
+
+    def _last_words(self) -> str:
+        return self._folder.read_log()[-2000:].strip() or "it ended without a word."
+
+
+_ENDS = {1: State.ERROR, 2: State.FAILED, 3: State.NOTHING_FITS}
+"""What a driver's exit code says."""

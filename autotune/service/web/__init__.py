@@ -1,0 +1,1 @@
+"""The service over HTTP: its routes, who is let in, its page."""

@@ -1,0 +1,88 @@
+"""Who may do what: a bearer token, the page's cookie, or everybody on this machine where there are no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
+
+from ..problems import Problem
+from ..store.tokens import LOCAL, Caller, Role, Tokens
+
+__all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter", "refuse_other_sites"]
+
+COOKIE = "autotune_token"
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True)
+class Access:
+    """How requests are let in."""
+
+    tokens: Tokens
+    on_loopback: bool
+    """Nobody outside this machine can reach the service: without any token, whoever does may do all."""
+
+    def caller(self, request: Request) -> Caller:
+        """Who asks.
+
+        Raises:
+            Problem: 401, nobody known; 403, another site's page asks.
+        """
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and secret:
+            return self._known(secret.strip())
+        refuse_other_sites(request)
+        if cookie := request.cookies.get(COOKIE):
+            return self._known(cookie)
+        if self.is_open_to_all():
+            _refuse_other_names(request)
+            return LOCAL
+        raise Problem(401, "a token was expected: Authorization: Bearer atn_…; see `autotune serve token create`.")
+
+    def is_open_to_all(self) -> bool:
+        """Whether nobody is asked for a token."""
+        return self.on_loopback and not self.tokens.are_there()
+
+    def _known(self, secret: str) -> Caller:
+        found = self.tokens.caller(secret)
+        if found is None:
+            raise Problem(401, "the token is not known, has expired, or was revoked.")
+        return found
+
+
+def refuse_other_sites(request: Request) -> None:
+    """What a browser sends by itself must come from our own page."""
+    if request.method in _SAFE:
+        return
+    origin = request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    is_ours = origin is None or origin.partition("://")[2] == request.headers.get("host")
+    if site not in ("same-origin", "none") or not is_ours:
+        raise Problem(403, "this request comes from another site's page.")
+
+
+def _refuse_other_names(request: Request) -> None:
+    """A name of somebody else's that leads to this machine would make their page one of ours."""
+    name = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
+    if name not in _LOOPBACK:
+        raise Problem(403, "without tokens the service answers to the name localhost alone. Make a token.")
+
+
+def _at_least(role: Role) -> Callable[..., Caller]:
+    def check(request: Request, _: Annotated[object, Depends(HTTPBearer(auto_error=False))]) -> Caller:
+        caller = request.app.state.access.caller(request)
+        if not isinstance(caller, Caller) or caller.role < role:
+            raise Problem(403, f"the role {role.name} is needed, and this token has the role {caller.role.name}.")
+        return caller
+
+    return check
+
+
+Reader = Annotated[Caller, Depends(_at_least(Role.read))]
+Submitter = Annotated[Caller, Depends(_at_least(Role.submit))]
+Admin = Annotated[Caller, Depends(_at_least(Role.admin))]

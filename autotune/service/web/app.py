@@ -1,0 +1,91 @@
+"""The HTTP application."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from ... import __version__
+from ..problems import Problem
+from ..service import Service
+from .access import Access, Reader
+from .answers import answer_problems
+from .metrics import Metrics
+from .page import PAGE
+from .routes import ROUTES
+
+__all__ = ["make_app"]
+
+_MOST_BODY_BYTES = 2**20
+_LOG = logging.getLogger("autotune.service")
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application; searches run as long as it does."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.runner.start()
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="autotune",
+        version=__version__,
+        description="Searches for training settings within a memory budget.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        max_body_size=_MOST_BODY_BYTES,
+        telemetry={"tracing": False},
+    )
+    app.state.service = service
+    app.state.access = Access(service.tokens, service.on_loopback)
+    metrics = Metrics(service)
+    answer_problems(app)
+    app.include_router(ROUTES)
+    app.include_router(PAGE)
+
+    @app.middleware("http")
+    async def observe(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        began = time.perf_counter()
+        response = await call_next(request)
+        seconds = time.perf_counter() - began
+        route = getattr(request.scope.get("route"), "path", "none")
+        metrics.count(request.method, route, response.status_code, seconds)
+        _LOG.info("%s %s %s %.3f s", request.method, request.url.path, response.status_code, seconds)
+        response.headers.setdefault("X-Content-Type-Options", "nosniff")
+        response.headers.setdefault("Cache-Control", "no-store")
+        response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+        return response
+
+    @app.get("/healthz", response_class=PlainTextResponse)
+    def is_alive() -> str:
+        """The process answers."""
+        return "alive\n"
+
+    @app.get("/readyz", response_class=PlainTextResponse, responses={503: {}})
+    def is_ready() -> str:
+        """The database answers, and searches are taken."""
+        try:
+            with service.database.reading() as connection:
+                connection.execute(text("SELECT 1"))
+        except SQLAlchemyError:
+            raise Problem(503, "the database does not answer.") from None
+        if not service.runner.is_alive():
+            raise Problem(503, "no searches are taken: the server is starting, or ends.")
+        return "ready\n"
+
+    @app.get("/metrics", response_class=PlainTextResponse, responses={401: {}, 403: {}})
+    def get_metrics(caller: Reader) -> Response:
+        """For Prometheus."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app

@@ -1,0 +1,290 @@
+"""``/v1``: what can be asked of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..archives import Limits, receive, unpack
+from ..problems import Problem
+from ..service import Service
+from ..spec import SearchSpec
+from ..store.searches import CancelMode, Search
+from ..store.states import TERMINAL, State
+from ..store.tokens import RoleName, TokenRow, expiry_s
+from .access import Admin, Reader, Submitter
+from .streams import stream
+
+__all__ = ["ROUTES"]
+
+ROUTES = APIRouter(prefix="/v1", responses={401: {}, 403: {}, 404: {}, 422: {}})
+_MOST_WAIT_S = 60.0
+_BINARY = {"type": "string", "format": "binary"}
+_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": _BINARY}}}}
+
+SearchId = Annotated[str, Path(pattern="^[0-9a-f]{16}$")]
+Sha256 = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CancelBody(_Body):
+    """How to cancel."""
+
+    mode: CancelMode = "finish"
+
+
+class PriorityBody(_Body):
+    """What may be changed of a search."""
+
+    priority: int = Field(ge=0, le=100)
+
+
+class TokenBody(_Body):
+    """A new token."""
+
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[\w.@ -]+$")
+    role: RoleName
+    expires: str | None = Field(default="30d", max_length=20)
+    """``30d``, ``12h``; None never."""
+
+
+class NewToken(TokenRow):
+    """A token as it is shown once."""
+
+    token: str
+
+
+class Archive(BaseModel):
+    """An archive that is kept."""
+
+    sha256: str
+    num_bytes: int
+    num_files: int
+    unpacked_bytes: int
+
+
+class EventBody(BaseModel):
+    """One event of a search."""
+
+    seq: int
+    at: float
+    kind: str
+    data: dict[str, Any]
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+@ROUTES.put(
+    "/archives/{sha256}",
+    status_code=201,
+    max_body_size=Limits().archive_bytes,
+    responses={200: {"model": Archive, "description": "It was here before."}, 413: {}, 507: {}},
+    openapi_extra=_BODY,
+)
+async def put_archive(request: Request, response: Response, sha256: Sha256, caller: Submitter) -> Archive:
+    """Keep the archive of a job's folder: a tar, plain or gzipped, as the raw body."""
+    service = _service(request)
+    if found := await run_in_threadpool(service.find_archive, sha256):
+        response.status_code = 200
+        return Archive.model_validate(found)
+    limits, folder = service.places.limits, service.places.archives
+    part, size = await receive(request.stream(), sha256, folder, limits)
+    try:
+        content = await run_in_threadpool(unpack, part, None, limits)
+        os.replace(part, folder / sha256)
+    finally:
+        part.unlink(missing_ok=True)
+    row = {"sha256": sha256, "num_bytes": size, "num_files": content.num_files, "unpacked_bytes": content.num_bytes}
+    await run_in_threadpool(service.keep_archive, row)
+    return Archive.model_validate(row)
+
+
+@ROUTES.post(
+    "/searches", status_code=201, responses={200: {"model": Search, "description": "It was submitted before."}}
+)
+def submit(
+    request: Request,
+    response: Response,
+    spec: SearchSpec,
+    caller: Submitter,
+    idempotency_key: Annotated[str | None, Header(max_length=200, min_length=1)] = None,
+) -> Search:
+    """Queue a search. With an ``Idempotency-Key`` that was used before, the search of then is the answer."""
+    service = _service(request)
+    service.check_folder(spec)
+    search, is_new = service.searches.submit(spec, caller.name, idempotency_key)
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/v1/searches/{search.id}"
+    service.wake()
+    return search
+
+
+@ROUTES.get("/searches")
+def list_searches(
+    request: Request,
+    caller: Reader,
+    state: State | None = None,
+    before: Annotated[int | None, Query(ge=1, le=2**31)] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> list[Search]:
+    """The newest first; ``before`` is the last ``number`` of the page before."""
+    return _service(request).searches.newest(state, before, limit)
+
+
+@ROUTES.get("/searches/{search_id}")
+async def get_search(
+    request: Request,
+    search_id: SearchId,
+    caller: Reader,
+    wait: Annotated[float, Query(ge=0, le=_MOST_WAIT_S)] = 0.0,
+) -> Search:
+    """One search; with ``wait`` seconds, once it has ended if it does meanwhile."""
+    searches = _service(request).searches
+    until = asyncio.get_running_loop().time() + wait
+    while True:
+        search = await run_in_threadpool(searches.get, search_id)
+        if search.state in TERMINAL or asyncio.get_running_loop().time() >= until:
+            return search
+        await asyncio.sleep(0.25)
+
+
+@ROUTES.get(
+    "/searches/{search_id}/events",
+    response_model=list[EventBody],
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def get_events(
+    request: Request,
+    search_id: SearchId,
+    caller: Reader,
+    after: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
+) -> Response:
+    """Events from ``after``, or ``Last-Event-ID``, on: as they come where ``text/event-stream`` is accepted, else as
+    JSON those there are."""
+    service = _service(request)
+    if last_event_id is not None:
+        if not last_event_id.isascii() or not last_event_id.isdigit():
+            raise Problem(422, "Last-Event-ID: the number of an event was expected.")
+        after = min(int(last_event_id), 2**31)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return await stream(request, service, search_id, after)
+    events, _ = await run_in_threadpool(service.searches.events, search_id, after)
+    return JSONResponse([vars(event) for event in events])
+
+
+@ROUTES.get("/searches/{search_id}/trials")
+def get_trials(
+    request: Request,
+    search_id: SearchId,
+    caller: Reader,
+    after: Annotated[int, Query(ge=-1, le=2**31)] = -1,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
+) -> list[dict[str, Any]]:
+    """What trials came to, by their numbers; 0 is the job as it stands."""
+    return _service(request).searches.trials(search_id, after, limit)
+
+
+@ROUTES.get("/searches/{search_id}/trials/{number}/log", response_class=PlainTextResponse)
+def get_trial_log(
+    request: Request, search_id: SearchId, number: Annotated[int, Path(ge=0, le=10**6)], caller: Reader
+) -> str:
+    """What a trial printed, where it printed anything."""
+    service = _service(request)
+    study = service.searches.get(search_id).summary.get("study")
+    text = study and service.places.search(search_id).read_trial_log(study, number)
+    if not text:
+        raise Problem(404, f"nothing is kept of what trial {number} printed.")
+    return str(text)
+
+
+@ROUTES.get("/searches/{search_id}/log", response_class=PlainTextResponse)
+def get_log(request: Request, search_id: SearchId, caller: Reader) -> str:
+    """The end of what the search's drivers printed."""
+    service = _service(request)
+    service.searches.get(search_id)
+    return service.places.search(search_id).read_log()
+
+
+class _Yaml(PlainTextResponse):
+    media_type = "application/yaml"
+
+
+@ROUTES.get("/searches/{search_id}/plan", response_class=_Yaml, responses={409: {}})
+def get_plan(request: Request, search_id: SearchId, caller: Reader) -> Response:
+    """The plan, for a file that jobs apply."""
+    text = _service(request).searches.document(search_id, "plan")
+    return _Yaml(text, headers={"Content-Disposition": f'attachment; filename="plan-{search_id}.yaml"'})
+
+
+@ROUTES.get("/searches/{search_id}/files", responses={409: {}})
+def get_files(request: Request, search_id: SearchId, caller: Reader) -> dict[str, str]:
+    """The files that belong beside the plan, by name, in base64; most plans have none."""
+    found: dict[str, str] = json.loads(_service(request).searches.document(search_id, "plan_files"))
+    return found
+
+
+@ROUTES.get("/searches/{search_id}/report", response_class=PlainTextResponse, responses={409: {}})
+def get_report(request: Request, search_id: SearchId, caller: Reader) -> str:
+    """The plan in words."""
+    return _service(request).searches.document(search_id, "report")
+
+
+@ROUTES.post("/searches/{search_id}/cancel", status_code=202)
+def cancel(request: Request, search_id: SearchId, caller: Submitter, body: CancelBody) -> Search:
+    """End a search: with ``finish`` once the running trials have, with the best so far as its plan; or ``now``."""
+    search = _service(request).searches.cancel(search_id, body.mode)
+    _service(request).wake()
+    return search
+
+
+@ROUTES.patch("/searches/{search_id}", responses={409: {}})
+def change(request: Request, search_id: SearchId, caller: Submitter, body: PriorityBody) -> Search:
+    """Change the priority."""
+    return _service(request).searches.set_priority(search_id, body.priority)
+
+
+@ROUTES.post("/searches/{search_id}/resume", status_code=202, responses={409: {}})
+def resume(request: Request, search_id: SearchId, caller: Submitter) -> Search:
+    """Go on with a search that was cancelled or failed, from what was measured."""
+    search = _service(request).searches.resume(search_id)
+    _service(request).wake()
+    return search
+
+
+@ROUTES.delete("/searches/{search_id}", status_code=204, responses={409: {}})
+def delete(request: Request, search_id: SearchId, caller: Admin) -> None:
+    """Forget a search that has ended, with its files."""
+    _service(request).delete(search_id)
+
+
+@ROUTES.get("/tokens")
+def list_tokens(request: Request, caller: Admin) -> list[TokenRow]:
+    """The tokens, without themselves."""
+    return _service(request).tokens.all()
+
+
+@ROUTES.post("/tokens", status_code=201)
+def create_token(request: Request, caller: Admin, body: TokenBody) -> NewToken:
+    """A new token; it is shown this once."""
+    row, secret = _service(request).tokens.create(body.name, body.role, expiry_s(body.expires))
+    return NewToken(token=secret, **row.model_dump())
+
+
+@ROUTES.delete("/tokens/{token_id}", status_code=204)
+def revoke_token(request: Request, token_id: Annotated[str, Path(pattern="^[0-9a-f]{8}$")], caller: Admin) -> None:
+    """Revoke a token."""
+    _service(request).tokens.revoke(token_id)

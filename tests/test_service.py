@@ -1,0 +1,81 @@
+"""The service, over HTTP, with a driver that takes no time: what a search becomes, and that nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `service` is not installed")
+
+from service_runs import ENDS, serving, submit, until
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("service")) as (client, _):
+        yield client
+
+
+def states(client, search_id):
+    events = client.get(f"/v1/searches/{search_id}/events").json()
+    assert [event["seq"] for event in events] == [*range(1, len(events) + 1)]  # gapless
+    return [event["data"]["state"] for event in events if event["kind"] == "state"]
+
+
+def test_a_search_goes_from_submit_to_its_plan(client):
+    """Every state is an event, trials are kept, and the plan and its report can be fetched."""
+    search_id = submit(client, trials=3)
+    search = until(client, search_id, *ENDS)
+    assert (search["state"], search["message"], search["has_plan"]) == ("SUCCEEDED", "", True)
+    assert states(client, search_id) == ["QUEUED", "LEASED", "RUNNING", "SUCCEEDED"]
+    assert [trial["number"] for trial in client.get(f"/v1/searches/{search_id}/trials").json()] == [0, 1, 2]
+    assert client.get(f"/v1/searches/{search_id}/plan").text == "schema: autotune/plan@1\nsettings: {}\n"
+    assert "autotune" in client.get(f"/v1/searches/{search_id}/report").text
+    assert "the driver speaks" in client.get(f"/v1/searches/{search_id}/log").text
+    assert search["summary"]["best"]["samples_per_s"] == 102.0
+
+
+@pytest.mark.parametrize(("code", "state"), [(1, "ERROR"), (2, "FAILED"), (3, "NOTHING_FITS")])
+def test_an_exit_code_becomes_the_state_with_its_words(client, code, state):
+    search = until(client, submit(client, error="model.py: it is at fault", exit_code=code), *ENDS)
+    assert (search["state"], search["message"]) == (state, "model.py: it is at fault")
+    answer = client.get(f"/v1/searches/{search['id']}/plan")
+    assert (answer.status_code, answer.headers["content-type"]) == (409, "application/problem+json")
+
+
+def test_a_driver_that_dies_goes_on_and_measures_nothing_twice(client, tmp_path_factory):
+    """SIGKILL between a trial's outcome and its event: the next driver has it from the study."""
+    search = until(client, submit(client, trials=4, dies_at=1), *ENDS)
+    assert (search["state"], search["attempt"]) == ("SUCCEEDED", 2)
+    assert states(client, search["id"]) == ["QUEUED", "LEASED", "RUNNING", "QUEUED", "LEASED", "RUNNING", "SUCCEEDED"]
+    assert [trial["number"] for trial in client.get(f"/v1/searches/{search['id']}/trials").json()] == [0, 1, 2, 3]
+    proof = client.app.state.service.places.search(search["id"]).path / "proof"
+    assert proof.read_text().split() == ["0", "1", "2", "3"]
+
+
+def test_cancel_finish_gives_the_best_so_far(client):
+    search_id = submit(client, trials=1000, seconds=0.05)
+    until_trials(client, search_id)
+    assert client.post(f"/v1/searches/{search_id}/cancel", json={"mode": "finish"}).status_code == 202
+    search = until(client, search_id, *ENDS)
+    assert (search["state"], search["message"]) == ("SUCCEEDED", "ended early: the best so far")
+    assert states(client, search_id)[-2:] == ["CANCELLING", "SUCCEEDED"]
+
+
+def test_cancel_now_ends_at_once_and_resume_goes_on(client):
+    search_id = submit(client, trials=40, seconds=0.05)
+    until_trials(client, search_id)
+    for _ in range(3):  # again changes nothing
+        assert client.post(f"/v1/searches/{search_id}/cancel", json={"mode": "now"}).status_code == 202
+    search = until(client, search_id, *ENDS)
+    assert (search["state"], search["has_plan"]) == ("CANCELLED", False)
+    assert client.post(f"/v1/searches/{search_id}/resume").json()["state"] in ("QUEUED", "LEASED", "RUNNING")
+    search = until(client, search_id, *ENDS)
+    assert search["state"] == "SUCCEEDED"
+    proof = client.app.state.service.places.search(search_id).path / "proof"
+    measured = proof.read_text().split()
+    assert len(measured) == len(set(measured)) == 40
+
+
+def until_trials(client, search_id):
+    while not client.get(f"/v1/searches/{search_id}/trials").json():
+        assert client.get(f"/v1/searches/{search_id}").json()["state"] not in ENDS

@@ -1,0 +1,308 @@
+"""Who is let in, and what is let in: tokens, roles, other sites' pages, archives, keys."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `service` is not installed")
+
+from service_runs import OPTIONS, archive, put, serving, spec, submit, until
+
+from autotune.errors import UserError
+from autotune.service.archives import Limits, unpack
+from autotune.service.problems import Problem
+from autotune.service.service import open_service
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A service that others can reach, and a token of each role."""
+    state = tmp_path_factory.mktemp("guarded")
+    with serving(state / "first") as (_, service):
+        assert not service.tokens.are_there()
+    from autotune.service.service import open_database
+    from autotune.service.store.tokens import Tokens
+
+    tokens = Tokens(open_database(state / "s", None, alone=False)[0])
+    secrets = {role: tokens.create(role, role, 3600.0)[1] for role in ("read", "submit", "admin")}
+    with serving(state / "s", on_loopback=False) as (client, service):
+        yield client, service, secrets
+
+
+def bearer(secret):
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_without_a_token_it_is_not_bound_for_others(tmp_path):
+    with pytest.raises(UserError, match="there is no token"):
+        open_service(tmp_path / "s", None, OPTIONS, on_loopback=False)
+
+
+def test_two_servers_on_one_folder_the_second_refuses(tmp_path):
+    with serving(tmp_path / "s"), pytest.raises(UserError, match="another server uses this"):
+        open_service(tmp_path / "s", None, OPTIONS, on_loopback=True)
+
+
+ROUTES = {
+    ("GET", "/v1/searches"): "read",
+    ("GET", "/v1/searches/0123456789abcdef"): "read",
+    ("GET", "/v1/searches/0123456789abcdef/events"): "read",
+    ("GET", "/v1/searches/0123456789abcdef/trials"): "read",
+    ("GET", "/v1/searches/0123456789abcdef/trials/1/log"): "read",
+    ("GET", "/v1/searches/0123456789abcdef/log"): "read",
+    ("GET", "/v1/searches/0123456789abcdef/plan"): "read",
+    ("GET", "/v1/searches/0123456789abcdef/report"): "read",
+    ("GET", "/v1/searches/0123456789abcdef/files"): "read",
+    ("GET", "/metrics"): "read",
+    ("PUT", "/v1/archives/" + "0" * 64): "submit",
+    ("POST", "/v1/searches"): "submit",
+    ("POST", "/v1/searches/0123456789abcdef/cancel"): "submit",
+    ("POST", "/v1/searches/0123456789abcdef/resume"): "submit",
+    ("PATCH", "/v1/searches/0123456789abcdef"): "submit",
+    ("DELETE", "/v1/searches/0123456789abcdef"): "admin",
+    ("GET", "/v1/tokens"): "admin",
+    ("POST", "/v1/tokens"): "admin",
+    ("DELETE", "/v1/tokens/01234567"): "admin",
+}
+ORDER = ("read", "submit", "admin")
+
+
+def test_every_route_asks_for_its_role(guarded):
+    """No token 401, a lesser role 403, the role itself neither."""
+    client, _, secrets = guarded
+    known = {(method.upper(), path) for path, methods in client.app.openapi()["paths"].items() for method in methods}
+    assert len(known) == len(ROUTES) + 2  # /healthz and /readyz are open
+    for (method, path), role in ROUTES.items():
+        assert client.request(method, path).status_code == 401, path
+        for own in ORDER:
+            status = client.request(method, path, headers=bearer(secrets[own]), json={}).status_code
+            assert (status == 403) == (ORDER.index(own) < ORDER.index(role)), (method, path, own, status)
+            assert status < 500
+    assert client.get("/healthz").status_code == 200
+    assert client.get("/readyz").status_code == 200
+
+
+def test_a_revoked_or_expired_token_is_none(guarded):
+    client, service, secrets = guarded
+    made = client.post("/v1/tokens", headers=bearer(secrets["admin"]), json={"name": "ann", "role": "read"}).json()
+    assert client.get("/v1/searches", headers=bearer(made["token"])).status_code == 200
+    assert client.delete(f"/v1/tokens/{made['id']}", headers=bearer(secrets["admin"])).status_code == 204
+    assert client.get("/v1/searches", headers=bearer(made["token"])).status_code == 401
+    assert made["token"] not in client.get("/v1/tokens", headers=bearer(secrets["admin"])).text
+    _, expired = service.tokens.create("old", "admin", -1.0)
+    assert client.get("/v1/searches", headers=bearer(expired)).status_code == 401
+
+
+def test_a_token_is_kept_as_its_hash_alone(guarded):
+    _, service, secrets = guarded
+    stored = service.database.path.read_bytes() + service.database.path.with_name("service.db-wal").read_bytes()
+    assert hashlib.sha256(secrets["admin"].encode()).hexdigest().encode() in stored
+    assert secrets["admin"].encode() not in stored
+
+
+def test_the_pages_cookie_is_of_no_use_to_other_sites(guarded):
+    client, _, secrets = guarded
+    assert client.post("/session", json={"token": "atn_wrong"}).status_code == 403
+    answer = client.post("/session", json={"token": secrets["admin"]})
+    assert all(word in answer.headers["set-cookie"] for word in ("HttpOnly", "SameSite=strict", "autotune_token"))
+    try:
+        assert client.get("/v1/searches").status_code == 200
+        for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
+            assert client.post("/v1/tokens", headers=headers, json={"name": "x", "role": "read"}).status_code == 403
+        own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+        assert client.post("/v1/tokens", headers=own, json={"name": "x", "role": "read"}).status_code == 201
+    finally:
+        client.cookies.clear()
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("open")) as (client, _):
+        yield client
+
+
+def test_without_tokens_another_name_for_this_machine_is_refused(client):
+    """A page elsewhere whose name leads to 127.0.0.1 would run code here."""
+    assert client.get("/v1/searches", headers={"Host": "evil.example"}).status_code == 403
+    assert client.get("/v1/searches", headers={"Host": "127.0.0.1:8470"}).status_code == 200
+    assert client.post("/v1/searches", headers={"Origin": "http://evil.example"}, json={}).status_code == 403
+
+
+def test_one_key_queues_one_search(client):
+    """The same body gives the same search, another is refused, and no key queues another."""
+    body = spec(client, trials=1)
+    keyed = {"Idempotency-Key": "k-1"}
+    first = client.post("/v1/searches", json=body, headers=keyed)
+    again = client.post("/v1/searches", json=body, headers=keyed)
+    assert (first.status_code, again.status_code, again.json()["id"]) == (201, 200, first.json()["id"])
+    assert client.post("/v1/searches", json={**body, "seed": 1}, headers=keyed).status_code == 422
+    assert client.post("/v1/searches", json=body).json()["id"] != first.json()["id"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task": "../model.py"},
+        {"task": "/etc/passwd"},
+        {"task": "--help"},
+        {"task": None},
+        {"command": ["python"]},
+        {"archive": "0" * 64},
+        {"archive": None},
+        {"folder": "/etc"},
+        {"archive": None, "folder": "/etc"},
+        {"budget": "much"},
+        {"space": "../space.yaml"},
+        {"trials": 0},
+        {"storage": "sqlite:///x"},
+        {"priority": 101},
+        {"name": "a\nb"},
+    ],
+    ids=str,
+)
+def test_a_search_that_cannot_be_is_refused(client, change):
+    answer = client.post("/v1/searches", json={**spec(client), **change})
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
+
+
+def tar(*members, body=b"x"):
+    """An archive of members as they come."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as file:
+        for member in members:
+            info = tarfile.TarInfo(member) if isinstance(member, str) else member
+            data = body if info.isreg() else b""
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def special(kind, name="x", target="/etc/passwd"):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+HOSTILE = {
+    "parent": tar("../x"),
+    "parent within": tar("a/../../x"),
+    "absolute": tar("/tmp/x"),
+    "backslash": tar("..\\x"),
+    "control character": tar("a\x1bb"),
+    "symlink": tar(special(tarfile.SYMTYPE)),
+    "symlink, then through it": tar(special(tarfile.SYMTYPE, "d", "/tmp"), "d/x"),
+    "hard link": tar(special(tarfile.LNKTYPE)),
+    "device": tar(special(tarfile.CHRTYPE)),
+    "pipe": tar(special(tarfile.FIFOTYPE)),
+    "twice": tar("x", "x"),
+    "below a file": tar("x", "x/y"),
+    "too deep": tar("/".join("a" * 40)),
+    "too long": tar("a/" + "b" * 256),
+    "empty": tar(),
+    "no tar": b"PK\x03\x04 a zip",
+    "nothing": b"",
+    "cut gzip": archive(x="1" * 9999)[:50],
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_archive_is_refused_and_nothing_is_kept(client, what):
+    answer = put(client, HOSTILE[what])
+    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), answer.text
+    places = client.app.state.service.places
+    assert not (places.archives / hashlib.sha256(HOSTILE[what]).hexdigest()).exists()
+    assert not list(places.archives.glob(".*"))
+
+
+SMALL = Limits(archive_bytes=10_000, members=10, file_bytes=1000, total_bytes=5000)
+BOMBS = {
+    "members": tar(*map(str, range(11))),
+    "one file": tar("x", body=b"0" * 1001),
+    "all files": tar(*"abcdef", body=b"0" * 900),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_a_bomb_ends_at_its_limit(tmp_path, what):
+    path = tmp_path / "bomb"
+    path.write_bytes(BOMBS[what])
+    with pytest.raises(Problem) as refused:
+        unpack(path, tmp_path / "out", SMALL)
+    assert refused.value.status == 422
+    assert sum(file.stat().st_size for file in (tmp_path / "out").rglob("*") if file.is_file()) <= SMALL.total_bytes
+
+
+def test_a_gzip_of_zeros_is_not_unzipped_to_its_end(tmp_path):
+    """64 MiB of zeros in 64 KiB, behind a header that names no end."""
+    import gzip
+
+    path = tmp_path / "bomb"
+    path.write_bytes(gzip.compress(tar("x") + b"\0" * 2**26))
+    unpack(path, None, SMALL)  # tar ends at its two blocks of zeros, whatever follows
+    long_name = tarfile.TarInfo("n")
+    long_name.type, long_name.size = tarfile.GNUTYPE_LONGNAME, 2**26
+    path.write_bytes(gzip.compress(long_name.tobuf() + b"a" * 2**20))
+    with pytest.raises(Problem, match="longer than any name"):
+        unpack(path, None, SMALL)
+
+
+def test_an_archive_under_another_hash_is_refused(client):
+    answer = client.put(f"/v1/archives/{'0' * 64}", content=archive(x="1"))
+    assert (answer.status_code, "SHA-256" in answer.json()["detail"]) == (422, True)
+
+
+def test_a_body_that_is_too_large_is_413(client):
+    assert client.post("/v1/searches", content=b"x" * (2**20 + 1)).status_code == 413
+
+
+def test_what_is_refused_leaves_no_secret_in_the_log(client, caplog):
+    with caplog.at_level("DEBUG"):
+        client.get("/v1/searches", headers=bearer("atn_very-secret"))
+        client.post("/session", json={"token": "atn_very-secret"})
+    assert caplog.text
+    assert "very-secret" not in caplog.text
+
+
+def test_events_are_replayed_from_the_last_that_was_seen(client):
+    """The stream is the table from there on, in order, and ends with the search."""
+    search_id = submit(client, trials=3)
+    until(client, search_id, "SUCCEEDED")
+    table = client.get(f"/v1/searches/{search_id}/events").json()
+    for last in (0, 5):
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(last)}
+        text = client.get(f"/v1/searches/{search_id}/events", headers=headers).text
+        rows = [
+            dict(line.split(": ", 1) for line in block.splitlines()) for block in text.split("\n\n") if "id: " in block
+        ]
+        assert [(int(row["id"]), row["event"]) for row in rows] == [
+            (e["seq"], e["kind"]) for e in table if e["seq"] > last
+        ]
+        assert json.loads(rows[-1]["data"])["state"] == "SUCCEEDED"
+        assert text.endswith("event: end\ndata: {}\n\n")
+
+
+def test_an_archive_may_be_larger_than_other_bodies(client):
+    """2 MiB of what does not compress."""
+    import random
+
+    assert put(client, archive(x=random.Random(0).randbytes(2**20).hex())).status_code == 201
+
+
+def test_the_page_runs_its_own_scripts_alone(client):
+    """No script or style stands in the page itself, and nothing comes from elsewhere."""
+    page = client.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "<style" not in page.text
+    assert "onclick=" not in page.text
+    for name in ("page.js", "chart.js", "page.css"):
+        file = client.get(f"/static/{name}")
+        assert file.status_code == 200
+        assert not any(word in file.text for word in ("innerHTML", "eval(", "https://"))
+    assert client.get("/static/..%2Fpage.py").status_code == 404

@@ -1,0 +1,74 @@
+"""The service's words on the command line, against a server of its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `service` is not installed")
+
+import threading
+
+import uvicorn
+from service_runs import OPTIONS
+
+from autotune.service.service import open_service
+from autotune.service.web.app import make_app
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """A server on a port of its own, in a thread."""
+    service = open_service(tmp_path_factory.mktemp("cli") / "state", None, OPTIONS, on_loopback=True)
+    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def test_submit_status_logs_fetch(here, url, tmp_path):
+    """From a folder to its plan."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "model.py").write_text('{"trials": 2}')
+    ended = here("submit", "job/model.py", "--budget", "1GiB", "--wait", "--server", url, "--json", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    search = json.loads(ended.stdout)
+    assert (search["state"], search["spec"]["budget"]) == ("SUCCEEDED", "1073741824 B")
+    assert "trial ended, trial 1: 101 samples/s" in ended.stderr
+    assert search["id"] in here("status", "--server", url, cwd=tmp_path).stdout
+    assert "the driver speaks" in here("logs", search["id"], "--server", url, cwd=tmp_path).stdout
+    assert here("fetch", search["id"], "-o", "mine.yaml", "--server", url, cwd=tmp_path).stdout == "mine.yaml\n"
+    assert (tmp_path / "mine.yaml").read_text() == "schema: autotune/plan@1\nsettings: {}\n"
+
+
+def test_a_failed_search_leaves_with_its_code_and_words(here, url, tmp_path):
+    (tmp_path / "model.py").write_text('{"error": "nothing fits into 1 GiB", "exit_code": 3}')
+    ended = here("submit", "model.py", "--wait", "--server", url, cwd=tmp_path)
+    assert (ended.returncode, "nothing fits into 1 GiB" in ended.stdout) == (3, True)
+
+
+def test_what_is_not_there_is_said(here, url, tmp_path):
+    ended = here("fetch", "0" * 16, "--server", url, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (2, f"there is no search '{'0' * 16}'.\n")
+    ended = here("submit", "model.py", "--server", url, cwd=tmp_path)
+    assert (ended.returncode, "no such file" in ended.stderr) == (2, True)
+
+
+def test_tokens_are_made_listed_and_revoked(here, tmp_path):
+    made = here("serve", "token", "create", "--role", "read", "--name", "ann", "--json", cwd=tmp_path)
+    token = json.loads(made.stdout)
+    listed = here("serve", "token", "list", cwd=tmp_path).stdout
+    assert (token["token"].startswith("atn_"), "ann" in listed, token["token"] in listed) == (True, True, False)
+    assert here("serve", "token", "revoke", token["id"], cwd=tmp_path).returncode == 0
+    assert "revoked" in here("serve", "token", "list", cwd=tmp_path).stdout
+    assert here("serve", "token", "create", "--role", "read", "--expires", "soon", cwd=tmp_path).returncode == 2
+
+
+def test_serve_refuses_to_be_reached_without_a_token(here, tmp_path):
+    ended = here("serve", "--host", "0.0.0.0", cwd=tmp_path)
+    assert (ended.returncode, "there is no token" in ended.stderr) == (2, True)
