@@ -82,7 +82,7 @@ class Job(BaseModel):
     """The measured peak times 1 + margin must be within the budget."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seeds the task and the sampler."""
-    sampler: Literal["law", "tpe", "gp", "random"] = "law"
+    sampler: Literal["gain", "tpe", "gp", "random"] = "gain"
     """Chooses what to try."""
     device: Literal["cpu", "cuda"] | None = None
     """Device type; None is cuda where the machine has it."""
