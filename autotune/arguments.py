@@ -25,17 +25,22 @@ __all__ = [
     "ExecutorName",
     "Html",
     "Job",
+    "JobsAddress",
+    "JobsPath",
     "Json",
     "Margin",
     "MaxQualityDrop",
     "MaxTime",
     "Output",
     "PlanPath",
+    "PlansFolder",
     "ProfiledBatch",
     "ProfiledPlan",
     "RecoveryLr",
     "RecoverySteps",
+    "ResultsStorage",
     "Resume",
+    "ResumeBatch",
     "Sampler",
     "Seed",
     "Space",
@@ -114,6 +119,23 @@ Job = Annotated[
     ),
 ]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
+JobsPath = Annotated[Path, typer.Argument(metavar="JOBS.YAML", help="The jobs.")]
+PlansFolder = Annotated[Path, typer.Option("--output", "-o", help="Folder of the plans, the studies and the summary.")]
+JobsAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Join this Ray cluster, shipping the folder of JOBS.YAML to it; the tasks lie in it.",
+        show_default="a cluster of its own on this machine",
+    ),
+]
+ResultsStorage = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="SQL database of what was measured.", show_default="SQLite: .autotune/results.db"),
+]
+ResumeBatch = Annotated[
+    bool, typer.Option("--resume", help="Leave out what is done, and go on with the studies of the rest.")
+]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
 Budget = Annotated[
     float | None,

@@ -22,6 +22,7 @@ FLOORS = (
     ("arguments", "commands", "schemas", "starter"),
     ("report", "testing"),
     ("results",),
+    ("batch",),
     ("search",),
     ("script",),
     ("workers",),

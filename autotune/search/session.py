@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..files import FOLDER
 from ..measure.measurement import Parity, QualityOptions
@@ -19,6 +20,9 @@ from .requests import Requests, exactness, reference_settings
 from .store.study import Study, Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict
+
+if TYPE_CHECKING:
+    from .known import Known
 
 __all__ = ["Session"]
 
@@ -34,6 +38,8 @@ class Session:
     time_budget: TimeBudget
     study: Study
     facts: Facts
+    known: Known | None = None
+    """What other searches have measured of the task."""
     _task: str = field(default="", init=False)
     _said: set[str] = field(default_factory=set, init=False)
     _earlier_s: float = field(default=0.0, init=False)
@@ -43,7 +49,7 @@ class Session:
         self._task = os.path.abspath(self.options.task)  # while there is a current folder
         self.study.tell_of(self.warn)
         for row in self.study.tried:
-            self._earlier_s += row.outcome.seconds
+            self._earlier_s += 0.0 if row.known else row.outcome.seconds
             self.time_budget.learn(row.outcome, fresh=False)
 
     @property
