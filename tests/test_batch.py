@@ -52,9 +52,7 @@ def tables(*names: str, rows: Iterable[Row] = (), scale: float = 1.0) -> Tables:
     known = facts()
     every = [*table(known, SPACE), *rows]
     scaled = [
-        each
-        if each.outcome
-        else each.model_copy(update={"samples_per_s": tuple(scale * x for x in each.samples_per_s)})
+        each.model_copy(update={"samples_per_s": tuple(scale * value for value in each.samples_per_s)})
         for each in every
     ]
     return Tables({name: TableExecutor(known, scaled) for name in names})
@@ -142,7 +140,8 @@ def test_another_code_is_another_task(change):
     Path("model.py").write_text(f"import blocks\n{TASK}")
     Path("blocks.py").write_text("A = 1\n")
     run(tables("model"), jobs)
-    Path("model.py" if change == "the file" else "blocks.py").open("a").write("B = 2\n")
+    changed = Path("model.py" if change == "the file" else "blocks.py")
+    changed.write_text(f"{changed.read_text()}B = 2\n")
     again = tables("model")
     run(again, jobs)
     assert again.measured("canary") == []

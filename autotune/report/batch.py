@@ -81,10 +81,8 @@ class Watch:
             used = format_duration(sum(run.device_s for run in jobs))
             title = f"autotune batch · {num_done} of {count(len(jobs), 'job')} · {used} of {_devices(self.batch)}"
             rows = [(run, self._now(run)) for run in shown]
-            parts: list[RenderableType] = [
-                Rule(Text(title), align="left", characters="─", style="bright_black"),
-                _table(rows),
-            ]
+            rule = Rule(Text(title), align="left", characters="─", style="bright_black")
+            parts: list[RenderableType] = [rule, _table(rows)]
             if len(shown) < len(jobs):
                 parts.append(Text(f"and {len(jobs) - len(shown)} more", style="dim"))
             if self._interrupted:
