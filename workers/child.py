@@ -13,6 +13,7 @@ from typing import NoReturn
 from ..apply_plan import apply
 from ..estimate import EstimateOptions, PredictOptions
 from ..measure import Measurement
+from ..measure.device import inspect_device
 from ..measure.inspect import inspect_task
 from ..measure.memory import enforce_budget, lift_budget
 from ..measure.parity import rounded_losses, run_parity
@@ -107,7 +108,8 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
         measurement = _with_quality(measurement, request, task)
     phases_s = {"load": load_s, "apply": apply_s, **measurement.phases_s}
     measurement = measurement.model_copy(update={"phases_s": phases_s})
-    return Measured(measurement=measurement, applied=applied if applied != asked else None)
+    device = inspect_device(request.device)
+    return Measured(measurement=measurement, applied=applied if applied != asked else None, device=device)
 
 
 def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:

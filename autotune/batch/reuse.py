@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from .. import __version__
 from ..search.events import BudgetKnown, Event, FinalistEnded, Inspected, TrialEnded
@@ -15,7 +16,7 @@ from ..search.session import Session
 from ..search.store.results import TRIAL, Kept, Key, Results
 from ..search.time_budget import LEAST_SHARE_S
 from ..task import split_source
-from ..techniques import Facts, Settings
+from ..techniques import Device, Facts, Settings
 from ..units import format_percent
 from ..workers import Measured, Outcome, OutOfMemory
 
@@ -49,11 +50,16 @@ def key_of(facts: Facts, options: SearchOptions, code: str) -> Key:
     }
     return Key(
         task=hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest(),
-        device=facts.device.model_dump_json(exclude_none=True),
+        device=device_text(facts.device),
         threads=facts.num_threads,
         torch=facts.torch_version,
         autotune=__version__,
     )
+
+
+def device_text(device: Device) -> str:
+    """A device's type, name, memory, driver and capability."""
+    return device.model_dump_json(exclude_none=True)
 
 
 class Reuse:
@@ -119,8 +125,12 @@ class Reuse:
         if isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED:
             return
         assert self._key is not None, "the task is inspected first"
+        key = self._key
+        if isinstance(outcome, Measured) and outcome.device is not None:  # of a cluster, it may be another
+            key = replace(key, device=device_text(outcome.device))
+        series = self._series if key == self._key else self._results.series(key)
         limit = None if settings == self._reference else self._limit
-        self._results.keep(self._key, self._series, Kept(settings, outcome, limit, source or self._source), run)
+        self._results.keep(key, series, Kept(settings, outcome, limit, source or self._source), run)
 
     def _agrees(self, session: Session) -> bool:
         """Whether one of the configurations is today as it was; measured once, at the first call.
