@@ -161,7 +161,7 @@ def compare(seed: int) -> Iterator[dict[str, Any]]:
         )
         batch.run()
         shared = {run.job.name: run for run in batch.jobs}
-    behind = {}
+    behind, found_by = {}, {}
     for each, _, found in apart:
         name, budget = each.name.split("-")
         table = models[name].table
@@ -169,12 +169,14 @@ def compare(seed: int) -> Iterator[dict[str, Any]]:
         assert plan is not None, f"{each.name}: {shared[each.name].why}"
         speeds = [truth.table.by_settings[one.canonical()].mean_log_speed for one in (plan.settings, found)]
         behind[each.name] = round(speeds[1] - speeds[0], 4)
+        found_by[each.name] = {"trials": plan.search.trials, "known": plan.search.known or 0} if plan.search else {}
     yield {
         "seed": seed,
         "jobs": len(apart),
         "apart": _sums([executor for _, executor, _ in apart]),
         "together": _sums([together]),
         "behind": behind,
+        "by_job": found_by,
     }
 
 

@@ -25,6 +25,8 @@ __all__ = ["Reuse", "key_of"]
 _NOISE = 0.05
 """Relative difference between two processes of one configuration, beside the intervals within them: as between
 finalists."""
+_LOOKS = 2
+"""Times that a canary is measured before it counts as changed."""
 _SPOILED = 0.2
 """A trial that lost this share of its time to other work is not kept."""
 
@@ -133,19 +135,24 @@ class Reuse:
         self._results.keep(key, series, Kept(settings, outcome, limit, source or self._source), run)
 
     def _agrees(self, session: Session) -> bool:
-        """Whether one of the configurations is today as it was; measured once, at the first call.
+        """Whether one of the configurations is today as it was; found out once, at the first call.
 
-        Where it is not, what is stored is left alone, and what this search measures begins another series.
+        It was the fastest of several, which flatters it: where it differs, it is measured a second time. Where it
+        still does, what is stored is left alone, and what this search measures begins another series.
         """
         if self._is_trusted is None:
             then = _canary(self._kept().values(), session)
             if then is None:
                 return False
-            share_s = session.time_budget.trial_share_s(session.options.trials) or LEAST_SHARE_S
-            now = session.executor.ask(session.request("canary", then.settings, share_s, finalist_round=0))
-            if session.was_cut_off(now):
-                return False
-            difference = _difference(then.outcome, now)
+            difference = None
+            for _ in range(_LOOKS):
+                share_s = session.time_budget.trial_share_s(session.options.trials) or LEAST_SHARE_S
+                now = session.executor.ask(session.request("canary", then.settings, share_s, finalist_round=0))
+                if session.was_cut_off(now):
+                    return False
+                difference = _difference(then.outcome, now)
+                if difference is None:
+                    break
             self._is_trusted = difference is None
             if difference is not None:
                 session.warn(

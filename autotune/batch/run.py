@@ -122,7 +122,7 @@ class Batch:
         left = [[run for run in lane if run.state != "done"] for lane in self.lanes]
         first = [(lane, self._join(lane[0])) for lane in left if lane]
         threads = [
-            threading.Thread(target=self._run_lane, args=(lane, turn), name=f"autotune-{lane[0].job.name}")
+            threading.Thread(target=self._run_lane, args=(lane, turn), name=f"autotune-{lane[0].job.name}", daemon=True)
             for lane, turn in first
         ]
         for thread in threads:

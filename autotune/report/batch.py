@@ -46,10 +46,12 @@ class Watch:
         with self._lock:
             progress = self._progress.setdefault(run.job.name, Progress(run.options))
             progress.observe(event)
-            if isinstance(event, Warned) and self._is_live:
-                self._console.print(Text.assemble((f"{run.job.name}: ", "yellow"), event.message))
-            elif not self._is_live and not isinstance(event, TrialStarted):
-                tell(f"{run.job.name} {line(event, progress)}")
+            words = f"{run.job.name} {line(event, progress)}"
+        # what draws holds the terminal's lock when it asks for ours
+        if isinstance(event, Warned) and self._is_live:
+            self._console.print(Text.assemble((f"{run.job.name}: ", "yellow"), event.message))
+        elif not self._is_live and not isinstance(event, TrialStarted):
+            tell(words)
 
     def interrupted(self) -> bool:
         """The first Ctrl-C came: running trials end."""
