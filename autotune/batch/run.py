@@ -26,6 +26,7 @@ from ..techniques import Device
 from ..workers import Executor, Measured
 from .code import code_hash
 from .jobs import Job, Jobs
+from .lane import References, Sharing
 from .reuse import Reuse
 from .turns import Turn, Turns
 
@@ -57,6 +58,8 @@ class JobRun:
     plan: Plan | None = None
     why: str = ""
     """Why there is no plan, or not the best."""
+    settled: threading.Event = field(default_factory=threading.Event)
+    """Nothing is left to explore, unless a finalist falls."""
     _reference: float | None = field(default=None, init=False)
     _best: float | None = field(default=None, init=False)
     _trial_s: float = field(default=1.0, init=False)
@@ -121,12 +124,7 @@ class Batch:
         """Run every job that is not done, to its end."""
         left = [[run for run in lane if run.state != "done"] for lane in self.lanes]
         first = [(lane, self._join(lane[0])) for lane in left if lane]
-        threads = [
-            threading.Thread(target=self._run_lane, args=(lane, turn), name=f"autotune-{lane[0].job.name}", daemon=True)
-            for lane, turn in first
-        ]
-        for thread in threads:
-            thread.start()
+        threads = [self._start(self._run_lane, lane[0], lane, turn) for lane, turn in first]
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(_LOOK_S / len(threads))
@@ -150,22 +148,34 @@ class Batch:
     def _join(self, run: JobRun) -> Turn:
         return self.turns[run.options.device].join(run.job.name, run.job.priority)
 
-    def _run_lane(self, lane: Sequence[JobRun], turn: Turn) -> None:
-        for run, after in zip(lane, (*lane[1:], None), strict=True):
-            if self.stop.is_set():
-                run.state, run.why = "interrupted", "not begun"
-            else:
-                self._run_job(run, turn)
-            following = self._join(after) if after is not None else None
-            turn.turns.leave(turn)
-            if following is not None:
-                turn = following
+    def _start(self, what: Callable[..., None], run: JobRun, *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=what, args=args, name=f"autotune-{run.job.name}", daemon=True)
+        thread.start()
+        return thread
 
-    def _run_job(self, run: JobRun, turn: Turn) -> None:
+    def _run_lane(self, lane: Sequence[JobRun], turn: Turn) -> None:
+        """One job after the other explores; those of one priority then settle their finalists together."""
+        references, threads = References(), []
+        for number, run in enumerate(lane):
+            group = [other for other in lane if other.job.priority == run.job.priority]
+            threads.append(self._start(self._run_job, run, run, turn, references, group))
+            while not run.settled.wait(_LOOK_S):
+                pass
+            if number + 1 < len(lane):
+                if lane[number + 1] not in group:
+                    for thread in threads:
+                        thread.join()
+                turn = self._join(lane[number + 1])
+        for thread in threads:
+            thread.join()
+
+    def _run_job(self, run: JobRun, turn: Turn, references: References, group: Sequence[JobRun]) -> None:
         """A job that fails stops no other."""
         run.state = "running"
         try:
-            run.plan = self._search(run, turn)
+            if self.stop.is_set():
+                raise Interrupted("not begun")
+            run.plan = self._search(run, turn, references, group)
             was_stopped = run.plan.search is not None and run.plan.search.stopped == INTERRUPTED
             run.state, run.why = ("interrupted", "the best so far") if was_stopped else ("done", "")
         except (NothingFits, OutOfTime) as error:
@@ -181,19 +191,32 @@ class Batch:
             self.save()
         except UserError as error:
             run.why = " ".join(filter(None, (run.why, str(error))))
+        run.settled.set()
+        turn.turns.leave(turn)
 
-    def _search(self, run: JobRun, turn: Turn) -> Plan:
+    def _search(self, run: JobRun, turn: Turn, references: References, group: Sequence[JobRun]) -> Plan:
         options = run.options
         reuse = Reuse(self.results, options, code_of(run), self.name)
 
         def observe(event: Event) -> None:
+            if isinstance(event, TrialStarted) and event.finalist_round is not None and not run.settled.is_set():
+                run.settled.set()
+                self._wait_for(group, turn)
             run.observe(event, turn)
             run.device_s, run.num_runs = turn.device_s, turn.num_runs
             reuse.observe(event)
             self.observe(run, event)
 
         time_budget = TimeBudget(options.trial_time_s, options.max_time_s, turn.clock)
-        return search(options, turn, observe, self.stop, time_budget, reuse)
+        return search(options, Sharing(turn, references), observe, self.stop, time_budget, reuse)
+
+    def _wait_for(self, group: Sequence[JobRun], turn: Turn) -> None:
+        """Until the others have nothing to explore either: their finalists run beside one reference."""
+        turn.park()
+        for other in group:
+            while not other.settled.wait(_LOOK_S) and not self.stop.is_set():
+                pass
+        turn.unpark()
 
 
 def prepare_batch(

@@ -49,12 +49,12 @@ class Turns:
         self._waiting: list[_Waiting] = []
         self._num_running = 0
         self._free_since = clock()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._is_over = False
 
     def join(self, name: str, priority: float) -> Turn:
         """A search takes part, until it leaves."""
-        with self._lock:
+        with self.lock:
             turn = Turn(self, name, priority)
             self._turns.append(turn)
             self._free_since = self.clock()
@@ -62,13 +62,13 @@ class Turns:
 
     def leave(self, turn: Turn) -> None:
         """A search has ended."""
-        with self._lock:
+        with self.lock:
             self._turns.remove(turn)
         self.advance()
 
     def give_back(self) -> None:
         """From here on nothing more is started: what waits, and what is asked for later, gets ``STOPPED``."""
-        with self._lock:
+        with self.lock:
             self._is_over = True
             given, self._waiting = self._waiting, []
         for one in given:
@@ -77,7 +77,7 @@ class Turns:
     def advance(self) -> None:
         """Start trials on free devices. To be called now and then: a search that takes its time is not waited for
         without end."""
-        with self._lock:
+        with self.lock:
             while self._waiting and self._num_running < self.executor.num_slots and not self._is_awaited():
                 chosen = self._choose()
                 self._waiting.remove(chosen)
@@ -87,12 +87,12 @@ class Turns:
 
     def num_slots(self) -> int:
         """Trials that one search may have under way: its share of the devices."""
-        with self._lock:
+        with self.lock:
             return max(1, math.ceil(self.executor.num_slots / max(len(self._turns), 1)))
 
     def submit(self, turn: Turn, request: TrialRequest, promise: float | None) -> Future[Outcome]:
         """Queue a request."""
-        with self._lock:
+        with self.lock:
             if self._is_over:
                 return done(STOPPED)
             future: Future[Outcome] = Future()
@@ -105,7 +105,7 @@ class Turns:
         """Whether a search that has nothing under way may be about to ask for something."""
         if self.clock() - self._free_since >= _PATIENCE_S:
             return False
-        return any(not turn.num_waiting and not turn.num_running for turn in self._turns)
+        return any(not (turn.num_waiting or turn.num_running or turn.num_parked) for turn in self._turns)
 
     def _choose(self) -> _Waiting:
         """The most gain for each second, times the priority; one that has waited for long goes before others of its
@@ -125,7 +125,7 @@ class Turns:
         self.executor.submit(chosen.request).add_done_callback(partial(self._ended, chosen, began))
 
     def _ended(self, chosen: _Waiting, began: float, ran: Future[Outcome]) -> None:
-        with self._lock:
+        with self.lock:
             self._num_running -= 1
             self._free_since = self.clock()
             chosen.turn.changed(running=-1)
@@ -153,6 +153,7 @@ class Turn(Executor):
     num_runs: int = 0
     num_waiting: int = 0
     num_running: int = 0
+    num_parked: int = 0
     _waited_s: float = field(default=0.0, init=False)
     _since: float | None = field(default=None, init=False)
 
@@ -174,11 +175,24 @@ class Turn(Executor):
         now = self.turns.clock()
         return now - self._waited_s - (now - self._since if self._since is not None else 0.0)
 
+    def park(self) -> None:
+        """It waits for another search: it is not expected to ask for anything, and its clock stands."""
+        with self.turns.lock:
+            self.num_parked += 1
+            self.changed()
+        self.turns.advance()
+
+    def unpark(self) -> None:
+        """It goes on."""
+        with self.turns.lock:
+            self.num_parked -= 1
+            self.changed()
+
     def changed(self, waiting: int = 0, running: int = 0) -> None:
         """Requests began or ended to wait or to run."""
         self.num_waiting += waiting
         self.num_running += running
-        waits, now = self.num_waiting > 0 and self.num_running == 0, self.turns.clock()
+        waits, now = self.num_running == 0 and self.num_waiting + self.num_parked > 0, self.turns.clock()
         if waits and self._since is None:
             self._since = now
         elif not waits and self._since is not None:
