@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from search_tables import MIB, SPACE, SPACE_YAML, facts, peak, row, speed, table
+from search_tables import MIB, REFERENCE, SPACE, SPACE_YAML, facts, peak, row, speed, table
 
 from autotune.batch.jobs import load_jobs
 from autotune.batch.run import Batch, prepare_batch
@@ -110,14 +110,14 @@ def test_each_job_gets_its_plan_and_the_summary_names_it():
 
 
 def test_another_budget_for_a_known_task_begins_with_what_is_known():
-    """The larger budget runs first, whatever the order of the file; the other runs no reference, a canary, and few
-    trials."""
+    """The larger budget runs first, whatever the order of the file; the other runs no reference and few trials. Its own
+    run of the batch needs no canary."""
     executor = tables("model")
     batch, _ = run(executor, write(tight={"budget": TIGHT}, loose={}))
     plans = {job.job.name: job.plan for job in batch.jobs}
     assert plans["loose"].search.known is None
     assert plans["tight"].search.known == plans["loose"].search.trials
-    assert len(executor.measured("canary")) == 1
+    assert executor.measured("canary") == []
     assert len(executor.measured("trial-")) == plans["loose"].search.trials + plans["tight"].search.trials
     assert plans["tight"].search.trials < plans["loose"].search.trials
 
@@ -199,3 +199,24 @@ def test_speed_and_peak_of_the_table_are_what_the_plan_says():
     plan = load_plan("plans/job.yaml")
     fitting = [each.settings for each in table(facts(), SPACE) if peak(each.settings) * 1.03 <= 400 * MIB]
     assert plan.measured.samples_per_s.value >= 0.98 * max(map(speed, fitting))
+
+
+def test_winners_of_one_task_are_measured_beside_one_reference():
+    """Two rounds make a table's figures sure: two runs of the reference for both jobs, and two of each winner."""
+    executor = tables("model")
+    batch, _ = run(executor, write(loose={}, tight={"budget": TIGHT}))
+    assert states(batch) == {"loose": "done", "tight": "done"}
+    fresh = [each.plan.settings for each in executor.measured("finalist-") if each.fresh]
+    winners = {job.plan.settings for job in batch.jobs}
+    assert len(winners) == 2
+    assert [fresh.count(REFERENCE), *(fresh.count(one) for one in winners)] == [2, 2, 2]
+    assert all(job.plan.gain.rounds == 2 for job in batch.jobs)
+
+
+def test_another_priority_does_not_wait_for_the_finalists():
+    """What is urgent has its plan before the other job of its task runs any trial."""
+    executor = tables("model")
+    run(executor, write(later={"budget": TIGHT}, urgent={"priority": 2}))
+    ids = [each.id for each in executor.requests]
+    second = ids.index("inspect", 1)
+    assert any("finalist" in name for name in ids[:second])

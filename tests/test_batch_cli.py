@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_two_real_jobs_of_one_task(here, folder):
-    """Each has its plan; the second measured no trial of its own, if the canary agreed. With --resume nothing runs; a
+    """Each has its plan; the second measured no trial of its own. With --resume nothing runs; a
     dry run says what is known."""
     ended = here("batch", "jobs.yaml", "--executor", "local", "--json", cwd=folder)
     assert ended.returncode == 0, ended.stderr
@@ -40,8 +40,7 @@ def test_two_real_jobs_of_one_task(here, folder):
         plan = load_plan(folder / "plans" / f"{name}.yaml")
         assert plan.measured is not None
     known = rows["held"]["known"]
-    assert (rows["held"]["trials"], known) in [(0, 2), (2, 0)]  # a busy machine may not agree with itself
-    assert known or "left alone" in ended.stderr
+    assert rows["held"]["trials"] + known == 2
     assert yaml.safe_load((folder / "plans" / "summary.yaml").read_text())["jobs"] == list(rows.values())
 
     resumed = here("batch", "jobs.yaml", "--executor", "local", "--resume", cwd=folder)
@@ -51,7 +50,8 @@ def test_two_real_jobs_of_one_task(here, folder):
 
     previewed = here("batch", "jobs.yaml", "--executor", "local", "--dry-run", "--json", cwd=folder)
     first, second = json.loads(previewed.stdout)["jobs"]
-    assert (first["name"], first["known"], first["configurations"]) == ("free", 2, 2)
+    assert (first["name"], first["configurations"]) == ("free", 2)
+    assert first["known"] >= known
     assert second["why"] == "after free"
 
 

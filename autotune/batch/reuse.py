@@ -67,15 +67,16 @@ def device_text(device: Device) -> str:
 class Reuse:
     """One job's side of the store, as :class:`autotune.search.known.Known` has it."""
 
-    def __init__(self, results: Results, options: SearchOptions, code: str, run: str) -> None:
+    def __init__(self, results: Results, options: SearchOptions, code: str, run: str, checked: set[Key]) -> None:
         """
         Args:
             results: the store.
             options: the job's.
             code: hash of its code.
             run: names this run of the batch.
+            checked: whose measurements a canary of this run has judged; more are added.
         """
-        self._results, self._options, self._code, self._run = results, options, code, run
+        self._results, self._options, self._code, self._run, self._checked = results, options, code, run, checked
         self._limit = options.budget_bytes
         self._reference = Settings()
         self._key: Key | None = None
@@ -134,12 +135,18 @@ class Reuse:
         limit = None if settings == self._reference else self._limit
         self._results.keep(key, series, Kept(settings, outcome, limit, source or self._source), run)
 
+    def _is_checked(self) -> bool:
+        """Whether a job of this run of the batch has measured a canary of this task, or all that is known."""
+        return self._key in self._checked or all(kept.source.startswith(self._run) for kept in self._kept().values())
+
     def _agrees(self, session: Session) -> bool:
         """Whether one of the configurations is today as it was; found out once, at the first call.
 
         It was the fastest of several, which flatters it: where it differs, it is measured a second time. Where it
         still does, what is stored is left alone, and what this search measures begins another series.
         """
+        if self._is_trusted is None and self._is_checked():
+            self._is_trusted = True
         if self._is_trusted is None:
             then = _canary(self._kept().values(), session)
             if then is None:
@@ -154,6 +161,8 @@ class Reuse:
                 if difference is None:
                     break
             self._is_trusted = difference is None
+            assert self._key is not None, "the task is inspected first"
+            self._checked.add(self._key)
             if difference is not None:
                 session.warn(
                     f"{len(self._kept())} earlier measurements of this task are left alone: the one that was measured "

@@ -19,7 +19,7 @@ from ..search.driver import search
 from ..search.events import INTERRUPTED, Event, TrialEnded, TrialStarted
 from ..search.events import Inspected as InspectedEvent
 from ..search.options import SearchOptions
-from ..search.store.results import Results
+from ..search.store.results import Key, Results
 from ..search.time_budget import NUM_REPEATS, TimeBudget
 from ..task import task_file
 from ..techniques import Device
@@ -114,6 +114,7 @@ class Batch:
     observe: Callable[[JobRun, Event], None]
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _checked: set[Key] = field(default_factory=set)
 
     @property
     def jobs(self) -> list[JobRun]:
@@ -196,7 +197,7 @@ class Batch:
 
     def _search(self, run: JobRun, turn: Turn, references: References, group: Sequence[JobRun]) -> Plan:
         options = run.options
-        reuse = Reuse(self.results, options, code_of(run), self.name)
+        reuse = Reuse(self.results, options, code_of(run), self.name, self._checked)
 
         def observe(event: Event) -> None:
             if isinstance(event, TrialStarted) and event.finalist_round is not None and not run.settled.is_set():
