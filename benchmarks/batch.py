@@ -31,7 +31,7 @@ from autotune.search.duration import FRESH_EXTRA_S
 from autotune.search.store.results import Results
 from autotune.task import task_file
 from autotune.techniques import TECHNIQUES, Device, Facts, Settings
-from autotune.workers import Executor, MeasureRequest, Outcome, TrialRequest
+from autotune.workers import Executor, Measured, MeasureRequest, Outcome, OutOfMemory, TrialRequest
 from autotune.workers.pool import done
 from autotune.workers.table import TableExecutor
 
@@ -109,10 +109,10 @@ class Model:
                 found[name] = [one.model_dump(mode="json", exclude_defaults=True) for one in ordered]
         return yaml.safe_dump(found, sort_keys=False)
 
-    def executor(self, limit_bytes: int, seed: int) -> Timed:
-        """Answers as the task would, within the largest of the budgets that are asked for."""
+    def executor(self, seed: int) -> Timed:
+        """Answers as the task would."""
         predicted = {each.settings.as_predicted(self.facts).canonical(): each.predicted for each in self.table.entries}
-        rows = self.table.rows(limit_bytes, seed)
+        rows = self.table.rows(self.facts.device.memory_bytes, seed)
         answers = TableExecutor(self.facts, rows, predict=lambda one: predicted.get(one.canonical()))
         return Timed({self.table.name: (self.table, answers)})
 
@@ -133,6 +133,7 @@ class Timed(Executor):
         table, answers = self.tables[task_file(request.task).stem]
         with self._lock:
             outcome = answers.submit(request).result()
+            outcome = _enforced(request, outcome) if isinstance(request, MeasureRequest) else outcome
             if isinstance(request, MeasureRequest):
                 seconds = seconds_of(table, request.plan.settings, outcome) + FRESH_EXTRA_S * request.fresh
                 outcome = outcome.model_copy(update={"seconds": seconds})
@@ -145,6 +146,14 @@ class Timed(Executor):
         """Nothing runs."""
 
 
+def _enforced(request: MeasureRequest, outcome: Outcome) -> Outcome:
+    """Ended where the watchdog ends it: the reference is held to no budget, and a table knows of none."""
+    limit = request.memory_limit_bytes
+    if limit is not None and isinstance(outcome, Measured) and outcome.measurement.peak.process > limit:
+        return OutOfMemory(peak_bytes=limit, message="over the budget")
+    return outcome
+
+
 def compare(seed: int) -> Iterator[dict[str, Any]]:
     """One row: the sums, and each job's plans."""
     models = {name: Model(plain(load_table(HERE / "replay" / "tables" / f"{name}.jsonl"))) for name in MODELS}
@@ -154,8 +163,7 @@ def compare(seed: int) -> Iterator[dict[str, Any]]:
             Path(f"{name}.space.yaml").write_text(model.space)
         jobs = Jobs(jobs=tuple(job(name, budget, models[name].table, seed) for name in MODELS for budget in BUDGETS))
         apart = [(each, *alone(each, models[each.name.partition("-")[0]], seed)) for each in jobs.jobs]
-        largest = {name: model.table.limit_bytes("loose") for name, model in models.items()}
-        together = Timed({n: t for n, m in models.items() for n, t in m.executor(largest[n], seed).tables.items()})
+        together = Timed({n: t for m in models.values() for n, t in m.executor(seed).tables.items()})
         batch = prepare_batch(
             jobs, Path("plans"), {"cpu": together}, Results("sqlite:///results.db"), threading.Event()
         )
@@ -196,8 +204,7 @@ def job(name: str, budget: str, table: Table, seed: int) -> Job:
 
 def alone(each: Job, model: Model, seed: int) -> tuple[Timed, Settings]:
     """A search of its own, as a user would run it: what it cost, and the settings of its plan."""
-    assert isinstance(each.budget, int)
-    executor, folder = model.executor(each.budget, seed), Path("apart")
+    executor, folder = model.executor(seed), Path("apart")
     (folder / "studies").mkdir(parents=True, exist_ok=True)
     plan = search(each.options(folder, "cpu", False), executor, lambda event: None, threading.Event())
     return executor, plan.settings
