@@ -33,6 +33,8 @@ from .commands.arguments import (
     Framework,
     Html,
     Job,
+    JobsAddress,
+    JobsPath,
     Json,
     KeepWeights,
     Margin,
@@ -40,13 +42,16 @@ from .commands.arguments import (
     MaxTime,
     Output,
     PlanPath,
+    PlansFolder,
     ProfiledBatch,
     ProfiledPlan,
     ProgressFile,
     RecoveryLr,
     RecoverySteps,
     ReportOutput,
+    ResultsStorage,
     Resume,
+    ResumeBatch,
     Sampler,
     ScratchFolder,
     Seed,
@@ -181,6 +186,39 @@ def search(  # the command's options, one line each: typer's form
     with _one_document(json):
         where = Where(executor, address, is_script, verbose)
         raise typer.Exit(command(options, where, json))
+
+
+@app.command(short_help="Search for the plans of many jobs that share devices.")
+def batch(
+    jobs: JobsPath,
+    output: PlansFolder = Path("plans"),
+    executor: ExecutorName = "ray",
+    address: JobsAddress = None,
+    storage: ResultsStorage = None,
+    resume: ResumeBatch = False,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Search for the plans of many jobs that share devices, and what they measure.
+
+    JOBS.YAML lists them: {jobs: [{name: a, task: model.py, budget: 8GiB}, {name: b, task: model.py, budget: 4GiB}]}.
+    Each also takes command (in place of task), device, space, priority, trials, max_time, trial_time, effective_batch,
+    sampler, seed and output (of its plan).
+
+    Each free device goes to the trial, over all jobs, that is expected to gain the most for each second, times the
+    job's priority. Jobs of one task begin with what the others measured, today or earlier, once one configuration was
+    measured again and agrees. A job that fails stops no other. Exits with 0 when every job has its plan.
+
+    Ctrl-C once finishes the running trials and writes the best so far of each job; twice stops at once.
+    """
+    from .commands.batch import WhatToTune
+    from .commands.batch import batch as command
+    from .commands.where import Where
+
+    with _one_document(json):
+        where = Where(executor, address, verbose=verbose)
+        raise typer.Exit(command(WhatToTune(jobs, output, storage, resume), where, dry_run, json))
 
 
 @app.command(short_help="Explain a plan in words.")

@@ -280,7 +280,7 @@ def _short(text: str, most: int = _MOST_SHOWN) -> str:
 def _known_keys(location: tuple[int | str, ...], root: type[BaseModel]) -> list[str] | None:
     """The keys that are valid beside an unknown one, walking the models from ``root`` down."""
     model: type[BaseModel] | None = root
-    for part in location[:-1]:
+    for part in (each for each in location[:-1] if isinstance(each, str)):  # a row of a list is of the list's model
         fields = model.model_fields if model else {}
         found = next((f for n, f in fields.items() if part in (n, f.alias)), None)
         candidates = [found.annotation, *getattr(found.annotation, "__args__", ())] if found else []

@@ -203,6 +203,8 @@ class SearchRecord(_Section):
 
     trials: _Whole
     """Configurations measured, the reference included."""
+    known: _Whole | None = None
+    """Configurations that other searches of the task had measured, beside these."""
     seconds: float = Field(ge=0, allow_inf_nan=False)
     """Wall time of the search, finalists included."""
     stopped: str

@@ -11,6 +11,7 @@ from .estimate import Calibration, Estimate
 from .measure.profiling.types import Profile
 from .plan import Evidence, Plan
 from .search.duration import Expected
+from .search.options import SearchOptions
 from .search_spaces import Unavailable
 from .techniques import Facts, Settings, Technique
 from .workers import Estimated, Outcome, Profiled
@@ -20,6 +21,7 @@ __all__ = [
     "Combination",
     "Estimation",
     "Preview",
+    "PreviewedJob",
     "Profiling",
     "Verification",
     "WhatToEstimate",
@@ -66,6 +68,19 @@ class Verification:
     def holds(self) -> bool:
         """Whether the plan stays within its budget."""
         return self.over_budget is None
+
+
+@dataclass(frozen=True)
+class PreviewedJob:
+    """One job of a batch, before anything of it is measured."""
+
+    options: SearchOptions
+    preview: Preview | None
+    """None where it would fail."""
+    num_known: int = 0
+    """Configurations that are known already, or will be by then."""
+    why: str = ""
+    """What it waits for, or why it would fail."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ FLOORS = (
     ("integrations", "service"),
     ("report", "testing"),
     ("results",),
+    ("batch",),
     ("search",),
     ("script",),
     ("workers",),

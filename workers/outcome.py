@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from ..estimate import Estimate, Prediction
 from ..measure import Measurement
 from ..measure.profiling.types import Profile
-from ..techniques import Facts, Settings
+from ..techniques import Device, Facts, Settings
 
 __all__ = [
     "OUTCOME",
@@ -54,6 +54,8 @@ class Measured(_Outcome):
     """What it cost; it may still be over the budget, leak, or stray."""
     applied: Settings | None = None
     """The settings with all that was decided as they were applied; None where that is nothing beyond the request."""
+    device: Device | None = None
+    """What it ran on, as the worker read it; None of a table's."""
 
 
 class Profiled(_Outcome):

@@ -29,6 +29,8 @@ __all__ = [
     "Framework",
     "Html",
     "Job",
+    "JobsAddress",
+    "JobsPath",
     "Json",
     "KeepWeights",
     "Margin",
@@ -36,13 +38,16 @@ __all__ = [
     "MaxTime",
     "Output",
     "PlanPath",
+    "PlansFolder",
     "ProfiledBatch",
     "ProfiledPlan",
     "ProgressFile",
     "RecoveryLr",
     "RecoverySteps",
     "ReportOutput",
+    "ResultsStorage",
     "Resume",
+    "ResumeBatch",
     "Sampler",
     "ScratchFolder",
     "Seed",
@@ -134,6 +139,23 @@ VerifiedJob = Annotated[
     ),
 ]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
+JobsPath = Annotated[Path, typer.Argument(metavar="JOBS.YAML", help="The jobs.")]
+PlansFolder = Annotated[Path, typer.Option("--output", "-o", help="Folder of the plans, the studies and the summary.")]
+JobsAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Join this Ray cluster, shipping the folder of JOBS.YAML to it; the tasks lie in it.",
+        show_default="a cluster of its own on this machine",
+    ),
+]
+ResultsStorage = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="SQL database of what was measured.", show_default="SQLite: .autotune/results.db"),
+]
+ResumeBatch = Annotated[
+    bool, typer.Option("--resume", help="Leave out what is done, and go on with the studies of the rest.")
+]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
 StudyPath = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's file or URL, as `autotune search --storage` has it.")

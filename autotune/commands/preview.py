@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from ..report.preview import as_json, explain
 from ..report.printing import print_json, print_words, tell
@@ -14,6 +15,7 @@ from ..search.own_flags import by_own_flags
 from ..search.requests import inspected, reference_settings
 from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space
+from ..techniques import Facts
 from ..workers import Executor
 from .where import Where, trials
 
@@ -32,8 +34,15 @@ def preview(options: SearchOptions, where: Where, json: bool) -> int:
     return 0
 
 
-def preview_search(options: SearchOptions, executor: Executor) -> Preview:
+def preview_search(
+    options: SearchOptions, executor: Executor, known: Callable[[Facts], int] = lambda facts: 0
+) -> Preview:
     """Inspect the task and say what a search would do; measures nothing and writes nothing.
+
+    Args:
+        options: of the search.
+        executor: runs the inspection; stays the caller's to close.
+        known: how many configurations have been measured already.
 
     Raises:
         UserError: the budget is below what any process takes.
@@ -53,6 +62,8 @@ def preview_search(options: SearchOptions, executor: Executor) -> Preview:
     configurations = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks, precision=facts.precision)
     size = configurations.num_configurations
     num_trials = min(options.trials, size)
+    num_known = min(known(facts), num_trials)
+    num_likely = likely_trials(num_trials, options.sampler, num_known)
     return Preview(
         facts=facts,
         choices=choices,
@@ -60,6 +71,6 @@ def preview_search(options: SearchOptions, executor: Executor) -> Preview:
         conflicts=configurations.conflicts,
         num_configurations=size,
         num_trials=num_trials,
-        num_likely=likely_trials(num_trials, options.sampler),
-        expected=expected(facts, found.seconds, options, num_trials),
+        num_likely=num_likely,
+        expected=expected(facts, found.seconds, options, num_likely + 1 if num_known else num_trials),
     )

@@ -67,7 +67,8 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
             threads=facts.num_threads if facts.device.type == "cpu" else None,
         ),
         search=SearchRecord(
-            trials=len(session.study.tried),
+            trials=session.study.num_measured,
+            known=len(session.study.tried) - session.study.num_measured or None,
             seconds=round(session.seconds(), 1),
             stopped=stopped,
             study=session.study.name,

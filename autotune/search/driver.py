@@ -23,6 +23,7 @@ from .build_plan import build_plan
 from .doubt import Doubt
 from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted, Warned
 from .finalists import settle
+from .known import Known, take_others, take_reference
 from .options import SearchOptions
 from .own_flags import by_own_flags
 from .predictions import foresee
@@ -52,6 +53,7 @@ def search(
     observe: Callable[[Event], None],
     stop: threading.Event,
     time_budget: TimeBudget | None = None,
+    known: Known | None = None,
 ) -> Plan:
     """Find the fastest configuration that stays within the budget, and save it as a plan.
 
@@ -62,6 +64,7 @@ def search(
         stop: once set, running trials are finished and the best so far is written, with ``search.stopped``
             :data:`.events.INTERRUPTED`.
         time_budget: the time that is left, where it runs already; None begins now.
+        known: what other searches have measured of the task, which does not count as trials.
 
     Returns:
         The plan, as it was written to ``options.output``.
@@ -77,9 +80,8 @@ def search(
         TrialsLost: what runs trials failed; what was measured is kept.
     """
     try:
-        return _run(
-            options, executor, observe, stop, time_budget or TimeBudget(options.trial_time_s, options.max_time_s)
-        )
+        time_budget = time_budget or TimeBudget(options.trial_time_s, options.max_time_s)
+        return _run(options, executor, observe, stop, time_budget, known)
     except TrialsLost as lost:
         raise TrialsLost(f"{lost}\nEvery trial that ended is kept: --resume goes on from there.") from None
 
@@ -90,6 +92,7 @@ def _run(
     observe: Callable[[Event], None],
     stop: threading.Event,
     time_budget: TimeBudget,
+    known: Known | None,
 ) -> Plan:
     _check_output(options)
     space = load_space(options.preset)
@@ -106,7 +109,7 @@ def _run(
     study = _open_study(options, space, found.facts)
     try:
         facts = study.record.facts
-        session = Session(options, executor, observe, stop, time_budget, study, facts)
+        session = Session(options, executor, observe, stop, time_budget, study, facts, known)
         session.keep_output("inspect", found)
         plan, winner = _search(session, space)
         _save(plan, options)
@@ -175,8 +178,11 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
     session.observe(SearchStarted(session.study.name, size, num_trials, tuple(_earlier(session))))
     candidates = Candidates(session.study, configurations, reference)
     if session.reference is None and not session.stop.is_set():
+        take_reference(session, candidates)
+    if session.reference is None and not session.stop.is_set():
         _measure(session, candidates, candidates.reference)
     check_reference(session)
+    take_others(session, candidates)
     doubt = Doubt(session)
     stopped = _explore_whole(session, candidates, configurations, doubt)
     session.observe(Stopped(stopped))
@@ -329,7 +335,7 @@ def _fill(
     """Start trials in all free slots. Return why no more are to be started, or None."""
     num_trials = session.options.trials
     while len(running) < session.executor.num_slots:
-        num_begun = len(session.study.tried) + len(running)
+        num_begun = session.study.num_measured + len(running)
         trials_left = num_trials - num_begun
         if session.stop.is_set():
             return INTERRUPTED
@@ -349,7 +355,7 @@ def _fill(
 
 
 def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
-    session.observe(TrialStarted(proposal.number, proposal.settings))
+    session.observe(TrialStarted(proposal.number, proposal.settings, promise=proposal.promise))
     name = f"trial-{proposal.number:03d}"
     is_reference = proposal.settings == session.reference_settings and session.options.max_quality_drop is not None
     judged = is_reference or (proposal.settings.affect("function") and session.study.judged(proposal.settings) is None)
@@ -384,7 +390,7 @@ def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Stu
         space=space.model_dump(mode="json", by_alias=True, exclude_none=True),
         facts=facts,
     )
-    stem = Path(options.task).stem
+    stem = options.stem
     url = options.storage or default_storage(stem)
     begin = Study.resume if options.resume else Study.create
     return begin(url, stem, record)

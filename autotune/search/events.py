@@ -50,6 +50,8 @@ class TrialStarted:
     number: int
     settings: Settings
     finalist_round: int | None = None
+    promise: float | None = None
+    """Expected gain in the logarithm of the speed, for each second of the trial; None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class TrialEnded:
     """Whether it fits the budget, keeps parity and does not leak."""
     is_best: bool
     """Whether it is the fastest feasible one so far."""
+    is_known: bool = False
+    """Whether another search measured it, so that it cost nothing here."""
 
 
 @dataclass(frozen=True)

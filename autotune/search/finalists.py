@@ -237,6 +237,10 @@ class _Finals:
         if key in self._outcomes:
             return self._outcomes[key]
         outcome = session.study.evidence(key)
+        if outcome is None and session.known is not None and not judged:
+            outcome = session.known.again(session, row.settings, number)
+            if outcome is not None:
+                session.study.keep_evidence(key, outcome)
         if outcome is None:
             share_s = session.time_budget.finalist_share_s(num_compared, num_fresh)
             if share_s is None or session.stop.is_set():

@@ -49,6 +49,8 @@ class SearchOptions:
     """``--budget 8GiB``; None with no ``budget_share`` searches for speed alone."""
     budget_share: float | None = None
     """``--budget 90%``: the same as a share of the reference's measured peak."""
+    name: str | None = None
+    """Of the study and of the folder of its logs; None is the task file's, without its suffix."""
     output: Path = Path("plan.yaml")
     """``--output``."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -89,6 +91,11 @@ class SearchOptions:
     """``--resume``: go on with the newest study of this task in the storage."""
     progress: Path | None = None
     """``--progress``: a file that gets one JSON line for each event."""
+
+    @property
+    def stem(self) -> str:
+        """What the study's name begins with."""
+        return self.name or Path(self.task).stem
 
     @property
     def preset(self) -> str:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..files import FOLDER
 from ..measure.measurement import Parity, QualityOptions
@@ -20,6 +21,9 @@ from .requests import PARITY_LIMITS, Requests, exactness, reference_settings
 from .store.study import Study, Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict
+
+if TYPE_CHECKING:
+    from .known import Known
 
 __all__ = ["Session"]
 
@@ -35,6 +39,8 @@ class Session:
     time_budget: TimeBudget
     study: Study
     facts: Facts
+    known: Known | None = None
+    """What other searches have measured of the task."""
     _task: str = field(default="", init=False)
     _folder: str = field(default="", init=False)
     _said: set[str] = field(default_factory=set, init=False)
@@ -46,7 +52,7 @@ class Session:
         self._folder = os.path.abspath(FOLDER)
         self.study.tell_of(self.warn)
         for row in self.study.tried:
-            self._earlier_s += row.outcome.seconds
+            self._earlier_s += 0.0 if row.known else row.outcome.seconds
             self.time_budget.learn(row.outcome, fresh=False)
 
     @property

@@ -18,7 +18,7 @@ from autotune.workers.table import TableExecutor
 from .problem import Competitor, Problem, Result
 from .table import Table, Truth
 
-__all__ = ["Replay", "play"]
+__all__ = ["Replay", "play", "seconds_of"]
 
 _START_S = 2.0
 """Of a trial: starting, loading, applying."""
@@ -102,12 +102,12 @@ def _trial(executor: TableExecutor, table: Table, truth: Truth, settings: Settin
     plan = Plan(settings=settings, budget=truth.budget)
     request = MeasureRequest(id="trial", task=table.name, device=table.device, plan=plan, options=options)
     outcome = executor.submit(request).result()
-    outcome = outcome.model_copy(update={"seconds": _seconds(table, settings, outcome)})
+    outcome = outcome.model_copy(update={"seconds": seconds_of(table, settings, outcome)})
     return Result(settings, outcome, judge(outcome, truth.budget, 0))
 
 
-def _seconds(table: Table, settings: Settings, outcome: Outcome) -> float:
-    """As recorded; else by the number of steps. Out of memory shows at the first step."""
+def seconds_of(table: Table, settings: Settings, outcome: Outcome) -> float:
+    """Of a trial, as recorded; else by the number of steps. Out of memory shows at the first step."""
     known = table.by_settings[settings.canonical()].seconds
     if known is not None:
         return known

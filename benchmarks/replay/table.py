@@ -83,9 +83,13 @@ class Table:
     def executor(self, limit_bytes: int, seed: int) -> TableExecutor:
         """Answers trials as they were measured, each configuration's repeats in random order, and out of memory where
         the trial would have been ended."""
+        return TableExecutor(Facts.model_construct(), self.rows(limit_bytes, seed))
+
+    def rows(self, limit_bytes: int, seed: int) -> list[Row]:
+        """What such an executor answers."""
         shuffler = random.Random(seed)
         most = round(limit_bytes * _ENFORCED[self.device])
-        return TableExecutor(Facts.model_construct(), [_row(entry, most, shuffler) for entry in self.entries])
+        return [_row(entry, most, shuffler) for entry in self.entries]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ...measure import Measurement
 from ...measure.checks.distill import build_teacher, distilled
 from ...measure.checks.parity import rounded_losses, run_parity
 from ...measure.checks.quality import measure_quality
+from ...measure.device import inspect_device
 from ...measure.inspect import inspect_task
 from ...measure.measurement import QualityOptions
 from ...measure.memory import enforce_budget, lift_budget
@@ -126,7 +127,8 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
         measurement = _with_quality(measurement, request, task)
     phases_s = {"load": load_s, "apply": apply_s, **measurement.phases_s}
     measurement = measurement.model_copy(update={"phases_s": phases_s})
-    return Measured(measurement=measurement, applied=applied if applied != asked else None)
+    device = inspect_device(request.device)
+    return Measured(measurement=measurement, applied=applied if applied != asked else None, device=device)
 
 
 def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:

@@ -21,6 +21,8 @@ from .optuna_samplers import build_sampler
 
 __all__ = ["Candidates", "Proposal"]
 
+Promise = Callable[[Mapping[str, Any]], float | None]
+
 _PATIENCE = 5
 """Proposals in a row with known outcomes before one is drawn at random from the rest."""
 
@@ -32,6 +34,8 @@ class Proposal:
     trial: optuna.Trial
     number: int
     settings: Settings
+    promise: float | None = None
+    """Expected gain for each second of its trial; None where the sampler cannot tell."""
 
 
 class Candidates:
@@ -80,26 +84,31 @@ class Candidates:
         """Trial 0."""
         return self._ask_for(self._reference)
 
+    def known(self, settings: Settings) -> Proposal | None:
+        """One that another search has measured; None where that tells nothing new here."""
+        return self._ask_for(settings) if self._is_new(settings) else None
+
     def next(self, trials_left: int) -> Proposal | None:
         """What to measure next; None when every configuration has been measured or is known not to fit.
 
         Args:
             trials_left: this one included; the last are for what is still to be confirmed.
         """
+        promise = self._study.promises()
         for guess in itertools.chain(self._study.lost, map(self._space.resolved, self._guesses())):
             if self._is_new(guess):
-                return self._ask_for(guess)
+                return self._ask_for(guess, promise)
         unconfirmed = self._new_unconfirmed()
         if unconfirmed and (len(unconfirmed) >= trials_left or self._study.settled()):
-            return self._ask_for(unconfirmed[0])
+            return self._ask_for(unconfirmed[0], promise)
         for _ in range(_PATIENCE if self._space.distributions else 0):
             trial = self._study.ask(self._space.distributions)
             settings = self._space.settings(trial.params)
             if self._is_new(settings):
-                return self._begin(trial, settings)
+                return self._begin(trial, settings, promise(trial.params))
             self._study.skip(trial, self._measured(settings) or self._witness(settings))
         left = self._searched.shuffled(f"{self._study.record.seed}:{len(self._study.tried)}")
-        return next((self._ask_for(settings) for settings in left if self._is_new(settings)), None)
+        return next((self._ask_for(settings, promise) for settings in left if self._is_new(settings)), None)
 
     def settled(self) -> str | None:
         """Why the sampler stops, in words; None where it does not, or where something is still to be asked again or
@@ -191,14 +200,14 @@ class Candidates:
                 return row
         return None
 
-    def _ask_for(self, settings: Settings) -> Proposal:
+    def _ask_for(self, settings: Settings, promise: Promise = lambda params: None) -> Proposal:
         params = self._space.params(settings)  # None outside the space: the trial is told to nobody
         trial = self._study.ask(self._space.distributions if params else {}, params or {})
-        return self._begin(trial, settings)
+        return self._begin(trial, settings, promise(params or {}))
 
-    def _begin(self, trial: optuna.Trial, settings: Settings) -> Proposal:
+    def _begin(self, trial: optuna.Trial, settings: Settings, promise: float | None) -> Proposal:
         self._in_flight.add(settings.canonical())
-        return Proposal(trial, self._study.begin(trial, settings), settings)
+        return Proposal(trial, self._study.begin(trial, settings), settings, promise)
 
 
 def _nothing() -> Iterator[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from ...estimate import Prediction
-from ...techniques import Settings, Technique
+from ...techniques import Facts, Settings, Technique
 from ...techniques.batch import Batch
 from ...techniques.checkpointing import Checkpointing
 from ...techniques.precision import Kind
@@ -154,16 +154,21 @@ class ConfigurationSpace:
         record, rows = study.record, []
         for settings in dict.fromkeys(itertools.chain(*self.weighed(record.seed))):
             if not self.is_needless(settings, record.usable_bytes):
-                micro_batch = settings.batch.micro if settings.batch else None
-                known = self._foreseen.predict(settings)
-                gains = settings.in_force(record.facts.precision).prior_gains()
-                lossy = [one for one in settings.chosen() if "function" in one.affects]
-                function = settings.part("function").canonical() if lossy else ""
-                removed = {one.name: one.removed(record.facts) for one in lossy}
-                rows.append(Configuration(self.params(settings) or {}, micro_batch, known, gains, function, removed))
+                rows.append(self._configuration(settings, record.facts))
         configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
+        known = [row.settings for row in study.tried if row.known and self.params(row.settings) is not None]
+        configurations = configurations.joined(self._configuration(one, record.facts) for one in known)
         margin = record.budget.margin
         return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)
+
+    def _configuration(self, settings: Settings, facts: Facts) -> Configuration:
+        micro_batch = settings.batch.micro if settings.batch else None
+        known = self._foreseen.predict(settings)
+        gains = settings.in_force(facts.precision).prior_gains()
+        lossy = [one for one in settings.chosen() if "function" in one.affects]
+        function = settings.part("function").canonical() if lossy else ""
+        removed = {one.name: one.removed(facts) for one in lossy}
+        return Configuration(self.params(settings) or {}, micro_batch, known, gains, function, removed)
 
     def is_needless(self, settings: Settings, usable_bytes: float) -> bool:
         """Whether a configuration buys memory with time where, by predictions, none is short."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,13 @@ class Configurations:
             ladders.setdefault(tuple(rest), []).append(row)
         kept = (row for ladder in ladders.values() for row in _about_largest(ladder, limit_bytes))
         return Configurations(list(kept), self.distributions, self._batch)
+
+    def joined(self, others: Iterable[Configuration]) -> Configurations:
+        """With others, of which something is known: what was measured of them tells of those that are like them. Where
+        all that is here is predicted, only others that are."""
+        usable = [row for row in others if row.predicted is not None or not self.are_predicted]
+        new = [row for row in usable if self.index(row.params) is None]
+        return Configurations([*self.rows, *new], self.distributions, self._batch) if new else self
 
     def index(self, params: Mapping[str, Any]) -> int | None:
         """Number of the configuration with these parameters; None where there is none."""

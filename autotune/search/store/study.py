@@ -30,7 +30,7 @@ from .recovered import Recovered, Row, recover
 from .storage import newest_first, newest_number, storage_errors
 from .url import masked
 
-__all__ = ["FELL", "PLAN", "Study", "Tried"]
+__all__ = ["FELL", "PLAN", "Study", "Tried", "trimmed"]
 
 PLAN = "plan"
 """The study's user attribute that holds the plan that its search wrote, as YAML."""
@@ -38,6 +38,8 @@ PLAN = "plan"
 _KEPT_OUTPUT = 2048
 """Characters of a trial's output that the study keeps, from either end; its log has all."""
 
+_KNOWN = "known"
+"""The user attribute of a trial that another search measured."""
 FELL = "fell"
 """Prefix of the keys for configurations that fell when they were measured again; the trial's number follows."""
 
@@ -51,6 +53,8 @@ class Tried:
     settings: Settings
     outcome: Outcome
     verdict: Verdict
+    known: bool = False
+    """Whether another search measured it."""
 
     @property
     def applied(self) -> Settings:
@@ -128,6 +132,11 @@ class Study:
         rows = [row for row in usable if row.settings.part("function") not in dropped]
         return sorted(rows, key=lambda row: -(row.verdict.log_speed or 0.0))
 
+    @property
+    def num_measured(self) -> int:
+        """Configurations that this search measured itself."""
+        return sum(not row.known for row in self.tried)
+
     def judged(self, settings: Settings) -> Tried | None:
         """A trial that computes the same function, and whose quality is known: what else it was set to may round, and
         changes it no further."""
@@ -168,6 +177,11 @@ class Study:
         sampler = self._study.sampler
         return sampler.stop_reason(self._study) if isinstance(sampler, ExpectedGainSampler) else None
 
+    def promises(self) -> Callable[[Mapping[str, Any]], float | None]:
+        """As :meth:`ExpectedGainSampler.promises`; None of everything where the sampler cannot tell."""
+        sampler = self._study.sampler
+        return sampler.promises(self._study) if isinstance(sampler, ExpectedGainSampler) else lambda params: None
+
     def ask(self, distributions: Mapping[str, BaseDistribution], params: dict[str, Any] | None = None) -> optuna.Trial:
         """The sampler's next proposal, or ``params`` where given.
 
@@ -194,11 +208,15 @@ class Study:
                 trial.set_user_attr("forecast", forecast.model_dump(mode="json"))
         return number
 
-    def finish(self, trial: optuna.Trial, number: int, settings: Settings, outcome: Outcome) -> Tried:
+    def finish(
+        self, trial: optuna.Trial, number: int, settings: Settings, outcome: Outcome, known: bool = False
+    ) -> Tried:
         """Store an outcome, then tell Optuna; a kill in between is repaired on resume."""
         with self._store.writing():
-            trial.set_user_attr("outcome", _trimmed(outcome).model_dump(mode="json"))
-            tried = self._take(number, settings, outcome)
+            if known:
+                trial.set_user_attr(_KNOWN, True)
+            trial.set_user_attr("outcome", trimmed(outcome).model_dump(mode="json"))
+            tried = self._take(number, settings, outcome, known)
             self._tell(trial, tried)
         self._store.checkpoint()
         return tried
@@ -233,7 +251,7 @@ class Study:
     def keep_evidence(self, key: str, outcome: Outcome) -> None:
         """Store a finalist's outcome under a key of its own."""
         with self._store.writing():
-            self._study.set_user_attr(key, _trimmed(outcome).model_dump(mode="json"))
+            self._study.set_user_attr(key, trimmed(outcome).model_dump(mode="json"))
         self._store.checkpoint()
 
     def keep_plan(self, plan: Plan) -> None:
@@ -253,10 +271,10 @@ class Study:
         store.checkpoint()
         return cls(store, study, record)
 
-    def _take(self, number: int, settings: Settings, outcome: Outcome) -> Tried:
+    def _take(self, number: int, settings: Settings, outcome: Outcome, known: bool = False) -> Tried:
         if number == 0:
             self.record = self.record.model_copy(update={"budget": in_bytes(self.record.budget, outcome)})
-        tried = Tried(number, settings, outcome, self.judge(outcome))
+        tried = Tried(number, settings, outcome, self.judge(outcome), known)
         self.tried.append(tried)
         self.tried.sort(key=lambda row: row.number)
         self.by_settings[settings.canonical()] = tried
@@ -292,7 +310,8 @@ class Study:
             if row.trial.number in taken_back and row.settings is not None:
                 self.lost.append(row.settings)
                 continue
-            tried = self._take(row.number, row.settings, row.outcome) if row.outcome and row.settings else None
+            known = _KNOWN in row.trial.user_attrs
+            tried = self._take(row.number, row.settings, row.outcome, known) if row.outcome and row.settings else None
             if row.trial.state == TrialState.RUNNING:
                 self._settle(row, tried)
         self._next_number = 1 + max((tried.number for tried in self.tried), default=-1)
@@ -342,7 +361,7 @@ def _of_this_version(stem: str, url: str) -> Iterator[None]:
         ) from None
 
 
-def _trimmed(outcome: Outcome) -> Outcome:
+def trimmed(outcome: Outcome) -> Outcome:
     """The outcome with only the ends of its output."""
     text = outcome.output
     if len(text) <= 2 * _KEPT_OUTPUT:

@@ -1,0 +1,1 @@
+"""Many searches that share devices and what they measure."""

@@ -1,0 +1,195 @@
+"""What a batch is made of: jobs, read from a YAML file."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from ..errors import UserError
+from ..files import explain, read_text, read_yaml
+from ..search.options import SamplerName, SearchOptions
+from ..search_spaces import load_space
+from ..task import refuse_script, task_file
+from ..units import MIB, parse_bytes, parse_duration, parse_percent
+
+__all__ = ["Job", "Jobs", "load_jobs"]
+
+
+def _budget(text: Any) -> int | float:
+    """Bytes, or a share of the reference's peak."""
+    if isinstance(text, str) and text.strip().endswith("%"):
+        return parse_percent(text.strip())
+    found = parse_bytes(text)
+    if found < MIB:
+        raise ValueError(f"a budget of {text} is {found} bytes. Was {text}GiB meant?")
+    return found
+
+
+def _duration(text: Any) -> float:
+    return parse_duration(str(text))
+
+
+def _words(text: Any) -> Any:
+    return tuple(shlex.split(text)) if isinstance(text, str) else text
+
+
+_Seconds = Annotated[float, BeforeValidator(_duration)]
+
+
+class Job(BaseModel):
+    """One search. What is not given is as of ``autotune search``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+    """Names the plan's file, the study and the rows of the table."""
+    task: str | None = None
+    """``model.py`` or ``model.py:name``, from the folder that the batch is started in."""
+    command: Annotated[tuple[str, ...] | None, BeforeValidator(_words)] = None
+    """In place of a task: what starts a script, such as ``python train.py --batch-size {batch.micro=32}``."""
+    budget: Annotated[int | float | None, BeforeValidator(_budget)] = None
+    """``8GiB``, or ``90%`` of what the job takes as it stands."""
+    device: Literal["cpu", "cuda"] | None = None
+    """torch's device type; cuda where this machine has it, else cpu."""
+    space: str = SearchOptions.space
+    """A preset's name or a YAML file."""
+    priority: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Times what a trial is expected to gain, where jobs compete for a device."""
+    trials: Annotated[int, Field(ge=1)] = SearchOptions.trials
+    """Most configurations to measure."""
+    max_time: _Seconds | None = None
+    """Longest time for the job, without that in which it waits for a device: ``20m``."""
+    trial_time: _Seconds = SearchOptions.trial_time_s
+    """Longest time for one trial's timed steps."""
+    effective_batch: Annotated[int, Field(ge=1)] | None = None
+    """Samples that one optimizer step sees, held fixed."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seeds the task and the sampler."""
+    sampler: SamplerName = SearchOptions.sampler
+    """Chooses what to try."""
+    output: Path | None = None
+    """Where the plan goes; ``<folder>/<name>.yaml`` otherwise."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if (self.task is None) == (self.command is None):
+            raise ValueError("write either `task: model.py` or `command: python train.py …`")
+        return self
+
+    def options(self, folder: Path, device: Literal["cpu", "cuda"], resume: bool) -> SearchOptions:
+        """Of its search.
+
+        Args:
+            folder: where the batch's files go.
+            device: where the job names none.
+            resume: go on with its study.
+
+        Raises:
+            UserError: the command runs no script.
+        """
+        from ..script.command import script_name
+
+        return SearchOptions(
+            task=script_name(self.command) if self.command else self.task or "",
+            command=self.command,
+            name=self.name,
+            budget_bytes=self.budget if isinstance(self.budget, int) else None,
+            budget_share=self.budget if isinstance(self.budget, float) else None,
+            output=self.output or folder / f"{self.name}.yaml",
+            device=self.device or device,
+            space=self.space,
+            trials=self.trials,
+            max_time_s=self.max_time,
+            trial_time_s=self.trial_time,
+            effective_batch=self.effective_batch,
+            seed=self.seed,
+            sampler=self.sampler,
+            storage=f"sqlite:///{(folder / 'studies' / self.name).as_posix()}.db",
+            resume=resume,
+        )
+
+    @property
+    def lane(self) -> tuple[object, ...]:
+        """Jobs that share it run one after the other, so that each begins with what those before it measured."""
+        source = self.command or str(task_file(self.task or "").resolve())
+        return source, self.task, self.device
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Order within a lane: the highest priority, then the largest budget, whose measurements tell the most."""
+        budget = math.inf if self.budget is None or isinstance(self.budget, float) else self.budget
+        return -self.priority, -budget
+
+
+class Jobs(BaseModel):
+    """A batch."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, populate_by_name=True, title="autotune jobs"
+    )
+
+    schema_: Literal["autotune/jobs@1"] = Field(default="autotune/jobs@1", alias="schema")
+    """The format's name and version."""
+    jobs: Annotated[tuple[Job, ...], Field(min_length=1)]
+    """In any order."""
+
+    def lanes(self) -> list[list[Job]]:
+        """Jobs of one task each, in the order that they run in; those with the highest priority first."""
+        found: dict[tuple[object, ...], list[Job]] = {}
+        for job in sorted(self.jobs, key=lambda job: job.rank):
+            found.setdefault(job.lane, []).append(job)
+        return list(found.values())
+
+
+def load_jobs(path: Path) -> Jobs:
+    """Read a batch, and look at what its jobs name.
+
+    Raises:
+        UserError: no such file, not YAML, an unknown key or value, two jobs of one name or output, a task file or a
+            space that is none; every problem on a line of its own.
+    """
+    try:
+        text = read_text(path, "list of jobs", UserError)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file. `autotune batch --help` shows what one looks like.") from None
+    try:
+        found = Jobs.model_validate(read_yaml(text, str(path), UserError))
+    except ValidationError as error:
+        raise UserError(explain(error, str(path), Jobs)) from None
+    if problems := list(_problems(found.jobs)):
+        raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
+    return found
+
+
+def _problems(jobs: tuple[Job, ...]) -> Iterator[str]:
+    for name, number in Counter(job.name for job in jobs).items():
+        if number > 1:
+            yield f"jobs: {number} are called {name}. Give each a name of its own: plans are named by it."
+    if any(job.name == "summary" for job in jobs):
+        yield "jobs: one is called summary, as the file that tells of all. Give it another name."
+    for output, number in Counter(job.output for job in jobs if job.output is not None).items():
+        if number > 1:
+            yield f"jobs: {number} write {output}. Give each an output of its own."
+    for place, job in enumerate(jobs):
+        try:
+            load_space(job.space)
+            if job.task is not None:
+                _check_task(job.task)
+            else:
+                job.options(Path(), "cpu", False)
+        except UserError as error:
+            yield f"jobs.{place} ({job.name}): {error}"
+
+
+def _check_task(task: str) -> None:
+    if not task_file(task).is_file():
+        raise UserError(
+            f"{task_file(task)}: no such file. Paths are taken from the folder that the batch is started in."
+        )
+    refuse_script(task)

@@ -1,0 +1,65 @@
+"""Jobs of one task: one of them explores at a time; their finalists run together, and beside one reference."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from ..workers import Executor, MeasureRequest, Outcome, TrialRequest
+from .turns import Turn
+
+__all__ = ["References", "Sharing"]
+
+_RECENT_S = 300.0
+"""A reference's run is beside another's winner if it is no older."""
+
+
+@dataclass
+class References:
+    """Runs of the reference in fresh interpreters that jobs of one task have asked for, the newest of each round."""
+
+    clock: Callable[[], float] = time.monotonic
+    _asked: dict[str, tuple[float, Future[Outcome]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def submit(self, turn: Turn, request: MeasureRequest) -> Future[Outcome]:
+        """The run of this round, if another job has just asked for it; else a new one."""
+        unbounded = request.plan.model_copy(update={"budget": type(request.plan.budget)()})  # it is held to none
+        alike = request.model_copy(update={"plan": unbounded, "deadline_s": 1.0})
+        options = alike.options.model_copy(update={"budget": unbounded.budget})
+        key = alike.model_copy(update={"options": options}).model_dump_json()
+        with self._lock:
+            at, future = self._asked.get(key, (0.0, None))
+            if future is None or (future.done() and self.clock() - at > _RECENT_S):
+                future = turn.submit(request)
+                self._asked[key] = self.clock(), future
+            else:
+                turn.promise = None
+                turn.park()
+                future.add_done_callback(lambda _: turn.unpark())
+            return future
+
+
+@dataclass(eq=False)
+class Sharing(Executor):
+    """A job's turn, with the reference's runs shared."""
+
+    turn: Turn
+    references: References
+
+    @property
+    def num_slots(self) -> int:  # type: ignore[override]
+        """The turn's."""
+        return self.turn.num_slots
+
+    def submit(self, request: TrialRequest) -> Future[Outcome]:
+        """Queue a request."""
+        if isinstance(request, MeasureRequest) and request.fresh and not request.options.enforce:
+            return self.references.submit(self.turn, request)
+        return self.turn.submit(request)
+
+    def close(self) -> None:
+        """The executor is not its own."""

@@ -1,0 +1,215 @@
+"""What a job takes from the results store and adds to it, once a canary has shown that the device is as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from .. import __version__
+from ..search.events import BudgetKnown, Event, FinalistEnded, Inspected, TrialEnded
+from ..search.options import SearchOptions
+from ..search.requests import reference_settings
+from ..search.session import Session
+from ..search.store.results import TRIAL, Kept, Key, Results
+from ..search.time_budget import LEAST_SHARE_S
+from ..task import split_source
+from ..techniques import Device, Facts, Settings
+from ..units import format_percent
+from ..workers import Measured, Outcome, OutOfMemory
+
+__all__ = ["Reuse", "key_of"]
+
+_NOISE = 0.05
+"""Relative difference between two processes of one configuration, beside the intervals within them: as between
+finalists."""
+_LOOKS = 2
+"""Times that a canary is measured before it counts as changed."""
+_SPOILED = 0.2
+"""A trial that lost this share of its time to other work is not kept."""
+
+
+def key_of(facts: Facts, options: SearchOptions, code: str) -> Key:
+    """Whose measurements a job may use.
+
+    Args:
+        facts: of its inspection, read in the worker.
+        options: the job's.
+        code: hash of its code.
+    """
+    stated = {
+        "fingerprint": facts.fingerprint,
+        "code": code,
+        "name": None if options.command else split_source(options.task)[1],
+        "command": options.command,
+        "seed": options.seed,
+        "effective_batch": facts.effective_batch,
+        "micro_batch": facts.micro_batch,
+        "precision": facts.precision,
+        "max_grad_norm": facts.max_grad_norm,
+    }
+    return Key(
+        task=hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest(),
+        device=device_text(facts.device),
+        threads=facts.num_threads,
+        torch=facts.torch_version,
+        autotune=__version__,
+    )
+
+
+def device_text(device: Device) -> str:
+    """A device's type, name, memory, driver and capability."""
+    return device.model_dump_json(exclude_none=True)
+
+
+class Reuse:
+    """One job's side of the store, as :class:`autotune.search.known.Known` has it."""
+
+    def __init__(self, results: Results, options: SearchOptions, code: str, run: str, checked: set[Key]) -> None:
+        """
+        Args:
+            results: the store.
+            options: the job's.
+            code: hash of its code.
+            run: names this run of the batch.
+            checked: whose measurements a canary of this run has judged; more are added.
+        """
+        self._results, self._options, self._code, self._run, self._checked = results, options, code, run, checked
+        self._limit = options.budget_bytes
+        self._reference = Settings()
+        self._key: Key | None = None
+        self._series = 0
+        self._is_trusted: bool | None = None
+
+    def observe(self, event: Event) -> None:
+        """Store what was measured."""
+        match event:
+            case Inspected(facts):
+                self._key, self._reference = key_of(facts, self._options, self._code), reference_settings(facts)
+                self._series = self._results.series(self._key)
+            case BudgetKnown(budget):
+                self._limit = budget.limit
+            case TrialEnded(is_known=False):
+                self._keep(event.settings, event.outcome, TRIAL)
+            case FinalistEnded():
+                self._keep(event.settings, event.outcome, str(event.round))
+
+    def reference(self, session: Session) -> Outcome | None:
+        """The reference's outcome, once a canary agreed."""
+        kept = self._kept().get(self._reference.canonical())
+        return kept.outcome if kept is not None and _tells(kept, session) and self._agrees(session) else None
+
+    def others(self, session: Session) -> Iterable[tuple[Settings, Outcome]]:
+        """Everything else that says something within this budget."""
+        new = (kept for key, kept in self._kept().items() if key not in session.study.by_settings)
+        found = [kept for kept in new if kept.settings != self._reference and _tells(kept, session)]
+        return [(kept.settings, kept.outcome) for kept in found] if found and self._agrees(session) else []
+
+    def again(self, session: Session, settings: Settings, finalist_round: int) -> Outcome | None:
+        """Another job's run in the finalists' first round; those that a plan reports are always measured."""
+        if finalist_round or not self._is_trusted:
+            return None
+        kept = self._kept(str(finalist_round)).get(settings.canonical())
+        return kept.outcome if kept is not None and kept.source != self._source and _tells(kept, session) else None
+
+    @property
+    def _source(self) -> str:
+        return f"{self._run}/{self._options.name}"
+
+    def _kept(self, run: str = TRIAL) -> Mapping[str, Kept]:
+        assert self._key is not None, "the task is inspected first"
+        return self._results.known(self._key, self._series, run)
+
+    def _keep(self, settings: Settings, outcome: Outcome, run: str, source: str = "") -> None:
+        if not isinstance(outcome, Measured | OutOfMemory):
+            return
+        if isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED:
+            return
+        assert self._key is not None, "the task is inspected first"
+        key = self._key
+        if isinstance(outcome, Measured) and outcome.device is not None:  # of a cluster, it may be another
+            key = replace(key, device=device_text(outcome.device))
+        series = self._series if key == self._key else self._results.series(key)
+        limit = None if settings == self._reference else self._limit
+        self._results.keep(key, series, Kept(settings, outcome, limit, source or self._source), run)
+
+    def _is_checked(self) -> bool:
+        """Whether a job of this run of the batch has measured a canary of this task, or all that is known."""
+        return self._key in self._checked or all(kept.source.startswith(self._run) for kept in self._kept().values())
+
+    def _agrees(self, session: Session) -> bool:
+        """Whether one of the configurations is today as it was; found out once, at the first call.
+
+        It was the fastest of several, which flatters it: where it differs, it is measured a second time. Where it
+        still does, what is stored is left alone, and what this search measures begins another series.
+        """
+        if self._is_trusted is None and self._is_checked():
+            self._is_trusted = True
+        if self._is_trusted is None:
+            then = _canary(self._kept().values(), session)
+            if then is None:
+                return False
+            difference = None
+            for _ in range(_LOOKS):
+                share_s = session.time_budget.trial_share_s(session.options.trials) or LEAST_SHARE_S
+                now = session.executor.ask(session.request("canary", then.settings, share_s, finalist_round=0))
+                if session.was_cut_off(now):
+                    return False
+                difference = _difference(then.outcome, now)
+                if difference is None:
+                    break
+            self._is_trusted = difference is None
+            assert self._key is not None, "the task is inspected first"
+            self._checked.add(self._key)
+            if difference is not None:
+                session.warn(
+                    f"{len(self._kept())} earlier measurements of this task are left alone: the one that was measured "
+                    f"again {difference}. Everything is measured anew."
+                )
+                self._series += 1
+            self._keep(then.settings, now, "0", f"{self._source} (canary)")
+        return self._is_trusted
+
+
+def _canary(kept: Iterable[Kept], session: Session) -> Kept | None:
+    """What is measured again: the fastest that fits, which may become a finalist; else what takes the least memory."""
+    measured = [(one, one.outcome.measurement) for one in kept if isinstance(one.outcome, Measured)]
+    fitting = [(one, found) for one, found in measured if session.budget.holds(found.peak.process)]
+    if fitting:
+        return max(fitting, key=lambda pair: pair[1].samples_per_s.value)[0]
+    return min(measured, key=lambda pair: pair[1].peak.process)[0] if measured else None
+
+
+def _difference(then: Outcome, now: Outcome) -> str | None:
+    """In what a canary is not as it was, in words; None where both agree within the usual noise."""
+    assert isinstance(then, Measured)
+    if not isinstance(now, Measured):
+        return f"did not run: {getattr(now, 'message', now.kind)}"
+    before, after = then.measurement.samples_per_s, now.measurement.samples_per_s
+    if after.high * (1 + _NOISE) < before.low * (1 - _NOISE) or after.low * (1 - _NOISE) > before.high * (1 + _NOISE):
+        return f"is at {after.value:.4g} samples/s, and was at {before.value:.4g}"
+    ratio = now.measurement.peak.process / then.measurement.peak.process
+    if abs(math.log(ratio)) > _NOISE:
+        return f"takes {format_percent(ratio)} of the memory that it took"
+    return None
+
+
+def _tells(kept: Kept, session: Session) -> bool:
+    """Whether a measurement says within this search's budget what a trial of it would.
+
+    Where memory ran out, at least so much is needed. On an accelerator, a cache that was not held to the budget may
+    have grown over it, and one that was held to a smaller may have cost time.
+    """
+    budget = session.budget
+    if isinstance(kept.outcome, OutOfMemory):
+        least = kept.outcome.peak_bytes * (1 + budget.margin)
+        return kept.limit_bytes is None if budget.limit is None else least > budget.limit
+    if session.facts.device.type == "cpu":
+        return True
+    peak = kept.outcome.measurement.peak
+    if budget.holds(peak.process):
+        was_held = kept.limit_bytes is not None and (budget.limit is None or kept.limit_bytes < budget.limit)
+        return not (was_held and peak.allocator_retries)
+    return not budget.holds(peak.allocated or peak.process)

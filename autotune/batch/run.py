@@ -1,0 +1,292 @@
+"""Runs a batch: each lane of jobs in a thread, their trials by turns; a plan for each job, and a summary."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import traceback
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import AutotuneError, Interrupted, NothingFits, OutOfTime, UserError
+from ..files import dump_yaml, read_text, read_yaml, write_text
+from ..plan import Plan, load_plan
+from ..search.driver import search
+from ..search.events import INTERRUPTED, Event, TrialEnded, TrialStarted
+from ..search.events import Inspected as InspectedEvent
+from ..search.options import SearchOptions
+from ..search.store.results import Key, Results
+from ..search.time_budget import NUM_REPEATS, TimeBudget
+from ..task import task_file
+from ..techniques import Device
+from ..workers import Executor, Measured
+from .code import code_hash
+from .jobs import Job, Jobs
+from .lane import References, Sharing
+from .reuse import Reuse
+from .turns import Turn, Turns
+
+__all__ = ["SUMMARY", "Batch", "JobRun", "State", "code_of", "prepare_batch"]
+
+SUMMARY = "summary.yaml"
+State = Literal["waiting", "running", "done", "nothing fits", "interrupted", "failed", "bug"]
+_LOOK_S = 0.1
+"""How often a batch looks after devices that nobody uses, and after Ctrl-C."""
+_UNKNOWN_GAIN = 1.0
+"""What the runs of finalists are expected to gain where the job as it stands does not fit at all."""
+_LEAST_GAIN = 0.01
+"""And at least: without them there is no plan."""
+
+
+@dataclass
+class JobRun:
+    """A job and what has come of it."""
+
+    job: Job
+    options: SearchOptions
+    state: State = "waiting"
+    device: Device | None = None
+    """As the worker read it."""
+    device_s: float = 0.0
+    """Seconds of a device that it has had."""
+    num_runs: int = 0
+    """Processes that it has run there, those that measure nothing included."""
+    plan: Plan | None = None
+    why: str = ""
+    """Why there is no plan, or not the best."""
+    settled: threading.Event = field(default_factory=threading.Event)
+    """Nothing is left to explore, unless a finalist falls."""
+    _reference: float | None = field(default=None, init=False)
+    _best: float | None = field(default=None, init=False)
+    _trial_s: float = field(default=1.0, init=False)
+
+    @property
+    def spec(self) -> str:
+        """Hash of what was asked for."""
+        return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()[:16]
+
+    def observe(self, event: Event, turn: Turn) -> None:
+        """Learn what the next runs may gain, for the choice of whose is next."""
+        match event:
+            case InspectedEvent(facts):
+                self.device = facts.device
+            case TrialEnded(outcome=Measured(measurement=measurement, seconds=seconds)):
+                self._trial_s = seconds or self._trial_s
+                if event.number == 0:
+                    self._reference = measurement.samples_per_s.value if event.feasible else None
+                if event.is_best:
+                    self._best = measurement.samples_per_s.value
+            case TrialStarted(finalist_round=None):
+                turn.promise = event.promise
+            case TrialStarted():
+                known = self._reference and self._best
+                gain = math.log(self._best / self._reference) if known else _UNKNOWN_GAIN  # type: ignore[operator]
+                turn.promise = max(gain, _LEAST_GAIN) / (2 * NUM_REPEATS * self._trial_s)
+
+    def as_row(self) -> dict[str, Any]:
+        """For the summary."""
+        row: dict[str, Any] = {"name": self.job.name, "state": self.state, "spec": self.spec}
+        if self.device is not None:
+            row["device"] = self.device.name
+        if self.plan is not None and self.plan.search is not None:
+            row["plan"] = str(self.options.output)
+            row |= {"trials": self.plan.search.trials, "known": self.plan.search.known or 0}
+            if self.plan.gain is not None:
+                row["gain"] = self.plan.gain.speed
+        row |= {"device_s": round(self.device_s, 1), "why": self.why}
+        return {name: value for name, value in row.items() if value not in (None, "")}
+
+
+@dataclass
+class Batch:
+    """A batch that is under way."""
+
+    lanes: list[list[JobRun]]
+    folder: Path
+    results: Results
+    turns: Mapping[Literal["cpu", "cuda"], Turns]
+    """By torch's device type."""
+    stop: threading.Event
+    observe: Callable[[JobRun, Event], None]
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _checked: set[Key] = field(default_factory=set)
+
+    @property
+    def jobs(self) -> list[JobRun]:
+        """All of them, lane by lane."""
+        return [run for lane in self.lanes for run in lane]
+
+    def run(self) -> None:
+        """Run every job that is not done, to its end."""
+        left = [[run for run in lane if run.state != "done"] for lane in self.lanes]
+        first = [(lane, self._join(lane[0])) for lane in left if lane]
+        threads = [self._start(self._run_lane, lane[0], lane, turn) for lane, turn in first]
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(_LOOK_S / len(threads))
+            for turns in self.turns.values():
+                if self.stop.is_set():
+                    turns.give_back()
+                else:
+                    turns.advance()
+        self.save()
+
+    def save(self) -> None:
+        """Write the summary.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        with self._lock:
+            rows = [run.as_row() for run in self.jobs]
+            write_text(self.folder / SUMMARY, dump_yaml({"schema": "autotune/batch@1", "jobs": rows}), UserError)
+
+    def _join(self, run: JobRun) -> Turn:
+        return self.turns[run.options.device].join(run.job.name, run.job.priority)
+
+    def _start(self, what: Callable[..., None], run: JobRun, *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=what, args=args, name=f"autotune-{run.job.name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _run_lane(self, lane: Sequence[JobRun], turn: Turn) -> None:
+        """One job after the other explores; those of one priority then settle their finalists together."""
+        references, threads = References(), []
+        for number, run in enumerate(lane):
+            group = [other for other in lane if other.job.priority == run.job.priority]
+            threads.append(self._start(self._run_job, run, run, turn, references, group))
+            while not run.settled.wait(_LOOK_S):
+                pass
+            if number + 1 < len(lane):
+                if lane[number + 1] not in group:
+                    for thread in threads:
+                        thread.join()
+                turn = self._join(lane[number + 1])
+        for thread in threads:
+            thread.join()
+
+    def _run_job(self, run: JobRun, turn: Turn, references: References, group: Sequence[JobRun]) -> None:
+        """A job that fails stops no other."""
+        run.state = "running"
+        try:
+            if self.stop.is_set():
+                raise Interrupted("not begun")
+            run.plan = self._search(run, turn, references, group)
+            was_stopped = run.plan.search is not None and run.plan.search.stopped == INTERRUPTED
+            run.state, run.why = ("interrupted", "the best so far") if was_stopped else ("done", "")
+        except (NothingFits, OutOfTime) as error:
+            run.state, run.why = "nothing fits", str(error)
+        except Interrupted as error:
+            run.state, run.why = "interrupted", str(error)
+        except AutotuneError as error:
+            run.state, run.why = "failed", str(error)
+        except Exception:  # noqa: BLE001 - the outermost frame of this thread
+            run.state, run.why = "bug", traceback.format_exc()
+        run.device_s, run.num_runs = turn.device_s, turn.num_runs
+        try:
+            self.save()
+        except UserError as error:
+            run.why = " ".join(filter(None, (run.why, str(error))))
+        run.settled.set()
+        turn.turns.leave(turn)
+
+    def _search(self, run: JobRun, turn: Turn, references: References, group: Sequence[JobRun]) -> Plan:
+        options = run.options
+        reuse = Reuse(self.results, options, code_of(run), self.name, self._checked)
+
+        def observe(event: Event) -> None:
+            if isinstance(event, TrialStarted) and event.finalist_round is not None and not run.settled.is_set():
+                run.settled.set()
+                self._wait_for(group, turn)
+            run.observe(event, turn)
+            run.device_s, run.num_runs = turn.device_s, turn.num_runs
+            reuse.observe(event)
+            self.observe(run, event)
+
+        time_budget = TimeBudget(options.trial_time_s, options.max_time_s, turn.clock)
+        return search(options, Sharing(turn, references), observe, self.stop, time_budget, reuse)
+
+    def _wait_for(self, group: Sequence[JobRun], turn: Turn) -> None:
+        """Until the others have nothing to explore either: their finalists run beside one reference."""
+        turn.park()
+        for other in group:
+            while not other.settled.wait(_LOOK_S) and not self.stop.is_set():
+                pass
+        turn.unpark()
+
+
+def prepare_batch(
+    jobs: Jobs,
+    folder: Path,
+    executors: Mapping[Literal["cpu", "cuda"], Executor],
+    results: Results,
+    stop: threading.Event,
+    resume: bool = False,
+    observe: Callable[[JobRun, Event], None] = lambda run, event: None,
+    default_device: Literal["cpu", "cuda"] = "cpu",
+) -> Batch:
+    """Make a batch ready to run.
+
+    Args:
+        jobs: what is asked for.
+        folder: where plans, studies and the summary go.
+        executors: by torch's device type; the caller closes them.
+        results: where measurements are kept.
+        stop: once set, running trials end and each job writes its best so far.
+        resume: leave out what is done, and go on with the studies of the rest.
+        observe: is told what happens, in the threads of the jobs.
+        default_device: of jobs that name none.
+
+    Raises:
+        UserError: the folder cannot be written, or its summary cannot be read.
+    """
+    try:
+        (folder / "studies").mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise UserError(f"{folder}: cannot be made: {reason.strerror}. Choose another folder with -o.") from None
+    lanes = [[JobRun(job, job.options(folder, default_device, resume)) for job in lane] for lane in jobs.lanes()]
+    earlier = _earlier(folder / SUMMARY) if resume else {}
+    for run in (run for lane in lanes for run in lane):
+        row = earlier.get(run.job.name)
+        if (
+            row is not None
+            and row.get("state") == "done"
+            and row.get("spec") == run.spec
+            and run.options.output.exists()
+        ):
+            run.state, run.plan = "done", load_plan(run.options.output)
+            run.device_s = float(row.get("device_s", 0.0))
+    turns = {device: Turns(executor) for device, executor in executors.items()}
+    return Batch(lanes, folder, results, turns, stop, observe)
+
+
+def _earlier(path: Path) -> dict[str, dict[str, Any]]:
+    """Rows of an earlier run's summary, by the jobs' names.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        rows = read_yaml(read_text(path, "summary", UserError), str(path), UserError).get("jobs")
+    except FileNotFoundError:
+        return {}
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
+        raise UserError(f"{path}: no summary of a batch. Move it aside, or leave out --resume.")
+    return {str(row["name"]): row for row in rows}
+
+
+def code_of(run: JobRun) -> str:
+    """Hash of a job's code. Of a command whose script is not found, one that nothing else has: nothing is shared."""
+    source = run.options.task
+    path = task_file(source) if run.options.command is None else Path(source)
+    if not path.is_file() and run.options.command is not None:
+        path = Path(*source.split(".")).with_suffix(".py")
+    try:
+        return code_hash(path)
+    except OSError:
+        return uuid.uuid4().hex

@@ -1,0 +1,203 @@
+"""Whose trial runs next: the searches of a batch share an executor, and each free device goes to the one trial, over
+all of them, that is expected to gain the most for each second.
+
+Every search runs its own driver in a thread of its own and submits as ever; here its requests wait for their turn.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+from ..workers import STOPPED, Executor, Outcome, TrialRequest
+from ..workers.pool import done
+
+__all__ = ["Turn", "Turns"]
+
+_PATIENCE_S = 2.0
+"""So long a free device waits for searches that are making up their minds."""
+_ROUNDS = 2
+"""Trials of each search of its priority that may go before one that waits."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    turn: Turn
+    request: TrialRequest
+    future: Future[Outcome]
+    promise: float | None
+    passed: int = 0
+    """Trials of its priority that went before it."""
+
+
+class Turns:
+    """The requests that wait, and the choice among them."""
+
+    def __init__(self, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            executor: runs the trials; stays the caller's to close.
+            clock: seconds since some moment.
+        """
+        self.executor, self.clock = executor, clock
+        self._turns: list[Turn] = []
+        self._waiting: list[_Waiting] = []
+        self._num_running = 0
+        self._free_since = clock()
+        self.lock = threading.RLock()
+        self._is_over = False
+
+    def join(self, name: str, priority: float) -> Turn:
+        """A search takes part, until it leaves."""
+        with self.lock:
+            turn = Turn(self, name, priority)
+            self._turns.append(turn)
+            self._free_since = self.clock()
+            return turn
+
+    def leave(self, turn: Turn) -> None:
+        """A search has ended."""
+        with self.lock:
+            self._turns.remove(turn)
+        self.advance()
+
+    def give_back(self) -> None:
+        """From here on nothing more is started: what waits, and what is asked for later, gets ``STOPPED``."""
+        with self.lock:
+            self._is_over = True
+            given, self._waiting = self._waiting, []
+        for one in given:
+            one.future.set_result(STOPPED)
+
+    def advance(self) -> None:
+        """Start trials on free devices. To be called now and then: a search that takes its time is not waited for
+        without end."""
+        with self.lock:
+            while self._waiting and self._num_running < self.executor.num_slots and not self._is_awaited():
+                chosen = self._choose()
+                self._waiting.remove(chosen)
+                for other in self._waiting:
+                    other.passed += other.turn.priority == chosen.turn.priority
+                self._start(chosen)
+
+    def num_slots(self) -> int:
+        """Trials that one search may have under way: its share of the devices."""
+        with self.lock:
+            return max(1, math.ceil(self.executor.num_slots / max(len(self._turns), 1)))
+
+    def submit(self, turn: Turn, request: TrialRequest, promise: float | None) -> Future[Outcome]:
+        """Queue a request."""
+        with self.lock:
+            if self._is_over:
+                return done(STOPPED)
+            future: Future[Outcome] = Future()
+            self._waiting.append(_Waiting(turn, request, future, promise))
+            turn.changed(waiting=1)
+        self.advance()
+        return future
+
+    def _is_awaited(self) -> bool:
+        """Whether a search that has nothing under way may be about to ask for something."""
+        if self.clock() - self._free_since >= _PATIENCE_S:
+            return False
+        return any(not (turn.num_waiting or turn.num_running or turn.num_parked) for turn in self._turns)
+
+    def _choose(self) -> _Waiting:
+        """The most gain for each second, times the priority; one that has waited for long goes before others of its
+        priority. What is not known yet, such as of a search that begins, comes first."""
+        best = max(self._waiting, key=lambda one: one.turn.priority * _or_first(one.promise))
+        if best.promise is None:
+            return max((one for one in self._waiting if one.promise is None), key=lambda one: one.turn.priority)
+        alike = [one for one in self._waiting if one.turn.priority == best.turn.priority]
+        most = _ROUNDS * sum(turn.priority == best.turn.priority for turn in self._turns)
+        overdue = [one for one in alike if one.passed >= most]
+        return max(overdue, key=lambda one: one.passed) if overdue else best
+
+    def _start(self, chosen: _Waiting) -> None:
+        self._num_running += 1
+        chosen.turn.changed(waiting=-1, running=1)
+        began = self.clock()
+        self.executor.submit(chosen.request).add_done_callback(partial(self._ended, chosen, began))
+
+    def _ended(self, chosen: _Waiting, began: float, ran: Future[Outcome]) -> None:
+        with self.lock:
+            self._num_running -= 1
+            self._free_since = self.clock()
+            chosen.turn.changed(running=-1)
+            chosen.turn.device_s += self._free_since - began
+            chosen.turn.num_runs += 1
+        error = ran.exception()
+        if error is not None:
+            chosen.future.set_exception(error)
+        else:
+            chosen.future.set_result(ran.result())
+        self.advance()
+
+
+@dataclass(eq=False)
+class Turn(Executor):
+    """One search's executor: what it submits waits for its turn."""
+
+    turns: Turns
+    name: str
+    priority: float
+    promise: float | None = None
+    """Expected gain for each second of the trial that is submitted next; None where it is not known."""
+    device_s: float = 0.0
+    """Seconds of a device that it has had."""
+    num_runs: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    num_parked: int = 0
+    _waited_s: float = field(default=0.0, init=False)
+    _since: float | None = field(default=None, init=False)
+
+    @property
+    def num_slots(self) -> int:  # type: ignore[override]
+        """Its share of the devices."""
+        return self.turns.num_slots()
+
+    def submit(self, request: TrialRequest) -> Future[Outcome]:
+        """Queue a request."""
+        promise, self.promise = self.promise, None
+        return self.turns.submit(self, request, promise)
+
+    def close(self) -> None:
+        """The executor is not its own."""
+
+    def clock(self) -> float:
+        """Seconds since some moment, without those in which it waited for a device: what ``max_time`` counts."""
+        now = self.turns.clock()
+        return now - self._waited_s - (now - self._since if self._since is not None else 0.0)
+
+    def park(self) -> None:
+        """It waits for another search: it is not expected to ask for anything, and its clock stands."""
+        with self.turns.lock:
+            self.num_parked += 1
+            self.changed()
+        self.turns.advance()
+
+    def unpark(self) -> None:
+        """It goes on."""
+        with self.turns.lock:
+            self.num_parked -= 1
+            self.changed()
+
+    def changed(self, waiting: int = 0, running: int = 0) -> None:
+        """Requests began or ended to wait or to run."""
+        self.num_waiting += waiting
+        self.num_running += running
+        waits, now = self.num_running == 0 and self.num_waiting + self.num_parked > 0, self.turns.clock()
+        if waits and self._since is None:
+            self._since = now
+        elif not waits and self._since is not None:
+            self._waited_s, self._since = self._waited_s + now - self._since, None
+
+
+def _or_first(promise: float | None) -> float:
+    return math.inf if promise is None else promise

@@ -1,0 +1,142 @@
+"""``autotune batch``: many jobs that share devices and what they measure."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..batch.jobs import Jobs, load_jobs
+from ..batch.run import SUMMARY, Batch, JobRun, code_of, prepare_batch
+from ..errors import AutotuneError, Interrupted
+from ..interrupts import interrupts
+from ..report.batch import Watch, explain_previews, outcome_table
+from ..report.printing import console, listened_to, print_json, print_words, tell
+from ..results import PreviewedJob
+from ..search.store.results import Results
+from ..search.store.storage import default_storage
+from ..techniques import Facts
+from .preview import preview_search
+from .where import Where, default_device, trials
+
+if TYPE_CHECKING:
+    from ..workers import Executor
+
+__all__ = ["WhatToTune", "batch"]
+
+Devices = Mapping[Literal["cpu", "cuda"], "Executor"]
+_CODES = {"bug": 1, "failed": 2, "nothing fits": 3}
+"""Exit codes by the state of a job; the first that any has."""
+
+
+@dataclass(frozen=True)
+class WhatToTune:
+    """What the user asked for. Every field is a command-line argument of ``autotune batch``."""
+
+    jobs: Path
+    """``jobs.yaml``."""
+    folder: Path = Path("plans")
+    """``--output``: of the plans, the studies and the summary."""
+    storage: str | None = None
+    """``--storage``: where measurements are kept; None is SQLite under ``.autotune/``."""
+    resume: bool = False
+    """``--resume``."""
+
+
+def batch(what: WhatToTune, where: Where, dry_run: bool, json: bool) -> int:
+    """Run a batch, or say what it would do.
+
+    Returns:
+        The exit code: 0 where every job has its plan, 130 after a Ctrl-C, else that of a job without one.
+    """
+    jobs = load_jobs(what.jobs)
+    results = Results(what.storage or default_storage("results"))
+    with _devices(jobs, what.jobs, where) as executors:
+        if dry_run:
+            return _preview(jobs, what, executors, results, json)
+        stop, watch = threading.Event(), Watch(console(sys.stderr))
+        found = prepare_batch(jobs, what.folder, executors, results, stop, what.resume, watch.observe, default_device())
+
+        def close() -> None:
+            for executor in executors.values():
+                executor.close()
+
+        with watch.drawing(found), interrupts(stop, close, watch.interrupted):
+            found.run()
+    return _told(found, stop.is_set(), json)
+
+
+@contextmanager
+def _devices(jobs: Jobs, path: Path, where: Where) -> Iterator[Devices]:
+    """An executor for each device type that the jobs name. A cluster is shipped the folder of the jobs' file."""
+    with ExitStack() as stack:
+        wanted = sorted({job.device or default_device() for job in jobs.jobs})
+        shipping = replace(where, is_script=True)  # it looks at no task: each job's was looked at
+        yield {device: stack.enter_context(trials(shipping, str(path), device)) for device in wanted}
+
+
+def _told(found: Batch, was_stopped: bool, json: bool) -> int:
+    with suppress(OSError):  # the plans are written, whoever listens
+        print_words(sys.stderr, outcome_table(found.jobs))
+        for run in found.jobs:
+            if run.state in ("failed", "bug", "nothing fits"):
+                tell(f"\n{run.job.name}: {run.why}")
+    code = min((_CODES[run.state] for run in found.jobs if run.state in _CODES), default=0)
+    code = Interrupted.exit_code if was_stopped else code
+    if json:
+        rows: list[dict[str, Any]] = [run.as_row() for run in found.jobs]
+        print_json({"exit_code": code, "summary": str(found.folder / SUMMARY), "jobs": rows})
+    else:
+        with listened_to(sys.stdout):
+            print(found.folder / SUMMARY)
+    return code
+
+
+def _preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, json: bool) -> int:
+    found: list[PreviewedJob] = []
+    tell("reading the tasks; no trial is run")
+    for lane in jobs.lanes():
+        before: PreviewedJob | None = None
+        for job in lane:
+            run = JobRun(job, job.options(what.folder, default_device(), what.resume))
+            before = _preview_job(run, executors[run.options.device], results, before)
+            found.append(before)
+    if json:
+        print_json({"jobs": [_as_json(one) for one in found]})
+    else:
+        print_words(sys.stdout, explain_previews(found), 140)
+    return 0
+
+
+def _preview_job(run: JobRun, executor: Executor, results: Results, before: PreviewedJob | None) -> PreviewedJob:
+    """``before`` is the job that runs before it, and whose measurements it begins with."""
+    num_known = 0
+
+    def known(facts: Facts) -> int:
+        nonlocal num_known
+        from ..batch.reuse import key_of
+
+        key = key_of(facts, run.options, code_of(run))
+        likely = before.preview.num_likely if before is not None and before.preview is not None else 0
+        num_known = max(len(results.known(key, results.series(key))), likely)
+        return num_known
+
+    why = "" if before is None else f"after {before.options.stem}"
+    try:
+        found = preview_search(run.options, executor, known)
+    except AutotuneError as error:
+        return PreviewedJob(run.options, None, why=str(error).split("\n")[0])
+    return PreviewedJob(run.options, found, num_known, why)
+
+
+def _as_json(one: PreviewedJob) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": one.options.stem, "known": one.num_known, "why": one.why}
+    if one.preview is not None:
+        expected = one.preview.expected
+        row |= {"configurations": one.preview.num_configurations, "likely_trials": one.preview.num_likely}
+        row["estimate_s"] = {"low": expected.low_s, "high": expected.high_s, "most": expected.most_s}
+    return row

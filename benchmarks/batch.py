@@ -1,0 +1,233 @@
+"""What sharing saves: a batch of 12 jobs, four models at three budgets, beside 12 searches of their own.
+
+    python -m benchmarks.batch --keep
+
+Trials are answered from the tables of benchmarks/replay, through the whole driver, and take as long as they took when
+the tables were recorded; a fresh interpreter adds what importing torch takes. Runs are all measured ones, canaries and
+finalists included; inspections and predictions are left out on both sides. Bars: at most 60 % of the trials and 60 % of
+the time, for plans whose speed, by the table, is within 2 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.batch.jobs import Job, Jobs
+from autotune.batch.run import prepare_batch
+from autotune.search.driver import search
+from autotune.search.duration import FRESH_EXTRA_S
+from autotune.search.store.results import Results
+from autotune.task import task_file
+from autotune.techniques import TECHNIQUES, Device, Facts, Settings
+from autotune.workers import Executor, Measured, MeasureRequest, Outcome, OutOfMemory, TrialRequest
+from autotune.workers.pool import done
+from autotune.workers.table import TableExecutor
+
+from .replay.play import seconds_of
+from .replay.table import BUDGETS, Entry, Table, Truth, load_table
+from .rows import HERE, save_rows
+
+MODELS = ("bert_modules", "char_gpt", "digits_cnn", "gru_writer")
+BAR, WITHIN = 0.6, 0.02
+TASK = "def build_model(): ...\ndef build_dataset(): ...\ndef compute_loss(model, batch): ...\n"
+
+
+def main() -> None:
+    """Run both, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="add the rows to benchmarks/results/batch-cpu.jsonl")
+    arguments = parser.parse_args()
+    rows = [row for seed in range(arguments.seeds) for row in compare(seed)]
+    for row in rows:
+        print(report(row))
+    if arguments.keep:
+        print(save_rows("batch", "cpu", rows))
+
+
+@dataclass(frozen=True)
+class Model:
+    """One table as a task."""
+
+    table: Table
+
+    @cached_property
+    def facts(self) -> Facts:
+        """As little as the driver asks for; the reference is the largest batch, as a user would have it."""
+        largest = max(each.settings.batch.micro for each in self.table.entries if each.settings.batch)
+        has_convolutions = any(each.settings.memory_format.kind == "channels_last" for each in self.table.entries)
+        return Facts(
+            fingerprint=f"sha256:{hashlib.sha256(self.table.name.encode()).hexdigest()}",
+            device=Device(type="cpu", name="the tables' processor", memory_bytes=2**36, bf16=True),
+            torch_version="2.13.0",
+            num_threads=2,
+            host_memory_bytes=2**36,
+            num_parameters=10**6,
+            num_trainable=10**6,
+            num_blocks=4,
+            block_name="Block",
+            conv_dims=(2,) if has_convolutions else (),
+            dataset_length=10**4,
+            dataset_kind="map",
+            dataset_bytes=None,
+            dataset_deterministic=True,
+            stackable=True,
+            shapes_vary=False,
+            shards_by_worker=False,
+            loader_options={},
+            loader_samples_per_s={0: 1e9},
+            effective_batch=largest,
+            effective_batch_held=False,
+            effective_batch_assumed=False,
+            split_error=0.0,
+            allow_split=True,
+            optimizer="AdamW",
+            optimizer_implementations=("for_loop", "foreach", "fused"),
+            allocators=("tcmalloc",),
+        )
+
+    @cached_property
+    def space(self) -> str:
+        """The table's own choices, as a search space."""
+        found: dict[str, Any] = {"schema": "autotune/space@1"}
+        for name in TECHNIQUES:
+            choices = dict.fromkeys(getattr(each.settings, name) for each in self.table.entries)
+            if len(choices) > 1:
+                ordered = sorted(choices, key=lambda one: one.micro if name == "batch" else len(one.model_dump_json()))
+                found[name] = [one.model_dump(mode="json", exclude_defaults=True) for one in ordered]
+        return yaml.safe_dump(found, sort_keys=False)
+
+    def executor(self, seed: int) -> Timed:
+        """Answers as the task would."""
+        predicted = {each.settings.as_predicted(self.facts).canonical(): each.predicted for each in self.table.entries}
+        rows = self.table.rows(self.facts.device.memory_bytes, seed)
+        answers = TableExecutor(self.facts, rows, predict=lambda one: predicted.get(one.canonical()))
+        return Timed({self.table.name: (self.table, answers)})
+
+
+class Timed(Executor):
+    """Tables by their tasks' names, one device; counts what is measured, and how long that took when recorded."""
+
+    num_slots = 1
+
+    def __init__(self, tables: Mapping[str, tuple[Table, TableExecutor]]) -> None:
+        self.tables = tables
+        self.num_trials = self.num_runs = 0
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+
+    def submit(self, request: TrialRequest) -> Future[Outcome]:
+        """A future that is done already."""
+        table, answers = self.tables[task_file(request.task).stem]
+        with self._lock:
+            outcome = answers.submit(request).result()
+            outcome = _enforced(request, outcome) if isinstance(request, MeasureRequest) else outcome
+            if isinstance(request, MeasureRequest):
+                seconds = seconds_of(table, request.plan.settings, outcome) + FRESH_EXTRA_S * request.fresh
+                outcome = outcome.model_copy(update={"seconds": seconds})
+                self.seconds += seconds
+                self.num_runs += 1
+                self.num_trials += not request.id.startswith("finalist-")
+        return done(outcome)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def _enforced(request: MeasureRequest, outcome: Outcome) -> Outcome:
+    """Ended where the watchdog ends it: the reference is held to no budget, and a table knows of none."""
+    limit = request.memory_limit_bytes
+    if limit is not None and isinstance(outcome, Measured) and outcome.measurement.peak.process > limit:
+        return OutOfMemory(peak_bytes=limit, message="over the budget")
+    return outcome
+
+
+def compare(seed: int) -> Iterator[dict[str, Any]]:
+    """One row: the sums, and each job's plans."""
+    models = {name: Model(plain(load_table(HERE / "replay" / "tables" / f"{name}.jsonl"))) for name in MODELS}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name, model in models.items():
+            Path(f"{name}.py").write_text(f"{TASK}# {name}\n")
+            Path(f"{name}.space.yaml").write_text(model.space)
+        jobs = Jobs(jobs=tuple(job(name, budget, models[name].table, seed) for name in MODELS for budget in BUDGETS))
+        apart = [(each, *alone(each, models[each.name.partition("-")[0]], seed)) for each in jobs.jobs]
+        together = Timed({n: t for m in models.values() for n, t in m.executor(seed).tables.items()})
+        batch = prepare_batch(
+            jobs, Path("plans"), {"cpu": together}, Results("sqlite:///results.db"), threading.Event()
+        )
+        batch.run()
+        shared = {run.job.name: run for run in batch.jobs}
+    behind, found_by = {}, {}
+    for each, _, found in apart:
+        name, budget = each.name.split("-")
+        table = models[name].table
+        truth, plan = Truth(table, table.limit_bytes(budget)), shared[each.name].plan
+        assert plan is not None, f"{each.name}: {shared[each.name].why}"
+        speeds = [truth.table.by_settings[one.canonical()].mean_log_speed for one in (plan.settings, found)]
+        behind[each.name] = round(speeds[1] - speeds[0], 4)
+        found_by[each.name] = {"trials": plan.search.trials, "known": plan.search.known or 0} if plan.search else {}
+    yield {
+        "seed": seed,
+        "jobs": len(apart),
+        "apart": _sums([executor for _, executor, _ in apart]),
+        "together": _sums([together]),
+        "behind": behind,
+        "by_job": found_by,
+    }
+
+
+def plain(table: Table) -> Table:
+    """Without a technique that has one choice alone: the reference is to be in the table."""
+    single = [name for name in TECHNIQUES if len({getattr(each.settings, name) for each in table.entries}) == 1]
+    reset = {name: getattr(Settings(), name) for name in single}
+    rows: Sequence[Entry] = [replace(each, settings=each.settings.model_copy(update=reset)) for each in table.entries]
+    return replace(table, entries=tuple(rows))
+
+
+def job(name: str, budget: str, table: Table, seed: int) -> Job:
+    """One search of a model at one budget."""
+    limit = table.limit_bytes(budget)
+    return Job(name=f"{name}-{budget}", task=f"{name}.py", space=f"{name}.space.yaml", budget=limit, seed=seed)
+
+
+def alone(each: Job, model: Model, seed: int) -> tuple[Timed, Settings]:
+    """A search of its own, as a user would run it: what it cost, and the settings of its plan."""
+    executor, folder = model.executor(seed), Path("apart")
+    (folder / "studies").mkdir(parents=True, exist_ok=True)
+    plan = search(each.options(folder, "cpu", False), executor, lambda event: None, threading.Event())
+    return executor, plan.settings
+
+
+def _sums(executors: Sequence[Timed]) -> dict[str, float]:
+    return {
+        "trials": sum(each.num_trials for each in executors),
+        "runs": sum(each.num_runs for each in executors),
+        "seconds": round(sum(each.seconds for each in executors), 1),
+    }
+
+
+def report(row: Mapping[str, Any]) -> str:
+    """For people."""
+    lines = [f"seed {row['seed']}: {row['jobs']} jobs"]
+    for what in ("trials", "runs", "seconds"):
+        apart, together = row["apart"][what], row["together"][what]
+        lines.append(f"  {what:8} {apart:8.0f} apart, {together:8.0f} together: {together / apart:.0%} (bar {BAR:.0%})")
+    worst = max(row["behind"], key=row["behind"].get)
+    lines.append(f"  plans: the most behind is {worst}, by {row['behind'][worst]:.1%} (bar {WITHIN:.0%})")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
