@@ -18,7 +18,7 @@ _HOMES = {
     "apply_to_model": "apply_pieces",
     "apply_to_optimizer": "apply_pieces",
     "load_plan": "plan",
-    "load_task": "task",
+    "load_task": "task_file",
     "prepare": "launched",
 }
 __all__ = [
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from .apply_plan import apply
     from .launched import prepare
     from .plan import Plan, load_plan
-    from .task import Task, load_task
+    from .task import Task
+    from .task_file import load_task
     from .training import StepResult, Training
 
 

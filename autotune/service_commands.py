@@ -269,7 +269,7 @@ def _task(source: str, folder: Path | None) -> tuple[str, Path]:
     Raises:
         UserError: it is no file in it.
     """
-    from .task import split_source
+    from .task_file import split_source
 
     path, name = split_source(source)
     place = folder or path.parent

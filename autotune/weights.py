@@ -12,7 +12,8 @@ from torch import nn
 from .errors import PlanError, TaskError
 from .files import hash_of, replacing
 from .plan import KeptWeights
-from .task import Task, task_file
+from .task import Task
+from .task_file import task_file
 
 __all__ = ["load_kept", "load_weights", "save_kept", "weights_file"]
 

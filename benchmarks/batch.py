@@ -29,7 +29,7 @@ from autotune.batch.run import prepare_batch
 from autotune.search.driver import search
 from autotune.search.duration import FRESH_EXTRA_S
 from autotune.search.store.results import Results
-from autotune.task import task_file
+from autotune.task_file import task_file
 from autotune.techniques import TECHNIQUES, Device, Facts, Settings
 from autotune.workers import Executor, Measured, MeasureRequest, Outcome, OutOfMemory, TrialRequest
 from autotune.workers.pool import done

@@ -16,7 +16,7 @@ from autotune.batch.run import Batch, prepare_batch
 from autotune.plan import load_plan
 from autotune.search.events import Event, TrialEnded, Warned
 from autotune.search.store.results import Results
-from autotune.task import split_source
+from autotune.task_file import split_source
 from autotune.workers import Executor, Failed, MeasureRequest, Outcome, TrialRequest
 from autotune.workers.pool import done
 from autotune.workers.table import Row, TableExecutor

@@ -8,7 +8,8 @@ import pytest
 
 from autotune.commands.starter import write_starter
 from autotune.errors import TaskError
-from autotune.task import SIGNATURES, Task, load_task
+from autotune.task import SIGNATURES, Task
+from autotune.task_file import load_task
 
 
 def starter(folder: Path, with_optional: bool) -> Task:

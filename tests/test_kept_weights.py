@@ -19,7 +19,7 @@ from autotune.measure.measurement import MeasureOptions, Quality, QualityOptions
 from autotune.plan import KeptWeights, Plan
 from autotune.search.events import Warned
 from autotune.search.options import Drop
-from autotune.task import load_task
+from autotune.task_file import load_task
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.pruning import Pruning

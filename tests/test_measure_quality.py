@@ -14,7 +14,7 @@ from autotune.apply_plan import build_model
 from autotune.errors import TaskError
 from autotune.measure.checks.quality import evaluate, measure_quality
 from autotune.measure.measurement import QualityOptions
-from autotune.task import load_task
+from autotune.task_file import load_task
 
 
 def weight(model: nn.Module) -> float:

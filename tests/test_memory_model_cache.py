@@ -16,7 +16,7 @@ from autotune.estimate.memory_model_cache import MemoryModelCache
 from autotune.estimate.memory_model_file import StoredModel, load_memory_model, packed
 from autotune.estimate.tracing.fake_step import FakeTraining, Untraceable
 from autotune.plan import Budget, Plan
-from autotune.task import load_task
+from autotune.task_file import load_task
 from autotune.techniques import Settings
 from autotune.testing.zoo import ZOO
 

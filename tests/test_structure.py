@@ -33,6 +33,7 @@ FLOORS = (
     ("apply_plan", "data_loader"),
     ("apply_pieces", "drift", "training", "fingerprint"),
     ("loader", "unfilled", "weights"),
+    ("task_file",),
     ("cut", "plan", "search_spaces", "task"),
     ("techniques",),
     ("layers", "pruning", "replica"),

@@ -10,7 +10,8 @@ import torch
 
 import autotune
 from autotune.errors import TaskError
-from autotune.task import SIGNATURES, load_task
+from autotune.task import SIGNATURES
+from autotune.task_file import load_task
 
 REQUIRED = """
 from torch import nn

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ..errors import TrialsLost, UserError
 from ..measure.processes import descendants
-from ..task import split_source
+from ..task_file import split_source
 from ._base import Executor
 from .client import FOLDERS
 from .orphans import end_orphans, start_child

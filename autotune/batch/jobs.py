@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..files import explain, read_text, read_yaml
 from ..search.options import SamplerName, SearchOptions
 from ..search_spaces import load_space
-from ..task import refuse_script, task_file
+from ..task_file import refuse_script, task_file
 from ..units import MIB, parse_bytes, parse_duration, parse_percent
 
 __all__ = ["Job", "Jobs", "load_jobs"]

@@ -15,7 +15,7 @@ from ..search.requests import reference_settings
 from ..search.session import Session
 from ..search.store.results import TRIAL, Kept, Key, Results
 from ..search.time_budget import LEAST_SHARE_S
-from ..task import split_source
+from ..task_file import split_source
 from ..techniques import Device, Facts, Settings
 from ..units import format_percent
 from ..workers import Measured, Outcome, OutOfMemory

@@ -21,7 +21,7 @@ from ..search.events import Inspected as InspectedEvent
 from ..search.options import SearchOptions
 from ..search.store.results import Key, Results
 from ..search.time_budget import NUM_REPEATS, TimeBudget
-from ..task import task_file
+from ..task_file import task_file
 from ..techniques import Device
 from ..workers import Executor, Measured
 from .code import code_hash

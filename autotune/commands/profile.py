@@ -22,7 +22,7 @@ from ..results import Change, Profiling, WhatToProfile
 from ..search.options import ANY_DROP, SearchOptions
 from ..search.requests import LARGEST_OF, check_plan, failure, inspect, reference_settings
 from ..search.time_budget import TimeBudget
-from ..task import task_file
+from ..task_file import task_file
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch
 from ..workers import STOPPED, Executor, Failed, Outcome, OutOfMemory, Profiled, ProfileRequest

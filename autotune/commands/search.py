@@ -18,7 +18,7 @@ from ..script.changes import Changes
 from ..search.events import Event, Inspected, Warned
 from ..search.options import SearchOptions
 from ..search.time_budget import TimeBudget
-from ..task import refuse_script
+from ..task_file import refuse_script
 from .where import Where, trials
 
 __all__ = ["search"]

@@ -22,7 +22,7 @@ from ..search.evidence import combine
 from ..search.options import ANY_DROP, SearchOptions
 from ..search.requests import Requests, check_plan, failure, inspect
 from ..search.time_budget import NUM_REPEATS, TimeBudget
-from ..task import split_source
+from ..task_file import split_source
 from ..techniques import Facts
 from ..units import ceil_mib, format_bytes
 from ..workers import Executor, Failed, Measured, Outcome, OutOfMemory

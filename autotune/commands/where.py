@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..interrupts import ignore_interrupts
 from ..ranks import world_size
 from ..report.printing import tell
-from ..task import refuse_script, split_source
+from ..task_file import refuse_script, split_source
 from ..units import printable
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from ..errors import Interrupted, OutOfTime, PlanError, TaskError, TrialsLost
 from ..files import check_output
 from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
-from ..task import SIGNATURES, task_file
+from ..task import SIGNATURES
+from ..task_file import task_file
 from ..techniques import TECHNIQUES, Facts, Technique
 from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
 from ..workers.trial.folder import check_working_folder

@@ -26,7 +26,8 @@ from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
 from ...measure.run import measure
 from ...ranks import this_rank
-from ...task import Task, load_task
+from ...task import Task
+from ...task_file import load_task
 from ...training import Training
 from ...weights import save_kept
 from ..outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled

@@ -1,0 +1,137 @@
+"""``load_task("model.py")``: reads a task from a Python file, which need not import this package."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from pathlib import Path
+from types import ModuleType
+
+from .errors import TaskError
+from .names import bound_names
+from .task import REQUIRED, SIGNATURES, Task
+
+__all__ = ["load_task", "refuse_script", "split_source", "task_file"]
+
+
+def load_task(source: str) -> Task:
+    """Read a task from a Python file.
+
+    Args:
+        source: ``path/to/model.py``, or ``path/to/model.py:name`` for a ``Task`` object of that name. The file defines
+            the functions of :data:`SIGNATURES`, or ``task = autotune.Task(...)``. Modules beside it can be imported.
+
+    Returns:
+        The task, with ``source`` set.
+
+    Raises:
+        TaskError: no such file, or missing pieces, all named at once with the signature that is wanted.
+        Exception: whatever the file itself raises when it is run.
+    """
+    path, name = split_source(source)
+    refuse_script(source)
+    module = _import(path)
+    if name is None and not isinstance(getattr(module, "task", None), Task):
+        return _from_functions(module, source)
+    task = getattr(module, name or "task", None)
+    if not isinstance(task, Task):
+        known = sorted(key for key, value in vars(module).items() if isinstance(value, Task))
+        raise TaskError(
+            f"{path}: expected a Task called {name!r}, but found {'no Task' if not known else ', '.join(known)}. "
+            f"Define `{name} = autotune.Task(...)`."
+        )
+    return replace(task, source=source)
+
+
+def refuse_script(source: str) -> None:
+    """Look at a file, without running it, for anything that a task file defines.
+
+    A training script given by mistake would train for hours before it could be said that it is none. Where names may
+    come about in another way (a star import, ``exec``), or the file cannot be read, only running it tells.
+
+    Raises:
+        TaskError: no such file, or it defines nothing of a task.
+    """
+    path, name = split_source(source)
+    if path.suffix != ".py":
+        return
+    try:
+        bound = bound_names(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    if bound is None or not bound.isdisjoint({*REQUIRED, "build_loader", name or "task"}):
+        return
+    raise TaskError(
+        f"{source}: defines none of {', '.join(REQUIRED)}, and no `{name or 'task'}`. If it is a training script, "
+        f"give the command that starts it, behind --: `autotune search -- python {path} --its --flags`. Or give the "
+        f"task in a file of its own, which defines:\n{_signatures(REQUIRED)}\n"
+        "`autotune init` writes a commented example. The file was not run."
+    )
+
+
+def task_file(source: str) -> Path:
+    """The file of ``path/to/model.py[:name]``, whether it exists or not."""
+    return _split(source)[0]
+
+
+def split_source(source: str) -> tuple[Path, str | None]:
+    """The file of ``path/to/model.py[:name]``, and the name.
+
+    Raises:
+        TaskError: no such file, or its name is no text.
+    """
+    path, name = _split(source)
+    if not source.isascii() and any("\ud800" <= each <= "\udfff" for each in source):  # bytes that are no UTF-8
+        raise TaskError(f"{path}: a name in UTF-8 was expected, since plans and studies hold it. Rename the file.")
+    if not path.is_file():
+        raise TaskError(f"{path}: no such file. `autotune init {path}` writes a starting file.")
+    return path, name
+
+
+def _split(source: str) -> tuple[Path, str | None]:
+    stem, colon, name = source.rpartition(":")
+    if colon and name.isidentifier() and not Path(source).exists():
+        return Path(stem), name
+    return Path(source), None
+
+
+def _import(path: Path) -> ModuleType:
+    """Run the file as ``python path`` would: its folder first on sys.path, under its own name where that is free."""
+    path = path.resolve()
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    loaded = sys.modules.get(path.stem)
+    free = path.stem not in sys.stdlib_module_names and (
+        loaded is None or getattr(loaded, "__file__", None) == str(path)
+    )
+    name = path.stem if free else f"autotune_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{path}: not a Python file. Name a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _signatures(names: Iterable[str]) -> str:
+    return "\n".join(f"    {SIGNATURES[name]}" for name in names)
+
+
+def _from_functions(module: ModuleType, source: str) -> Task:
+    replaced = {"build_dataset"} if hasattr(module, "build_loader") else set()
+    missing = [name for name in REQUIRED if name not in replaced and not hasattr(module, name)]
+    if missing:
+        raise TaskError(
+            f"{source}: missing {', '.join(missing)}. A task file defines:\n{_signatures(missing)}\n"
+            "or `task = autotune.Task(...)`. `autotune init` writes a commented example."
+        )
+    names = {f.name for f in fields(Task)} - {"source"}
+    return Task(**{name: getattr(module, name) for name in names if hasattr(module, name)}, source=source)
