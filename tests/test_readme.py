@@ -11,8 +11,10 @@ from pathlib import Path
 import click
 import pytest
 import typer
+import yaml
 
 import autotune
+from autotune.batch.jobs import Jobs
 from autotune.cli import app
 from autotune.search_spaces import SearchSpace
 
@@ -91,9 +93,14 @@ def yaml_blocks(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("page", "text"), every(yaml_blocks))
-def test_yaml_is_a_plan_or_a_space(page: Path, text: str):
-    kind = SearchSpace if text.startswith("schema: autotune/space@1") else autotune.Plan
-    kind.from_yaml(text, page.name)
+def test_yaml_is_what_its_schema_says(page: Path, text: str):
+    match yaml.safe_load(text).get("schema"):
+        case "autotune/space@1":
+            SearchSpace.from_yaml(text, page.name)
+        case "autotune/jobs@1":
+            Jobs.model_validate(yaml.safe_load(text))
+        case _:
+            autotune.Plan.from_yaml(text, page.name)
 
 
 def python_blocks(page: Path) -> Iterator[str]:
@@ -103,7 +110,7 @@ def python_blocks(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize(("page", "text"), every(python_blocks))
 def test_python_compiles_and_names_what_exists(page: Path, text: str):
     compile(text, page.name, "exec")
-    for name in re.findall(r"\bautotune\.(\w+)\b(?!\.)", text):
+    for name in re.findall(r"\bautotune\.(\w+)\b(?!\.| import)", text):
         assert name in autotune.__all__, f"{page.name}: autotune has no public name {name}"
 
 
