@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..errors import Interrupted, OutOfTime, PlanError, TaskError, TrialsLost
@@ -15,37 +14,31 @@ from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
 from ..task import SIGNATURES
 from ..task_file import task_file
-from ..techniques import TECHNIQUES, Facts, Technique
-from ..workers import STOPPED, Executor, Measured, Outcome, ended, result_of
+from ..techniques import Facts
+from ..workers import Executor
 from ..workers.trial.folder import check_working_folder
 from .ablation import ablate
 from .budget import asked, check_possible
 from .build_plan import build_plan
 from .doubt import Doubt
-from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, TrialStarted, Warned
+from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, Warned
 from .finalists import settle
 from .known import Known, take_others, take_reference
 from .options import SearchOptions
 from .own_flags import by_own_flags
-from .predictions import foresee
 from .reference import check_reference
 from .requests import inspected, reference_settings
-from .sampler.candidates import Candidates, Proposal
+from .sampler.candidates import Candidates
 from .sampler.configuration_space import ConfigurationSpace
-from .sampler.expected_gain import EXHAUSTED
-from .sampler.separable import Separable
 from .session import Session
 from .store.record import StudyRecord
 from .store.storage import check_file, default_storage
 from .store.study import Study, Tried
 from .store.url import sqlite_path
-from .time_budget import LEAST_SHARE_S, TimeBudget
+from .time_budget import TimeBudget
+from .trials import TIME_IS_UP, explore, explore_whole, measure_first
 
 __all__ = ["search"]
-
-_TIME_IS_UP = "the time was used up"
-_SPOILED = 0.2
-"""A trial that lost this share of its time, or more, to other work runs once more."""
 
 
 def search(
@@ -181,11 +174,11 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
     if session.reference is None and not session.stop.is_set():
         take_reference(session, candidates)
     if session.reference is None and not session.stop.is_set():
-        _measure(session, candidates, candidates.reference)
+        measure_first(session, candidates, candidates.reference)
     check_reference(session)
     take_others(session, candidates)
     doubt = Doubt(session)
-    stopped = _explore_whole(session, candidates, configurations, doubt)
+    stopped = explore_whole(session, candidates, configurations, doubt)
     session.observe(Stopped(stopped))
     _check_usable(session)
     _check_tried(session, stopped)
@@ -196,7 +189,7 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
         doubt.take(row.outcome)
         candidates.fell(row)  # before it is stored: what a kill leaves out here, a resume finds out again
         session.study.fell(row)
-        num_tried, stopped = len(session.study.tried), _explore(session, candidates, doubt)
+        num_tried, stopped = len(session.study.tried), explore(session, candidates, doubt)
         if len(session.study.tried) > num_tried:
             session.observe(Stopped(stopped))
 
@@ -226,7 +219,7 @@ def _check_tried(session: Session, stopped: str) -> None:
     Raises:
         OutOfTime: there was no time for anything but the reference.
     """
-    if stopped != _TIME_IS_UP or any(row.number != 0 for row in session.study.tried):
+    if stopped != TIME_IS_UP or any(row.number != 0 for row in session.study.tried):
         return
     time_budget = session.time_budget
     wanted_s = math.ceil(time_budget.least_s() / 10) * 10
@@ -238,141 +231,11 @@ def _check_tried(session: Session, stopped: str) -> None:
     )
 
 
-def _explore_whole(session: Session, candidates: Candidates, space: ConfigurationSpace, doubt: Doubt) -> str:
-    """Half of the trials at most with the function as it is, so that there is a plan whatever becomes of the quality of
-    others; then with all choices. Returns the reason to stop, in words."""
-    stays = {name: TECHNIQUES[name]() for name, row in space.choices.items() if "function" in row[0].affects}
-    if stays and session.options.sampler == "gain":
-        _choose_sampler(session, candidates, space, stays)
-        stopped = _explore(session, candidates, doubt, most=-(-session.options.trials // 2))
-        if stopped in (INTERRUPTED, _TIME_IS_UP):
-            return stopped
-    _choose_sampler(session, candidates, space)
-    return _explore(session, candidates, doubt)
-
-
-def _choose_sampler(
-    session: Session, candidates: Candidates, space: ConfigurationSpace, stays: Mapping[str, Technique] | None = None
-) -> None:
-    name = session.options.sampler
-    separable = Separable(session.study, space, session.facts)
-    fixed = {**separable.base(session.reference_settings), **(stays or {})} if name == "gain" else {}
-    candidates.use(name, foresee(session, space.narrowed(fixed)), fixed, separable.unconfirmed)
-
-
 def _earlier(session: Session) -> Iterator[TrialEnded]:
     """The trials of an earlier process, for ``--resume``."""
     best = session.feasible[:1]
     for row in session.study.tried:
         yield TrialEnded(row.number, row.settings, row.outcome, row.verdict.feasible, [row] == best)
-
-
-def _measure(session: Session, candidates: Candidates, propose: Callable[[], Proposal]) -> None:
-    """Run one trial to its end, before any other: the reference."""
-    share_s = session.time_budget.trial_share_s(session.options.trials) or LEAST_SHARE_S
-    proposal = propose()
-    outcome = result_of(_start(session, proposal, share_s))
-    if _is_spoiled(outcome) and session.time_budget.left_s() > 2 * outcome.seconds:
-        outcome = _calmer(outcome, result_of(_start(session, proposal, share_s)))
-    _end(session, candidates, proposal, outcome)
-
-
-def _explore(session: Session, candidates: Candidates, doubt: Doubt, most: int | None = None) -> str:
-    """Keep every slot busy until there is a reason to stop; return it, in words.
-
-    Args:
-        session: the search.
-        candidates: what proposes.
-        doubt: of failures.
-        most: trials to stop after, those before included; None is what was asked for.
-
-    Raises:
-        TrialsLost: what runs trials failed; those that ran meanwhile have ended, and are stored.
-    """
-    running: dict[Future[Outcome], Proposal] = {}
-    spoiled: dict[int, Outcome] = {}
-    reason: str | None = None
-    failed: TrialsLost | None = None
-    while running or reason is None:
-        if reason is None:
-            reason = _fill(session, candidates, running, most)
-        for future in ended(running) if running else ():
-            proposal = running.pop(future)
-            try:
-                outcome = result_of(future)
-                doubt.take(outcome, proposal.trial.number)
-            except TrialsLost as lost:
-                reason, failed = str(lost), lost
-                continue
-            if proposal.number in spoiled:
-                outcome = _calmer(spoiled[proposal.number], outcome)
-            elif (
-                _is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.time_budget.trial_share_s(1))
-            ):
-                spoiled[proposal.number] = outcome
-                running[_start(session, proposal, share_s)] = proposal
-                continue
-            _end(session, candidates, proposal, outcome)
-    if failed:
-        raise failed
-    return reason
-
-
-def _is_spoiled(outcome: Outcome) -> bool:
-    """Whether other work, or a pause of the machine, took too much of a trial's time for its speed to count."""
-    return isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED
-
-
-def _calmer(one: Outcome, other: Outcome) -> Outcome:
-    """The less disturbed of two runs of a trial; the second, where it shows that the configuration cannot be used."""
-    if isinstance(one, Measured) and isinstance(other, Measured):
-        return min((one, other), key=lambda outcome: outcome.measurement.disturbed)
-    return one if other == STOPPED else other
-
-
-def _fill(
-    session: Session, candidates: Candidates, running: dict[Future[Outcome], Proposal], most: int | None
-) -> str | None:
-    """Start trials in all free slots. Return why no more are to be started, or None."""
-    num_trials = session.options.trials
-    while len(running) < session.executor.num_slots:
-        num_begun = session.study.num_measured + len(running)
-        trials_left = num_trials - num_begun
-        if session.stop.is_set():
-            return INTERRUPTED
-        if num_begun >= (most or num_trials):
-            return f"all {num_trials} trials were measured"
-        share_s = session.time_budget.trial_share_s(-(-trials_left // session.executor.num_slots))
-        if share_s is None:
-            return _TIME_IS_UP
-        settled = candidates.settled()
-        if settled is not None:
-            return None if running else settled
-        proposal = candidates.next(min(trials_left, session.executor.num_slots * session.time_budget.most_trials()))
-        if proposal is None:
-            return None if running else EXHAUSTED
-        running[_start(session, proposal, share_s)] = proposal
-    return None
-
-
-def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outcome]:
-    session.observe(TrialStarted(proposal.number, proposal.settings, promise=proposal.promise))
-    name = f"trial-{proposal.number:03d}"
-    is_reference = proposal.settings == session.reference_settings and session.options.max_quality_drop is not None
-    judged = is_reference or (proposal.settings.affect("function") and session.study.judged(proposal.settings) is None)
-    return session.executor.submit(session.request(name, proposal.settings, share_s, judged=judged))
-
-
-def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: Outcome) -> None:
-    """Store an outcome before anything else is done with it."""
-    candidates.finish(proposal)
-    if session.was_cut_off(outcome):
-        return
-    best = session.feasible[:1]
-    tried = session.study.finish(proposal.trial, proposal.number, proposal.settings, outcome)
-    session.learn(f"trial-{proposal.number:03d}", outcome)
-    is_best = session.feasible[:1] != best
-    session.observe(TrialEnded(proposal.number, proposal.settings, outcome, tried.verdict.feasible, is_best))
 
 
 def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Study:
