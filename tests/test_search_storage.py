@@ -278,7 +278,7 @@ def test_a_url_without_a_password_is_printed_as_it_is(url: str):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("postgresql://u:p@h/n", "psycopg"),
+        ("postgresql+pg8000://u:p@h/n", "pg8000"),
         ("mysql://u:p@h/n", "mysqlclient"),
         ("mysql+pymysql://h/n", "PyMySQL"),
     ],

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.process import INTENDED, differences, job_facts, trial_facts
 
-_PYTESTS = {"$PYTEST_CURRENT_TEST", "$COLUMNS", "$LINES"}
-"""What pytest sets from one moment to the next."""
+_PYTESTS = {"$PYTEST_CURRENT_TEST", "$COLUMNS", "$LINES", "$_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}
+"""What pytest sets from one moment to the next, and torch where another test has compiled a model."""
 
 
 @pytest.fixture(scope="module")

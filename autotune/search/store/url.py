@@ -62,4 +62,7 @@ def hidden(text: str, url: str) -> str:
     spelled = {spelling for secret in secrets for spelling in (secret, unquote(secret)) if spelling}
     for spelling in sorted(spelled, key=len, reverse=True):
         text = text.replace(spelling, _MASK)
+        for place, letter in enumerate(spelling):  # a bare @ in a password makes what follows it a part of the host
+            if letter == "@":
+                text = text.replace(f"{spelling[place + 1 :]}@", f"{_MASK}@")
     return text
