@@ -117,8 +117,7 @@ class _Job:
         try:
             return self.trainer.create_optimizer()
         finally:
-            self.trainer.optimizer = None
-            self._let_go()
+            self.trainer.optimizer = self.trainer.model = None
 
     def build_sampler(self, dataset: Any) -> Any:
         """The Trainer's."""

@@ -90,7 +90,7 @@ class _Foresight:
     def ask(self, named: Sequence[Settings], to_choose: Sequence[Settings] = ()) -> None:
         """Ask for predictions, or take those that the study has; ``to_choose`` are those to choose blocks for."""
         session, num_asked = self._session, len(named) + len(to_choose)
-        if not num_asked or self._is_over() or session.time_budget.elapsed_s() > self._ends_s:
+        if not num_asked or session.stop.is_set() or session.time_budget.elapsed_s() > self._ends_s:
             return
         session.observe(PredictionStarted(num_asked))
         asked = hashlib.sha256(repr((*named, "", *to_choose)).encode()).hexdigest()
@@ -114,7 +114,7 @@ class _Foresight:
     def tell_of_choices(self, every: Sequence[Settings]) -> None:
         """Warn of configurations with all blocks recomputed because none could be chosen."""
         missing = sum(self.blocks(settings) is None for settings in every)
-        if not missing or self._is_over():
+        if not missing or self._session.stop.is_set():
             return
         why = "what each block keeps could not be traced."
         if self._session.time_budget.elapsed_s() >= self._ends_s:
@@ -125,10 +125,6 @@ class _Foresight:
             "checkpointing was to recompute only as many blocks as it takes, which is faster than all of them. For "
             f"{missing} of {len(every)} configurations it will be all: {why}"
         )
-
-    def _is_over(self) -> bool:
-        """No trial comes that would be chosen by a prediction."""
-        return self._session.stop.is_set() or self._session.time_budget.trial_share_s(1) is None
 
     def _request(self, named: Sequence[Settings], to_choose: Sequence[Settings]) -> PredictRequest:
         time_budget = self._session.time_budget
