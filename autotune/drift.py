@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .launched import STRICT_VARIABLE
 from .machine import device_name
 from .plan import Plan
+from .techniques.facts import difference
 
-__all__ = ["Difference", "differences", "here", "is_strict", "tell"]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Difference", "differences", "here", "is_strict", "other_model", "other_shapes", "tell"]
 
 
 class Difference(NamedTuple):
@@ -52,6 +57,48 @@ def here(plan: Plan, kind: str) -> Iterator[Difference]:
 
     if plan.environment is not None:
         yield from differences(plan, torch.__version__, kind, device_name(kind), torch.get_num_threads())
+
+
+def other_model(plan: Plan, model: nn.Module, blocks: Sequence[str] = ()) -> str | None:
+    """Why a model is not the one that a plan was found for; None where it is, or the plan does not say.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+        model: before any technique.
+        blocks: as a task's ``blocks``.
+    """
+    from .fingerprint import identify
+
+    known = plan.task.identity if plan.task is not None else None
+    if known is None:
+        return None
+    _, found = identify(model, (), blocks=blocks)
+    if (found.model, found.names) == (known.model, known.names):
+        return None
+    differs = difference(known, found.model_copy(update={"batch": known.batch}))
+    return (
+        f"task.identity: the plan was found for another model: {differs}. Search again for this one, or give the one "
+        "that the plan was found for."
+    )
+
+
+def other_shapes(plan: Plan, loader: Any) -> Difference | None:
+    """What differs in a training DataLoader's batches; None too where that cannot be read."""
+    from torch.utils.data import default_collate
+
+    from .fingerprint import batch_words, sample_shapes
+
+    known = plan.task.identity if plan.task is not None else None
+    if known is None or not known.batch:
+        return None
+    collate = None if loader.collate_fn is default_collate else loader.collate_fn
+    found = ""
+    with suppress(Exception):  # a dataset may take other than numbers
+        found = batch_words(sample_shapes(loader.dataset, collate))
+    if found in ("", known.batch):
+        return None
+    what = f"the plan was found with batches of {known.batch}, and here are {found}"
+    return Difference(what, "its speed and its peak are of those")
 
 
 def is_strict(strict: bool = False) -> bool:

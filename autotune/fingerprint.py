@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset, default_collate
 
 from .nested import tensors_in
 from .techniques.checkpointing import find_blocks
-from .techniques.facts import Identity, difference
+from .techniques.facts import Identity
 
-__all__ = ["batch_words", "fingerprint", "identify", "other_model", "sample_shapes"]
+__all__ = ["batch_words", "fingerprint", "identify", "sample_shapes"]
 
 _MOST_TENSORS = 8
 """Of a batch that are told."""
@@ -60,22 +60,6 @@ def identify(
     )
     names = hashlib.sha256("\n".join(parameters).encode()).hexdigest()[:8]
     return _hash(model, shapes), Identity(model=", ".join(words), names=names, batch=batch_words(shapes))
-
-
-def other_model(known: Identity | None, model: nn.Module, blocks: Sequence[str] = ()) -> str | None:
-    """In what a model differs from a plan's; None where in nothing, or the plan does not say.
-
-    Args:
-        known: the plan's.
-        model: before any technique.
-        blocks: as :func:`identify` takes them.
-    """
-    if known is None:
-        return None
-    _, found = identify(model, (), blocks=blocks)
-    if (found.model, found.names) == (known.model, known.names):
-        return None
-    return difference(known, found.model_copy(update={"batch": known.batch}))
 
 
 def _hash(model: nn.Module, shapes: list[list[Any]]) -> str:

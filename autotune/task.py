@@ -145,17 +145,19 @@ class Task:
         Raises:
             TaskError: it is no job with one optimizer and one DataLoader that batches by size.
         """
-        from .from_lightning import pieces
-
-        return cls(**{**pieces(build_module, build_data, trainer or {}), **fields})
+        made: Task = importlib.import_module(".integrations.lightning_task", __package__).task_of(
+            build_module, build_data, trainer or {}, fields
+        )
+        return made
 
     @classmethod
-    def from_trainer(cls, build_trainer: Callable[[], Any]) -> Task:
+    def from_trainer(cls, build_trainer: Callable[[], Any], **fields: Any) -> Task:
         """The job of a ``transformers.Trainer``; a task file ends with ``task = Task.from_trainer(build_trainer)``.
 
         Args:
             build_trainer: returns the Trainer as the job builds it, without a plan. It is called as the file is read,
                 and again for each model, once everything is seeded.
+            **fields: any other field of a task, or one in the place of what the Trainer says.
 
         Returns:
             A task with the Trainer's model, data, loss, optimizer, batch, precision and clipping.
@@ -163,7 +165,7 @@ class Task:
         Raises:
             TaskError: it returns no Trainer, or one whose batches or ranks a task does not have.
         """
-        made: Task = importlib.import_module(".integrations.trainer_task", __package__).task_of(build_trainer)
+        made: Task = importlib.import_module(".integrations.trainer_task", __package__).task_of(build_trainer, fields)
         return made
 
     def __post_init__(self) -> None:

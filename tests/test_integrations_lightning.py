@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 import autotune
 from autotune.errors import PlanError, TaskError
 from autotune.fingerprint import identify
+from autotune.integrations.checks import TRIED
 from autotune.integrations.lightning import trainer_arguments, written
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan, TaskRef
@@ -40,7 +41,6 @@ from autotune.workers.outcome import Inspected, Measured
 
 pytest.importorskip("lightning", reason="Lightning is not installed")
 
-import lightning
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -168,8 +168,8 @@ def test_all_of_a_plan_is_in_force_and_said_in_one_line(name, tmp_path, capsys):
     assert (data.num_workers, data.prefetch_factor, data.persistent_workers, data.batch_size) == (1, 3, True, 4)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("autotune: ")]
     assert line == (
-        "autotune: in force: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd of the blocks, "
-        "1 loader worker (prefetch 3, persistent), fused optimizer"
+        "autotune: in force by Lightning: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd of "
+        "the blocks, 1 loader worker (prefetch 3, persistent), fused optimizer"
     )
 
 
@@ -350,7 +350,7 @@ def test_what_would_set_the_batch_as_well_is_removed(tmp_path, capsys):
     assert {size for size, *_ in module.seen} == {4}
     assert made.global_step == 2
     assert not set(others) & set(made.callbacks)
-    assert "BatchSizeFinder removed: the batch is the plan's; GradientAccumulationScheduler removed" in (
+    assert "BatchSizeFinder removed: the batch is the plan's, GradientAccumulationScheduler removed" in (
         capsys.readouterr().err
     )
 
@@ -374,7 +374,7 @@ def manual() -> Job:
 REFUSED = {
     "manual": (of(), manual, {}, "optimizes manually"),
     "no optimizer": (of(), Gan, {}, "one optimizer, but configure_optimizers made"),
-    "pruning": (of(pruning=Pruning(kind="structured")), Job, {}, r"settings\.pruning: a cut is not made"),
+    "pruning": (of(pruning=Pruning(kind="structured")), Job, {}, r"settings\.pruning: it makes another model"),
     "precision": (of(precision=Precision(kind="bf16")), Job, {"plugins": None}, r'bf16, but .* "32-true"'),
     "device": (Plan(budget=Budget(device="cuda"), settings=Settings()), Job, {}, "for cuda, but the Trainer .* cpu"),
     "clipping": (
@@ -404,7 +404,7 @@ def test_a_strategy_that_cuts_the_model_is_refused():
 
 def test_one_of_several_ranks_is_refused():
     made = SimpleNamespace(strategy=None, world_size=2)
-    with pytest.raises(PlanError, match="one of 2 ranks"):
+    with pytest.raises(PlanError, match="in one process of Lightning so far, but got 2"):
         check_job(of(), made, Job())
 
 
@@ -412,7 +412,7 @@ def test_a_plan_for_another_model_is_refused(tmp_path):
     fingerprint, identity = identify(Job("resnet"), ())
     plan = Plan(task=TaskRef(source="x.py", fingerprint=fingerprint, identity=identity), settings=Settings())
     fitted(plan, tmp_path, Job("resnet"), loader("resnet"))
-    with pytest.raises(PlanError, match=r"another model than this Job.*from_lightning"):
+    with pytest.raises(PlanError, match=r"another model: .*Search again"):
         fitted(plan, tmp_path, Job("gpt"))
 
 
@@ -423,7 +423,7 @@ def test_loaders_that_are_not_one_dataloader_are_refused(settings, tmp_path):
 
 
 def test_uneven_micro_batches_are_refused_by_the_arguments():
-    with pytest.raises(PlanError, match="equal micro-batches"):
+    with pytest.raises(PlanError, match=r"Lightning weighs all micro-batches .* alike"):
         trainer_arguments(of(batch=Batch(micro=4, accumulate=2, effective=7)))
 
 
@@ -438,12 +438,12 @@ def test_a_compiled_model_that_is_never_called_is_an_error(tmp_path):
 
 
 def test_a_version_that_was_not_tried_is_said_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(lightning, "__version__", "2.9.1")
-    with pytest.warns(UserWarning, match=r"tried with Lightning 2\.6, and this is 2\.9\.1"):
+    monkeypatch.setitem(TRIED, "lightning", "2.5")
+    with pytest.warns(UserWarning, match=r"lightning 2\.6.* was tried with 2\.5"):
         fitted(of(), tmp_path, Job())
     with warnings.catch_warnings(record=True) as said:
         fitted(of(), tmp_path, Job())
-    assert not any("were tried" in str(one.message) for one in said)
+    assert not any("was tried" in str(one.message) for one in said)
 
 
 def test_the_arguments_leave_to_the_job_what_the_plan_does():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,9 @@ def check(seen: dict, name: str) -> None:
 def test_a_loop_trains_as_training_does_and_says_what_is_in_force(name, worker, capsys):
     check(ray_job.train(name), name)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("autotune: ")]
-    assert line.startswith("autotune: in force: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd")
+    assert line.startswith(
+        "autotune: in force by Ray Train: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd"
+    )
 
 
 @pytest.mark.skipif(bool(LACKING), reason=f"ray[train] is not installed whole: it lacks {' and '.join(LACKING)}")
@@ -86,7 +89,8 @@ def test_a_loop_trains_as_training_does_and_says_what_is_in_force(name, worker, 
 def test_a_worker_of_a_cluster_does(name, ray_executor, tmp_path):
     """With the plan's threads, which are not the one that Ray gives for its share of a processor."""
     command = [sys.executable, ray_job.__file__, ray_executor.address, str(tmp_path), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[1])
+    joins = {"env": {**os.environ, "RAY_AUTH_MODE": "token"}, "cwd": Path(__file__).parents[1]}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **joins)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     with one_thread():
@@ -113,8 +117,8 @@ def test_a_run_is_configured_with_the_plans_device_and_environment(worker, monke
 @pytest.mark.parametrize(
     ("configure", "message"),
     [
-        (lambda: ray_train.scaling_config(PLAN, num_workers=2), "one process so far, but got 2"),
-        (lambda: ray_train.scaling_config(PLAN, num_workers=(1, 4)), r"but got \(1, 4\)"),
+        (lambda: ray_train.scaling_config(PLAN, num_workers=2), "one process of Ray Train so far, but got 2"),
+        (lambda: ray_train.scaling_config(PLAN, num_workers=(1, 4)), "but got 4"),
         (lambda: ray_train.scaling_config(PLAN, use_gpu=True), "the plan is for cpu"),
         (
             lambda: ray_train.run_config(PLAN, worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": "8"}}),
@@ -167,10 +171,10 @@ def test_what_cannot_be_in_force_is_an_error_with_the_reason(what, worker):
         "model": Plan(task=task, settings=Settings()),
     }
     messages = {
-        "workers": "one of 2 workers",
+        "workers": "so far, but got 2",
         "fp16": "needs a loss scaler",
         "device": "for cuda, but this worker trains on cpu",
-        "model": "another model than this Linear",
+        "model": "for another model",
     }
     worker.num_workers = 2 if what == "workers" else 1
     with pytest.raises(PlanError, match=messages[what]):

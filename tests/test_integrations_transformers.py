@@ -219,8 +219,8 @@ def test_a_wrapped_model_is_refused(wrap, job):
 
 
 def test_another_version_is_said_once(job, monkeypatch):
-    monkeypatch.setattr("autotune.integrations.told.TRIED", {"transformers": "4.0"})
-    monkeypatch.setattr("autotune.integrations.told._said", set())
+    monkeypatch.setattr("autotune.integrations.checks.TRIED", {"transformers": "4.0"})
+    monkeypatch.setattr("autotune.integrations.checks._said", set())
     with pytest.warns(UserWarning, match=r"was tried with 4\.0"):
         job("cnn", plan_of())
     with warnings.catch_warnings():

@@ -367,7 +367,7 @@ def test_what_differs_from_where_the_plan_was_measured_is_told_or_refused(run, s
     run(path, plan=plan)
     told, in_force = capsys.readouterr().err.splitlines()
     assert "measured with torch 1.0, and this is" in told
-    assert "found with batches of float32 [*, 5], and the script's are float32 [*, 4]: its speed and its peak" in told
+    assert "found with batches of float32 [*, 5], and here are float32 [*, 4]: its speed and its peak" in told
     assert in_force.startswith("autotune: in force")
     monkeypatch.setenv("AUTOTUNE_STRICT", "1")
     with pytest.raises(SystemExit) as ended:

@@ -30,11 +30,12 @@ def shown(here, tmp_path):
     return show
 
 
-@pytest.mark.parametrize("framework", ["transformers", "accelerate"])
+@pytest.mark.parametrize("framework", ["transformers", "accelerate", "lightning", "ray_train"])
 def test_code_for_a_framework(framework, shown):
     text = shown("--for", framework)
-    assert f"from autotune.integrations.{framework} import" in text
-    assert "gradient_accumulation_steps=3" in text
+    assert framework in text
+    accumulates = {"lightning": "accumulate_grad_batches=3", "ray_train": "number % 3 == 0"}
+    assert accumulates.get(framework, "gradient_accumulation_steps=3") in text
     compile(text, "job.py", "exec")
 
 

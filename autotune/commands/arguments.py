@@ -318,7 +318,7 @@ StrictRun = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Framework = Annotated[
-    Literal["transformers", "accelerate", "lightning", "flags"] | None,
+    Literal["transformers", "accelerate", "lightning", "ray_train", "flags"] | None,
     typer.Option("--for", help="Print what to write in a job of this framework.", show_default="explain the plan"),
 ]
 Verbose = Annotated[

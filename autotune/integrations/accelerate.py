@@ -9,20 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset
 
-from ..apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
+from ..apply_pieces import apply_to_model, apply_to_optimizer
+from ..data_loader import changed_loader
 from ..errors import PlanError
-from ..loader import worker_options
 from ..nested import to_device
 from ..plan import Plan
 from ..randomness import undisturbed
-from .told import check_model, check_version, even_batch, refuse_other_models, tell
+from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
 
 __all__ = ["arguments", "prepare", "written"]
-
-_KEPT = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
-"""Of the user's DataLoader, what a plan may change, and what goes with that."""
 
 
 def arguments(plan: Plan) -> dict[str, Any]:
@@ -64,14 +61,16 @@ def prepare(
         max_grad_norm: what the loop clips gradients at.
 
     Returns:
-        The three to give to ``accelerator.prepare``: model and optimizer changed in place, and another DataLoader.
+        The three to give to ``accelerator.prepare``: model and optimizer changed in place, and a changed copy of the
+        loader.
 
     Raises:
         PlanError: the plan is for another model or device, the accelerator is not the plan's, one of the three was
             prepared already, or the plan asks for what they cannot do.
     """
     check_version("accelerate")
-    refuse_other_models(plan, "Train it by autotune.apply, or leave that row out.")
+    refuse_other_models(plan)
+    own = of_one_rank(plan, accelerator.num_processes)
     _check_accelerator(plan, accelerator)
     if type(optimizer).__name__ == "AcceleratedOptimizer" or type(loader).__module__.startswith("accelerate."):
         raise PlanError(
@@ -80,11 +79,11 @@ def prepare(
             "loader) first."
         )
     check_model(plan, model, blocks)
-    fed = _loader(plan, accelerator, loader)
+    fed = _loader(own, accelerator, loader)
     run = _run(loader, loss, accelerator.device)
     device = accelerator.device if accelerator.device_placement else None
-    model = apply_to_model(plan, model, blocks=blocks, run=run, device=device)
-    optimizer = apply_to_optimizer(plan, optimizer, max_grad_norm=max_grad_norm)
+    model = apply_to_model(own, model, blocks=blocks, run=run, device=device)
+    optimizer = apply_to_optimizer(own, optimizer, max_grad_norm=max_grad_norm)
     _around_loss(plan, accelerator)
     if not getattr(accelerator, "_autotune_told", False):
         accelerator._autotune_told = True
@@ -119,37 +118,12 @@ def _check_accelerator(plan: Plan, accelerator: Any) -> None:
 
 
 def _loader(plan: Plan, accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The user's, in micro-batches of the plan and with its options: a DataLoader, which Accelerate shards.
-
-    Raises:
-        PlanError: it does not batch by itself, or workers would read a stream more than once.
-    """
-    streams, batch = isinstance(loader.dataset, IterableDataset), plan.settings.batch
-    own: int | None = loader.batch_size
-    if own is None and type(loader.batch_sampler) is not BatchSampler:
-        found = getattr(loader.batch_sampler, "batch_size", None)
-        if batch is not None and found != batch.micro:
-            raise PlanError(
-                f"the loader has a batch sampler of its own ({type(loader.batch_sampler).__name__}), and the plan "
-                f"trains on {batch.describe()}. Give that sampler batches of {batch.micro}, and a batch_size that "
-                "says so."
-            )
-    workers = plan.settings.data_loading.num_workers or 0
-    if streams and workers > max(1, loader.num_workers):
-        raise PlanError(f"data_loading: {workers} workers would each read all of the loader's iterable dataset.")
-    collate = None if loader.collate_fn is default_collate else loader.collate_fn
-    options = {name: getattr(loader, name) for name in _KEPT}
-    spec = apply_to_loader(plan, loader.dataset, collate=collate, options=options, device=accelerator.device)
-    chosen = worker_options({key: value for key, value in spec.options.items() if value is not None})
-    if loader.multiprocessing_context is not None and "multiprocessing_context" in chosen:
-        chosen["multiprocessing_context"] = loader.multiprocessing_context
-    chosen |= {"collate_fn": spec.collate, "generator": loader.generator}
-    if own is None and type(loader.batch_sampler) is not BatchSampler:
-        return DataLoader(spec.dataset, batch_sampler=loader.batch_sampler, **chosen)
-    size = own if batch is None else batch.micro * (accelerator.num_processes if accelerator.split_batches else 1)
-    if not streams:
-        chosen["sampler"] = loader.sampler
-    return DataLoader(spec.dataset, batch_size=size, drop_last=loader.drop_last, **chosen)
+    """The user's, in micro-batches of the plan and with its options: Accelerate shards it."""
+    batch = plan.settings.batch
+    if batch is not None and accelerator.split_batches:
+        whole = batch.model_copy(update={"micro": batch.micro * accelerator.num_processes})
+        plan = plan.model_copy(update={"settings": plan.settings.model_copy(update={"batch": whole})})
+    return changed_loader(plan, loader, accelerator.device)
 
 
 def _run(loader: DataLoader[Any], loss: Callable[[nn.Module, Any], Any] | None, device: torch.device) -> Any:

@@ -1,64 +1,152 @@
-"""What every integration asks before it applies a plan."""
+"""What every integration refuses and says, in the same words."""
 
 from __future__ import annotations
 
-import functools
+import importlib.metadata
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import torch
 from torch import nn
 
+from ..drift import other_model
 from ..errors import PlanError
-from ..fingerprint import identify
 from ..plan import Plan
-from ..techniques.facts import difference
+from ..ranks import this_rank, world_size
+from ..techniques.batch import Batch
+from ..techniques.parallel import Parallel
 
-__all__ = ["check_model", "described", "warn_of_version"]
+__all__ = [
+    "TRIED",
+    "check_alone",
+    "check_model",
+    "check_version",
+    "even_batch",
+    "of_one_rank",
+    "refuse_other_models",
+    "tell",
+]
+
+TRIED = {"transformers": "5.23", "accelerate": "1.15", "lightning": "2.6", "ray": "2.60"}
+"""Versions (major and minor) that the integrations were tried with."""
+_said: set[str] = set()
 
 
-@functools.cache
-def warn_of_version(framework: str, version: str, tried: str) -> None:
-    """Warn, once, of a framework whose major and minor version is not the one that was tried."""
-    if version.split(".")[:2] != tried.split("."):
+def check_version(framework: str) -> None:
+    """Say once that a framework's version is not the one that was tried."""
+    found = importlib.metadata.version(framework)
+    if not f"{found}.".startswith(f"{TRIED[framework]}.") and framework not in _said:
+        _said.add(framework)
         warnings.warn(
-            f"plans were tried with {framework} {tried}, and this is {version}. Compare the losses of a few steps with "
-            f"autotune.apply's, or install {tried}.",
+            f"{framework} {found}: this integration was tried with {TRIED[framework]}. What a plan asks for is "
+            "checked as ever; compare the first losses with those of a run without it.",
             stacklevel=4,
         )
 
 
-def check_model(plan: Plan, model: nn.Module, blocks: Sequence[str], instead: str) -> None:
-    """
+def refuse_other_models(plan: Plan, rows: Sequence[str] = ("variant", "pruning", "low_rank")) -> None:
+    """Refuse a plan whose model is not the one that the job has built.
+
     Args:
         plan: as read by :func:`autotune.load_plan`.
-        model: before any technique.
-        blocks: as the task had them.
-        instead: what to do.
+        rows: that the framework has no place for.
 
     Raises:
-        PlanError: the plan was found for another model.
+        PlanError: a row of the plan takes parameters away, or builds another model.
     """
-    known = plan.task.identity if plan.task is not None else None
-    if known is None:
-        return
-    _, found = identify(model, (), blocks=blocks)
-    if (found.model, found.names) != (known.model, known.names):
-        differs = difference(known, found.model_copy(update={"batch": known.batch}))
+    for row in plan.settings.chosen():
+        if row.name in rows:
+            raise PlanError(
+                f"settings.{row.name}: it makes another model of the job's, which must be there before anything else "
+                f"is built from it; but got {row.describe()}. Train it by autotune.apply, or leave that row out."
+            )
+
+
+def even_batch(plan: Plan, framework: str) -> Batch | None:
+    """One process's share of the plan's batch, in equal micro-batches.
+
+    Raises:
+        PlanError: its last micro-batch is smaller.
+    """
+    batch = plan.settings.batch
+    if batch is None:
+        return None
+    if batch.effective is not None:
         raise PlanError(
-            f"task.identity: the plan was found for another model than this {type(model).__name__}: {differs}. "
-            f"{instead}."
+            f"settings.batch.effective: {framework} weighs all micro-batches of an optimizer step alike, but got "
+            f"{batch.effective} samples in {batch.accumulate} micro-batches of {batch.micro}, of which the last is "
+            f"smaller. Use a micro that divides {batch.effective}."
+        )
+    return batch.share(plan.settings.parallel.processes)
+
+
+def of_one_rank(plan: Plan, size: int | None = None) -> Plan:
+    """What is left of a plan in a process whose framework wraps the model in ``DistributedDataParallel`` itself: its
+    share of the batch, and no ``parallel``.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+        size: processes that train together; None asks torch.distributed, or torchrun's variables.
+
+    Raises:
+        PlanError: the plan is for another number of processes, or shards the model.
+    """
+    settings = plan.settings
+    if (reason := settings.parallel.other_size(size or world_size())) is not None:
+        raise PlanError(reason)
+    if settings.parallel.kind == "fsdp":
+        raise PlanError(
+            "settings.parallel.kind: fsdp is for autotune.apply and for scripts that call fully_shard; a framework "
+            "shards in its own way, which was not measured. Use ddp."
+        )
+    batch = settings.batch and settings.batch.share(settings.parallel.processes)
+    return plan.model_copy(update={"settings": settings.model_copy(update={"batch": batch, "parallel": Parallel()})})
+
+
+def check_alone(plan: Plan, size: int, framework: str) -> None:
+    """
+    Raises:
+        PlanError: several processes train together, or the plan is for several.
+    """
+    if (found := max(size, world_size(), plan.settings.parallel.processes)) > 1:
+        raise PlanError(
+            f"settings.parallel: a plan is in force in one process of {framework} so far, but got {found}. Use one "
+            "there, or train by autotune.apply, by Accelerate or by a transformers.Trainer."
         )
 
 
-def described(plan: Plan, *notes: str) -> str:
-    """What is in force of a plan, and what is not, in a line."""
-    chosen = list(plan.settings.chosen())
-    lacking = {one.name: reason for one in chosen if (reason := one.not_in_force())}
-    words = [one.describe() for one in chosen if one.name not in lacking]
-    parts = [f"in force: {', '.join(words) or 'nothing but the job as it is'}"]
-    if lacking:
-        parts.append(f"not in force: {', '.join(f'{name} ({reason})' for name, reason in lacking.items())}")
-    if plan.environment is not None and plan.environment.torch != torch.__version__:
-        parts.append(f"measured with torch {plan.environment.torch}, and this is {torch.__version__}")
-    return "; ".join([*parts, *notes])
+def check_model(plan: Plan, model: nn.Module, blocks: Iterable[str] = ()) -> None:
+    """Hold a model, before any technique, against the one that the plan was found for.
+
+    Raises:
+        PlanError: it is another, or a wrapper around one.
+    """
+    wrapper = type(model).__name__
+    if getattr(model, "_is_accelerate_prepared", False) or wrapper.startswith(("FSDP", "Distributed", "DataParallel")):
+        raise PlanError(
+            f"the model is prepared already, or wrapped ({wrapper}), and a plan comes before that. Give the model as "
+            "it was built."
+        )
+    if hasattr(model, "_orig_mod") or (model._compiled_call_impl is not None and plan.settings.compile.kind == "none"):
+        raise PlanError("the model is compiled already, and a plan comes before that. Leave torch.compile to the plan.")
+    if (differs := other_model(plan, model, tuple(blocks))) is not None:
+        raise PlanError(differs)
+
+
+def tell(plan: Plan, framework: str, changed: Iterable[str] = (), missing: Iterable[str] = ()) -> None:
+    """Print in one line, on the first rank, what is in force and what is not.
+
+    Args:
+        plan: in force, of all ranks.
+        framework: as it is called.
+        changed: what was turned off, or set, beside the plan's rows.
+        missing: what is not in force, and why.
+    """
+    lacking = {t.name: reason for t in plan.settings.chosen() if (reason := t.not_in_force()) is not None}
+    rows = ", ".join(t.describe() for t in plan.settings.chosen() if t.name not in lacking)
+    absent = [*(f"{name} ({reason}; `autotune run plan.yaml -- …` sets it)" for name, reason in lacking.items())]
+    parts = [f"in force by {framework}: {rows or 'nothing but the job as it is'}"]
+    parts += [f"beside it: {', '.join(changed)}"] if (changed := [*changed]) else []
+    parts += [f"not in force: {'; '.join(absent)}"] if (absent := [*absent, *missing]) else []
+    if this_rank().rank == 0:
+        print(f"autotune: {'. '.join(parts)}", file=sys.stderr, flush=True)

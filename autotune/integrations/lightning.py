@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PlanError
 from ..plan import Plan
 
 if TYPE_CHECKING:
@@ -39,14 +38,11 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
     Raises:
         PlanError: Lightning cannot have the plan's batch.
     """
+    from .checks import even_batch
+
     arguments: dict[str, Any] = {}
-    batch, kind = plan.settings.batch, plan.settings.precision.kind
-    if batch is not None:
-        if batch.effective is not None:
-            raise PlanError(
-                f"settings.batch: Lightning accumulates equal micro-batches, but got {batch.describe()}. Search with "
-                "Task.from_lightning, or use a micro that divides the samples of a step."
-            )
+    kind = plan.settings.precision.kind
+    if (batch := even_batch(plan, "Lightning")) is not None:
         arguments["accumulate_grad_batches"] = batch.accumulate
     if (name := PRECISIONS.get(kind)) == "32-true":
         arguments["precision"] = name

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler
@@ -17,21 +15,19 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..apply_pieces import apply_to_model, apply_to_optimizer
 from ..data_loader import changed_loader
 from ..errors import PlanError
-from ..from_lightning import training_loss
 from ..nested import to_device
 from ..plan import Plan
 from ..randomness import undisturbed
 from ..techniques import Settings
 from ..techniques._base import Run
 from ..techniques.precision import Precision
-from .checks import check_model, described, warn_of_version
+from .checks import check_model, check_version, refuse_other_models, tell
 from .lightning_checks import check_job
 from .lightning_precision import PlanPrecision
+from .lightning_task import training_loss
 
 __all__ = ["PlanCallback"]
 
-_TRIED = "2.6"
-_INSTEAD = "Search for this one: task = autotune.Task.from_lightning(build_module, build_data)"
 _MARK = "_autotune_in_force"
 """On a module that was changed: the settings that it was changed by."""
 
@@ -64,7 +60,8 @@ class PlanCallback(Callback):
         """Check the job, set its batch, and be called once the module has built itself."""
         if stage != "fit":
             return
-        warn_of_version("Lightning", lightning.__version__, _TRIED)
+        check_version("lightning")
+        refuse_other_models(self.plan, ("variant", "pruning"))
         self._notes, self._users_loader, self._loader = [], None, None
         self._turn_off_others(trainer)
         check_job(self.plan, trainer, pl_module)
@@ -94,8 +91,7 @@ class PlanCallback(Callback):
             trainer.strategy.optimizers = [changed]
         if changed.state:
             changed.load_state_dict(changed.state_dict())  # a fused one's step counts lie on the device
-        if trainer.is_global_zero:
-            print(f"autotune: {described(self.plan, *self._notes)}", file=sys.stderr, flush=True)
+        tell(self.plan, "Lightning", self._notes)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """A model that is compiled and never called is not in force."""
@@ -158,7 +154,7 @@ class PlanCallback(Callback):
         module.to(device)
         in_force = self.plan.settings.canonical()
         if vars(module).get(_MARK) != in_force:
-            check_model(self.plan, module, self.blocks, _INSTEAD)
+            check_model(self.plan, module, self.blocks)
             with undisturbed():
                 changed = apply_to_model(self.plan, module, blocks=self.blocks, run=self._run(trainer), device=device)
             if changed is not module:

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from ..errors import PlanError
 from ..plan import Plan
-from ..ranks import world_size
+from .checks import check_alone, even_batch
 from .lightning import PRECISIONS
 
 __all__ = ["check_job"]
@@ -24,29 +24,24 @@ def check_job(plan: Plan, trainer: Trainer, module: LightningModule) -> None:
     Raises:
         PlanError: the plan cannot be in force in this job, with the reason and what to do.
     """
+    check_alone(plan, trainer.world_size, "Lightning")
+    even_batch(plan, "Lightning")
     reason = next(_obstacles(plan, trainer, module), None)
     if reason is not None:
         raise PlanError(reason)
 
 
 def _obstacles(plan: Plan, trainer: Trainer, module: LightningModule) -> Iterator[str]:
-    settings, strategy = plan.settings, trainer.strategy
+    strategy = trainer.strategy
     if not module.automatic_optimization:
         yield (
             f"{type(module).__name__} optimizes manually, and backward, accumulation and step are its own. Set "
             "automatic_optimization = True, or apply the plan by autotune.apply_to_model and its like."
         )
-    if (size := max(world_size(), trainer.world_size)) > 1:
-        yield f"this is one of {size} ranks, and a plan is applied in one process so far. Use Trainer(devices=1)."
     if not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)):
         yield (
             f"{type(strategy).__name__} cuts or moves the model by itself, which the plan was not measured with. Use "
             'Trainer(devices=1, strategy="auto").'
-        )
-    if settings.pruning.kind != "none":
-        yield (
-            "settings.pruning: a cut is not made in a Lightning job. Call autotune.apply_to_model(plan, module) with "
-            "that row alone before Trainer.fit, and leave it out here."
         )
     device = strategy.root_device.type
     if plan.budget.device not in (None, device):
@@ -54,8 +49,6 @@ def _obstacles(plan: Plan, trainer: Trainer, module: LightningModule) -> Iterato
             f"budget.device: the plan is for {plan.budget.device}, but the Trainer trains on {device}. Use "
             f'Trainer(accelerator="{"gpu" if plan.budget.device == "cuda" else "cpu"}").'
         )
-    if settings.batch is not None and settings.batch.effective is not None:
-        yield f"settings.batch: Lightning accumulates equal micro-batches, but got {settings.batch.describe()}."
     yield from _of_precision(plan, trainer)
     yield from _of_step(plan, trainer, module)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import PlanError
 from ..plan import Plan
-from ..ranks import world_size
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +30,6 @@ __all__ = [
     "written",
 ]
 
-_TRIED = "2.60"
-_INSTEAD = "Search for this one"
 _entered: ContextVar[bool] = ContextVar("_entered", default=False)
 """Whether this thread is within a :func:`forward_context`."""
 
@@ -95,8 +91,10 @@ def scaling_config(plan: Plan, **arguments: Any) -> ScalingConfig:
     """
     from ray.train import ScalingConfig
 
-    if (workers := arguments.setdefault("num_workers", 1)) not in (0, 1):
-        raise PlanError(f"num_workers: a plan is applied in one process so far, but got {workers!r}. Use 1.")
+    from .checks import check_alone
+
+    workers = arguments.setdefault("num_workers", 1)
+    check_alone(plan, max(workers) if isinstance(workers, tuple) else workers, "Ray Train")
     device = plan.budget.device
     if device is not None and arguments.setdefault("use_gpu", device == "cuda") != (device == "cuda"):
         raise PlanError(f"use_gpu: the plan is for {device}, but got {arguments['use_gpu']}. Leave it out.")
@@ -126,11 +124,12 @@ def prepare_model(
     import ray.train.torch
 
     from ..apply_pieces import apply_to_model
-    from .checks import check_model, warn_of_version
+    from .checks import check_model, check_version, refuse_other_models
 
-    warn_of_version("Ray", ray.__version__, _TRIED)
+    check_version("ray")
+    refuse_other_models(plan, ("variant",))
     _check_loop(plan)
-    check_model(plan, model, blocks, _INSTEAD)
+    check_model(plan, model, blocks)
     model = apply_to_model(plan, model, blocks=blocks, run=run, device=ray.train.torch.get_device())
     prepared: nn.Module = ray.train.torch.prepare_model(model, **arguments)
     return prepared
@@ -155,11 +154,11 @@ def prepare_optimizer(
             computes in another precision.
     """
     from ..apply_pieces import apply_to_optimizer
-    from .checks import described
+    from .checks import tell
 
     optimizer = apply_to_optimizer(plan, optimizer, max_grad_norm=max_grad_norm)
     _FirstStep(plan, model, optimizer)
-    print(f"autotune: {described(plan)}", file=sys.stderr, flush=True)
+    tell(plan, "Ray Train")
     return optimizer
 
 
@@ -258,11 +257,9 @@ def _threads(plan: Plan) -> int | None:
 def _check_loop(plan: Plan) -> None:
     import ray.train.torch
 
-    if (size := max(world_size(), ray.train.get_context().get_world_size())) > 1:
-        raise PlanError(
-            f"this is one of {size} workers, and a plan is applied in one process so far. Use "
-            "scaling_config=ray_train.scaling_config(plan)."
-        )
+    from .checks import check_alone
+
+    check_alone(plan, ray.train.get_context().get_world_size(), "Ray Train")
     if any(technique.scales_loss for technique in plan.settings.techniques()):
         raise PlanError("settings.precision: fp16 needs a loss scaler, which is the loop's. Use bf16.")
     device = ray.train.torch.get_device().type

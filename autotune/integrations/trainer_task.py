@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,14 +13,18 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from ..errors import TaskError
 from ..task import Task
+from .checks import check_version
 from .counted import ignores_count
-from .told import check_version
 
 __all__ = ["task_of"]
 
 
-def task_of(build_trainer: Callable[[], Any]) -> Task:
+def task_of(build_trainer: Callable[[], Any], fields: Mapping[str, Any]) -> Task:
     """What :meth:`autotune.Task.from_trainer` returns.
+
+    Args:
+        build_trainer: the job's.
+        fields: of the task, in the place of what the Trainer says.
 
     Raises:
         TaskError: the function returns no Trainer, or one whose batches or ranks a task does not have.
@@ -36,24 +40,26 @@ def task_of(build_trainer: Callable[[], Any]) -> Task:
             stacklevel=3,
         )
     workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
-    return Task(
-        build_model=job.build_model,
-        build_dataset=lambda: loader.dataset,
-        compute_loss=job.compute_loss,
-        build_optimizer=job.build_optimizer,
-        collate=loader.collate_fn,
-        build_sampler=None if iterable or type(sampler) is RandomSampler else job.build_sampler,
-        loader_options={
+    found: dict[str, Any] = {
+        "build_model": job.build_model,
+        "build_dataset": lambda: loader.dataset,
+        "compute_loss": job.compute_loss,
+        "build_optimizer": job.build_optimizer,
+        "collate": loader.collate_fn,
+        "build_sampler": None if iterable or type(sampler) is RandomSampler else job.build_sampler,
+        "loader_options": {
             "num_workers": loader.num_workers,
             "pin_memory": loader.pin_memory,
             **({"drop_last": True} if args.dataloader_drop_last else {}),
             **(workers if loader.num_workers else {}),
         },
-        batch_size=args.train_batch_size * args.gradient_accumulation_steps,
-        micro_batch_size=args.train_batch_size,
-        precision=_precision(trainer),
-        max_grad_norm=args.max_grad_norm or None,
-    )
+        "batch_size": args.train_batch_size * args.gradient_accumulation_steps,
+        "micro_batch_size": args.train_batch_size,
+        "even_batches": True,
+        "precision": _precision(trainer),
+        "max_grad_norm": args.max_grad_norm or None,
+    }
+    return Task(**{**found, **fields})
 
 
 def _left_to_the_plan(args: Any) -> Iterator[str]:
@@ -111,8 +117,7 @@ class _Job:
         try:
             return self.trainer.create_optimizer()
         finally:
-            self.trainer.optimizer = None
-            self._let_go()
+            self.trainer.optimizer = self.trainer.model = None
 
     def build_sampler(self, dataset: Any) -> Any:
         """The Trainer's."""

@@ -10,8 +10,8 @@ from torch import nn
 from ..apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
 from ..errors import PlanError
 from ..plan import Plan
+from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
 from .counted import ignores_count, two_samples
-from .told import check_model, check_version, even_batch, refuse_other_models, tell
 
 __all__ = ["PlanMixin", "arguments", "written"]
 
@@ -46,6 +46,8 @@ def arguments(plan: Plan) -> dict[str, Any]:
         given |= {"activation_checkpointing": False, "torch_compile": False}
     if settings.compile.kind != "none":
         given["torch_compile"] = False
+    if settings.parallel.kind != "none":
+        given["ddp_find_unused_parameters"] = False
     return given
 
 
@@ -68,11 +70,12 @@ class PlanMixin:
             PlanError: the plan is for another model or device, or the Trainer's arguments are not the plan's.
         """
         check_version("transformers")
-        refuse_other_models(plan, "Train it by autotune.apply, or leave that row out.")
+        refuse_other_models(plan)
         if plan.settings.precision.kind == "fp16" and not torch.cuda.is_available():
             raise PlanError("settings.precision.kind: fp16 is for CUDA devices, and torch sees none here. Use bf16.")
         super().__init__(*args, **kwargs)
         self.plan, self._plan_blocks = plan, tuple(blocks)
+        self._plan_of_rank = of_one_rank(plan, self.args.world_size)
         self._planned: nn.Module | None = None
         self._plan_loader: Any = None
         self._plan_changed: list[str] = []
@@ -82,13 +85,13 @@ class PlanMixin:
     def get_train_dataloader(self) -> Any:
         """The Trainer's own, over the dataset as the plan keeps it."""
         own = self.train_dataset
-        spec = apply_to_loader(self.plan, own, collate=self.data_collator, device=self.args.device)
+        spec = apply_to_loader(self._plan_of_rank, own, collate=self.data_collator, device=self.args.device)
         self.train_dataset = spec.dataset
         try:
             loader = super().get_train_dataloader()  # type: ignore[misc]
         finally:
             self.train_dataset = own
-        _check_loader(self.plan, loader)
+        _check_loader(self._plan_of_rank, loader)
         self._plan_loader = loader
         return loader
 
@@ -103,7 +106,9 @@ class PlanMixin:
         if is_first:
             self._put_on_model()
         optimizer = super().create_optimizer()  # type: ignore[misc]
-        self.optimizer = apply_to_optimizer(self.plan, optimizer, max_grad_norm=self.args.max_grad_norm or None)
+        self.optimizer = apply_to_optimizer(
+            self._plan_of_rank, optimizer, max_grad_norm=self.args.max_grad_norm or None
+        )
         if is_first:
             tell(self.plan, "a Trainer", self._plan_changed)
         return self.optimizer
@@ -127,7 +132,8 @@ class PlanMixin:
             self._plan_changed.append(
                 f"losses divided by {self.args.gradient_accumulation_steps} (they ignore num_items_in_batch)"
             )
-        self.model = apply_to_model(self.plan, model, blocks=self._plan_blocks, run=two_samples(self, loader))
+        run = two_samples(self, loader)
+        self.model = apply_to_model(self._plan_of_rank, model, blocks=self._plan_blocks, run=run)
         if self.model is not model:
             self.model_wrapped = self.model
         self._planned = self.model

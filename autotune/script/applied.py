@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..drift import Difference, here, is_strict, tell
+from ..drift import Difference, here, is_strict, other_model, other_shapes, tell
 from ..plan import Plan, load_plan
 from ..ranks import this_rank, world_size
 from ..techniques import Stage
 from ..techniques.parallel import Parallel
-from .shapes import other_shapes
 from .shards import mismatch, unwrapped, wrappers
 
 __all__ = ["InScript", "Refused", "apply_to_script"]
@@ -133,13 +132,8 @@ class InScript:
                 "the script turns autocast on itself, and precision is a row of the plan. Turn it off there, or leave "
                 "the row out."
             )
-        self._check_identity(own)
-
-    def _check_identity(self, model: Any) -> None:
-        from ..fingerprint import other_model
-
-        if self.plan.task is not None and (differs := other_model(self.plan.task.identity, model)) is not None:
-            refuse(f"the plan was found for another model: {differs}. Search again for this one.")
+        if (differs := other_model(self.plan, own)) is not None:
+            refuse(differs)
 
     def put_on_loader(self, loader: Any) -> None:
         """The loader's stage, before it is first iterated over."""

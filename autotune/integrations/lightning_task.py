@@ -1,4 +1,4 @@
-"""The pieces of a task, of a LightningModule and its data."""
+"""``Task.from_lightning``: a LightningModule and its data as a task."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from .errors import TaskError
+from ..errors import TaskError
+from ..task import Task
+from .checks import check_version
 
-__all__ = ["pieces", "training_loss"]
+__all__ = ["task_of", "training_loss"]
 
 _PRECISIONS = {
     **dict.fromkeys(("32-true", "32", 32, None)),
@@ -23,15 +25,19 @@ _LEFT_OUT = ("on_train_batch_start", "on_train_batch_end", "optimizer_step", "co
 _OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
 
 
-def pieces(
-    build_module: Callable[[], Any], build_data: Callable[[], Any], trainer: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Fields of :class:`autotune.Task`.
+def task_of(
+    build_module: Callable[[], Any],
+    build_data: Callable[[], Any],
+    trainer: Mapping[str, Any],
+    fields: Mapping[str, Any],
+) -> Task:
+    """What :meth:`autotune.Task.from_lightning` returns.
 
     Args:
         build_module: builds the LightningModule.
         build_data: builds its training DataLoader, or a LightningDataModule; called once, and seeded.
         trainer: arguments of the Trainer that the job has today.
+        fields: of the task, in the place of what these say.
 
     Raises:
         TaskError: what they build is not that, or a task cannot state it.
@@ -43,6 +49,7 @@ def pieces(
                 f"Task.from_lightning: {name} must be a function, since each trial builds its own, but got "
                 f"{type(function).__name__}. Use lambda: ..."
             )
+    check_version("lightning")
     data, loader = _loader(build_data)
     accumulate = trainer.get("accumulate_grad_batches", 1)
     found: dict[str, Any] = {
@@ -61,7 +68,7 @@ def pieces(
         found["loader_options"]["drop_last"] = True
     if (order := _order(loader)) is not None:
         found["build_sampler"] = order
-    return found
+    return Task(**{**found, **fields})
 
 
 def training_loss(module: Any, batch: Any, data: Any = None) -> Any:
@@ -170,7 +177,7 @@ def _loader(build_data: Callable[[], Any]) -> tuple[Any, Any]:
     """A datamodule or None, and the training loader."""
     from torch.utils.data import BatchSampler, DataLoader
 
-    from .randomness import seed_everything, undisturbed
+    from ..randomness import seed_everything, undisturbed
 
     with undisturbed():
         seed_everything(0)

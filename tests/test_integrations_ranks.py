@@ -1,0 +1,64 @@
+"""A plan of two processes in Accelerate and in a Trainer under torchrun: its batch is that of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conformance import trace
+from integration_models import task_of
+from ranks_job import PLAN
+
+from autotune.errors import PlanError
+from autotune.integrations.checks import of_one_rank
+from autotune.techniques.parallel import Parallel
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+TESTS = Path(__file__).parent
+ALONE = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"parallel": Parallel()})})
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    """What each rank says of each framework, and what it printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "ranks_job.py"]
+    out = tmp_path_factory.mktemp("ranks")
+    paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OUT": str(out)}
+    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [line for line in done.stderr.splitlines() if line.startswith("autotune: in force by")]
+    return [{**json.loads(path.read_text()), "said": said} for path in sorted(out.iterdir())]
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "trainer"])
+def test_two_ranks_train_as_one_process_does(framework, ranks):
+    """24 samples in steps of 2 ranks x 3 micro-batches of 2 are 2 steps; weights end where one process's do."""
+    _, training = trace(task_of("cnn"), ALONE)
+    one = sum(float(p.detach().double().abs().sum()) for p in training.model.parameters())
+    found = [rank[framework] for rank in ranks]
+    assert sorted(number for rank in found for number in rank["samples"]) == list(range(24))
+    for rank in found:
+        assert rank["steps"] == [[2, 2, 2]] * 2
+        assert rank["weights"] == pytest.approx(one, rel=1e-6)
+        assert rank["wrapper"] == "DistributedDataParallel"
+
+
+def test_the_line_is_the_first_ranks_and_of_all(ranks):
+    assert len(ranks[0]["said"]) == 2
+    assert all("micro-batch 2 × 6" in line and "ddp over 2 processes" in line for line in ranks[0]["said"])
+
+
+def test_a_plan_of_another_number_of_processes_is_refused():
+    with pytest.raises(PlanError, match="the plan is for 2 processes, but this is the only one"):
+        of_one_rank(PLAN, 1)
+    with pytest.raises(PlanError, match="the plan is for one process, but this is one of 2 ranks"):
+        of_one_rank(ALONE, 2)
+    shards = PLAN.settings.model_copy(update={"parallel": Parallel(kind="fsdp", processes=2)})
+    with pytest.raises(PlanError, match="a framework shards in its own way"):
+        of_one_rank(PLAN.model_copy(update={"settings": shards}), 2)
