@@ -85,6 +85,24 @@ def plain(monkeypatch, path, *arguments):
     return runpy.run_path(str(path), run_name="__main__")
 
 
+@pytest.mark.parametrize("call", ["optimizer.step(closure)", "optimizer.step(closure=closure)"])
+def test_a_step_is_held_against_the_plan_once_its_closure_has_made_the_gradients(call, run, script, capsys):
+    """As Lightning steps: forward and backward passes are within the optimizer's step."""
+    body = (
+        "seen = []\n"
+        "def closure():\n"
+        "    optimizer.zero_grad()\n    loss = model(x).square().mean()\n    seen.append(loss.dtype)\n"
+        "    loss.backward()\n    return loss\n"
+        f"for _ in range(3):\n    {call}\n"
+    )
+    found = run(script(body), batch=Batch(micro=8), precision=Precision(kind="bf16"))
+    assert len(found["seen"]) == 3
+    assert "in force: batch 8, bf16" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(script(body), batch=Batch(micro=4, accumulate=2))
+    assert "the script on 8 × 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["mlp.py", "gpt.py"])
 def test_a_plan_that_changes_nothing_changes_no_bit(name, run, monkeypatch, capsys):
     plain(monkeypatch, SCRIPTS / name)

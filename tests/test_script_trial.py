@@ -163,6 +163,8 @@ def test_launchers_of_several_processes_are_refused(command):
         (["torchrun", "--nproc-per-node", "2"], "--no-python"),
         ([PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], "--no-python"),
         (["accelerate", "launch", "--cpu"], "--no_python"),
+        (["env", "A=b", "torchrun", "--nproc-per-node", "2"], "--no-python"),
+        (["numactl", "-N", "0", "accelerate", "launch"], "--no_python"),
     ],
 )
 def test_each_process_of_a_launcher_runs_under_ours(before, flag):

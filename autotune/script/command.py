@@ -79,7 +79,8 @@ def _each_under_launcher(command: Sequence[str]) -> list[str] | None:
     if at is None or (words[at] in _MODULE and at + 1 == len(words)):
         raise UserError(f"{' '.join(command)}: no script was found behind {name}. Name a file that ends in .py, or -m.")
     script = ["-m", *words[at + 1 :]] if words[at] in _MODULE else words[at:]
-    beside = os.path.join(os.path.dirname(shutil.which(command[0]) or ""), "python")
+    starter = next((word for word in command[:found] if _is_python(word)), command[found - (name == "launch")])
+    beside = os.path.join(os.path.dirname(shutil.which(starter) or ""), "python")
     python = beside if os.path.isfile(beside) else sys.executable
     _check_has_autotune(python, ())
     no_python = "--no_python" if name == "launch" or "accelerate" in name else "--no-python"
@@ -91,8 +92,14 @@ def _starts_ranks(before: Sequence[str], word: str) -> bool:
     """Whether the options of torchrun, or of ``accelerate launch``, follow this word; both are modules too."""
     if word in _RANK_MODULES:
         return [*before[-1:]] == ["-m"]
-    starters = [os.path.basename(one) for one in (*before, word)]
-    return starters == ["torchrun"] or starters == ["accelerate", "launch"]
+    if any(_is_python(one) for one in before):
+        return False  # an argument of a script's
+    names = [os.path.basename(one) for one in (*before[-1:], word)]
+    return names[-1] == "torchrun" or names == ["accelerate", "launch"]
+
+
+def _is_python(word: str) -> bool:
+    return _PYTHON.fullmatch(os.path.basename(word)) is not None
 
 
 def _own_options(words: list[str]) -> list[str]:

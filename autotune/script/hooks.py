@@ -43,7 +43,7 @@ class ScriptHooks:
         self._open = ExitStack()
         self._depth = self._num_backwards = 0
         self._sizes: tuple[int, ...] = ()
-        self._is_applying = self._has_stepped = False
+        self._is_applying = self._is_checked = self._has_stepped = False
 
     def install(self) -> None:
         """Begin to look."""
@@ -184,7 +184,7 @@ class ScriptHooks:
         finally:
             self._depth -= 1
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self._open.close()
         mine = self._named[1] or self._plan.optimizer
         if mine is not None and optimizer is not mine:
@@ -193,11 +193,25 @@ class ScriptHooks:
                     "the script steps several optimizers, and a plan is for one model and its optimizer. Name them: "
                     "`autotune.prepare(model, optimizer, loader)`."
                 )
+            return None
+        if self._has_stepped:
+            return None
+        check = functools.partial(self._check_step, optimizer)
+        if len(args) > 1 and args[1] is not None:
+            return (args[0], _then(args[1], check), *args[2:]), kwargs
+        if kwargs.get("closure") is not None:
+            return args, {**kwargs, "closure": _then(kwargs["closure"], check)}
+        check()
+        return None
+
+    def _check_step(self, optimizer: Any) -> None:
+        """Once the first gradients are there: after a closure, where the step is given one (Lightning's is)."""
+        if self._is_checked:
             return
-        if not self._has_stepped:
-            self._plan.check_step(self._num_backwards, self._sizes)
-            self._plan.tell_drift()
-            self._plan.optimizer = optimizer
+        self._is_checked = True
+        self._plan.check_step(self._num_backwards, self._sizes)
+        self._plan.tell_drift()
+        self._plan.optimizer = optimizer
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         num_backwards, self._num_backwards = self._num_backwards, 0
@@ -224,6 +238,15 @@ class ScriptHooks:
 
 def _call(args: Any, kwargs: Any, model: nn.Module) -> Any:
     return model(*args, **kwargs)
+
+
+def _then(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], Any]:
+    def answer() -> Any:
+        found = closure()
+        act()
+        return found
+
+    return answer
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
