@@ -21,6 +21,7 @@ from .archives import Limits, unpack
 from .documents import Documents, read_documents
 from .driver import Driver, SearchFolder
 from .problems import Problem
+from .store.database import words_of
 from .store.leases import Lease, Leases, Stale
 from .store.states import State
 from .summary import Summary
@@ -134,7 +135,7 @@ class Supervisor:
                     mode = self._leases.keep(self._lease)
                     self._record()
                 except SQLAlchemyError as reason:  # it may come back before the lease ends
-                    _LOG.error("search %s: the database failed: %s", self._lease.search_id, type(reason).__name__)
+                    _LOG.error("search %s: the database failed: %s", self._lease.search_id, words_of(reason))
                 next_beat = time.monotonic() + min(self._options.beat_s, self._options.lease_s / 3)
             at_once = mode == "now" or self._stop.is_set()
             if asked < (2 if at_once else int(mode == "finish" and self._may_finish())):
@@ -197,7 +198,7 @@ class Supervisor:
             try:
                 return write()
             except SQLAlchemyError as reason:
-                _LOG.error("search %s: the database failed: %s", self._lease.search_id, type(reason).__name__)
+                _LOG.error("search %s: the database failed: %s", self._lease.search_id, words_of(reason))
                 if self._stop.wait(1.0):
                     raise
 
