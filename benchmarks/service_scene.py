@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -130,7 +131,7 @@ class Scene:
         events = list(client.events(search_id))
         assert [each["seq"] for each in events] == [*range(1, search["num_events"] + 1)], "events have gaps"
         states = [State(each["data"]["state"]) for each in events if each["kind"] == "state"]
-        for before, after in zip(states, states[1:], strict=False):
+        for before, after in itertools.pairwise(states):
             assert after in NEXT[before] or (before is after and before in OPEN), f"{before} became {after}"
         assert states[-1] == search["state"]
         trials = [each["number"] for each in client.trials(search_id)]
