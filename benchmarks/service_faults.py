@@ -2,10 +2,10 @@
 
     python -m benchmarks.service_faults [--only NAME]... [--at STATE]... [--keep]
 
-The driver takes no time, and holds where it is told to; then the fault is done, what was broken is healed, and the search
-let go. Held against: every search that was accepted ends, as it should; nothing is measured twice or lost; events have
-no gaps, and follow the table of states; there is a plan exactly where there is one; no process is left; no token is
-printed. Not tried here: another clock, GPUs, Ray's nodes, a cut between two machines.
+The driver takes no time, and holds where it is told to; then the fault is done, what was broken is healed, and the
+search let go. Held against: every search that was accepted ends, as it should; nothing is measured twice or lost;
+events have no gaps, and follow the table of states; there is a plan exactly where there is one; no process is left; no
+token is printed. Not tried here: another clock, GPUs, Ray's nodes, a cut between two machines.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from autotune.service.documents import Documents
+from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database
 from autotune.service.store.leases import Lease, Leases, Stale
 from autotune.service.store.states import State
@@ -149,10 +150,9 @@ def lock_database(the: Scene) -> None:
 def fill_disk(the: Scene) -> None:
     """No room on the state folder, then room again."""
     fill = the.state / "fill"
-    with fill.open("wb") as file, pytest.raises(OSError):
-        while True:
-            file.write(bytes(2**16))
-            file.flush()
+    with suppress(OSError), fill.open("wb", buffering=0) as file:
+        while file.write(bytes(2**16)):
+            pass
     time.sleep(0.7)
     fill.unlink()
     time.sleep(0.2)
@@ -189,8 +189,6 @@ def write_late(the: Scene) -> None:
     database = Database(f"sqlite:///{the.state}/service.db")
     before = tuple(the.row(the.search_id))
     leases, now = Leases(database, (the.state / "home").read_text(), LEASE_S), time.time()
-    from autotune.service.spec import SearchSpec
-
     spec = SearchSpec(task="model.py", folder="/x")
     old = Lease(the.search_id, "0" * 32, spec, 1, 0, None, {}, None, None)
     row = {"event": "trial_ended", "number": int(now), "outcome": "measured"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -169,7 +170,5 @@ def scene(folder: Path, template: Path, token: str, url: str | None = None) -> I
         made.close()
         for search in made.state.glob("searches/*"):
             for process in with_variable(f"AUTOTUNE_SERVICE_SEARCH={search.name}"):
-                import os
-
                 os.kill(process.pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)

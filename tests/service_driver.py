@@ -1,7 +1,8 @@
 """Stands in for ``python -m autotune`` where a test of the service needs a driver that takes no time.
 
 What the task's file says, as JSON: ``trials``, ``seconds`` of each, ``exit_code``, ``dies_at`` a trial (once), whether
-it is ``deaf`` to SIGTERM, and where it ``holds_at``, once, until there is a file ``go``. It keeps a study, and adds a line to a proof file for each trial that it measures.
+it is ``deaf`` to SIGTERM, and where it ``holds_at``, once, until there is a file ``go``.
+It keeps a study, and adds a line to a proof file for each trial that it measures.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN if script.get("deaf") else hear)
 print("the driver speaks", file=sys.stderr, flush=True)
 point("starting")
 if "error" in script:
-    end(script.get("exit_code", 2), error=script["error"])
+    end(script.get("exit_code", 2), error=script["error"], kind=script.get("kind", "TaskError"))
 done: list[int] = json.loads(study.read_text()) if study.exists() and "--resume" in sys.argv else []
 say("inspected", words="49 parameters")
 point("inspecting")

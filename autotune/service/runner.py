@@ -117,7 +117,7 @@ class Runner:
                 continue
             _LOG.warning("search %s: its server was lost", lease.search_id)
             driver = None if lease.pid is None else ProcessId(lease.pid, lease.pid_start or 0)
-            end_leftovers(lease.search_id, driver)
+            end_leftovers(lease.search_id, lease.attempt, driver)
             with suppress(Stale):
                 Supervisor(lease, self._leases, self._places, self._options, self._stop).take_in()
                 self._leases.give_back(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from ..errors import StudyError, TrialsLost
 from .archives import Limits, unpack
 from .documents import Documents, read_documents
 from .driver import Driver, SearchFolder
@@ -158,14 +159,14 @@ class Supervisor:
         return self._lease.attempt == 1 or self._summary.has_started
 
     def _conclude(self, code: int, mode: str | None, *, was_asked: bool) -> None:
-        found, error = read_documents(self._folder.plan), self._folder.read_error()
+        found, (error, kind) = read_documents(self._folder.plan), self._folder.read_error()
         was_ended = code == _INTERRUPTED or (code < 0 and was_asked)
         if found is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
             self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", found)
         elif code == 0:
             self._finish(State.ERROR, "the driver ended well, and left no plan that can be read.")
         elif code in _ENDS:
-            self._finish(_ENDS[code], error or self._last_words())
+            self._finish(State.ERROR if kind in _OURS else _ENDS[code], error or self._last_words())
         elif was_ended and (mode == "now" or (mode == "finish" and not self._stop.is_set())):
             self._finish(State.CANCELLED, error or "cancelled")
         elif was_ended and self._stop.is_set():
@@ -208,3 +209,5 @@ class Supervisor:
 
 _ENDS = {1: State.ERROR, 2: State.FAILED, 3: State.NOTHING_FITS}
 """What a driver's exit code says."""
+_OURS = (TrialsLost.__name__, StudyError.__name__)
+"""Errors whose exit code is a user's, and whose cause is not: trials that could not be run, a study in our folder."""
