@@ -376,7 +376,7 @@ def _one_document(json: bool) -> Iterator[None]:
         yield
     except AutotuneError as error:
         if json:
-            print_json({"exit_code": error.exit_code, "error": str(error)})
+            print_json({"exit_code": error.exit_code, "error": str(error), "kind": type(error).__name__})
         raise
 
 

@@ -1,7 +1,8 @@
 """Stands in for ``python -m autotune`` where a test of the service needs a driver that takes no time.
 
-What the task's file says, as JSON: ``trials``, ``seconds`` of each, ``exit_code``, ``dies_at`` a trial (once), and
-whether it is ``deaf`` to SIGTERM. It keeps a study, and adds a line to a proof file for each trial that it measures.
+What the task's file says, as JSON: ``trials``, ``seconds`` of each, ``exit_code``, ``dies_at`` a trial (once), whether
+it is ``deaf`` to SIGTERM, and where it ``holds_at``, once, until there is a file ``go``.
+It keeps a study, and adds a line to a proof file for each trial that it measures.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ def say(event: str, **data: object) -> None:
         file.write(json.dumps({"event": event, "time": time.time(), **data}) + "\n")
 
 
+def point(name: str) -> None:
+    if script.get("holds_at") == name and not study.with_name("held").exists():
+        study.with_name("held").touch()
+        while not study.with_name("go").exists():
+            time.sleep(0.01)
+
+
 def trial(number: int) -> dict[str, object]:
     speed = {"samples_per_s": 100.0 + number, "samples_per_s_low": 99.0 + number, "samples_per_s_high": 101.0 + number}
     return {
@@ -52,10 +60,12 @@ def trial(number: int) -> dict[str, object]:
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if script.get("deaf") else hear)
 print("the driver speaks", file=sys.stderr, flush=True)
+point("starting")
 if "error" in script:
-    end(script.get("exit_code", 2), error=script["error"])
+    end(script.get("exit_code", 2), error=script["error"], kind=script.get("kind", "TaskError"))
 done: list[int] = json.loads(study.read_text()) if study.exists() and "--resume" in sys.argv else []
 say("inspected", words="49 parameters")
+point("inspecting")
 say(
     "search_started",
     study="s-1",
@@ -68,19 +78,27 @@ for number in range(len(done), script.get("trials", 3)):
     if asked:
         break
     say("trial_started", number=number, round=None, settings="batch 8")
-    time.sleep(script.get("seconds", 0.01))
+    point("reference" if number == 0 else "trial")
+    time.sleep(script.get("seconds", 0.05 if script.get("holds_at") == "cancelling" else 0.01))
     with open(study.with_name("proof"), "a") as proof:
         proof.write(f"{number}\n")
     done.append(number)
     study.write_text(json.dumps(done))
+    if number == 1:
+        point("storing")
     if script.get("dies_at") == number and not study.with_name("died").exists():
         study.with_name("died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     say("trial_ended", **trial(number))
 say("stopped", words="all trials were measured")
+point("cancelling" if asked else "finalists")
 if asked and not done:
     end(130, error="Interrupted before any usable configuration was measured.")
 code = 130 if asked else script.get("exit_code", 0)
 if code in (0, 130):
+    if script.get("holds_at") == "writing":
+        Path(options["output"]).write_text("schema: auto")
+        point("writing")
     Path(options["output"]).write_text("schema: autotune/plan@1\nsettings: {}\n")
+    point("ending")
 end(code, **({} if code in (0, 130) else {"error": "nothing fits"}))

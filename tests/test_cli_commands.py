@@ -163,7 +163,7 @@ def test_the_users_error_shows_no_traceback(tmp_path, here):
     ended = here("show", "none.yaml", "--json", cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr == "none.yaml: no such file. `autotune search model.py` writes a plan.\n"
-    assert json.loads(ended.stdout) == {"exit_code": 2, "error": ended.stderr.strip()}
+    assert json.loads(ended.stdout) == {"exit_code": 2, "error": ended.stderr.strip(), "kind": "PlanError"}
 
 
 def test_doctor_says_what_this_machine_cannot_have(tmp_path, here):

@@ -42,6 +42,13 @@ def test_an_exit_code_becomes_the_state_with_its_words(client, code, state):
     assert (answer.status_code, answer.headers["content-type"]) == (409, "application/problem+json")
 
 
+def test_what_ran_the_trials_and_failed_is_not_the_users_fault(client):
+    """Exit code 2, as of a user's mistake; but it says nothing of what was submitted, and can be resumed."""
+    search = until(client, submit(client, error="the cluster has gone", exit_code=2, kind="TrialsLost"), *ENDS)
+    assert (search["state"], search["message"]) == ("ERROR", "the cluster has gone")
+    assert client.post(f"/v1/searches/{search['id']}/resume").status_code == 202
+
+
 def test_a_driver_that_dies_goes_on_and_measures_nothing_twice(client, tmp_path_factory):
     """SIGKILL between a trial's outcome and its event: the next driver has it from the study."""
     search = until(client, submit(client, trials=4, dies_at=1), *ENDS)

@@ -87,6 +87,35 @@ def test_every_route_asks_for_its_role(guarded):
     assert client.get("/readyz").status_code == 200
 
 
+def test_a_search_that_is_as_it_was_is_not_sent_again(guarded):
+    """Its ETag changes with it, and with nothing else."""
+    client, _, secrets = guarded
+    search_id = client.post(
+        "/v1/searches", headers=bearer(secrets["submit"]), json=spec_of(client, secrets, seconds=60)
+    ).json()["id"]
+    path, tags = f"/v1/searches/{search_id}", []
+    for body in ({"priority": 10}, {"priority": 20}):
+        client.patch(path, headers=bearer(secrets["submit"]), json=body)
+        until_running(client, path, secrets)
+        tags.append(client.get(path, headers=bearer(secrets["read"])).headers["etag"])
+        known = {**bearer(secrets["read"]), "If-None-Match": tags[-1]}
+        assert (client.get(path, headers=known).status_code, client.get(path, headers=known).content) == (304, b"")
+    assert tags[0] != tags[1]
+    client.post(path + "/cancel", headers=bearer(secrets["submit"]), json={"mode": "now"})
+
+
+def spec_of(client, secrets, **script):
+    data = archive(model__py=json.dumps(script))
+    sha256 = hashlib.sha256(data).hexdigest()
+    client.put(f"/v1/archives/{sha256}", content=data, headers=bearer(secrets["submit"]))
+    return {"task": "model.py", "archive": sha256}
+
+
+def until_running(client, path, secrets):
+    while client.get(path, headers=bearer(secrets["read"])).json()["summary"].get("phase") != "trials":
+        pass
+
+
 def test_a_revoked_or_expired_token_is_none(guarded):
     client, service, secrets = guarded
     made = client.post("/v1/tokens", headers=bearer(secrets["admin"]), json={"name": "ann", "role": "read"}).json()

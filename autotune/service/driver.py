@@ -19,8 +19,9 @@ from .spec import SearchSpec, arguments
 __all__ = ["PROGRAM", "Driver", "SearchFolder", "end_leftovers"]
 
 PROGRAM = (sys.executable, "-m", "autotune")
-_MARK = "AUTOTUNE_SERVICE_SEARCH"
-"""An environment variable of a driver and of all that comes of it: by it they are found when nobody is left to ask."""
+_SEARCH, _MARK = "AUTOTUNE_SERVICE_SEARCH", "AUTOTUNE_SERVICE_DRIVER"
+"""Environment variables of a driver and of all that comes of it: by the second, which the search's next driver does not
+have, they are found when nobody is left to ask."""
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "OMP_", "MKL_", "RAY_", "TORCH", "HF_", "XDG_")
 """What of the server's environment a driver sees: its tokens and its database's password are not among it."""
@@ -91,12 +92,12 @@ class SearchFolder:
                 return path.read_bytes()[:_LOG_BYTES].decode(errors="replace")
         return None
 
-    def read_error(self) -> str:
-        """What the last driver said of its end; empty where it could not."""
-        with contextlib.suppress(OSError, ValueError):
+    def read_error(self) -> tuple[str, str]:
+        """What the last driver said of its end, and the error's kind; empty where it could not."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             document = json.loads(self.result.read_bytes()[: 2**20])
-            return str(document.get("error", ""))[:4000]
-        return ""
+            return str(document.get("error", ""))[:4000], str(document.get("kind", ""))
+        return "", ""
 
 
 class ServerSide(Protocol):
@@ -146,14 +147,14 @@ class Driver:
             self.process = subprocess.Popen(
                 command,
                 cwd=folder.work,
-                env=_environment(os.environ, search_id),
+                env=_environment(os.environ, search_id, attempt),
                 stdin=subprocess.DEVNULL,
                 stdout=result,
                 stderr=log,
                 start_new_session=True,
             )
         self.id = identify(self.process.pid) or ProcessId(self.process.pid, 0)
-        self._search_id = search_id
+        self._search_id, self._attempt = search_id, attempt
 
     def ask_to_end(self) -> None:
         """As Ctrl-C does: once finishes the running trials, twice stops at once."""
@@ -166,17 +167,18 @@ class Driver:
 
     def end(self) -> None:
         """End it with all that came of it, whatever it does."""
-        end_leftovers(self._search_id, self.id)
+        end_leftovers(self._search_id, self._attempt, self.id)
         self.process.wait()
 
 
-def end_leftovers(search_id: str, driver: ProcessId | None) -> None:
-    """End what is left of a search's driver: it, by its pid and start, and all that came of it, by their mark."""
+def end_leftovers(search_id: str, attempt: int, driver: ProcessId | None) -> None:
+    """End what is left of one driver of a search: it, by its pid and start, and all that came of it, by their mark. A
+    server that comes too late so leaves its successor's driver alone."""
     if driver is not None:
         end([driver])
-    end_all_with(f"{_MARK}={search_id}")
+    end_all_with(f"{_MARK}={search_id}-{attempt}")
 
 
-def _environment(own: Mapping[str, str], search_id: str) -> dict[str, str]:
+def _environment(own: Mapping[str, str], search_id: str, attempt: int) -> dict[str, str]:
     kept = {key: value for key, value in own.items() if key in _KEPT or key.startswith(_KEPT_PREFIXES)}
-    return {**kept, _MARK: search_id, "NO_COLOR": "1"}
+    return {**kept, _SEARCH: search_id, _MARK: f"{search_id}-{attempt}", "NO_COLOR": "1"}

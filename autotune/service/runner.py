@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ..workers.process import ProcessId
 from .driver import PROGRAM, end_leftovers
+from .store.database import words_of
 from .store.leases import Lease, Leases, Stale
 from .store.states import State
 from .supervisor import Places, Supervisor
@@ -86,7 +87,7 @@ class Runner:
                 while len(self._held) < self._options.num_searches and (lease := self._leases.claim()):
                     self._begin(lease)
             except SQLAlchemyError as reason:
-                _LOG.error("the database failed: %s; trying again", type(reason).__name__)
+                _LOG.error("the database failed: %s; trying again", words_of(reason))
             self._wake.wait(2 * self._options.beat_s)
 
     def _begin(self, lease: Lease) -> None:
@@ -98,7 +99,7 @@ class Runner:
         try:
             Supervisor(lease, self._leases, self._places, self._options, self._stop).run()
         except SQLAlchemyError as reason:  # the lease ends, and the search is taken in again
-            _LOG.error("search %s: the database failed: %s", lease.search_id, type(reason).__name__)
+            _LOG.error("search %s: the database failed: %s", lease.search_id, words_of(reason))
         except Exception:  # noqa: BLE001 - a bug with one search must not end the others
             _LOG.exception("search %s: a bug", lease.search_id)
             with suppress(Stale, SQLAlchemyError):
@@ -116,7 +117,7 @@ class Runner:
                 continue
             _LOG.warning("search %s: its server was lost", lease.search_id)
             driver = None if lease.pid is None else ProcessId(lease.pid, lease.pid_start or 0)
-            end_leftovers(lease.search_id, driver)
+            end_leftovers(lease.search_id, lease.attempt, driver)
             with suppress(Stale):
                 Supervisor(lease, self._leases, self._places, self._options, self._stop).take_in()
                 self._leases.give_back(

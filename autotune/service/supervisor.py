@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from ..errors import StudyError, TrialsLost
 from .archives import Limits, unpack
 from .documents import Documents, read_documents
 from .driver import Driver, SearchFolder
 from .problems import Problem
+from .store.database import words_of
 from .store.leases import Lease, Leases, Stale
 from .store.states import State
 from .summary import Summary
@@ -134,7 +136,7 @@ class Supervisor:
                     mode = self._leases.keep(self._lease)
                     self._record()
                 except SQLAlchemyError as reason:  # it may come back before the lease ends
-                    _LOG.error("search %s: the database failed: %s", self._lease.search_id, type(reason).__name__)
+                    _LOG.error("search %s: the database failed: %s", self._lease.search_id, words_of(reason))
                 next_beat = time.monotonic() + min(self._options.beat_s, self._options.lease_s / 3)
             at_once = mode == "now" or self._stop.is_set()
             if asked < (2 if at_once else int(mode == "finish" and self._may_finish())):
@@ -157,14 +159,14 @@ class Supervisor:
         return self._lease.attempt == 1 or self._summary.has_started
 
     def _conclude(self, code: int, mode: str | None, *, was_asked: bool) -> None:
-        found, error = read_documents(self._folder.plan), self._folder.read_error()
+        found, (error, kind) = read_documents(self._folder.plan), self._folder.read_error()
         was_ended = code == _INTERRUPTED or (code < 0 and was_asked)
         if found is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
             self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", found)
         elif code == 0:
             self._finish(State.ERROR, "the driver ended well, and left no plan that can be read.")
         elif code in _ENDS:
-            self._finish(_ENDS[code], error or self._last_words())
+            self._finish(State.ERROR if kind in _OURS else _ENDS[code], error or self._last_words())
         elif was_ended and (mode == "now" or (mode == "finish" and not self._stop.is_set())):
             self._finish(State.CANCELLED, error or "cancelled")
         elif was_ended and self._stop.is_set():
@@ -197,7 +199,7 @@ class Supervisor:
             try:
                 return write()
             except SQLAlchemyError as reason:
-                _LOG.error("search %s: the database failed: %s", self._lease.search_id, type(reason).__name__)
+                _LOG.error("search %s: the database failed: %s", self._lease.search_id, words_of(reason))
                 if self._stop.wait(1.0):
                     raise
 
@@ -207,3 +209,5 @@ class Supervisor:
 
 _ENDS = {1: State.ERROR, 2: State.FAILED, 3: State.NOTHING_FITS}
 """What a driver's exit code says."""
+_OURS = (TrialsLost.__name__, StudyError.__name__)
+"""Errors whose exit code is a user's, and whose cause is not: trials that could not be run, a study in our folder."""

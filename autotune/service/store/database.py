@@ -19,11 +19,13 @@ from sqlalchemy.sql.functions import GenericFunction
 
 from ...errors import UserError
 
-__all__ = ["Database", "now"]
+__all__ = ["Database", "now", "words_of"]
 
 _MIGRATION_LOCK = 0x6175746F
 """Of PostgreSQL's advisory locks: one server migrates at a time."""
 _BUSY_S = 30
+_MOST_CONNECTIONS = 64
+"""More than there are threads that ask: nobody waits for a connection, and none is closed to be opened again."""
 
 
 class now(GenericFunction[float]):
@@ -54,7 +56,9 @@ class Database:
             UserError: the URL is malformed, or its driver is not installed.
         """
         try:
-            self.engine: Engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+            self.engine: Engine = create_engine(
+                url, pool_pre_ping=not url.startswith("sqlite"), pool_size=_MOST_CONNECTIONS, max_overflow=-1
+            )
         except (ArgumentError, NoSuchModuleError, ValueError):
             raise UserError(
                 "--database: expected sqlite:///path.db or postgresql+psycopg://user@host/name, but got another form."
@@ -111,7 +115,7 @@ class Database:
                 command.upgrade(config, "head")
         except OperationalError as reason:
             raise UserError(
-                f"--database: it cannot be reached, or not written: {_first_line(reason)}. Is the server up, and the "
+                f"--database: it cannot be reached, or not written: {words_of(reason)}. Is the server up, and the "
                 "folder writable?"
             ) from None
 
@@ -126,8 +130,10 @@ def _config() -> Config:
     return config
 
 
-def _first_line(reason: OperationalError) -> str:
-    return str(reason.orig).strip().partition("\n")[0]
+def words_of(reason: Exception) -> str:
+    """What the database said, without the statement and its values."""
+    said = getattr(reason, "orig", None)
+    return type(reason).__name__ if said is None else str(said).strip().partition("\n")[0][:300]
 
 
 def _configure(connection: Any, record: object) -> None:

@@ -135,7 +135,8 @@ class Leases:
             whose = and_(held_by(lease.search_id, lease.token), SEARCHES.c.state == State.LEASED)
             if append(connection, whose, said, state=State.RUNNING, **changes):
                 return
-            if not append(connection, held_by(lease.search_id, lease.token), [], **changes):  # it is CANCELLING
+            said = [("driver_started", {"attempt": lease.attempt})]
+            if not append(connection, held_by(lease.search_id, lease.token), said, **changes):  # it is CANCELLING
                 raise Stale
 
     def record(self, lease: Lease, rows: Sequence[Mapping[str, Any]], offset: int, summary: Mapping[str, Any]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import Row, and_, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select, true
 from sqlalchemy.exc import IntegrityError
 
 from ..problems import Problem
@@ -18,7 +20,7 @@ from .events import EventRow, append, read_events
 from .states import OPEN, RESUMABLE, TERMINAL, State, may_become
 from .tables import ARCHIVES, EVENTS, SEARCHES, TRIALS
 
-__all__ = ["CancelMode", "Search", "Searches"]
+__all__ = ["CancelMode", "Search", "Searches", "Shown"]
 
 CancelMode = Literal["finish", "now"]
 """``finish`` ends the running trials and writes the best so far; ``now`` ends at once."""
@@ -53,6 +55,18 @@ class Search(BaseModel):
     spec: SearchSpec
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A search as it is sent."""
+
+    state: State
+    tag: str
+    """Changes whenever the search does: every change is an event."""
+    body: bytes
+    """:class:`Search` as JSON."""
+
+
+_MOST_KEPT = 4096
 _SHOWN = [column for column in SEARCHES.c if column.name not in ("plan", "report", "plan_files")]
 
 
@@ -61,6 +75,7 @@ class Searches:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._kept: dict[str, Shown] = {}
 
     def submit(self, spec: SearchSpec, owner: str, key: str | None) -> tuple[Search, bool]:
         """Queue a search.
@@ -123,15 +138,39 @@ class Searches:
         with self._database.reading() as connection:
             return _view(self._row(connection, search_id))
 
-    def newest(self, state: State | None = None, before: int | None = None, most: int = 100) -> list[Search]:
-        """The newest first, of numbers below ``before``."""
-        query = select(*_SHOWN).order_by(SEARCHES.c.number.desc()).limit(most)
-        if state is not None:
-            query = query.where(SEARCHES.c.state == state)
-        if before is not None:
-            query = query.where(SEARCHES.c.number < before)
+    def shown(self, search_ids: Iterable[str]) -> dict[str, Shown]:
+        """Searches as they are sent, by id; those that are not there are left out.
+
+        What has not changed since it was asked for last is neither read nor put into words again.
+        """
         with self._database.reading() as connection:
-            return [_view(row) for row in connection.execute(query)]
+            return {each[0]: each[1] for each in self._read(connection, SEARCHES.c.id.in_([*search_ids]))}
+
+    def _read(self, connection: Connection, which: ColumnElement[bool], most: int | None = None) -> list[Any]:
+        order = () if most is None else (SEARCHES.c.number.desc(),)
+        versions = select(SEARCHES.c.id, SEARCHES.c.num_events).where(which).order_by(*order).limit(most)
+        tags = {row.id: f'"{row.id}-{row.num_events}"' for row in connection.execute(versions)}
+        kept = {name: self._kept.get(name) for name in tags}
+        changed = [name for name, tag in tags.items() if (known := kept[name]) is None or known.tag != tag]
+        if changed:
+            for row in connection.execute(select(*_SHOWN).where(SEARCHES.c.id.in_(changed))):
+                search = _view(row)
+                tag = f'"{row.id}-{row.num_events}"'
+                kept[row.id] = Shown(search.state, tag, search.model_dump_json().encode())
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.clear()
+        self._kept.update({name: kept[name] for name in changed if kept[name] is not None})
+        return [(name, kept[name]) for name in tags if kept[name] is not None]
+
+    def newest(self, state: State | None = None, before: int | None = None, most: int = 100) -> list[Shown]:
+        """The newest first, of numbers below ``before``."""
+        which: list[ColumnElement[bool]] = [true()]
+        if state is not None:
+            which.append(SEARCHES.c.state == state)
+        if before is not None:
+            which.append(SEARCHES.c.number < before)
+        with self._database.reading() as connection:
+            return [shown for _, shown in self._read(connection, and_(*which), most)]
 
     def counts(self) -> dict[str, int]:
         """How many there are in each state."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
 from ..problems import Problem
@@ -17,6 +20,9 @@ __all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter", "refuse_other_sit
 COOKIE = "autotune_token"
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _SAFE = ("GET", "HEAD", "OPTIONS")
+_KNOWN_S = 1.0
+"""How long an answer of the database is believed: what another process does with tokens holds after so long."""
+_MOST_KNOWN = 1024
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,30 @@ class Access:
     tokens: Tokens
     on_loopback: bool
     """Nobody outside this machine can reach the service: without any token, whoever does may do all."""
+    _known_until: dict[str, tuple[float, Caller]] = field(default_factory=dict, repr=False)
+
+    async def find(self, request: Request) -> Caller:
+        """As :meth:`caller`, which was asked for the same a moment ago.
+
+        Raises:
+            Problem: 401; 403.
+        """
+        parts = [request.headers.get(name, "") for name in ("authorization", "cookie", "host")]
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        until, caller = self._known_until.get(key, (0.0, LOCAL))
+        if time.monotonic() < until:
+            if not parts[0]:
+                refuse_other_sites(request)
+            return caller
+        caller = await run_in_threadpool(self.caller, request)
+        if len(self._known_until) > _MOST_KNOWN:
+            self._known_until.clear()
+        self._known_until[key] = time.monotonic() + _KNOWN_S, caller
+        return caller
+
+    def forget(self) -> None:
+        """The tokens have changed: from the next request on they are asked for again."""
+        self._known_until.clear()
 
     def caller(self, request: Request) -> Caller:
         """Who asks.
@@ -73,9 +103,9 @@ def _refuse_other_names(request: Request) -> None:
         raise Problem(403, "without tokens the service answers to the name localhost alone. Make a token.")
 
 
-def _at_least(role: Role) -> Callable[..., Caller]:
-    def check(request: Request, _: Annotated[object, Depends(HTTPBearer(auto_error=False))]) -> Caller:
-        caller = request.app.state.access.caller(request)
+def _at_least(role: Role) -> Callable[..., Awaitable[Caller]]:
+    async def check(request: Request, _: Annotated[object, Depends(HTTPBearer(auto_error=False))]) -> Caller:
+        caller = await request.app.state.access.find(request)
         if not isinstance(caller, Caller) or caller.role < role:
             raise Problem(403, f"the role {role.name} is needed, and this token has the role {caller.role.name}.")
         return caller

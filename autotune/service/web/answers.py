@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError, TimeoutError
 from starlette.exceptions import HTTPException
 
 from ..problems import Problem
+from ..store.database import words_of
 
 __all__ = ["answer_problems"]
 
@@ -53,7 +54,7 @@ def answer_problems(app: FastAPI) -> None:
     @app.exception_handler(DBAPIError)
     @app.exception_handler(TimeoutError)
     async def no_database(request: Request, error: Exception) -> JSONResponse:
-        _LOG.error("the database failed: %s", type(error).__name__)
+        _LOG.error("the database failed: %s", words_of(error))
         response = _answer(503, "the database does not answer. Nothing was done; try again in a moment.")
         response.headers["Retry-After"] = "5"
         return response

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
@@ -18,13 +16,14 @@ from ..service import Service
 from .access import Access, Reader
 from .answers import answer_problems
 from .metrics import Metrics
+from .observe import Observe
 from .page import PAGE
+from .reads import Reads
 from .routes import ROUTES
 
 __all__ = ["make_app"]
 
 _MOST_BODY_BYTES = 2**20
-_LOG = logging.getLogger("autotune.service")
 
 
 def make_app(service: Service) -> FastAPI:
@@ -47,24 +46,14 @@ def make_app(service: Service) -> FastAPI:
         telemetry={"tracing": False},
     )
     app.state.service = service
+    app.state.reads = Reads(service.searches)
     app.state.access = Access(service.tokens, service.on_loopback)
     metrics = Metrics(service)
     answer_problems(app)
     app.include_router(ROUTES)
     app.include_router(PAGE)
 
-    @app.middleware("http")
-    async def observe(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        began = time.perf_counter()
-        response = await call_next(request)
-        seconds = time.perf_counter() - began
-        route = getattr(request.scope.get("route"), "path", "none")
-        metrics.count(request.method, route, response.status_code, seconds)
-        _LOG.info("%s %s %s %.3f s", request.method, request.url.path, response.status_code, seconds)
-        response.headers.setdefault("X-Content-Type-Options", "nosniff")
-        response.headers.setdefault("Cache-Control", "no-store")
-        response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
-        return response
+    app.add_middleware(Observe, metrics=metrics)
 
     @app.get("/healthz", response_class=PlainTextResponse)
     def is_alive() -> str:

@@ -132,33 +132,38 @@ def submit(
     return search
 
 
-@ROUTES.get("/searches")
+@ROUTES.get("/searches", response_model=list[Search])
 def list_searches(
     request: Request,
     caller: Reader,
     state: State | None = None,
     before: Annotated[int | None, Query(ge=1, le=2**31)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
-) -> list[Search]:
+) -> Response:
     """The newest first; ``before`` is the last ``number`` of the page before."""
-    return _service(request).searches.newest(state, before, limit)
+    found = _service(request).searches.newest(state, before, limit)
+    return Response(b"[" + b",".join(each.body for each in found) + b"]", media_type="application/json")
 
 
-@ROUTES.get("/searches/{search_id}")
+@ROUTES.get("/searches/{search_id}", response_model=Search, responses={304: {"description": "It is as it was."}})
 async def get_search(
     request: Request,
     search_id: SearchId,
     caller: Reader,
     wait: Annotated[float, Query(ge=0, le=_MOST_WAIT_S)] = 0.0,
-) -> Search:
-    """One search; with ``wait`` seconds, once it has ended if it does meanwhile."""
-    searches = _service(request).searches
+    if_none_match: Annotated[str | None, Header(max_length=100)] = None,
+) -> Response:
+    """One search; with ``wait`` seconds, once it has ended if it does meanwhile. The ``ETag`` is another whenever the
+    search is."""
     until = asyncio.get_running_loop().time() + wait
     while True:
-        search = await run_in_threadpool(searches.get, search_id)
-        if search.state in TERMINAL or asyncio.get_running_loop().time() >= until:
-            return search
+        shown = await request.app.state.reads.get(search_id)
+        if shown.state in TERMINAL or asyncio.get_running_loop().time() >= until:
+            break
         await asyncio.sleep(0.25)
+    if if_none_match == shown.tag:
+        return Response(status_code=304, headers={"ETag": shown.tag})
+    return Response(shown.body, media_type="application/json", headers={"ETag": shown.tag})
 
 
 @ROUTES.get(
@@ -281,6 +286,7 @@ def list_tokens(request: Request, caller: Admin) -> list[TokenRow]:
 def create_token(request: Request, caller: Admin, body: TokenBody) -> NewToken:
     """A new token; it is shown this once."""
     row, secret = _service(request).tokens.create(body.name, body.role, expiry_s(body.expires))
+    request.app.state.access.forget()
     return NewToken(token=secret, **row.model_dump())
 
 
@@ -288,3 +294,4 @@ def create_token(request: Request, caller: Admin, body: TokenBody) -> NewToken:
 def revoke_token(request: Request, token_id: Annotated[str, Path(pattern="^[0-9a-f]{8}$")], caller: Admin) -> None:
     """Revoke a token."""
     _service(request).tokens.revoke(token_id)
+    request.app.state.access.forget()

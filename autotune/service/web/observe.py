@@ -1,0 +1,48 @@
+"""What is done with every request: it is counted, and a line is written; its answer has the headers of all."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .metrics import Metrics
+
+__all__ = ["Observe"]
+
+_LOG = logging.getLogger("autotune.service")
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+class Observe:
+    """An ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                seconds = time.perf_counter() - began
+                route = getattr(scope.get("route"), "path", "none")
+                status = message["status"]
+                self._metrics.count(scope["method"], route, status, seconds)
+                _LOG.info("%s %s %s %.3f s", scope["method"], scope["path"], status, seconds)
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, sending)

@@ -1,0 +1,168 @@
+"""100 clients at once, and 1,000 searches: what a status read takes, and that each search is run once.
+
+    python -m benchmarks.service_load [--keep]
+
+The server is a process of its own, the clients are another; drivers take no time, so that all searches end. Each client
+submits its searches under keys, every one twice, then reads states in turn: without a pause at first, then at
+``--pause`` until all have ended. Bars: none lost, none run twice, p95 of a read under 100 ms, memory flat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from autotune.service.service import open_database
+from autotune.service.store.tokens import Tokens
+
+from .rows import save_rows
+from .service_place import Server
+
+BAR_MS, MOST_GROWTH = 100.0, 0.10
+TRIALS = 3
+
+
+def main() -> None:
+    """Run it, and print the row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--searches", type=int, default=1000)
+    parser.add_argument("--burst", type=float, default=10.0, help="seconds of reads without a pause")
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds between two reads of a client, later")
+    parser.add_argument("--keep", action="store_true", help="add the row to benchmarks/results/service-load-cpu.jsonl")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="autotune-load-", ignore_cleanup_errors=True) as folder:
+        row = _measure(Path(folder), arguments)
+    print(json.dumps(row, indent=2))
+    if arguments.keep:
+        print(save_rows("service-load", "cpu", [row]))
+    sys.exit(not row["holds"])
+
+
+def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    state, job = folder / "state", folder / "job"
+    job.mkdir()
+    (job / "model.py").write_text(json.dumps({"trials": TRIALS, "seconds": 0.0}))
+    database, _ = open_database(state, None, alone=False)
+    token = Tokens(database).create("load", "admin", 3600.0)[1]
+    database.close()  # SQLite's locks are not to be had across a fork
+    server = Server(state, token=token)
+    try:
+        archive = server.client.put_folder(job)
+        for _ in range(200):
+            list(server.client.searches())
+        before, cpu_before = server.resident_bytes(), server.cpu_s()
+        clients = Clients(server.port, token, archive)
+        began = time.monotonic()
+        asyncio.run(clients.run(arguments.clients, arguments.searches, arguments.burst, arguments.pause))
+        took = time.monotonic() - began
+        after, cpu = server.resident_bytes(), server.cpu_s() - cpu_before
+        searches = list(server.client.searches())
+    except RuntimeError:
+        print(server.log.read_text()[-2000:], file=sys.stderr)
+        raise
+    finally:
+        server.end()
+    proofs = Counter(path.read_text() for path in state.glob("searches/*/proof"))
+    ended = Counter(search["state"] for search in searches)
+    once = proofs["".join(f"{n}\n" for n in range(TRIALS))]
+    burst, calm = _percentiles(clients.burst_ms), _percentiles(clients.calm_ms)
+    exact = clients.failed == 0 and ended == {"SUCCEEDED": arguments.searches} and once == arguments.searches
+    return {
+        "clients": arguments.clients,
+        "searches": arguments.searches,
+        "submits": clients.submits,
+        "failed_requests": clients.failed,
+        "ended": dict(ended),
+        "run_once": once,
+        "burst_reads": len(clients.burst_ms),
+        "burst_s": arguments.burst,
+        **{f"burst_{name}_ms": value for name, value in burst.items()},
+        "calm_reads": len(clients.calm_ms),
+        **{f"calm_{name}_ms": value for name, value in calm.items()},
+        "pause_s": arguments.pause,
+        "mib_before": round(before / 2**20),
+        "mib_after": round(after / 2**20),
+        "server_cpu_s": round(cpu, 1),
+        "seconds": round(took, 1),
+        "load_average": round(os.getloadavg()[0], 1),
+        "holds": exact and max(burst["p95"], calm["p95"]) < BAR_MS and after < before * (1 + MOST_GROWTH),
+    }
+
+
+def _percentiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values) or [math.inf]
+    return {f"p{p}": round(ordered[min(int(len(ordered) * p / 100), len(ordered) - 1)], 1) for p in (50, 95, 99)}
+
+
+class Clients:
+    """Connections that are kept open, with as little work for each request as there can be."""
+
+    def __init__(self, port: int, token: str, archive: str) -> None:
+        self._port, self._archive = port, archive
+        self._head = f"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        self.burst_ms: list[float] = []
+        self.calm_ms: list[float] = []
+        self.submits = self.failed = 0
+
+    async def run(self, num_clients: int, num_searches: int, burst_s: float, pause_s: float) -> None:
+        """Until every search has ended."""
+        self._gate = asyncio.Barrier(num_clients)
+        await asyncio.gather(
+            *(self._client(n, range(n, num_searches, num_clients), burst_s, pause_s) for n in range(num_clients))
+        )
+
+    async def _client(self, name: int, numbers: range, burst_s: float, pause_s: float) -> None:
+        connection = await asyncio.open_connection("127.0.0.1", self._port)
+        ids = []
+        for number in numbers:
+            spec = {"task": "model.py", "archive": self._archive, "name": f"n{number}"}
+            first, again = [await self._submit(connection, spec, f"k{number}") for _ in range(2)]
+            self.failed += first != again
+            ids.append(first)
+        await self._gate.wait()
+        until = time.monotonic() + burst_s
+        while time.monotonic() < until:
+            await self._read(connection, ids[len(self.burst_ms) % len(ids)], self.burst_ms)
+        open_ids = list(ids)
+        while open_ids:
+            await asyncio.sleep(pause_s)
+            if await self._read(connection, open_ids[0], self.calm_ms) not in ("QUEUED", "LEASED", "RUNNING"):
+                del open_ids[0]
+        connection[1].close()
+
+    async def _submit(self, connection: Any, spec: dict[str, str], key: str) -> str:
+        status, body = await self._ask(connection, "POST /v1/searches", json.dumps(spec).encode(), key)
+        self.submits += 1
+        self.failed += status not in (200, 201)
+        if status not in (200, 201):
+            raise RuntimeError(f"a submit was answered with {status}: {body!r}")
+        return str(json.loads(body)["id"])
+
+    async def _read(self, connection: Any, search_id: str, times_ms: list[float]) -> str:
+        began = time.perf_counter()
+        status, body = await self._ask(connection, f"GET /v1/searches/{search_id}")
+        times_ms.append((time.perf_counter() - began) * 1000)
+        self.failed += status != 200
+        return str(json.loads(body)["state"])
+
+    async def _ask(self, connection: Any, what: str, body: bytes = b"", key: str = "") -> tuple[int, bytes]:
+        reader, writer = connection
+        more = f"Content-Type: application/json\r\nIdempotency-Key: {key}\r\n" if key else ""
+        writer.write(f"{what} {self._head}{more}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = int(head.partition("content-length:")[2].partition("\r\n")[0])
+        return int(head[9:12]), await reader.readexactly(length)
+
+
+if __name__ == "__main__":
+    main()
