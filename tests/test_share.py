@@ -167,8 +167,8 @@ ALIKE = (Batch(micro=2, accumulate=2), Batch(micro=1, accumulate=2))
         (9, TWO_TO_ONE, [[[0, 1], [2, 3], [6, 7]], [[4, 5], [8]]]),
         (7, TWO_TO_ONE, [[[0, 1], [2, 3]], [[4, 5]]]),
         (8, TWO_TO_ONE, [[[0, 1], [2, 3], [6]], [[4, 5], [7]]]),
-        (10, ALIKE, [[[0, 1], [2, 3], [6], [7]], [[4], [5], [8], [9]]]),
-        (9, ALIKE, [[[0, 1], [2, 3]], [[4], [5]]]),
+        (11, ALIKE, [[[0, 1], [2, 3], [6, 7], [8]], [[4], [5], [9], [10]]]),
+        (10, ALIKE, [[[0, 1], [2, 3]], [[4], [5]]]),
     ],
 )
 def test_ranks_take_their_shares_one_after_the_other(length, shares, expected):
