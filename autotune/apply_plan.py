@@ -28,6 +28,7 @@ from .techniques._base import Run
 from .techniques.batch import Batch
 from .techniques.facts import difference
 from .training import Training
+from .uneven import with_shares
 from .unfilled import unfilled
 from .weights import load_weights
 
@@ -84,6 +85,7 @@ def apply(
     dataset = task.build_dataset()
     _check_task(plan, task, model if made is task else None, dataset)
     batch = settings.batch or _shared_out(reference_batch(task, dataset), ranks)
+    ranks = with_shares(ranks, settings.parallel, batch, model)
     if (reason := settings.model_copy(update={"batch": batch}).conflict()) is not None:
         raise PlanError(f"settings: {reason}.")
     _check_environment(plan, device.type, is_strict(strict))
@@ -96,7 +98,8 @@ def apply(
     run = _run_on_two_samples(task, dataset)
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
     optimizer = apply_to_optimizer(in_force, task.make_optimizer(within(model)), max_grad_norm=task.max_grad_norm)
-    _warn_of_batch(task, dataset, batch, stated=settings.batch is not None and not in_pieces)
+    num_samples = settings.parallel.effective or batch.num_samples
+    _warn_of_batch(task, dataset, num_samples, stated=settings.batch is not None and not in_pieces)
     spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
     if ranks.size > 1 and halve_when_out_of_memory:
         raise PlanError("halve_when_out_of_memory: ranks could halve apart. Leave it out where several train.")
@@ -264,17 +267,17 @@ def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -
         )
 
 
-def _warn_of_batch(task: Task, dataset: Any, batch: Batch, stated: bool) -> None:
+def _warn_of_batch(task: Task, dataset: Any, num_samples: int, stated: bool) -> None:
     """Where an optimizer step sees other samples than the job's, or nobody said how many those are."""
     if task.batch_size is None and not stated:
         warnings.warn(
-            f"the optimizer steps on batches of {batch.num_samples}, and nothing says what the job trains with. Give "
+            f"the optimizer steps on batches of {num_samples}, and nothing says what the job trains with. Give "
             "batch_size, to apply or in the task file, and it is held against the plan's.",
             stacklevel=3,
         )
-    if task.batch_size is not None and batch.num_samples != (wanted := reference_batch(task, dataset).num_samples):
+    if task.batch_size is not None and num_samples != (wanted := reference_batch(task, dataset).num_samples):
         warnings.warn(
-            f"an optimizer step of the plan sees {batch.num_samples} samples, and the task's batch size is {wanted}. "
+            f"an optimizer step of the plan sees {num_samples} samples, and the task's batch size is {wanted}. "
             "Search again to hold that, or set batch_size to the plan's.",
             stacklevel=3,
         )

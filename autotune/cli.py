@@ -21,6 +21,7 @@ from .commands.arguments import (
     AllowSplit,
     Alone,
     Budget,
+    BundleFolder,
     Depth,
     Device,
     DeviceMemory,
@@ -55,6 +56,7 @@ from .commands.arguments import (
     Sampler,
     ScratchFolder,
     Seed,
+    SharedStudies,
     Space,
     Storage,
     Strict,
@@ -219,6 +221,26 @@ def batch(
     with _one_document(json):
         where = Where(executor, address, verbose=verbose)
         raise typer.Exit(command(WhatToTune(jobs, output, storage, resume), where, dry_run, json))
+
+
+@app.command(short_help="Share one training out over unlike devices.")
+def share(
+    studies: SharedStudies,
+    output: BundleFolder = Path("bundle"),
+    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
+    allow_split: AllowSplit = SearchOptions.allow_split,
+    json: Json = False,
+) -> None:
+    """Give each type of device a plan and a share of each optimizer step, so that all finish together.
+
+    STUDY is what a search of the task on that type of device has kept, one for each; STUDY=2 is two ranks of it. What
+    was measured there decides; nothing is measured here.
+    """
+    from .commands.share import WhatToShare
+    from .commands.share import share as command
+
+    with _one_document(json):
+        command(WhatToShare(studies, output, effective_batch, allow_split), json)
 
 
 @app.command(short_help="Explain a plan in words.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import Sampler
@@ -25,17 +25,21 @@ class Cut(Sampler[list[int]]):
 
     So every rank reads the same indices from the sampler. A tail that is too short for equal numbers of micro-batches
     is cut smaller; samples that are fewer than the ranks are left out.
+
+    Ranks of unequal shares take theirs one after the other, of a tail in proportion. Where all have as many
+    micro-batches, which collectives in forward need, they have as many of the tail, or leave it out.
     """
 
     def __init__(self, sampler: Any, batch: Batch, drop_last: bool, ranks: Ranks = ALONE) -> None:
         """
         Args:
             sampler: of the same indices in every rank.
-            batch: of all ranks together.
+            batch: of all ranks together; not looked at where they have shares of their own.
             drop_last: leave a tail out.
             ranks: which of them this is.
         """
         self._sampler, self._batch, self._drop_last, self._ranks = sampler, batch, drop_last, ranks
+        self._num_samples = ranks.num_samples or batch.num_samples
         self.pieces = Pieces(iter(()))
         """The iteration that began last."""
 
@@ -48,22 +52,31 @@ class Cut(Sampler[list[int]]):
         place = itertools.count()
         for index in self._sampler:
             step.append(index)
-            if len(step) == self._batch.num_samples:
+            if len(step) == self._num_samples:
                 yield from self._cut(step, place)
                 step = []
         if step and not self._drop_last:
             yield from self._cut(step, place)
 
     def _cut(self, step: list[int], place: Iterator[int]) -> Iterator[tuple[list[int], Position]]:
-        sizes = self._sizes(len(step))
+        sizes, mine = self._sizes(len(step))
         ends = list(itertools.accumulate(sizes))
-        mine = range(self._ranks.rank, len(sizes), self._ranks.size)
         for number in mine:
             piece = step[ends[number] - sizes[number] : ends[number]]
             is_last = number == mine[-1]
             yield piece, Position(len(piece), is_last, place=next(place), step_samples=ends[-1])
 
-    def _sizes(self, num_samples: int) -> list[int]:
+    def _sizes(self, num_samples: int) -> tuple[list[int], range]:
+        """Of a step's micro-batches, and which of them are this rank's."""
+        rank, size, shares = self._ranks
+        if not shares:
+            sizes = self._in_turn(num_samples)
+            return sizes, range(rank, len(sizes), size)
+        cut = _uneven(num_samples, shares)
+        start = sum(map(len, cut[:rank]))
+        return [*itertools.chain(*cut)], range(start, start + len(cut[rank]))
+
+    def _in_turn(self, num_samples: int) -> list[int]:
         """Of a step's micro-batches, as many for each rank."""
         micro, size = self._batch.micro, self._ranks.size
         num = -(-num_samples // micro)
@@ -72,14 +85,48 @@ class Cut(Sampler[list[int]]):
         num = min(-(-num // size), num_samples // size) * size
         if num == 0:
             return []
-        small, rest = divmod(min(num_samples, num * micro), num)
-        return [small + 1] * rest + [small] * (num - rest)
+        return _split(min(num_samples, num * micro), num)
 
     def __len__(self) -> int:
         """Of this rank."""
-        whole, tail = divmod(len(self._sampler), self._batch.num_samples)
-        pieces = whole * len(self._sizes(self._batch.num_samples)) + (0 if self._drop_last else len(self._sizes(tail)))
-        return pieces // self._ranks.size
+        whole, tail = divmod(len(self._sampler), self._num_samples)
+        of_tail = 0 if self._drop_last else len(self._sizes(tail)[1])
+        return whole * len(self._sizes(self._num_samples)[1]) + of_tail
+
+
+def _uneven(num_samples: int, shares: Sequence[Batch]) -> list[list[int]]:
+    """Of each rank, the sizes of its micro-batches; all empty where the samples are too few."""
+    counts = _proportional(num_samples, [share.num_samples for share in shares])
+    nums = [-(-count // share.micro) for count, share in zip(counts, shares, strict=True)]
+    if len({share.accumulate for share in shares}) == 1:
+        nums = [max(nums)] * len(shares)
+    if any(count < max(num, 1) for count, num in zip(counts, nums, strict=True)):
+        return [[] for _ in shares]
+    if num_samples == sum(share.num_samples for share in shares):
+        return [share.sizes() for share in shares]
+    return [_split(count, num) for count, num in zip(counts, nums, strict=True)]
+
+
+def _proportional(total: int, shares: Sequence[int]) -> list[int]:
+    """Whole numbers in proportion to the shares, at least 1 each if there are so many; they add up to the total."""
+    whole = sum(shares)
+    if total < len(shares):
+        return [0] * len(shares)
+    counts = [max(1, total * share // whole) for share in shares]
+    while over := sum(counts) - total:
+        sign = 1 if over > 0 else -1
+        most = max(
+            (number for number in range(len(shares)) if over < 0 or counts[number] > 1),
+            key=lambda number: sign * (counts[number] * whole - total * shares[number]),
+        )
+        counts[most] -= sign
+    return counts
+
+
+def _split(total: int, num: int) -> list[int]:
+    """In parts that differ by one at most, the larger first."""
+    small, rest = divmod(total, num)
+    return [small + 1] * rest + [small] * (num - rest)
 
 
 class Alike(Sampler[int]):

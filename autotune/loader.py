@@ -44,7 +44,7 @@ class Loader:
             TaskError: the dataset is empty.
             PlanError: an iterable dataset cannot be cut into uneven micro-batches, nor between ranks.
         """
-        self.batch = batch.share(ranks.size)
+        self.batch = ranks.shares[ranks.rank] if ranks.shares else batch.share(ranks.size)
         """Of this rank."""
         self.ranks = ranks
         self.spec = spec

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from .bundle import chosen_plan
 from .errors import PlanError
 from .files import dump_yaml, explain, read_text, read_yaml, replacing, write_text
 from .techniques import Exactness, Settings
@@ -312,18 +313,20 @@ class Plan(_Section):
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan; builds nothing and touches no device.
+    """Read a plan; builds nothing, and touches no device.
 
     Args:
         path: a YAML file written by ``autotune search`` (or by hand); what its settings keep beside it is read too.
+            Or a folder that ``autotune share`` wrote, of which the plan for this process's device is read: its name
+            is asked for then.
 
     Returns:
         The plan.
 
     Raises:
-        PlanError: no such file, not YAML, not a plan, or an unknown technique or value.
+        PlanError: no such file, not YAML, not a plan, or an unknown technique or value; or none for this device.
     """
-    path = Path(path)
+    path = chosen_plan(Path(path)) if Path(path).is_dir() else Path(path)
     try:
         text = read_text(path, "plan", PlanError)
     except FileNotFoundError:

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ALONE", "RANK_VARIABLES", "Ranks", "join_ranks", "of_first", "summed", "this_rank", "world_size"]
+    from .techniques.batch import Batch
+
+__all__ = [
+    "ALONE",
+    "RANK_VARIABLES",
+    "Ranks",
+    "gathered",
+    "join_ranks",
+    "of_first",
+    "summed",
+    "this_rank",
+    "world_size",
+]
 
 RANK_VARIABLES = frozenset(
     {"WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE", "GROUP_RANK", "ROLE_WORLD_SIZE"}
@@ -25,6 +37,13 @@ class Ranks(NamedTuple):
     """From 0."""
     size: int = 1
     """Number of processes."""
+    shares: tuple[Batch, ...] = ()
+    """Of an optimizer step, each rank's own; empty where they take the micro-batches of one batch in turn."""
+
+    @property
+    def num_samples(self) -> int:
+        """In an optimizer step of unequal shares; else 0."""
+        return sum(share.num_samples for share in self.shares)
 
 
 ALONE = Ranks()
@@ -82,6 +101,15 @@ def of_first(value: Any) -> Any:
     box = [value]
     torch.distributed.broadcast_object_list(box)
     return box[0]
+
+
+def gathered(value: Any) -> list[Any]:
+    """What each rank gives, in their order, in every rank; every rank has to come here."""
+    import torch.distributed
+
+    found: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(found, value)
+    return found
 
 
 def _has_group() -> bool:

@@ -288,7 +288,7 @@ class Training:
         if isinstance(self.model, Replica):
             self.model.check(averages=self._is_whole)
         if self._is_whole:
-            if self._micro_batches > 1:
+            if self._micro_batches > 1 or self._ranks.shares:  # other ranks may have more than one
                 self._settle_gradients(counts=count is not None)
             self.scaler.unscale_(self.optimizer)
             self._task.call("after_backward", self._own)
@@ -298,7 +298,8 @@ class Training:
     def _expected_of(self, position: Position, weight: float | torch.Tensor, counts: bool) -> float | torch.Tensor:
         """What a step's losses are divided by before its actual total is known: the same in every rank."""
         if self._ranks.size > 1 and not counts:
-            return float(position.step_samples or self.batch.num_samples * self._ranks.size)
+            whole = self._ranks.num_samples or self.batch.num_samples * self._ranks.size
+            return float(position.step_samples or whole)
         # A step of one micro-batch, a short tail too, is divided by its own total, as a stock loop does.
         whole = position.num_samples if position.ends_step else self.batch.num_samples
         times = whole / position.num_samples

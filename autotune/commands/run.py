@@ -28,7 +28,7 @@ def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
         raise UserError("no command was given. Write it after --: `autotune run plan.yaml -- python train.py`.")
     settings = load_plan(path).settings
     batch = settings.batch
-    if batch is not None and batch.effective is None:  # else no flags can say it
+    if batch is not None and batch.effective is None and settings.parallel.effective is None:  # else no flags say it
         batch = batch.share(settings.parallel.processes)
     command, changed = told(command, batch)
     if changed is not None:

@@ -43,6 +43,11 @@ def apply_to_script(path: Path) -> Callable[[], None]:
 def _beyond(plan: Plan) -> str | None:
     """What no script can have without a word of its own."""
     settings = plan.settings
+    if settings.parallel.effective is not None:
+        return (
+            "parallel: gradients of unequal shares are weighted by them, which the script's DistributedDataParallel "
+            "does not do. Use autotune.apply in the script, or a plan of equal shares."
+        )
     if settings.pruning.kind != "none":
         return (
             "pruning takes parameters away, which the script's optimizer would still hold. Call "

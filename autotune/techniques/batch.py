@@ -72,6 +72,10 @@ class Batch(Technique):
         accumulate = -(-effective // micro)
         return cls(micro=micro, accumulate=accumulate, effective=effective if effective % micro else None)
 
+    def sizes(self) -> list[int]:
+        """Samples in each forward pass of an optimizer step."""
+        return [min(self.micro, self.num_samples - start) for start in range(0, self.num_samples, self.micro)]
+
     def share(self, processes: int) -> Batch:
         """Of one of so many processes, which take the micro-batches of an optimizer step in turn."""
         return self if processes == 1 else Batch(micro=self.micro, accumulate=-(-self.accumulate // processes))

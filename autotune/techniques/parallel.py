@@ -45,6 +45,9 @@ class Parallel(Technique):
     """``none`` is one process; ``ddp`` keeps the whole model in each; ``fsdp`` shards each block, and the rest."""
     processes: PositiveInt = Field(default=1, strict=True, le=4096)
     """Processes that train together (torch's world size); on CUDA, each has a device to itself."""
+    effective: PositiveInt | None = Field(default=None, strict=True)
+    """Samples in one optimizer step of all processes, where unlike devices have unequal shares of them: ``batch`` is
+    then this process's own. Absent, ``batch`` is that of all."""
 
     @model_validator(mode="after")
     def _check_processes(self) -> Parallel:
@@ -53,11 +56,21 @@ class Parallel(Technique):
                 f"processes: kind {self.kind} takes {'1' if self.kind == 'none' else '2 or more'}, but got "
                 f"{self.processes}. Use kind: ddp or kind: fsdp with processes: 2 or more, or no row."
             )
+        if self.effective is not None and self.effective < max(2, self.processes):
+            raise ValueError(
+                f"effective: each of {_counted(self.processes)} takes a sample of an optimizer step or more, but got "
+                f"{self.effective}. Leave it out where batch is that of all."
+            )
+        if self.effective is not None and self.kind == "none":
+            raise ValueError("effective: one process has the whole batch. Leave it out, or use kind: ddp.")
         return self
 
     def describe(self, facts: Facts | None = None) -> str:
         """``ddp over 2 processes``."""
-        return "one process" if self.kind == "none" else f"{self.kind} over {_counted(self.processes)}"
+        if self.kind == "none":
+            return "one process"
+        share = f", a share of {self.effective} samples" if self.effective else ""
+        return f"{self.kind} over {_counted(self.processes)}{share}"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Parallel, ...]:
@@ -73,6 +86,8 @@ class Parallel(Technique):
         if self.processes > facts.num_devices:
             what = "devices" if facts.device.type == "cuda" else "processors"
             return f"{self.processes} processes take as many {what}, and a trial has {facts.num_devices} here"
+        if self.effective is not None:
+            return "a trial's processes are on like devices: shares of unlike ones are found by `autotune share`"
         if self.kind != "none" and facts.dataset_kind == "iterable":
             return "an iterable dataset, or a loader of the task's own, cannot be shared out between processes"
         return None
@@ -81,7 +96,9 @@ class Parallel(Technique):
         """What would not be in force, or would be wrong, in several processes."""
         if self.kind == "none":
             return None
-        if settings.batch is not None and settings.batch.accumulate % self.processes:
+        if self.effective is not None and settings.batch is None:
+            return "a share of the samples is stated by batch: give it"
+        if self.effective is None and settings.batch is not None and settings.batch.accumulate % self.processes:
             return "accumulate counts the micro-batches of all processes: use a multiple of processes"
         if settings.optimizer_step.kind != "after_backward":
             return "gradients are whole only once those of all processes are averaged: use after_backward"
@@ -98,13 +115,14 @@ class Parallel(Technique):
         return self.processes if facts.device.type == "cpu" else 1
 
     def environment(self) -> dict[str, str]:
-        """The machine's processors, shared out: torchrun gives each process one thread where nothing is set."""
-        return {} if self.kind == "none" else {_THREADS: str(self._threads())}
+        """The machine's processors, shared out: torchrun gives each process one thread where nothing is set. Processes
+        of unequal shares are on unlike devices, each with its own."""
+        return {} if self.kind == "none" or self.effective else {_THREADS: str(self._threads())}
 
     def not_in_force(self) -> str | None:
         """Other numbers of threads than the plan gives."""
         found = os.environ.get(_THREADS)
-        if self.kind == "none" or found == str(self._threads()):
+        if not self.environment() or found == str(self._threads()):
             return None
         return f"{_THREADS} is {found or 'not set'}, and each of the plan's processes computes with {self._threads()}"
 

@@ -85,8 +85,10 @@ class Candidates:
         return self._ask_for(self._reference)
 
     def known(self, settings: Settings) -> Proposal | None:
-        """One that another search has measured; None where that tells nothing new here."""
-        return self._ask_for(settings) if self._is_new(settings) else None
+        """One that another search has measured; None where this one has it, or cannot have it. What is sure not to fit
+        here tells of speeds all the same."""
+        is_here = settings.canonical() in self._in_flight or self._measured(settings) is not None
+        return None if is_here or self._space.conflict(settings) is not None else self._ask_for(settings)
 
     def next(self, trials_left: int) -> Proposal | None:
         """What to measure next; None when every configuration has been measured or is known not to fit.
