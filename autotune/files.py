@@ -55,6 +55,13 @@ _LARGEST = 2**63
 _PREFIX, _SUFFIX = ".autotune-", ".tmp"
 """Of names that files have while they are written."""
 
+_IN_YAML = {
+    "tuple_type": "a list was expected",
+    "model_type": "a mapping was expected",
+    "too_short": "it must not be empty",
+}
+"""What is wrong, by pydantic's name for it, where pydantic's words are of Python's types."""
+
 UNION_TAGS = ("(auto)", "(list)", "(setting)", "(directive)")
 """Names of a union's members, which pydantic puts into the place of an error and no file has."""
 
@@ -267,8 +274,11 @@ def explain(error: ValidationError, source: str, root: type[BaseModel]) -> str:
         got = problem["input"]
         known = _known_keys(location, root) if problem["type"] == "extra_forbidden" else None
         message = f"unknown key. Use one of: {', '.join(known)}" if known else problem["msg"]
-        shown = f", but got {_short(repr(got))}" if isinstance(got, (str, int, float, bool)) and not known else ""
-        lines.append(f"{source}: {where}: {_short(message.removeprefix('Value error, '), 400)}{shown}")
+        message = _IN_YAML.get(problem["type"], message).removeprefix("Value error, ")
+        is_told = isinstance(got, str) and repr(got) in message
+        is_shown = isinstance(got, (str, int, float, bool)) and not known and not is_told
+        shown = f", but got {_short(repr(got))}" if is_shown else ""
+        lines.append(f"{source}: {where}: {_short(message, 400)}{shown}")
     return "\n".join(lines)
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 from search_tables import MIB, REFERENCE, SPACE, SPACE_YAML, facts, peak, row, speed, table
 
 from autotune.batch.jobs import load_jobs
 from autotune.batch.run import Batch, prepare_batch
 from autotune.plan import load_plan
+from autotune.report.batch import outcome_table
 from autotune.search.events import Event, TrialEnded, Warned
 from autotune.search.store.results import Results
 from autotune.task_file import split_source
@@ -220,3 +222,17 @@ def test_another_priority_does_not_wait_for_the_finalists():
     ids = [each.id for each in executor.requests]
     second = ids.index("inspect", 1)
     assert any("finalist" in name for name in ids[:second])
+
+
+def test_a_long_reason_gives_way_to_the_columns_on_a_narrow_terminal():
+    """At 80 columns the reason is cut, and no other cell is."""
+    batch, _ = run(tables("one"), write(first={"task": "one.py", "budget": MIDDLE}))
+    batch.jobs[0].why = "a reason " * 20
+    console = Console(width=80, no_color=True)
+    with console.capture() as shown:
+        console.print(outcome_table(batch.jobs))
+    heading, row = shown.get().splitlines()
+    assert heading.split() == ["job", "budget", "state", "trials", "known", "gain", "memory", "device", "time"]
+    assert row.startswith("first")
+    assert row.count("…") == 1
+    assert row.rstrip().endswith("…")

@@ -64,7 +64,12 @@ def test_jobs_of_one_task_are_in_one_lane_by_priority_and_the_largest_budget_fir
         ("name: a, task: model.py, space: none.yaml", "jobs.0 (a): none.yaml: neither a file nor a preset."),
         ("name: a, task: train.py", "jobs.0 (a): train.py: defines none of build_model"),
         ("name: a, command: ./train.sh", "jobs.0 (a): ./train.sh: no script that Python runs."),
-        ("name: summary, task: model.py", "one is called summary"),
+        ("name: summary, task: model.py", "summary writes plans/summary.yaml, which is the batch's summary."),
+        ("name: a, task: model.py, output: jobs.yaml", "a writes jobs.yaml, which is the list of jobs."),
+        ("name: a, task: model.py, output: ./x/../model.py", "a writes x/../model.py, which is a task."),
+        ('name: a, task: model.py, output: "a\\0b"', "jobs.0.output: no path has a null byte"),
+        ('name: a, command: ""', "jobs.0.command: it must not be empty"),
+        ("name: a, command: []", "jobs.0.command: it must not be empty"),
         ("name: a, task: model.py, after: b", "jobs.0.after: unknown key."),
     ],
 )
@@ -76,9 +81,13 @@ def test_a_fault_is_told_with_its_place(job, said):
 
 
 def test_what_stands_twice_is_refused():
-    """Names, and outputs."""
-    with pytest.raises(UserError, match=r"2 are called a\.(.|\n)*2 write p\.yaml\."):
-        read("name: a, task: model.py, output: p.yaml", "name: a, task: model.py, output: p.yaml")
+    """Names, and outputs: whichever way they are spelled, and where one job names what is another's by itself."""
+    with pytest.raises(UserError, match=r"2 are called a\."):
+        read("name: a, task: model.py, output: p.yaml", "name: a, task: model.py, output: q.yaml")
+    with pytest.raises(UserError, match=r"a, b write one file\."):
+        read("name: a, task: model.py, output: p.yaml", "name: b, task: model.py, output: ./p.yaml")
+    with pytest.raises(UserError, match=r"a, b write one file\."):
+        read("name: a, task: model.py, output: plans/b.yaml", "name: b, task: model.py")
 
 
 def test_every_fault_is_told_at_once():

@@ -86,3 +86,11 @@ def test_what_is_no_database_is_refused(tmp_path):
     path.write_text("not a database, and long enough to be looked at as one" * 10)
     with pytest.raises(StudyError, match=r"results\.db: file is not a database"):
         Results(f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize("url", ["nonsense://host", "results.db", "mysql+none://user:secret@host/name"])
+def test_a_url_that_is_none_is_the_users_error(url):
+    """What was wanted, and no password."""
+    with pytest.raises(StudyError, match=r"expected sqlite:///path\.db") as error:
+        Results(url)
+    assert "secret" not in str(error.value)

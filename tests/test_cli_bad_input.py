@@ -89,6 +89,17 @@ def test_a_training_script_is_not_run(folder, here):
     assert not (folder / "ran").exists()
 
 
+def test_flags_are_for_scripts(search):
+    """What was asked for and cannot be had is said."""
+    assert_refused(search("healthy.py", "--flags", "off"), "--flags is for a script's own.")
+
+
+def test_options_of_run_stand_before_the_plan(here, folder):
+    """Behind it begins the command: it is not told that no such program is there."""
+    ended = here("run", "plan.yaml", "--strict", "--", "python", "-c", "pass", cwd=folder)
+    assert_refused(ended, "--strict: options stand before the plan: `autotune run --strict plan.yaml -- python …`.")
+
+
 @pytest.mark.parametrize(
     "command",
     [

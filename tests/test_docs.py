@@ -20,6 +20,14 @@ def test_a_pages_tables_are_of_the_newest_rows(page: Path):
     assert text == filled(text)
 
 
+def test_the_index_names_every_page_and_says_nothing_twice():
+    docs = PICTURE.parent
+    index = (docs / "README.md").read_text(encoding="utf-8")
+    lines = [line for line in index.splitlines() if line]
+    assert len(lines) == len(set(lines))
+    assert [page.name for page in docs.glob("*.md") if f"({page.name})" not in index] == ["README.md"]
+
+
 def test_the_picture_is_of_the_readmes_search():
     """`python -m benchmarks.picture` draws it anew."""
     drawn = re.findall(r"<text class=\"terminal-\d+-r\d[^>]*>([^<]*)</text>", PICTURE.read_text(encoding="utf-8"))

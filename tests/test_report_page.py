@@ -329,6 +329,14 @@ def test_an_empty_file_stays_empty(folder, report):
     assert (folder / "empty.db").read_bytes() == b""
 
 
+def test_a_page_never_takes_the_place_of_a_studys_files(folder, report):
+    """SQLite would read a page as its write-ahead log."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        path = f"good.db{suffix}"
+        assert_refused(report("good.db", "-o", path), f"{path}: that is the study")
+        assert not (folder / path).exists()
+
+
 def test_a_file_that_is_no_study(folder, report):
     assert_refused(report("plan.yaml"), "plan.yaml: not a readable study")
     assert_refused(report("."), "a file was expected")

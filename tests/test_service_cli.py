@@ -69,6 +69,25 @@ def test_tokens_are_made_listed_and_revoked(here, tmp_path):
     assert here("serve", "token", "create", "--role", "read", "--expires", "soon", cwd=tmp_path).returncode == 2
 
 
+def test_a_certificate_that_cannot_be_read_is_the_users_error(here, tmp_path):
+    """Missing, and no certificate."""
+    (tmp_path / "text.pem").write_text("none")
+    for name in ("none.pem", "text.pem"):
+        arguments = ("--tls-certificate", name, "--tls-key", name, "--state", "state", "--executor", "local")
+        ended = here("serve", *arguments, cwd=tmp_path)
+        assert ended.returncode == 2, ended.stderr
+        assert f"--tls-certificate {name}, --tls-key {name}: they cannot be used" in ended.stderr
+        assert "serves" not in ended.stderr
+
+
+def test_a_shared_folder_that_is_none_is_refused(here, tmp_path):
+    ended = here("serve", "--shared", "none", "--state", "state", "--executor", "local", cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "--shared none: a folder was expected. Make it first, or name another.\n",
+    )
+
+
 def test_serve_refuses_to_be_reached_without_a_token(here, tmp_path):
     ended = here("serve", "--host", "0.0.0.0", cwd=tmp_path)
     assert (ended.returncode, "there is no token" in ended.stderr) == (2, True)

@@ -123,7 +123,7 @@ def test_a_list_of_no_blocks_is_no_choice():
 
 
 def test_an_empty_list_is_refused():
-    with pytest.raises(SpaceError, match=r"precision.*at least 1 item"):
+    with pytest.raises(SpaceError, match=r"precision.*must not be empty"):
         SearchSpace.from_yaml(HEAD + "precision: []")
 
 

@@ -94,7 +94,7 @@ NOT_NAMED = [
     ("{kind: chosen, blocks: [-1]}", "blocks.0: .*greater than or equal to 0, but got -1"),
     ("{kind: chosen, blocks: [1.0]}", "blocks.0: .*valid integer, but got 1.0"),
     ("{kind: chosen, blocks: [true]}", "blocks.0: .*valid integer, but got True"),
-    ("{kind: chosen, blocks: 2}", "blocks: .*valid tuple, but got 2"),
+    ("{kind: chosen, blocks: 2}", "blocks: a list was expected, but got 2"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,11 @@ from ..search_spaces import load_space
 from ..task_file import refuse_script, task_file
 from ..units import MIB, parse_bytes, parse_duration, parse_percent
 
-__all__ = ["Job", "Jobs", "load_jobs"]
+__all__ = ["FOLDER", "SUMMARY", "Job", "Jobs", "load_jobs"]
+
+FOLDER = Path("plans")
+"""Where a batch's files go, unless it is said."""
+SUMMARY = "summary.yaml"
 
 
 def _budget(text: Any) -> int | float:
@@ -33,6 +38,12 @@ def _budget(text: Any) -> int | float:
 
 def _duration(text: Any) -> float:
     return parse_duration(str(text))
+
+
+def _path(text: Any) -> Any:
+    if "\0" in str(text):
+        raise ValueError("no path has a null byte")
+    return text
 
 
 def _words(text: Any) -> Any:
@@ -51,7 +62,7 @@ class Job(BaseModel):
     """Names the plan's file, the study and the rows of the table."""
     task: str | None = None
     """``model.py`` or ``model.py:name``, from the folder that the batch is started in."""
-    command: Annotated[tuple[str, ...] | None, BeforeValidator(_words)] = None
+    command: Annotated[tuple[str, ...] | None, BeforeValidator(_words), Field(min_length=1)] = None
     """In place of a task: what starts a script, such as ``python train.py --batch-size {batch.micro=32}``."""
     budget: Annotated[int | float | None, BeforeValidator(_budget)] = None
     """``8GiB``, or ``90%`` of what the job takes as it stands."""
@@ -73,7 +84,7 @@ class Job(BaseModel):
     """Seeds the task and the sampler."""
     sampler: SamplerName = SearchOptions.sampler
     """Chooses what to try."""
-    output: Path | None = None
+    output: Annotated[Path | None, BeforeValidator(_path)] = None
     """Where the plan goes; ``<folder>/<name>.yaml`` otherwise."""
 
     @model_validator(mode="after")
@@ -101,7 +112,7 @@ class Job(BaseModel):
             name=self.name,
             budget_bytes=self.budget if isinstance(self.budget, int) else None,
             budget_share=self.budget if isinstance(self.budget, float) else None,
-            output=self.output or folder / f"{self.name}.yaml",
+            output=self.plan(folder),
             device=self.device or device,
             space=self.space,
             trials=self.trials,
@@ -113,6 +124,10 @@ class Job(BaseModel):
             storage=f"sqlite:///{(folder / 'studies' / self.name).as_posix()}.db",
             resume=resume,
         )
+
+    def plan(self, folder: Path) -> Path:
+        """Where its plan goes."""
+        return self.output or folder / f"{self.name}.yaml"
 
     @property
     def lane(self) -> tuple[object, ...]:
@@ -147,12 +162,16 @@ class Jobs(BaseModel):
         return list(found.values())
 
 
-def load_jobs(path: Path) -> Jobs:
+def load_jobs(path: Path, folder: Path = FOLDER) -> Jobs:
     """Read a batch, and look at what its jobs name.
 
+    Args:
+        path: of the file.
+        folder: where the batch's files go.
+
     Raises:
-        UserError: no such file, not YAML, an unknown key or value, two jobs of one name or output, a task file or a
-            space that is none; every problem on a line of its own.
+        UserError: no such file, not YAML, an unknown key or value, two jobs of one name, an output that is another's or
+            a file of the user's, a task file or a space that is none; every problem on a line of its own.
     """
     try:
         text = read_text(path, "list of jobs", UserError)
@@ -162,7 +181,7 @@ def load_jobs(path: Path) -> Jobs:
         found = Jobs.model_validate(read_yaml(text, str(path), UserError))
     except ValidationError as error:
         raise UserError(explain(error, str(path), Jobs)) from None
-    if problems := list(_problems(found.jobs)):
+    if problems := [*_problems(found.jobs), *_taken(found.jobs, path, folder)]:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
     return found
 
@@ -171,11 +190,6 @@ def _problems(jobs: tuple[Job, ...]) -> Iterator[str]:
     for name, number in Counter(job.name for job in jobs).items():
         if number > 1:
             yield f"jobs: {number} are called {name}. Give each a name of its own: plans are named by it."
-    if any(job.name == "summary" for job in jobs):
-        yield "jobs: one is called summary, as the file that tells of all. Give it another name."
-    for output, number in Counter(job.output for job in jobs if job.output is not None).items():
-        if number > 1:
-            yield f"jobs: {number} write {output}. Give each an output of its own."
     for place, job in enumerate(jobs):
         try:
             load_space(job.space)
@@ -185,6 +199,22 @@ def _problems(jobs: tuple[Job, ...]) -> Iterator[str]:
                 job.options(Path(), "cpu", False)
         except UserError as error:
             yield f"jobs.{place} ({job.name}): {error}"
+
+
+def _taken(jobs: tuple[Job, ...], path: Path, folder: Path) -> Iterator[str]:
+    """Outputs that are another job's, or a file that the batch reads or writes itself."""
+    files = {os.path.realpath(path): "the list of jobs", os.path.realpath(folder / SUMMARY): "the batch's summary"}
+    tasks = (task_file(job.task) for job in jobs if job.task is not None)
+    files |= {os.path.realpath(task): "a task" for task in tasks if task.is_file()}
+    writers: dict[str, set[str]] = {}
+    for job in jobs:
+        plan = job.plan(folder)
+        if (what := files.get(os.path.realpath(plan))) is not None:
+            yield f"jobs: {job.name} writes {plan}, which is {what}. Give it another output."
+        writers.setdefault(os.path.realpath(plan), set()).add(job.name)
+    for names in writers.values():
+        if len(names) > 1:
+            yield f"jobs: {', '.join(sorted(names)[:5])} write one file. Give each an output of its own."
 
 
 def _check_task(task: str) -> None:

@@ -25,14 +25,13 @@ from ..task_file import task_file
 from ..techniques import Device
 from ..workers import Executor, Measured
 from .code import code_hash
-from .jobs import Job, Jobs
+from .jobs import SUMMARY, Job, Jobs
 from .lane import References, Sharing
 from .reuse import Reuse
 from .turns import Turn, Turns
 
-__all__ = ["SUMMARY", "Batch", "JobRun", "State", "code_of", "prepare_batch"]
+__all__ = ["Batch", "JobRun", "State", "code_of", "prepare_batch"]
 
-SUMMARY = "summary.yaml"
 State = Literal["waiting", "running", "done", "nothing fits", "interrupted", "failed", "bug"]
 _LOOK_S = 0.1
 """How often a batch looks after devices that nobody uses, and after Ctrl-C."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..batch.jobs import Jobs, load_jobs
-from ..batch.run import SUMMARY, Batch, JobRun, code_of, prepare_batch
+from ..batch.jobs import FOLDER, SUMMARY, Jobs, load_jobs
+from ..batch.run import Batch, JobRun, code_of, prepare_batch
 from ..errors import AutotuneError, Interrupted
 from ..interrupts import interrupts
 from ..report.batch import Watch, explain_previews, outcome_table
@@ -39,7 +39,7 @@ class WhatToTune:
 
     jobs: Path
     """``jobs.yaml``."""
-    folder: Path = Path("plans")
+    folder: Path = FOLDER
     """``--output``: of the plans, the studies and the summary."""
     storage: str | None = None
     """``--storage``: where measurements are kept; None is SQLite under ``.autotune/``."""
@@ -53,7 +53,7 @@ def batch(what: WhatToTune, where: Where, dry_run: bool, json: bool) -> int:
     Returns:
         The exit code: 0 where every job has its plan, 130 after a Ctrl-C, else that of a job without one.
     """
-    jobs = load_jobs(what.jobs)
+    jobs = load_jobs(what.jobs, what.folder)
     results = Results(what.storage or default_storage("results"))
     with _devices(jobs, what.jobs, where) as executors:
         if dry_run:

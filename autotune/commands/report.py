@@ -11,7 +11,7 @@ from ..report.page import study_page
 from ..report.printing import listened_to, print_json
 from ..report.study import as_json
 from ..search.store.stored import read_study, url_of
-from ..search.store.url import sqlite_path
+from ..search.store.url import sqlite_files
 
 __all__ = ["report"]
 
@@ -30,7 +30,7 @@ def report(study: str, name: str | None, output: Path, json: bool) -> None:
         StudyError: there is no such study, none of its trials has ended, or it is of another version.
     """
     url = url_of(study)
-    check_output(output, {"the study": sqlite_path(url)}, UserError)
+    check_output(output, sqlite_files(url), UserError)
     stored = read_study(url, name)
     write_text(output, study_page(stored), UserError)
     if json:

@@ -26,6 +26,8 @@ def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
     """
     if not command or not command[0]:
         raise UserError("no command was given. Write it after --: `autotune run plan.yaml -- python train.py`.")
+    if command[0].startswith("-"):
+        raise UserError(f"{command[0]}: options stand before the plan: `autotune run {command[0]} {path} -- python …`.")
     settings = load_plan(path).settings
     batch = settings.batch
     if batch is not None and batch.effective is None and settings.parallel.effective is None:  # else no flags say it

@@ -35,6 +35,8 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     stop, here = threading.Event(), Path.cwd()
     if options.scratch is not None and options.command is None:
         raise UserError("--scratch is for a script's trials. Those of a task file call its functions alone.")
+    if options.flags != SearchOptions.flags and options.command is None:
+        raise UserError("--flags is for a script's own. A task file states its batch: batch_size, micro_batch_size.")
     changes = Changes(here, options.output) if options.command is not None else None
     time_budget = TimeBudget(
         options.trial_time_s, options.max_time_s

@@ -53,6 +53,9 @@ def serve(options: ServeOptions) -> None:
         raise UserError("--tls-certificate and --tls-key go together.")
     if options.address is not None and options.executor == "local":
         raise UserError("--address names a Ray cluster, but --executor is local. Leave one of them out.")
+    for folder in options.shared:
+        if not folder.is_dir():
+            raise UserError(f"--shared {folder}: a folder was expected. Make it first, or name another.")
     address = [] if options.address is None else [f"--address={options.address}"]
     runner = RunnerOptions(num_searches=options.searches, driver_options=(f"--executor={options.executor}", *address))
     service = open_service(
@@ -75,6 +78,14 @@ def serve(options: ServeOptions) -> None:
         ssl_certfile=options.certificate,
         ssl_keyfile=options.key,
     )
+    try:
+        config.load()
+    except OSError as reason:  # ssl's own errors are
+        service.close()
+        raise UserError(
+            f"--tls-certificate {options.certificate}, --tls-key {options.key}: they cannot be used: "
+            f"{reason.strerror or reason}. Give a certificate and its key as PEM files."
+        ) from None
     scheme = "http" if options.certificate is None else "https"
     host = f"[{options.host}]" if ":" in options.host else options.host
     tell(f"autotune serves {scheme}://{host}:{options.port}; Ctrl-C ends it, and searches go on when it is back.")

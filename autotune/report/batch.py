@@ -113,7 +113,7 @@ def _table(rows: Sequence[tuple[JobRun, str]]) -> Table:
         table.add_column(heading, no_wrap=True)
     for heading in ("trials", "known", "gain", "memory", "device time"):
         table.add_column(heading, no_wrap=True, justify="right")
-    table.add_column("", ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column("", ratio=1, overflow="ellipsis")
     for run, words in rows:
         found = run.plan.search if run.plan else None
         gain = run.plan.gain.speed if run.plan and run.plan.gain else None
@@ -127,7 +127,7 @@ def _table(rows: Sequence[tuple[JobRun, str]]) -> Table:
             times(gain) if gain else "",
             size(measured.peak.process) if measured else "",
             format_duration(run.device_s) if run.device_s else "",
-            words,
+            Text(words, no_wrap=True),  # the only one that gives way on a narrow terminal
         )
     return table
 

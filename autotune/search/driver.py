@@ -34,7 +34,7 @@ from .session import Session
 from .store.record import StudyRecord
 from .store.storage import check_file, default_storage
 from .store.study import Study, Tried
-from .store.url import sqlite_path
+from .store.url import sqlite_files
 from .time_budget import TimeBudget
 from .trials import TIME_IS_UP, explore, explore_whole, measure_first
 
@@ -268,8 +268,9 @@ def _check_output(options: SearchOptions) -> None:
         StudyError: the storage is none.
     """
     path = options.output
-    study = sqlite_path(options.storage) if options.storage else None
-    if study is not None:
-        check_file(study)
-    taken = {"the task": task_file(options.task), "the search space": Path(options.space), "the study": study}
-    check_output(path, taken, PlanError)
+    files = sqlite_files(options.storage) if options.storage else {}
+    if files:
+        check_file(files["the study"])
+    check_output(
+        path, {"the task": task_file(options.task), "the search space": Path(options.space), **files}, PlanError
+    )

@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from ...techniques import Settings
 from ...workers import Measured, Outcome, OutOfMemory
 from ...workers.outcome import OUTCOME
-from .storage import check_file, storage_errors
+from .storage import check_file, opening, storage_errors
 from .study import trimmed
 from .url import sqlite_path
 
@@ -82,15 +82,15 @@ class Results:
         """Open it, and make it where there is none.
 
         Raises:
-            StudyError: the database is corrupt, cannot be reached or cannot be written.
+            StudyError: the URL is malformed; the database is corrupt, cannot be reached or cannot be written.
         """
         self._url = url
         path = sqlite_path(url)
         if path is not None:
             check_file(path)
         wait = {"timeout": _PATIENCE_S} if path is not None else {}
-        self._engine = sql.create_engine(url, poolclass=NullPool, connect_args=wait)
-        with storage_errors(url):
+        with opening(url):
+            self._engine = sql.create_engine(url, poolclass=NullPool, connect_args=wait)
             _TABLE.create(self._engine, checkfirst=True)
 
     def series(self, key: Key) -> int:

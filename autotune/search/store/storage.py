@@ -25,6 +25,7 @@ __all__ = [
     "newest_first",
     "newest_number",
     "open_storage",
+    "opening",
     "read_storage",
     "storage_errors",
 ]
@@ -79,7 +80,7 @@ def open_storage(url: str, writes: bool = True) -> RDBStorage:
     if path is not None:
         _check_sqlite(path)
     try:
-        with storage_errors(url):
+        with opening(url):
             storage = RDBStorage(url)
             if path is not None and writes:
                 _write_ahead(storage)
@@ -89,6 +90,14 @@ def open_storage(url: str, writes: bool = True) -> RDBStorage:
             f"{masked(url)}: the study is of another version of Optuna: {hidden(str(reason), url).splitlines()[0]} "
             "Choose another with --storage; nothing was changed in it."
         ) from None
+
+
+@contextmanager
+def opening(url: str) -> Iterator[None]:
+    """Turns what is wrong with a URL, its driver or its database into :class:`StudyError`, with a remedy."""
+    try:
+        with storage_errors(url):
+            yield
     except (sqlalchemy.exc.ArgumentError, sqlalchemy.exc.NoSuchModuleError, TypeError, ValueError) as reason:
         raise StudyError(
             "--storage: expected sqlite:///path.db or postgresql://user@host/name, but got "

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from ...errors import StudyError
 
-__all__ = ["at", "hidden", "masked", "sqlite_path"]
+__all__ = ["at", "hidden", "masked", "sqlite_files", "sqlite_path"]
 
 _PASSWORD = re.compile(r"^(?P<before>[\w+.-]*:?//[^:]*:|[^:/]*:(?!//))(?P<secret>.*)(?=@)", re.DOTALL)
 _SECRET_OPTION = re.compile(
@@ -40,6 +40,19 @@ def sqlite_path(url: str) -> Path | None:
         home = path.expanduser() if path.parts[0] == "~" else "/home/you/path.db"
         raise StudyError(f"--storage: {name}: only a shell knows what ~ is. Write sqlite:///{home}.")
     return path
+
+
+def sqlite_files(url: str) -> dict[str, Path]:
+    """The files that SQLite keeps for a URL, which nothing else may be written to, by what they are.
+
+    Raises:
+        StudyError: as :func:`sqlite_path`.
+    """
+    path = sqlite_path(url)
+    if path is None:
+        return {}
+    beside = {path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal")}
+    return {"the study": path, **{f"the study's {file.name}": file for file in sorted(beside)}}
 
 
 def at(url: str, path: Path) -> str:
