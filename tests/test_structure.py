@@ -34,11 +34,12 @@ FLOORS = (
     ("apply_pieces", "drift", "training", "fingerprint"),
     ("loader", "uneven", "unfilled", "weights"),
     ("cut", "plan", "search_spaces", "task"),
+    ("ranks",),
     ("techniques",),
     ("layers", "pruning", "replica"),
     ("bundle", "from_lightning", "halving", "own_loader"),
     ("machine", "out_of_memory"),
-    ("files", "guard", "interrupts", "launched", "names", "nested", "positions", "randomness", "ranks", "resume"),
+    ("files", "guard", "interrupts", "launched", "names", "nested", "positions", "randomness", "resume"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""
