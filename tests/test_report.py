@@ -15,7 +15,7 @@ from autotune.report.live import draw, watching
 from autotune.report.preview import explain
 from autotune.report.progress import Progress
 from autotune.report.show import summary
-from autotune.report.words import outcome_words, rate, remark, roughly, settings_words, size
+from autotune.report.words import outcome_words, percent, rate, remark, roughly, settings_words, size
 from autotune.results import Preview
 from autotune.search import events
 from autotune.search.duration import Expected
@@ -169,6 +169,11 @@ def test_numbers_for_people():
     assert said == ["5 s", "45 s", "1 min", "1.5 min", "2 min", "11 min", "50 min", "2.5 h"]
     assert [rate(x) for x in (12345.6, 812.4, 81.24, 8.124, 0.8124)] == ["12,346", "812", "81.2", "8.12", "0.812"]
     assert [size(x * MIB) for x in (3, 605, 4096, 7793)] == ["3.0 MiB", "605 MiB", "4 GiB", "7.61 GiB"]
+
+
+def test_percentages_for_people():
+    """No exponent, whatever the size."""
+    assert [percent(share) for share in (0.042, -0.12, 0.9961, 18.6)] == ["+4.2 %", "-12 %", "+100 %", "+1,860 %"]
 
 
 def test_the_job_that_a_task_states_is_repeated():

@@ -80,6 +80,15 @@ def test_a_certificate_that_cannot_be_read_is_the_users_error(here, tmp_path):
         assert "serves" not in ended.stderr
 
 
+@pytest.mark.parametrize("name", ["", "a\x1b[2J", "a" * 101])
+def test_a_token_needs_a_name_that_can_be_listed(here, tmp_path, name):
+    """As over HTTP."""
+    ended = here("serve", "token", "create", "--role", "read", "--name", name, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("--name: 1 to 100 letters")
+    assert "\x1b" not in ended.stderr
+
+
 def test_a_shared_folder_that_is_none_is_refused(here, tmp_path):
     ended = here("serve", "--shared", "none", "--state", "state", "--executor", "local", cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (

@@ -111,7 +111,10 @@ def create_token(state: Path, database: str | None, name: str, role: RoleName, e
         expires_s = expiry_s(expires)
     except Problem as problem:
         raise UserError(f"--expires: {problem.detail}") from None
-    row, secret = _tokens(state, database).create(name, role, expires_s)
+    try:
+        row, secret = _tokens(state, database).create(name, role, expires_s)
+    except Problem as problem:
+        raise UserError(f"--{problem.detail}") from None
     if json:
         print_json({**row.model_dump(), "token": secret})
     else:

@@ -20,7 +20,7 @@ from .profile import KINDS, cells, changes, columns, moment_words, notes, peak_w
 from .progress import trial_label
 from .show import found_rows, headline, settings_rows
 from .study import bought, facts_rows, figure_names, offs, trial_rows
-from .words import count, outcome_words, size
+from .words import count, outcome_words, percent, size
 
 __all__ = ["page", "study_page"]
 
@@ -38,7 +38,9 @@ _KEY: tuple[tuple[scatter.Kind, bool, str], ...] = (
 @cache
 def _templates() -> Environment:
     """Names and texts are the user's, and go into the markup: everything is escaped."""
-    return Environment(loader=PackageLoader("autotune.report"), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(loader=PackageLoader("autotune.report"), autoescape=True, undefined=StrictUndefined)
+    environment.filters["percent"] = percent
+    return environment
 
 
 def page(found: Profiling, depth: int | None = None) -> str:

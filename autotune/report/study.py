@@ -19,7 +19,7 @@ from .lines import facts_words
 from .progress import trial_label
 from .scatter import Bar
 from .show import found_rows
-from .words import count, outcome_words, rate, settings_words, size, spread, times
+from .words import count, outcome_words, percent, rate, settings_words, size, spread, times
 
 __all__ = ["Bought", "TrialRow", "as_json", "bought", "facts_rows", "figure_names", "offs", "trial_rows"]
 
@@ -124,7 +124,7 @@ def offs(bars: Sequence[Bar]) -> str:
     """How far off predictions were: ``4.2 % off at the median; 6 of 7 within their 95 % intervals``."""
     off = statistics.median(abs(bar.value - 1) for bar in bars)
     within = sum(bar.low <= bar.value <= bar.high for bar in bars)
-    return f"{100 * off:.2g} % off at the median; {within} of {len(bars)} within their 95 % intervals"
+    return f"{percent(off).removeprefix('+')} off at the median; {within} of {len(bars)} within their 95 % intervals"
 
 
 def bought(stored: Stored) -> list[Bought]:

@@ -13,6 +13,7 @@ __all__ = [
     "count",
     "outcome_words",
     "over_reference",
+    "percent",
     "printable",
     "rate",
     "remark",
@@ -114,6 +115,12 @@ def size(num_bytes: int) -> str:
     if mib < 4096:
         return f"{mib:.0f} MiB" if mib >= 10 else f"{mib:.1f} MiB"
     return f"{mib / 1024:.2f}".rstrip("0").rstrip(".") + " GiB"
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """``+4.2 %``, ``-12 %``, ``+1,860 %``."""
+    value = 100 * share
+    return f"{value:+,.0f} %" if abs(value) >= 99.5 else f"{value:+.{digits}g} %"
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

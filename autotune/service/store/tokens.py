@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from enum import IntEnum
 from typing import Literal
@@ -15,10 +16,13 @@ from ..problems import Problem
 from .database import Database, now
 from .tables import TOKENS
 
-__all__ = ["LOCAL", "Caller", "Role", "RoleName", "TokenRow", "Tokens", "expiry_s"]
+__all__ = ["LOCAL", "LONGEST_NAME", "NAME", "Caller", "Role", "RoleName", "TokenRow", "Tokens", "expiry_s"]
 
 _PREFIX = "atn_"
 """By which scanners for secrets find one."""
+NAME = r"^[\w.@ -]+$"
+"""Of whom a token is."""
+LONGEST_NAME = 100
 RoleName = Literal["read", "submit", "admin"]
 
 
@@ -64,7 +68,13 @@ class Tokens:
         self._database = database
 
     def create(self, name: str, role: RoleName, expires_s: float | None) -> tuple[TokenRow, str]:
-        """A new token, which is shown this once."""
+        """A new token, which is shown this once.
+
+        Raises:
+            Problem: 422, the name is none.
+        """
+        if not re.fullmatch(NAME, name) or len(name) > LONGEST_NAME:
+            raise Problem(422, f"name: 1 to {LONGEST_NAME} letters, digits, or any of '_.@ -' were expected: {name!a}.")
         secret = f"{_PREFIX}{secrets.token_urlsafe(32)}"
         token_id = secrets.token_hex(4)
         with self._database.writing() as connection:

@@ -18,7 +18,7 @@ from ..service import Service
 from ..spec import SearchSpec
 from ..store.searches import CancelMode, Search
 from ..store.states import TERMINAL, State
-from ..store.tokens import RoleName, TokenRow, expiry_s
+from ..store.tokens import LONGEST_NAME, NAME, RoleName, TokenRow, expiry_s
 from .access import Admin, Reader, Submitter
 from .streams import stream
 
@@ -52,7 +52,7 @@ class PriorityBody(_Body):
 class TokenBody(_Body):
     """A new token."""
 
-    name: str = Field(min_length=1, max_length=100, pattern=r"^[\w.@ -]+$")
+    name: str = Field(min_length=1, max_length=LONGEST_NAME, pattern=NAME)
     role: RoleName
     expires: str | None = Field(default="30d", max_length=20)
     """``30d``, ``12h``; None never."""
