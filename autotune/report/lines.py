@@ -52,7 +52,7 @@ def phase_words(progress: Progress) -> str | None:
         configurations = count(progress.predicting, "configuration")
         return f"predicting the memory and work of {configurations}, {format_duration(seconds)}"
     words = f"reading the task, {format_duration(seconds)}"
-    if seconds > _LONG_READING_S:
+    if seconds > _LONG_READING_S and progress.options.command is None:
         words += ": does it train where it is imported? Move that under `if __name__ == '__main__':`"
     return words
 
