@@ -85,6 +85,14 @@ def _serve(one_document: OneDocument) -> typer.Typer:
         ] = None,
         tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the chain, PEM.")] = None,
         tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the key, PEM.")] = None,
+        keep: Annotated[
+            str | None,
+            typer.Option(metavar="TIME", help="Forget what ended so long ago: 30d.", show_default="never"),
+        ] = None,
+        requests_per_second: Annotated[
+            float | None, typer.Option(min=0.1, help="The most that one token may ask.", show_default="no limit")
+        ] = None,
+        log_format: Annotated[Literal["text", "json"], typer.Option(help="The form of the log.")] = "text",
     ) -> None:
         """Run the service: searches that are submitted over HTTP, each by a driver process of its own.
 
@@ -98,7 +106,21 @@ def _serve(one_document: OneDocument) -> typer.Typer:
             from .commands.serve import serve as command
         folders = tuple(shared or ())
         command(
-            ServeOptions(host, port, state, database, searches, executor, address, folders, tls_certificate, tls_key)
+            ServeOptions(
+                host,
+                port,
+                state,
+                database,
+                searches,
+                executor,
+                address,
+                folders,
+                tls_certificate,
+                tls_key,
+                keep,
+                requests_per_second,
+                log_format,
+            )
         )
 
     token = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens, also while the service runs.")

@@ -237,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="NAME", help="a part of a fault's name")
     parser.add_argument("--at", action="append", choices=POINTS)
+    parser.add_argument("--most-time", type=float, default=900.0, help="seconds; what is left then is not tried")
     parser.add_argument("--keep", action="store_true", help="add rows to benchmarks/results/service-faults-cpu.jsonl")
     arguments = parser.parse_args()
     chosen = [
@@ -250,6 +251,10 @@ def main() -> None:
     with _place() as place:
         token = make_template(place / "template")
         for number, (fault, point) in enumerate(chosen):
+            if time.monotonic() - began > arguments.most_time:
+                print(f"{len(chosen) - number} are left", flush=True)
+                del chosen[number:]
+                break
             complaint = _try(fault, point, place / str(number), place / "template", token)
             held[fault.name] += complaint is None
             if complaint is not None:

@@ -75,7 +75,8 @@ class Scene:
             self._until_held(self.blocker)
             self.search_id = self.submit()
             return
-        self.search_id = self.submit(holds_at=point)
+        more = {"trials": 1000} if point == "cancelling" else {}  # it is still at them when it is cancelled
+        self.search_id = self.submit(holds_at=point, **more)
         if point == "cancelling":
             self.until(lambda: (self.path(self.search_id) / "proof").exists(), "a trial")
             self.server.client.cancel(self.search_id)

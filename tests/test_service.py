@@ -42,6 +42,23 @@ def test_an_exit_code_becomes_the_state_with_its_words(client, code, state):
     assert (answer.status_code, answer.headers["content-type"]) == (409, "application/problem+json")
 
 
+def test_what_is_old_is_forgotten_with_its_files(client):
+    """A search that has ended, and an archive that none needs; what runs, and its archive, stay."""
+    from autotune.service.retention import forget_old
+
+    service = client.app.state.service
+    old = until(client, submit(client, trials=1, name="old"), *ENDS)
+    running = submit(client, trials=10_000, seconds=0.05)
+    archives = {client.get(f"/v1/searches/{each}").json()["spec"]["archive"] for each in (old["id"], running)}
+    assert forget_old(service, 3600.0) == (0, 0)
+    assert forget_old(service, -1.0)[0] >= 1
+    assert client.get(f"/v1/searches/{old['id']}").status_code == 404
+    kept = client.get(f"/v1/searches/{running}").json()["spec"]["archive"]
+    assert archives & {path.name for path in service.places.archives.iterdir()} == {kept}
+    assert not service.places.search(old["id"]).path.exists()
+    client.post(f"/v1/searches/{running}/cancel", json={"mode": "now"})
+
+
 def test_what_ran_the_trials_and_failed_is_not_the_users_fault(client):
     """Exit code 2, as of a user's mistake; but it says nothing of what was submitted, and can be resumed."""
     search = until(client, submit(client, error="the cluster has gone", exit_code=2, kind="TrialsLost"), *ENDS)

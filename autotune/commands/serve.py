@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ import uvicorn
 
 from ..errors import UserError
 from ..report.printing import print_json, tell
+from ..service.logs import LogFormat, log_to_stderr
 from ..service.problems import Problem
 from ..service.runner import RunnerOptions
 from ..service.service import open_database, open_service
@@ -39,6 +38,9 @@ class ServeOptions:
     shared: tuple[Path, ...]
     certificate: Path | None
     key: Path | None
+    keep: str | None
+    requests_per_s: float | None
+    log_format: LogFormat
 
 
 def serve(options: ServeOptions) -> None:
@@ -47,8 +49,8 @@ def serve(options: ServeOptions) -> None:
     Raises:
         UserError: it cannot.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    log_to_stderr(options.log_format)
+    keep_s = _seconds(options.keep, "--keep")
     if (options.certificate is None) != (options.key is None):
         raise UserError("--tls-certificate and --tls-key go together.")
     if options.address is not None and options.executor == "local":
@@ -66,7 +68,7 @@ def serve(options: ServeOptions) -> None:
         shared=options.shared,
     )
     config = uvicorn.Config(
-        make_app(service),
+        make_app(service, keep_s=keep_s, requests_per_s=options.requests_per_s),
         host=options.host,
         port=options.port,
         access_log=False,
@@ -108,11 +110,7 @@ def create_token(state: Path, database: str | None, name: str, role: RoleName, e
         UserError: the database cannot be used, or ``expires`` is no time.
     """
     try:
-        expires_s = expiry_s(expires)
-    except Problem as problem:
-        raise UserError(f"--expires: {problem.detail}") from None
-    try:
-        row, secret = _tokens(state, database).create(name, role, expires_s)
+        row, secret = _tokens(state, database).create(name, role, _seconds(expires, "--expires"))
     except Problem as problem:
         raise UserError(f"--{problem.detail}") from None
     if json:
@@ -146,6 +144,13 @@ def revoke_token(state: Path, database: str | None, token_id: str) -> None:
 
 def _tokens(state: Path, database: str | None) -> Tokens:
     return Tokens(open_database(state.resolve(), database, alone=False)[0])
+
+
+def _seconds(text: str | None, option: str) -> float | None:
+    try:
+        return expiry_s(text)
+    except Problem as problem:
+        raise UserError(f"{option}: {problem.detail.removeprefix('expires: ')}") from None
 
 
 def _until(expires_at: float | None) -> str:

@@ -181,7 +181,7 @@ class Client:
                     why = str(reason) or type(reason).__name__
                     raise ServiceError(f"{self._url}: the service cannot be reached: {why}. Is it up?") from None
             else:
-                if answer.status_code != 503 or not left:
+                if answer.status_code not in (429, 503) or not left:
                     return _refuse(answer)
             time.sleep(0.1 * 2 ** (_TRIES - left))
         raise AssertionError

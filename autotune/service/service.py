@@ -70,10 +70,13 @@ class Service:
         return None if row is None or not (self.places.archives / sha256).is_file() else row._asdict()
 
     def keep_archive(self, row: dict[str, Any]) -> None:
-        """Say that an archive is kept; again changes nothing."""
+        """Say that an archive is kept, and was put now."""
         dialect = sqlite if self.database.is_sqlite else postgresql
         with self.database.writing() as connection:
-            connection.execute(dialect.insert(ARCHIVES).values(created_at=now(), **row).on_conflict_do_nothing())
+            added = dialect.insert(ARCHIVES).values(**{**row, "created_at": now()})
+            connection.execute(
+                added.on_conflict_do_update(index_elements=[ARCHIVES.c.sha256], set_={"created_at": now()})
+            )
 
     def delete(self, search_id: str) -> None:
         """Forget a search, with its files.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, and_, case, select, update
+from sqlalchemy import Row, Subquery, and_, case, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..documents import Documents
@@ -23,6 +23,7 @@ __all__ = ["Lease", "Leases", "Stale"]
 
 _MOST_FAILURES = 3
 """Drivers that may die one after the other, without a trial between them."""
+_DAY_S = 86400.0
 
 
 class Stale(Exception):
@@ -62,15 +63,25 @@ class Leases:
         self._database, self._home, self._lease_s = database, home, lease_s
 
     def claim(self) -> Lease | None:
-        """Take the search that is next: what is to be cancelled, then by priority, then the oldest.
+        """Take the search that is next: what is to be cancelled, then by priority; within one, of the owner with the
+        fewest that run, then of the one whose turn was longest ago, then the oldest.
 
         Returns:
             The lease; None where nothing waits.
         """
         here = SEARCHES.c.home.is_(None) | (SEARCHES.c.home == self._home)
         waits = and_(SEARCHES.c.state == State.QUEUED, here)
-        order = (case((SEARCHES.c.cancel_mode.is_(None), 1), else_=0), SEARCHES.c.priority.desc(), SEARCHES.c.number)
-        chosen = select(SEARCHES.c.id).where(waits).order_by(*order).limit(1).with_for_update(skip_locked=True)
+        turns = _turns()
+        order = (
+            case((SEARCHES.c.cancel_mode.is_(None), 1), else_=0),
+            SEARCHES.c.priority.desc(),
+            func.coalesce(turns.c.num_held, 0),
+            func.coalesce(turns.c.last, 0.0),
+            SEARCHES.c.number,
+        )
+        joined = SEARCHES.outerjoin(turns, turns.c.owner == SEARCHES.c.owner)
+        chosen = select(SEARCHES.c.id).select_from(joined).where(waits).order_by(*order).limit(1)
+        chosen = chosen.with_for_update(skip_locked=True, of=SEARCHES)
         token = secrets.token_hex(16)
         with self._database.writing() as connection:
             search_id = connection.scalar(chosen)
@@ -202,6 +213,15 @@ class Leases:
         with self._database.writing() as connection:
             if not append(connection, whose, said, state=state, message=message, **free, **changes):
                 raise Stale
+
+
+def _turns() -> Subquery:
+    """Of each owner: how many searches are worked on, and when one was last begun, within a day."""
+    is_held = SEARCHES.c.state.in_(HELD)
+    recent = or_(is_held, SEARCHES.c.ended_at > now() - _DAY_S)
+    held = func.sum(case((is_held, 1), else_=0)).label("num_held")
+    last = func.max(SEARCHES.c.started_at).label("last")
+    return select(SEARCHES.c.owner, held, last).where(recent).group_by(SEARCHES.c.owner).subquery()
 
 
 def _trials(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from fastapi.security import HTTPBearer
 
 from ..problems import Problem
 from ..store.tokens import LOCAL, Caller, Role, Tokens
+from .limits import RequestLimit
 
 __all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter", "refuse_other_sites"]
 
@@ -32,6 +33,7 @@ class Access:
     tokens: Tokens
     on_loopback: bool
     """Nobody outside this machine can reach the service: without any token, whoever does may do all."""
+    limit: RequestLimit | None = None
     _known_until: dict[str, tuple[float, Caller]] = field(default_factory=dict, repr=False)
 
     async def find(self, request: Request) -> Caller:
@@ -42,6 +44,8 @@ class Access:
         """
         parts = [request.headers.get(name, "") for name in ("authorization", "cookie", "host")]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        if self.limit is not None:
+            self.limit.take(key)
         until, caller = self._known_until.get(key, (0.0, LOCAL))
         if time.monotonic() < until:
             if not parts[0]:

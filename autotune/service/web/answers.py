@@ -26,6 +26,7 @@ _TITLES = {
     409: "Conflict",
     413: "Too large",
     422: "Cannot be used",
+    429: "Too many requests",
     500: "A bug in autotune",
     503: "Not available now",
     507: "No room",
@@ -37,7 +38,10 @@ def answer_problems(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def refused(request: Request, problem: Problem) -> JSONResponse:
-        return _answer(problem.status, problem.detail, **problem.more)
+        response = _answer(problem.status, problem.detail, **problem.more)
+        if problem.status == 429:
+            response.headers["Retry-After"] = str(problem.more["retry_after"])
+        return response
 
     @app.exception_handler(HTTPException)
     async def of_starlette(request: Request, error: HTTPException) -> JSONResponse:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from ... import __version__
 from ..problems import Problem
+from ..retention import EVERY_S, forget_old
 from ..service import Service
+from ..store.database import words_of
 from .access import Access, Reader
 from .answers import answer_problems
+from .limits import RequestLimit
 from .metrics import Metrics
 from .observe import Observe
 from .page import PAGE
@@ -26,13 +32,22 @@ __all__ = ["make_app"]
 _MOST_BODY_BYTES = 2**20
 
 
-def make_app(service: Service) -> FastAPI:
-    """The application; searches run as long as it does."""
+def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: float | None = None) -> FastAPI:
+    """The application; searches run as long as it does.
+
+    Args:
+        service: what it serves.
+        keep_s: searches that ended so many seconds ago are forgotten; None keeps all.
+        requests_per_s: the most that one token may ask; None sets no limit.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.runner.start()
+        sweeping = None if keep_s is None else asyncio.create_task(_sweep(service, keep_s))
         yield
+        if sweeping is not None:
+            sweeping.cancel()
         service.close()
 
     app = FastAPI(
@@ -47,7 +62,9 @@ def make_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.reads = Reads(service.searches)
-    app.state.access = Access(service.tokens, service.on_loopback)
+    app.state.access = Access(
+        service.tokens, service.on_loopback, None if requests_per_s is None else RequestLimit(requests_per_s)
+    )
     metrics = Metrics(service)
     answer_problems(app)
     app.include_router(ROUTES)
@@ -78,3 +95,12 @@ def make_app(service: Service) -> FastAPI:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
+
+
+async def _sweep(service: Service, keep_s: float) -> None:
+    while True:
+        try:
+            await run_in_threadpool(forget_old, service, keep_s)
+        except SQLAlchemyError as reason:
+            logging.getLogger("autotune.service").error("the database failed: %s", words_of(reason))
+        await asyncio.sleep(EVERY_S)

@@ -99,6 +99,7 @@ async def put_archive(request: Request, response: Response, sha256: Sha256, call
     service = _service(request)
     if found := await run_in_threadpool(service.find_archive, sha256):
         response.status_code = 200
+        await run_in_threadpool(service.keep_archive, found)
         return Archive.model_validate(found)
     limits, folder = service.places.limits, service.places.archives
     part, size = await receive(request.stream(), sha256, folder, limits)

@@ -1,0 +1,41 @@
+"""Limits on requests: so many a second for each token, and as many again at once."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from ..problems import Problem
+
+__all__ = ["RequestLimit"]
+
+_MOST_KNOWN = 1024
+
+
+class RequestLimit:
+    """A bucket for each who asks, filled at a steady rate."""
+
+    def __init__(self, per_s: float) -> None:
+        """``per_s`` requests a second; a bucket holds those of two seconds."""
+        self._per_s, self._full = per_s, 2 * per_s
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def take(self, who: str) -> None:
+        """Let one request pass.
+
+        Raises:
+            Problem: 429, there were too many.
+        """
+        now = time.monotonic()
+        left, at = self._left.get(who, (self._full, now))
+        left = min(left + (now - at) * self._per_s, self._full)
+        if len(self._left) > _MOST_KNOWN:
+            self._left.clear()
+        if left < 1:
+            seconds = math.ceil((1 - left) / self._per_s)
+            raise Problem(
+                429,
+                f"this token may ask {self._per_s:g} times a second. Ask again in {seconds} s.",
+                retry_after=seconds,
+            )
+        self._left[who] = left - 1, now
