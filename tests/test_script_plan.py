@@ -379,7 +379,7 @@ def test_what_differs_from_where_the_plan_was_measured_is_told_or_refused(run, s
         "for (y,) in torch.utils.data.DataLoader(data, 8):\n    model(y).sum().backward(); optimizer.step()\n"
     )
     path = script(body)
-    monkeypatch.setattr(InScript, "_check_identity", lambda self, model: None)
+    monkeypatch.setattr("autotune.script.applied.other_model", lambda plan, model: None)
     task = TaskRef(source="train.py", fingerprint=f"sha256:{'0' * 64}", identity=identity)
     plan = Plan(settings=Settings(), environment=environment, task=task)
     run(path, plan=plan)
