@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -326,7 +327,7 @@ def load_plan(path: str | Path) -> Plan:
     Raises:
         PlanError: no such file, not YAML, not a plan, or an unknown technique or value; or none for this device.
     """
-    path = chosen_plan(Path(path)) if Path(path).is_dir() else Path(path)
+    path = chosen_plan(Path(path)) if os.path.isdir(path) else Path(path)  # which says no of a name that none can have
     try:
         text = read_text(path, "plan", PlanError)
     except FileNotFoundError:

@@ -197,7 +197,7 @@ def test_no_such_plan_names_the_command_that_writes_one(tmp_path: Path):
 
 
 def test_a_folder_is_no_plan(tmp_path: Path):
-    with pytest.raises(PlanError, match="cannot be read as a plan"):
+    with pytest.raises(PlanError, match="is no bundle of plans"):
         load_plan(tmp_path)
 
 
