@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gloo_pair import found_by_two
 from line_task import Stream, floats, line
 from search_tables import facts
 from torch import Tensor, nn
@@ -224,10 +224,7 @@ def in_each(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found."""
-    folder = tmp_path_factory.mktemp("pair")
-    done = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return found_by_two(__file__, tmp_path_factory.mktemp("pair"))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

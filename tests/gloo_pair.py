@@ -1,0 +1,16 @@
+"""Two processes that a test file starts as itself, and what each of them found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def found_by_two(file: str, folder: Path) -> list[dict[str, Any]]:
+    """Run the file with the folder as its argument; it leaves a ``rank-N.json`` of each process there."""
+    done = subprocess.run([sys.executable, file, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
