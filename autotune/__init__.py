@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# ``apply`` lives in apply_plan.py: importing a submodule called ``apply`` would put the module where the function is.
 _HOMES = {
     "Plan": "plan",
-    "StepResult": "training",
+    "StepResult": "training.training",
     "Task": "task",
-    "Training": "training",
-    "apply": "apply_plan",
-    "apply_to_loader": "apply_pieces",
-    "apply_to_model": "apply_pieces",
-    "apply_to_optimizer": "apply_pieces",
+    "Training": "training.training",
+    "apply": "training.apply_plan",
+    "apply_to_loader": "training.apply_pieces",
+    "apply_to_model": "training.apply_pieces",
+    "apply_to_optimizer": "training.apply_pieces",
     "load_plan": "plan",
     "load_task": "task_file",
-    "prepare": "launched",
+    "prepare": "training.launched",
 }
 __all__ = [
     "Plan",
@@ -37,13 +36,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
-    from .apply_plan import apply
-    from .launched import prepare
     from .plan import Plan, load_plan
     from .task import Task
     from .task_file import load_task
-    from .training import StepResult, Training
+    from .training.apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
+    from .training.apply_plan import apply
+    from .training.launched import prepare
+    from .training.training import StepResult, Training
 
 
 def __getattr__(name: str) -> Any:

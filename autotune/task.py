@@ -57,14 +57,14 @@ class _OfLoader:
     source: str
 
     def __call__(self) -> Any:
-        from .own_loader import OwnLoader
+        from .data.own_loader import OwnLoader
 
         return OwnLoader(self.build_loader, self.source or "task")
 
 
 def _join(samples: list[Any]) -> Any:
     """Its ``collate``."""
-    from .own_loader import join
+    from .data.own_loader import join
 
     return join(samples)
 

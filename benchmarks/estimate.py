@@ -22,17 +22,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from autotune import Plan, Task, apply, load_task
+from autotune.data.positions import Position
 from autotune.estimate.memory_model import MemoryModel, fit_memory_model
 from autotune.estimate.tracing.fake_step import Untraceable
 from autotune.estimate.tracing.real_step import PROBES, ProbedModel, fit_probed_model
-from autotune.positions import Position
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.precision import Precision
-from autotune.training import Training
+from autotune.training.training import Training
 
 from .layer_models import MODELS, loss_of
 from .rows import EXAMPLES, save_rows

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 import autotune
 from autotune.plan import Plan
 from autotune.techniques import Settings
-from autotune.training import Training
+from autotune.training.training import Training
 
 
 class Line(nn.Module):

@@ -19,7 +19,7 @@ from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
-from autotune.training import Training
+from autotune.training.training import Training
 from autotune.workers.trial.failure import outcome_of
 
 STOCK = Plan(settings=Settings())

@@ -14,9 +14,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, SequentialSampler
 
 import autotune
-from autotune.apply_plan import reference_batch
 from autotune.errors import PlanError, TaskError
-from autotune.fingerprint import fingerprint, identify
 from autotune.plan import Budget, Environment, Plan, SearchRecord, TaskRef
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -28,6 +26,8 @@ from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.testing.runs import one_thread, relative_difference, run_applied, run_by_hand, without_dropout
 from autotune.testing.zoo import ZOO
+from autotune.training.apply_plan import reference_batch
+from autotune.training.fingerprint import fingerprint, identify
 
 STOCK = Plan(settings=Settings())
 

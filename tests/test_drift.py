@@ -8,13 +8,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune.drift import differences
 from autotune.errors import PlanError
 from autotune.machine import device_name
 from autotune.plan import Budget, Environment, Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.testing.runs import one_thread
+from autotune.training.drift import differences
 
 
 def measured(**changes):

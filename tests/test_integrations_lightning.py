@@ -15,7 +15,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 import autotune
 from autotune.errors import PlanError, TaskError
-from autotune.fingerprint import identify
 from autotune.integrations.checks import TRIED
 from autotune.integrations.lightning import trainer_arguments, written
 from autotune.measure import MeasureOptions
@@ -36,6 +35,7 @@ from autotune.techniques.pruning import Pruning
 from autotune.techniques.recomputed import recomputed
 from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
+from autotune.training.fingerprint import identify
 from autotune.workers import InspectRequest, MeasureRequest
 from autotune.workers.outcome import Inspected, Measured
 

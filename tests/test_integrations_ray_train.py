@@ -19,7 +19,6 @@ from torch.utils.data import SequentialSampler
 
 import autotune
 from autotune.errors import PlanError
-from autotune.fingerprint import identify
 from autotune.integrations import ray_train
 from autotune.plan import Budget, Plan, TaskRef
 from autotune.techniques import Settings
@@ -28,6 +27,7 @@ from autotune.techniques.layers import Layers
 from autotune.techniques.precision import Precision
 from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
+from autotune.training.fingerprint import identify
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 

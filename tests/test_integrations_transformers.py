@@ -14,10 +14,10 @@ from torch import nn
 
 from autotune import Plan, Task, apply_to_model, load_task
 from autotune.errors import PlanError, TaskError
-from autotune.fingerprint import identify
 from autotune.integrations.transformers import PlanMixin, arguments, written
 from autotune.plan import TaskRef
 from autotune.techniques.checkpointing import Checkpointing
+from autotune.training.fingerprint import identify
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

@@ -23,7 +23,7 @@ from autotune.task_file import load_task
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.pruning import Pruning
-from autotune.weights import save_kept
+from autotune.training.weights import save_kept
 from autotune.workers import Measured, MeasureRequest, Outcome, TrialRequest
 from autotune.workers.table import TableExecutor
 

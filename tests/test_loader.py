@@ -12,8 +12,8 @@ import torch
 from line_task import Stream, floats, line, training_of
 from torch.utils.data import Sampler
 
+from autotune.data.loader import Loader
 from autotune.errors import TaskError
-from autotune.loader import Loader
 from autotune.nested import tensors_in, to_device
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autotune.errors import TaskError
 from autotune.measure.checks.distill import build_teacher, distilled
-from autotune.training import Training
+from autotune.training.training import Training
 
 
 class Constant(nn.Module):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from autotune.apply_plan import apply, build_loader
 from autotune.errors import TaskError
 from autotune.measure.feed import Feed, repeated
 from autotune.measure.steps import Steps
@@ -16,6 +15,7 @@ from autotune.task import Task
 from autotune.techniques import LoaderSpec, Settings
 from autotune.techniques.batch import Batch
 from autotune.testing.zoo import ZOO
+from autotune.training.apply_plan import apply, build_loader
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,6 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from autotune.errors import TaskError
-from autotune.fingerprint import fingerprint
 from autotune.measure import InspectOptions
 from autotune.measure.dataset import inspect_dataset
 from autotune.measure.errors import NonFiniteLoss
@@ -18,6 +17,7 @@ from autotune.task import Task
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
 from autotune.testing.zoo import ZOO
+from autotune.training.fingerprint import fingerprint
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from autotune.apply_plan import apply
 from autotune.measure import Measurement, MeasureOptions
 from autotune.measure.checks.leak import growth
 from autotune.measure.run import measure
 from autotune.plan import Plan
 from autotune.task import Task
 from autotune.techniques import Settings
+from autotune.training.apply_plan import apply
 
 pytestmark = pytest.mark.alone
 

@@ -9,7 +9,6 @@ from line_task import floats, line, training_of
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from autotune.apply_plan import apply
 from autotune.errors import TaskError
 from autotune.measure import MeasureOptions
 from autotune.measure.checks.parity import NUM_STEPS, compare, rounded_losses, run_parity
@@ -19,6 +18,7 @@ from autotune.task import Task
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.testing.zoo import BATCH_SIZE, ZOO
+from autotune.training.apply_plan import apply
 
 EXACTLY_SPLIT = sorted(ZOO.keys() - {"cnn", "resnet", "stream"})
 

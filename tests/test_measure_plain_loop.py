@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.apply_plan import apply
 from autotune.measure import MeasureOptions
 from autotune.measure.plain_loop import as_in_a_plain_loop
 from autotune.plan import Plan
 from autotune.task_file import load_task
 from autotune.techniques import Settings
+from autotune.training.apply_plan import apply
 from autotune.workers import Measured, MeasureRequest
 from autotune.workers.local import LocalExecutor
 

@@ -10,11 +10,11 @@ import torch
 from line_task import Line, floats, line, training_of
 from torch import nn
 
-from autotune.apply_plan import build_model
 from autotune.errors import TaskError
 from autotune.measure.checks.quality import evaluate, measure_quality
 from autotune.measure.measurement import QualityOptions
 from autotune.task_file import load_task
+from autotune.training.apply_plan import build_model
 
 
 def weight(model: nn.Module) -> float:

@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 
-from autotune.apply_plan import apply
 from autotune.measure import MeasureOptions
 from autotune.measure.checks.parity import run_parity
 from autotune.measure.errors import NonFiniteLoss
@@ -18,6 +17,7 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
 from autotune.testing.zoo import BATCH_SIZE, ZOO
+from autotune.training.apply_plan import apply
 
 pytestmark = pytest.mark.alone
 

@@ -22,7 +22,7 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
 from autotune.testing.runs import one_thread
-from autotune.training import Training
+from autotune.training.training import Training
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DistributedSampler, RandomSampler
 
 import autotune
-from autotune.cut import Cut
+from autotune.data.cut import Cut
 from autotune.errors import PlanError, TaskError
 from autotune.plan import Plan
 from autotune.ranks import Ranks

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity
 from torch.utils.checkpoint import checkpoint
 
-from autotune.apply_plan import apply
 from autotune.layers import convert
 from autotune.measure.profiling.allocations import OUTSIDE, Allocation, Span, Trace
 from autotune.measure.profiling.clock import Clock
@@ -29,6 +28,7 @@ from autotune.techniques.precision import Precision
 from autotune.testing.kept import kept_bytes
 from autotune.testing.runs import one_thread
 from autotune.testing.zoo_models import Gpt, InputImage, Lstm, Mlp, ResNet, Tied
+from autotune.training.apply_plan import apply
 
 CPU = torch.device("cpu")
 

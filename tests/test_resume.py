@@ -29,7 +29,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.precision import Precision
 from autotune.testing.runs import one_thread
-from autotune.training import Training
+from autotune.training.training import Training
 
 EPOCHS = 3
 

@@ -18,7 +18,7 @@ from test_parallel import counted, some_parameters, task
 from torch import nn
 
 import autotune
-from autotune.cut import Cut
+from autotune.data.cut import Cut
 from autotune.errors import PlanError
 from autotune.plan import Plan
 from autotune.ranks import Ranks

@@ -16,7 +16,6 @@ from autotune.errors import PlanError, TaskError
 from autotune.estimate import PredictOptions
 from autotune.estimate.memory_model import fit_memory_model
 from autotune.estimate.predict import predict
-from autotune.fingerprint import fingerprint
 from autotune.measure.inspect import inspect_task
 from autotune.measure.measurement import InspectOptions, Quality
 from autotune.plan import Plan, TaskRef
@@ -29,6 +28,7 @@ from autotune.testing.runs import one_thread
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 from autotune.testing.zoo_models import Mlp
+from autotune.training.fingerprint import fingerprint
 
 MLP = ZOO["mlp"]
 NARROW = Variant(kind="narrow")

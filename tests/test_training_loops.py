@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.utils.data import SequentialSampler, TensorDataset
 
 import autotune
+from autotune.data.positions import Position, Positions
 from autotune.errors import TaskError
 from autotune.plan import Plan
-from autotune.positions import Position, Positions
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.precision import Precision
 from autotune.testing.runs import one_thread
-from autotune.training import Training
+from autotune.training.training import Training
 
 EPOCHS = 3
 MICRO, ACCUMULATE = 4, 2

@@ -9,7 +9,7 @@ from torch import nn
 from autotune.measure.processes import own_live_bytes
 from autotune.task import Task
 from autotune.testing.zoo import ZOO
-from autotune.unfilled import unfilled
+from autotune.training.unfilled import unfilled
 from autotune.units import MIB
 
 

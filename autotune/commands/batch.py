@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..batch.jobs import FOLDER, SUMMARY, Jobs, load_jobs
 from ..batch.run import Batch, JobRun, code_of, prepare_batch
 from ..errors import AutotuneError, Interrupted
-from ..interrupts import interrupts
 from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..results import PreviewedJob
 from ..search.store.results import Results
 from ..search.store.storage import default_storage
 from ..techniques import Facts
+from .interrupts import interrupts
 from .preview import preview_search
 from .where import Where, default_device, trials
 

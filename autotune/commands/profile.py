@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ..errors import Interrupted, NothingFits, PlanError, TaskError, UserError
 from ..files import check_output, replacing, write_text
-from ..interrupts import interrupts
 from ..measure.profiling.types import Profile, ProfileOptions
 from ..plan import Budget, Plan, load_plan
 from ..report.page import page
@@ -27,6 +26,7 @@ from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch
 from ..workers import STOPPED, Executor, Failed, Outcome, OutOfMemory, Profiled, ProfileRequest
 from ..workers.trial.environment import own_thread_variables
+from .interrupts import interrupts
 from .where import Where, trials
 
 __all__ = ["ProfileForm", "profile", "profile_task"]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
-from ..launched import PLAN_VARIABLE, STRICT_VARIABLE
 from ..plan import load_plan
 from ..report.printing import tell
 from ..script.command import under_launcher
 from ..script.flags import told
+from ..training.launched import PLAN_VARIABLE, STRICT_VARIABLE
 
 __all__ = ["run"]
 

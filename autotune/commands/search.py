@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import Interrupted, UserError
-from ..interrupts import interrupts
 from ..report.event_file import EventFile
 from ..report.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
@@ -19,6 +18,7 @@ from ..search.events import Event, Inspected, Warned
 from ..search.options import SearchOptions
 from ..search.time_budget import TimeBudget
 from ..task_file import refuse_script
+from .interrupts import interrupts
 from .where import Where, trials
 
 __all__ = ["search"]

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ..drift import differences
 from ..errors import PlanError, TaskError, UserError
 from ..measure import Measurement
 from ..plan import Budget, Evidence, Plan, load_plan
@@ -24,6 +23,7 @@ from ..search.requests import Requests, check_plan, failure, inspect
 from ..search.time_budget import NUM_REPEATS, TimeBudget
 from ..task_file import split_source
 from ..techniques import Facts
+from ..training.drift import differences
 from ..units import ceil_mib, format_bytes
 from ..workers import Executor, Failed, Measured, Outcome, OutOfMemory
 from .where import Where, default_device, trials

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import UserError
-from ..interrupts import ignore_interrupts
 from ..ranks import world_size
 from ..report.printing import tell
 from ..task_file import refuse_script, split_source
 from ..units import printable
+from .interrupts import ignore_interrupts
 
 if TYPE_CHECKING:
     from ..workers import Executor

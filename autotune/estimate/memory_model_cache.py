@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from ..apply_plan import build_model
 from ..errors import UserError
 from ..files import FOLDER, replacing
 from ..nested import tensors_in
@@ -24,8 +23,9 @@ from ..plan import Plan
 from ..randomness import seed_everything, undisturbed
 from ..task import Task
 from ..techniques import Effect, Settings
-from ..unfilled import unfilled
-from ..weights import weights_file
+from ..training.apply_plan import build_model
+from ..training.unfilled import unfilled
+from ..training.weights import weights_file
 from .memory_model import MemoryModel, fit_memory_model
 from .memory_model_file import StoredModel, load_memory_model, packed
 from .tracing.fake_ops import Target

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..apply_pieces import apply_to_model, apply_to_optimizer
-from ..data_loader import changed_loader
 from ..errors import PlanError
 from ..nested import to_device
 from ..plan import Plan
 from ..randomness import undisturbed
+from ..training.apply_pieces import apply_to_model, apply_to_optimizer
+from ..training.data_loader import changed_loader
 from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
 
 __all__ = ["arguments", "prepare", "written"]

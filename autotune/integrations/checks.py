@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from ..drift import other_model
 from ..errors import PlanError
 from ..plan import Plan
 from ..ranks import this_rank, world_size
 from ..techniques.batch import Batch
 from ..techniques.parallel import Parallel
+from ..training.drift import other_model
 
 __all__ = [
     "TRIED",

@@ -12,8 +12,6 @@ from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationSch
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..apply_pieces import apply_to_model, apply_to_optimizer
-from ..data_loader import changed_loader
 from ..errors import PlanError
 from ..nested import to_device
 from ..plan import Plan
@@ -21,6 +19,8 @@ from ..randomness import undisturbed
 from ..techniques import Settings
 from ..techniques._base import Run
 from ..techniques.precision import Precision
+from ..training.apply_pieces import apply_to_model, apply_to_optimizer
+from ..training.data_loader import changed_loader
 from .checks import check_model, check_version, refuse_other_models, tell
 from .lightning_checks import check_job
 from .lightning_precision import PlanPrecision

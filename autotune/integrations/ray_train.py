@@ -123,7 +123,7 @@ def prepare_model(
     """
     import ray.train.torch
 
-    from ..apply_pieces import apply_to_model
+    from ..training.apply_pieces import apply_to_model
     from .checks import check_model, check_version, refuse_other_models
 
     check_version("ray")
@@ -153,7 +153,7 @@ def prepare_optimizer(
         PlanError: now, where the optimizer cannot have it; at the first step, where the loop accumulates otherwise, or
             computes in another precision.
     """
-    from ..apply_pieces import apply_to_optimizer
+    from ..training.apply_pieces import apply_to_optimizer
     from .checks import tell
 
     optimizer = apply_to_optimizer(plan, optimizer, max_grad_norm=max_grad_norm)
@@ -176,7 +176,7 @@ def prepare_data_loader(plan: Plan, data_loader: DataLoader[Any], **arguments: A
     import ray.train.torch
     from torch.utils.data import DataLoader
 
-    from ..data_loader import changed_loader
+    from ..training.data_loader import changed_loader
 
     if not isinstance(data_loader, DataLoader):
         raise PlanError(f"prepare_data_loader takes a torch DataLoader, but got {type(data_loader).__name__}.")

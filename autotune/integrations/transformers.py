@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
 from ..errors import PlanError
 from ..plan import Plan
+from ..training.apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
 from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
 from .counted import ignores_count, two_samples
 

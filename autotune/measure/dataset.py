@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from ..data.own_loader import OwnLoader
 from ..errors import TaskError
 from ..nested import tensors_in
-from ..own_loader import OwnLoader
 from ..randomness import seed_everything
 from ..task import Task
 

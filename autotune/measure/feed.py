@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from ..data.loader import Loader
+from ..data.positions import Position
 from ..errors import TaskError
-from ..loader import Loader
 from ..nested import tensors_in
-from ..positions import Position
 
 __all__ = ["Feed", "largest", "repeated"]
 

@@ -10,10 +10,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
-from ..apply_plan import build_loader, build_model, reference_batch
+from ..data.own_loader import OwnLoader
 from ..errors import TaskError
-from ..fingerprint import identify
-from ..own_loader import OwnLoader
 from ..pruning import linear_features, obstacle
 from ..randomness import seed_everything
 from ..task import Task
@@ -24,7 +22,9 @@ from ..techniques.checkpointing import find_blocks
 from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
 from ..techniques.variant import Variant
-from ..unfilled import unfilled
+from ..training.apply_plan import build_loader, build_model, reference_batch
+from ..training.fingerprint import identify
+from ..training.unfilled import unfilled
 from .checks.split import Split, measure_split
 from .dataset import DatasetFacts, inspect_dataset
 from .device import available_host_bytes, inspect_device, num_processors

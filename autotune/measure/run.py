@@ -10,7 +10,7 @@ from time import perf_counter
 
 from ..ranks import of_first, world_size
 from ..task import Task
-from ..training import Training
+from ..training.training import Training
 from ..units import ceil_mib, format_bytes
 from .checks.leak import LeakWatch
 from .checks.parity import run_parity

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..positions import Position
-from ..training import Training
+from ..data.positions import Position
+from ..training.training import Training
 from .errors import NonFiniteLoss
 from .feed import Feed, repeated
 from .timing.compile_time import CompileTime

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..drift import Difference, here, is_strict, other_model, other_shapes, tell
 from ..plan import Plan, load_plan
 from ..ranks import this_rank, world_size
 from ..techniques import Stage
 from ..techniques.parallel import Parallel
+from ..training.drift import Difference, here, is_strict, other_model, other_shapes, tell
 from .shards import mismatch, unwrapped, wrappers
 
 __all__ = ["InScript", "Refused", "apply_to_script"]
@@ -104,7 +104,7 @@ class InScript:
             model: the script's root module, whose parameters the optimizer has.
             run: a forward of the model that it is given, as the script is about to make.
         """
-        from ..apply_pieces import apply_to_model, apply_to_optimizer
+        from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 
         own = unwrapped(model)
         self._check(model, own)
@@ -142,7 +142,7 @@ class InScript:
 
     def put_on_loader(self, loader: Any) -> None:
         """The loader's stage, before it is first iterated over."""
-        from ..data_loader import put_options
+        from ..training.data_loader import put_options
 
         self.loaders.add(loader)
         self._other_shapes = self._other_shapes or other_shapes(self.plan, loader)

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from ..errors import AutotuneError
-from ..launched import set_launcher
 from ..randomness import undisturbed
 from ..ranks import this_rank
+from ..training.launched import set_launcher
 from .applied import InScript, refuse
 from .observer import Observer
 

@@ -13,7 +13,7 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from ..errors import AutotuneError
-from ..launched import PLAN_VARIABLE, TRIAL_VARIABLE
+from ..training.launched import PLAN_VARIABLE, TRIAL_VARIABLE
 from .arrival import when_imported
 from .scratch import found_from
 

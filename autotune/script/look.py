@@ -11,8 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
-from ..data_loader import OPTIONS
-from ..fingerprint import identify
 from ..measure.dataset import DatasetFacts, inspect_dataset
 from ..measure.device import available_host_bytes, inspect_device, num_processors
 from ..measure.inspect import model_facts
@@ -24,6 +22,8 @@ from ..techniques.allocator import installed_allocators
 from ..techniques.batch import Batch
 from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
+from ..training.data_loader import OPTIONS
+from ..training.fingerprint import identify
 from ..workers import Failed, Inspected, Outcome
 from ..workers.request import InspectRequest
 from .applied import InScript

@@ -132,7 +132,7 @@ class Parallel(Technique):
         Raises:
             PlanError: it is sharded.
         """
-        from ..replica import within
+        from .replica import within
 
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if fsdp is not None and isinstance(model, fsdp.FSDPModule):
@@ -158,7 +158,7 @@ class Parallel(Technique):
                 "the row out."
             )
         if self.kind == "ddp":
-            from ..replica import Replica
+            from .replica import Replica
 
             return Replica(model)
         from torch.distributed.device_mesh import init_device_mesh

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from ..apply_plan import apply
 from ..plan import Plan
 from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Settings
+from ..training.apply_plan import apply
 
 __all__ = ["Run", "one_thread", "relative_difference", "run_applied", "run_by_hand", "without_dropout"]
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from ..fingerprint import fingerprint
 from ..measure.checks.split import measure_split
 from ..pruning import linear_features, obstacle
 from ..task import Task
@@ -16,6 +15,7 @@ from ..techniques import Device, Facts
 from ..techniques.allocator import installed_allocators
 from ..techniques.checkpointing import find_blocks
 from ..techniques.optimizer import supported_implementations
+from ..training.fingerprint import fingerprint
 from ..units import MIB
 from .zoo import BATCH_SIZE
 

@@ -14,7 +14,7 @@ _MOST_LINES = 100
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _LONGEST_LINE = 20_000
 _MOST_CPU_S = 5.0
-_OURS = ("This is a bug in autotune", 'autotune/cli.py"', "Exception ignored in", "Fatal Python error")
+_OURS = ("This is a bug in autotune", "autotune/cli/", "Exception ignored in", "Fatal Python error")
 
 
 def clean(ended: Ended, codes: Collection[int], *words: str, of_user: bool = False) -> Complaints:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from ...apply_plan import apply
 from ...errors import UserError
 from ...estimate import EstimateOptions, PredictOptions
 from ...measure import Measurement
@@ -28,8 +27,9 @@ from ...measure.run import measure
 from ...ranks import this_rank
 from ...task import Task
 from ...task_file import load_task
-from ...training import Training
-from ...weights import save_kept
+from ...training.apply_plan import apply
+from ...training.training import Training
+from ...training.weights import save_kept
 from ..outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
 from ..request import InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
 from .failure import outcome_of

@@ -10,7 +10,7 @@ import torch
 from ...errors import UserError
 from ...measure.errors import NonFiniteLoss
 from ...measure.memory import Charge
-from ...out_of_memory import chain, is_out_of_memory
+from ...training.out_of_memory import chain, is_out_of_memory
 from ..outcome import Failed, Lost, NonFinite, Outcome, OutOfMemory
 from .traces import plain, text_of, traceback_of
 

@@ -10,8 +10,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ...launched import TRIAL_VARIABLE
 from ...measure.processes import count_files_of, end_with, prctl
+from ...training.launched import TRIAL_VARIABLE
 from ..request import TrialRequest
 from .folder import TrialFolder
 

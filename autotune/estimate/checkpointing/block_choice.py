@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...apply_plan import build_model
 from ...measure.profiling.allocations import Phase
 from ...plan import Plan
 from ...task import Task
 from ...techniques.checkpointing import Checkpointing, find_blocks
-from ...unfilled import unfilled
+from ...training.apply_plan import build_model
+from ...training.unfilled import unfilled
 from ..memory_model import MemoryModel, fit_memory_model
 from ..tracing.fake_ops import Target
 from ..tracing.work import Work

@@ -18,8 +18,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.data import IterableDataset, default_collate
 
-from ...apply_pieces import apply_to_optimizer
-from ...apply_plan import apply, build_loader
 from ...measure.feed import largest, repeated
 from ...measure.profiling.allocations import Phase, Trace
 from ...measure.profiling.tracer import Sees, Shows, Tracer
@@ -27,8 +25,10 @@ from ...measure.profiling.watch import watched_step
 from ...plan import Plan
 from ...task import Task
 from ...techniques.batch import Batch
-from ...training import Training
-from ...unfilled import unfilled
+from ...training.apply_pieces import apply_to_optimizer
+from ...training.apply_plan import apply, build_loader
+from ...training.training import Training
+from ...training.unfilled import unfilled
 from ..workspace.cpu_kernels import kernel_of
 from ..workspace.kernel import Kernel
 from .fake_ops import SteadyScaler, Target, answers, choose_as_on_cuda

@@ -14,7 +14,7 @@ from ...measure.profiling.allocations import Phase, Trace
 from ...measure.profiling.tracer import Sees
 from ...plan import Plan
 from ...task import Task
-from ...training import Training
+from ...training.training import Training
 from ..memory_model import MemoryModel, corresponds
 from ..types import Interval
 from .fake_ops import Target

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...apply_plan import build_model
 from ...errors import TaskError
 from ...randomness import undisturbed
 from ...task import Task
-from ...training import Training
+from ...training.apply_plan import build_model
+from ...training.training import Training
 
 __all__ = ["build_teacher", "distilled"]
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.data import IterableDataset
 
-from ...apply_plan import build_loader
+from ...data.loader import Loader
 from ...errors import TaskError
-from ...loader import Loader
 from ...randomness import Randomness
 from ...ranks import summed
 from ...task import Task
 from ...techniques.batch import Batch
-from ...training import StepResult, Training
+from ...training.apply_plan import build_loader
+from ...training.training import StepResult, Training
 from ..errors import NonFiniteLoss
 from ..feed import Feed
 from ..measurement import NUM_STEPS, MeasureOptions, Parity

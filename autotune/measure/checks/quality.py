@@ -16,9 +16,9 @@ from torch import nn
 from ...errors import TaskError
 from ...randomness import undisturbed
 from ...ranks import of_first
-from ...replica import within
 from ...task import SIGNATURES, Task
-from ...training import Training
+from ...techniques.replica import within
+from ...training.training import Training
 from ..measurement import Quality, QualityOptions
 from ..steps import Steps
 

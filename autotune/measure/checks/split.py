@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.utils.data import SequentialSampler
 
-from ...loader import Loader
+from ...data.loader import Loader
 from ...randomness import seed_everything
 from ...task import Task
 from ...techniques import LoaderSpec, Settings
 from ...techniques.batch import Batch
-from ...training import Training
+from ...training.training import Training
 from ..errors import NonFiniteLoss
 from .autocast import autocast_kept_off, autocast_seen
 from .dropout import without_dropout

@@ -13,7 +13,7 @@ import torch
 
 from ...task import Task
 from ...techniques.checkpointing import find_blocks
-from ...training import Training
+from ...training.training import Training
 from ..memory import Charge
 from .allocations import Phase, Trace
 from .chrome import write_trace

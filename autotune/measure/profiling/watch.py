@@ -10,9 +10,9 @@ from typing import Any, Self, TypeVar
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ...positions import Position
+from ...data.positions import Position
 from ...task import Task
-from ...training import Training
+from ...training.training import Training
 from ..errors import NonFiniteLoss
 from ..feed import Feed, repeated
 from ..steps import Step

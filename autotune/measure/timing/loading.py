@@ -7,10 +7,10 @@ from time import perf_counter
 
 import torch
 
-from ...apply_plan import build_loader
 from ...task import Task
 from ...techniques import LoaderSpec
 from ...techniques.batch import Batch
+from ...training.apply_plan import build_loader
 from ..feed import Feed
 
 __all__ = ["loader_rates"]

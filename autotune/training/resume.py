@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .errors import PlanError
+from ..errors import PlanError
 
 __all__ = ["check_state"]
 

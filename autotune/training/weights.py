@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import PlanError, TaskError
-from .files import hash_of, replacing
-from .plan import KeptWeights
-from .task import Task
-from .task_file import task_file
+from ..errors import PlanError, TaskError
+from ..files import hash_of, replacing
+from ..plan import KeptWeights
+from ..task import Task
+from ..task_file import task_file
 
 __all__ = ["load_kept", "load_weights", "save_kept", "weights_file"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .randomness import undisturbed
-from .task import Task
+from ..randomness import undisturbed
+from ..task import Task
 
 __all__ = ["unfilled"]
 

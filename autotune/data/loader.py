@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from ..errors import PlanError, TaskError
+from ..nested import to_device
+from ..randomness import random_state, set_random_state, undisturbed
+from ..ranks import ALONE, Ranks
+from ..techniques import LoaderSpec
+from ..techniques.batch import Batch
 from .cut import Counted, Cut, advanced
-from .errors import PlanError, TaskError
-from .nested import to_device
 from .own_loader import OwnLoader, samples_of
 from .positions import Position, Positions, Start
-from .randomness import random_state, set_random_state, undisturbed
-from .ranks import ALONE, Ranks
-from .techniques import LoaderSpec
-from .techniques.batch import Batch
 
 __all__ = ["Loader"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..plan import Plan
+from ..techniques import LoaderSpec, Stage
+from ..techniques._base import Run
+from ..techniques.checkpointing import find_blocks
 from .launched import stand_aside
-from .plan import Plan
-from .techniques import LoaderSpec, Stage
-from .techniques._base import Run
-from .techniques.checkpointing import find_blocks
 from .weights import load_kept
 
 __all__ = ["apply_to_loader", "apply_to_model", "apply_to_optimizer"]

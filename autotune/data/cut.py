@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from ..randomness import Randomness
+from ..ranks import ALONE, Ranks
+from ..techniques.batch import Batch
 from .positions import Position
-from .randomness import Randomness
-from .ranks import ALONE, Ranks
-from .techniques.batch import Batch
 
 __all__ = ["Alike", "Counted", "Cut", "Pieces", "advanced"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..machine import device_name
+from ..plan import Plan
+from ..techniques.facts import difference
 from .launched import STRICT_VARIABLE
-from .machine import device_name
-from .plan import Plan
-from .techniques.facts import difference
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,22 +11,22 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, default_collate
 
+from ..data.cut import Alike
+from ..data.loader import Loader
+from ..errors import PlanError, TaskError
+from ..nested import to_device
+from ..plan import Plan
+from ..randomness import seed_everything, undisturbed
+from ..ranks import ALONE, Ranks, join_ranks, world_size
+from ..task import SIGNATURES, Task
+from ..techniques import LoaderSpec
+from ..techniques._base import Run
+from ..techniques.batch import Batch
+from ..techniques.facts import difference
+from ..techniques.replica import within
 from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
-from .cut import Alike
 from .drift import here, is_strict, tell
-from .errors import PlanError, TaskError
 from .fingerprint import fingerprint, identify
-from .loader import Loader
-from .nested import to_device
-from .plan import Plan
-from .randomness import seed_everything, undisturbed
-from .ranks import ALONE, Ranks, join_ranks, world_size
-from .replica import within
-from .task import SIGNATURES, Task
-from .techniques import LoaderSpec
-from .techniques._base import Run
-from .techniques.batch import Batch
-from .techniques.facts import difference
 from .training import Training
 from .uneven import with_shares
 from .unfilled import unfilled

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from .errors import AutotuneError
-from .nested import rows_of, tensors_in
+from ..data.positions import Position
+from ..errors import AutotuneError
+from ..nested import rows_of, tensors_in
 from .out_of_memory import is_out_of_memory
-from .positions import Position
 
 __all__ = ["Halving"]
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
-from .nested import tensors_in
-from .techniques.checkpointing import find_blocks
-from .techniques.facts import Identity
+from ..nested import tensors_in
+from ..techniques.checkpointing import find_blocks
+from ..techniques.facts import Identity
 
 __all__ = ["batch_words", "fingerprint", "identify", "sample_shapes"]
 

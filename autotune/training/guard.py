@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .errors import TaskError
+from ..errors import TaskError
 
 __all__ = ["Guard"]
 

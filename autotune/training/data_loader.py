@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
 
+from ..data.loader import worker_options
+from ..errors import PlanError
+from ..plan import Plan
 from .apply_pieces import apply_to_loader
-from .errors import PlanError
-from .loader import worker_options
-from .plan import Plan
 
 __all__ = ["OPTIONS", "changed_loader", "put_options"]
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset
 
-from .errors import TaskError
-from .nested import tensors_in
+from ..errors import TaskError
+from ..nested import tensors_in
 
 __all__ = ["OwnLoader", "join", "samples_of"]
 

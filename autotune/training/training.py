@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import TaskError
+from ..data.loader import Loader
+from ..data.positions import Position
+from ..errors import TaskError
+from ..randomness import random_state, set_random_state
+from ..ranks import summed
+from ..task import Task
+from ..techniques import Settings
+from ..techniques.batch import Batch
+from ..techniques.replica import Replica, within
 from .guard import Guard
 from .halving import Halving
-from .loader import Loader
-from .positions import Position
-from .randomness import random_state, set_random_state
-from .ranks import summed
-from .replica import Replica, within
 from .resume import check_state
-from .task import Task
-from .techniques import Settings
-from .techniques.batch import Batch
 
 __all__ = ["StepResult", "Training"]
 

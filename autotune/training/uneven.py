@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .errors import PlanError
-from .ranks import Ranks, gathered
-from .techniques.batch import Batch
-from .techniques.parallel import Parallel
+from ..errors import PlanError
+from ..ranks import Ranks, gathered
+from ..techniques.batch import Batch
+from ..techniques.parallel import Parallel
 
 __all__ = ["with_shares"]
 

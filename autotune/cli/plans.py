@@ -1,0 +1,98 @@
+"""The commands for what a search has left: ``show``, ``report``, ``verify`` and ``run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..search.options import SearchOptions
+from .app import app, one_document
+from .arguments import (
+    Address,
+    ExecutorName,
+    Framework,
+    Json,
+    PlanPath,
+    ReportOutput,
+    ScratchFolder,
+    Strict,
+    StrictRun,
+    StudyName,
+    StudyPath,
+    TrialTime,
+    Verbose,
+    VerifiedJob,
+)
+
+__all__ = ["report", "run", "show", "verify"]
+
+
+@app.command(short_help="Explain a plan in words.")
+def show(plan: PlanPath, framework: Framework = None, json: Json = False) -> None:
+    """Explain a plan in words: what each row does, what it was measured at, and how to apply it."""
+    from ..commands.show import show as command
+
+    with one_document(json):
+        command(plan, json, framework)
+
+
+@app.command(short_help="Write a page of what a search tried and found.")
+def report(
+    study: StudyPath, output: ReportOutput = Path("report.html"), name: StudyName = None, json: Json = False
+) -> None:
+    """Write one page, which needs no network: speed against memory, what each choice of the plan bought, predicted
+    against measured, every trial, and the plan.
+
+    Without --storage a search keeps its study in .autotune/, in a file that is named after the task. What choices
+    bought is measured by `autotune search --ablate`; nothing is measured here. A search that still runs may be read.
+    """
+    from ..commands.report import report as command
+
+    with one_document(json):
+        command(study, name, output, json)
+
+
+@app.command(short_help="Measure a plan again.")
+def verify(
+    plan: PlanPath,
+    job: VerifiedJob = None,
+    strict: Strict = False,
+    scratch: ScratchFolder = SearchOptions.scratch,
+    trial_time: TrialTime = SearchOptions.trial_time_s,
+    executor: ExecutorName = "ray",
+    address: Address = None,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Measure a plan again. Exits with 0 when it holds, 3 when it is over its budget, 2 for another model.
+
+    The plan of a script is verified by the command that starts it, behind --.
+    """
+    from ..commands.verify import verify as command
+    from ..commands.where import Where
+
+    with one_document(json):
+        found = command(plan, job, Where(executor, address, len(job or ()) > 1, verbose), trial_time, json, scratch)
+    if not found.holds or (strict and found.slower):
+        raise typer.Exit(3)
+
+
+@app.command(
+    short_help="Start a job as its plan needs it.",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+)
+def run(
+    plan: PlanPath,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The job, such as python train.py.")],
+    strict: StrictRun = False,
+) -> None:
+    """Start a job with a plan in force: a script that Python runs needs no change; one line says what is in force.
+
+    {batch.micro} and {batch.accumulate} in the command stand for the plan's. What a script makes impossible ends it
+    with 2 and the reason. A job that applies its plan itself finds it by AUTOTUNE_PLAN, and is left to it.
+    """
+    from ..commands.run import run as start
+
+    start(plan, command[1:] if command[0] == "--" else command, strict)

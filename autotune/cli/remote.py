@@ -1,0 +1,175 @@
+"""The commands that ask a service: ``submit``, ``status``, ``logs``, ``cancel`` and ``fetch``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import UserError
+from ..search.options import SearchOptions
+from ..units import format_percent
+from .app import app, one_document, service_installed
+from .arguments import (
+    AllowSplit,
+    Budget,
+    Device,
+    EffectiveBatch,
+    Job,
+    Json,
+    Margin,
+    MaxQualityDrop,
+    MaxTime,
+    Output,
+    RecoveryLr,
+    RecoverySteps,
+    Sampler,
+    Seed,
+    Space,
+    Trials,
+    TrialTime,
+)
+
+if TYPE_CHECKING:
+    from ..commands.remote import Server
+
+__all__ = ["cancel", "fetch", "logs", "status", "submit"]
+
+SearchId = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id, as submit prints it.")]
+Url = Annotated[str, typer.Option("--server", metavar="URL", envvar="AUTOTUNE_SERVER", help="The service.")]
+_DEFAULT_URL = "http://127.0.0.1:8470"
+
+
+@app.command(short_help="Submit a search to a service.")
+def submit(  # the command's options, one line each: typer's form
+    job: Job,
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="What is sent.", show_default="the task's folder; the current one"),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Shown in lists.", show_default="the task's")] = None,
+    priority: Annotated[int, typer.Option(min=0, max=100, help="Higher runs first.")] = 50,
+    budget: Budget = SearchOptions.budget_bytes,
+    trials: Trials = SearchOptions.trials,
+    max_time: MaxTime = SearchOptions.max_time_s,
+    trial_time: TrialTime = SearchOptions.trial_time_s,
+    space: Space = SearchOptions.space,
+    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
+    allow_split: AllowSplit = SearchOptions.allow_split,
+    max_quality_drop: MaxQualityDrop = SearchOptions.max_quality_drop,
+    recovery_steps: RecoverySteps = SearchOptions.recovery_steps,
+    recovery_lr: RecoveryLr = SearchOptions.recovery_lr,
+    margin: Margin = SearchOptions.margin,
+    seed: Seed = SearchOptions.seed,
+    sampler: Sampler = SearchOptions.sampler,
+    device: Device = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Show what happens, until it has ended.")] = False,
+    server: Url = _DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Send a job's folder to a service, and queue a search: the options are those of `autotune search`.
+
+    AUTOTUNE_TOKEN is the token. Prints the search's id and state; --wait leaves with its exit code.
+    """
+    spec: dict[str, Any] = {
+        "name": name,
+        "priority": priority,
+        "trials": trials,
+        "trial_time": f"{trial_time}s",
+        "max_time": None if max_time is None else f"{max_time}s",
+        "space": space,
+        "effective_batch": effective_batch,
+        "allow_split": allow_split,
+        "max_quality_drop": None if max_quality_drop is None else str(max_quality_drop),
+        "recovery_steps": recovery_steps,
+        "recovery_lr": recovery_lr,
+        "margin": margin,
+        "seed": seed,
+        "sampler": sampler,
+        "device": device,
+    }
+    if budget is not None:
+        spec["budget"] = f"{budget} B" if isinstance(budget, int) else format_percent(budget)
+    if len(job) > 1:
+        spec["command"], place = job, folder or Path()
+    else:
+        spec["task"], place = _task(job[0], folder)
+    with one_document(json), service_installed():
+        from ..commands.remote import submit as command
+
+        raise typer.Exit(command(_server(server), spec, place, wait, json))
+
+
+@app.command(short_help="Show the searches of a service.")
+def status(
+    search: Annotated[str | None, typer.Argument(metavar="SEARCH", help="One of them.", show_default="all")] = None,
+    server: Url = _DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Show where a service's searches are, the newest first; or one of them."""
+    with one_document(json), service_installed():
+        from ..commands.remote import status as command
+
+        command(_server(server), search, json)
+
+
+@app.command(short_help="Show what a search of a service says.")
+def logs(
+    search: SearchId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Its events, as they come.")] = False,
+    server: Url = _DEFAULT_URL,
+) -> None:
+    """Print the end of what a search's driver printed."""
+    with service_installed():
+        from ..commands.remote import logs as command
+
+        command(_server(server), search, follow)
+
+
+@app.command(short_help="End a search of a service.")
+def cancel(
+    search: SearchId,
+    now: Annotated[bool, typer.Option("--now", help="Without a plan; it can be resumed.")] = False,
+    server: Url = _DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """End a search: its running trials are finished, and the best so far is its plan."""
+    with one_document(json), service_installed():
+        from ..commands.remote import cancel as command
+
+        command(_server(server), search, now, json)
+
+
+@app.command(short_help="Fetch the plan of a service's search.")
+def fetch(
+    search: SearchId, output: Output = SearchOptions.output, server: Url = _DEFAULT_URL, json: Json = False
+) -> None:
+    """Write the plan that a search has come to."""
+    with one_document(json), service_installed():
+        from ..commands.remote import fetch as command
+
+        command(_server(server), search, output, json)
+
+
+def _server(url: str) -> Server:
+    from ..commands.remote import Server
+
+    return Server(url, os.environ.get("AUTOTUNE_TOKEN") or None)
+
+
+def _task(source: str, folder: Path | None) -> tuple[str, Path]:
+    """The task as the service finds it in the folder, and the folder.
+
+    Raises:
+        UserError: it is no file in it.
+    """
+    from ..task_file import split_source
+
+    path, name = split_source(source)
+    place = folder or path.parent
+    if not path.resolve().is_relative_to(place.resolve()):
+        raise UserError(f"{path}: a task file in {place.resolve()} was expected. Name the folder with --folder.")
+    inside = path.resolve().relative_to(place.resolve()).as_posix()
+    return inside if name is None else f"{inside}:{name}", place

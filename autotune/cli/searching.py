@@ -1,0 +1,184 @@
+"""The commands that search: ``search``, ``batch`` and ``share``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ..search.options import SearchOptions
+from .app import app, one_document
+from .arguments import (
+    Ablate,
+    Address,
+    AllowSplit,
+    Budget,
+    BundleFolder,
+    Device,
+    Distill,
+    DryRun,
+    EffectiveBatch,
+    ExecutorName,
+    Flags,
+    Job,
+    JobsAddress,
+    JobsPath,
+    Json,
+    KeepWeights,
+    Margin,
+    MaxQualityDrop,
+    MaxTime,
+    Output,
+    PlansFolder,
+    ProgressFile,
+    RecoveryLr,
+    RecoverySteps,
+    ResultsStorage,
+    Resume,
+    ResumeBatch,
+    Sampler,
+    ScratchFolder,
+    Seed,
+    SharedStudies,
+    Space,
+    Storage,
+    Trials,
+    TrialTime,
+    Verbose,
+)
+
+__all__ = ["batch", "search", "share"]
+
+
+@app.command(short_help="Search for the fastest plan within a memory budget.")
+def search(  # the command's options, one line each: typer's form
+    job: Job,
+    output: Output = SearchOptions.output,
+    budget: Budget = SearchOptions.budget_bytes,
+    trials: Trials = SearchOptions.trials,
+    max_time: MaxTime = SearchOptions.max_time_s,
+    trial_time: TrialTime = SearchOptions.trial_time_s,
+    space: Space = SearchOptions.space,
+    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
+    flags: Flags = SearchOptions.flags,
+    scratch: ScratchFolder = SearchOptions.scratch,
+    allow_split: AllowSplit = SearchOptions.allow_split,
+    max_quality_drop: MaxQualityDrop = SearchOptions.max_quality_drop,
+    recovery_steps: RecoverySteps = SearchOptions.recovery_steps,
+    recovery_lr: RecoveryLr = SearchOptions.recovery_lr,
+    distill: Distill = SearchOptions.distill,
+    keep_weights: KeepWeights = SearchOptions.keep_weights,
+    margin: Margin = SearchOptions.margin,
+    seed: Seed = SearchOptions.seed,
+    sampler: Sampler = SearchOptions.sampler,
+    executor: ExecutorName = "ray",
+    address: Address = None,
+    storage: Storage = SearchOptions.storage,
+    resume: Resume = SearchOptions.resume,
+    ablate: Ablate = SearchOptions.ablate,
+    progress: ProgressFile = SearchOptions.progress,
+    dry_run: DryRun = False,
+    device: Device = None,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Find the fastest configuration of a job that stays within the budget, and write it as a plan.
+
+    The job is a task file, or a training script of your own, unedited: after -- comes the command that starts it, with
+    {batch.micro=32} and {batch.accumulate=1} where its own flags take them.
+
+    Ctrl-C once finishes the running trials and writes the best so far; twice stops at once.
+    """
+    from ..commands.where import Where, default_device
+
+    is_script = len(job) > 1
+    if is_script:
+        from ..script.command import script_name
+    options = SearchOptions(
+        task=script_name(job) if is_script else job[0],
+        command=tuple(job) if is_script else None,
+        output=output,
+        budget_bytes=budget if isinstance(budget, int) else None,
+        budget_share=budget if isinstance(budget, float) else None,
+        trials=trials,
+        max_time_s=max_time,
+        trial_time_s=trial_time,
+        space=space,
+        effective_batch=effective_batch,
+        flags=flags,
+        scratch=scratch,
+        allow_split=allow_split,
+        max_quality_drop=max_quality_drop,
+        recovery_steps=recovery_steps,
+        recovery_lr=recovery_lr,
+        distill=distill,
+        keep_weights=keep_weights,
+        margin=margin,
+        seed=seed,
+        sampler=sampler,
+        storage=storage,
+        resume=resume,
+        ablate=ablate,
+        progress=progress,
+        device=device or default_device(),
+    )
+    if dry_run:
+        from ..commands.preview import preview as command
+    else:
+        from ..commands.search import search as command
+    with one_document(json):
+        where = Where(executor, address, is_script, verbose)
+        raise typer.Exit(command(options, where, json))
+
+
+@app.command(short_help="Search for the plans of many jobs that share devices.")
+def batch(
+    jobs: JobsPath,
+    output: PlansFolder = Path("plans"),
+    executor: ExecutorName = "ray",
+    address: JobsAddress = None,
+    storage: ResultsStorage = None,
+    resume: ResumeBatch = False,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Search for the plans of many jobs that share devices, and what they measure.
+
+    JOBS.YAML lists them: {jobs: [{name: a, task: model.py, budget: 8GiB}, {name: b, task: model.py, budget: 4GiB}]}.
+    Each also takes command (in place of task), device, space, priority, trials, max_time, trial_time, effective_batch,
+    sampler, seed and output (of its plan).
+
+    Each free device goes to the trial, over all jobs, that is expected to gain the most for each second, times the
+    job's priority. Jobs of one task begin with what the others measured, today or earlier, once one configuration was
+    measured again and agrees. A job that fails stops no other. Exits with 0 when every job has its plan.
+
+    Ctrl-C once finishes the running trials and writes the best so far of each job; twice stops at once.
+    """
+    from ..commands.batch import WhatToTune
+    from ..commands.batch import batch as command
+    from ..commands.where import Where
+
+    with one_document(json):
+        where = Where(executor, address, verbose=verbose)
+        raise typer.Exit(command(WhatToTune(jobs, output, storage, resume), where, dry_run, json))
+
+
+@app.command(short_help="Share one training out over unlike devices.")
+def share(
+    studies: SharedStudies,
+    output: BundleFolder = Path("bundle"),
+    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
+    allow_split: AllowSplit = SearchOptions.allow_split,
+    json: Json = False,
+) -> None:
+    """Give each type of device a plan and a share of each optimizer step, so that all finish together.
+
+    STUDY is what a search of the task on that type of device has kept, one for each; STUDY=2 is two ranks of it. What
+    was measured there decides; nothing is measured here.
+    """
+    from ..commands.share import WhatToShare
+    from ..commands.share import share as command
+
+    with one_document(json):
+        command(WhatToShare(studies, output, effective_batch, allow_split), json)

@@ -1,0 +1,128 @@
+"""``autotune serve``: the service, and its tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .app import app, one_document, service_installed
+from .arguments import Address, ExecutorName, Json
+
+__all__ = ["serve", "token"]
+
+serve = typer.Typer(invoke_without_command=True)
+app.add_typer(serve, name="serve", short_help="Run the service: searches submitted over HTTP.")
+token = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens, also while the service runs.")
+serve.add_typer(token, name="token")
+
+State = Annotated[Path, typer.Option("--state", metavar="FOLDER", help="Where the service keeps its files.")]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        envvar="AUTOTUNE_DATABASE",
+        help="postgresql+psycopg://user@host/name; a password is best given in the environment.",
+        show_default="SQLite in the state folder",
+        show_envvar=True,
+    ),
+]
+_DEFAULT_STATE = Path("autotune-service")
+
+
+@serve.callback()
+def run(
+    context: typer.Context,
+    host: Annotated[str, typer.Option(help="Address to bind; others than loopback need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind.")] = 8470,
+    state: State = _DEFAULT_STATE,
+    database: DatabaseUrl = None,
+    searches: Annotated[int, typer.Option(min=1, help="Searches at a time; two on one device disturb each other.")] = 1,
+    executor: ExecutorName = "ray",
+    address: Address = None,
+    shared: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Submits may name paths in it. Again for more.", show_default="none"),
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the key, PEM.")] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Forget what ended so long ago: 30d.", show_default="never"),
+    ] = None,
+    requests_per_second: Annotated[
+        float | None, typer.Option(min=0.1, help="The most that one token may ask.", show_default="no limit")
+    ] = None,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="The form of the log.")] = "text",
+) -> None:
+    """Run the service: searches that are submitted over HTTP, each by a driver process of its own.
+
+    It runs the code that it is sent, as its own user. Bound to loopback it asks nobody for a token until there is
+    one; bound elsewhere it does not start without. Whatever is killed, a search goes on from what was measured.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with service_installed():
+        from ..commands.serve import ServeOptions
+        from ..commands.serve import serve as command
+    folders = tuple(shared or ())
+    command(
+        ServeOptions(
+            host,
+            port,
+            state,
+            database,
+            searches,
+            executor,
+            address,
+            folders,
+            tls_certificate,
+            tls_key,
+            keep,
+            requests_per_second,
+            log_format,
+        )
+    )
+
+
+@token.command("create")
+def create(
+    role: Annotated[
+        Literal["read", "submit", "admin"],
+        typer.Option(help="read sees; submit runs code and changes searches; admin deletes, and makes tokens."),
+    ],
+    name: Annotated[str, typer.Option(help="Whose it is: shown with searches.")] = "token",
+    expires: Annotated[str, typer.Option(metavar="TIME", help="30d, 12h or never.")] = "30d",
+    state: State = _DEFAULT_STATE,
+    database: DatabaseUrl = None,
+    json: Json = False,
+) -> None:
+    """Make a token and print it, this once."""
+    with one_document(json), service_installed():
+        from ..commands.serve import create_token
+
+        create_token(state, database, name, role, expires, json)
+
+
+@token.command("list")
+def list_all(state: State = _DEFAULT_STATE, database: DatabaseUrl = None, json: Json = False) -> None:
+    """List the tokens: ids, roles, ends and names."""
+    with one_document(json), service_installed():
+        from ..commands.serve import list_tokens
+
+        list_tokens(state, database, json)
+
+
+@token.command("revoke")
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")],
+    state: State = _DEFAULT_STATE,
+    database: DatabaseUrl = None,
+) -> None:
+    """Revoke a token; who has it is not let in from now on."""
+    with service_installed():
+        from ..commands.serve import revoke_token
+
+        revoke_token(state, database, token_id)

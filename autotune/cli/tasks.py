@@ -1,0 +1,111 @@
+"""The commands for a task, and for this machine, before a search: ``profile``, ``estimate``, ``init``, ``doctor``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..search.options import SearchOptions
+from .app import app, one_document
+from .arguments import (
+    Alone,
+    Depth,
+    Device,
+    DeviceMemory,
+    EffectiveBatch,
+    EstimatedBudget,
+    Html,
+    Json,
+    ProfiledBatch,
+    ProfiledPlan,
+    Seed,
+    Space,
+    Storage,
+    TaskPath,
+    Trace,
+    Verbose,
+)
+
+__all__ = ["doctor", "estimate", "init", "profile"]
+
+
+@app.command(short_help="Show where a training step's memory and time go, module by module.")
+def profile(
+    task: TaskPath,
+    plan: ProfiledPlan = None,
+    batch: ProfiledBatch = None,
+    depth: Depth = None,
+    alone: Alone = False,
+    html: Html = None,
+    trace: Trace = None,
+    seed: Seed = SearchOptions.seed,
+    device: Device = None,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Show, module by module, what one optimizer step keeps, what fills its peak, and what would change that.
+
+    One step of MODEL.PY is traced in a process of its own, then once more with each technique that may change it.
+    Ctrl-C leaves out those techniques that have not been measured yet.
+    """
+    from ..commands.profile import ProfileForm
+    from ..commands.profile import profile as command
+    from ..commands.where import default_device
+    from ..results import WhatToProfile
+
+    what = WhatToProfile(task, device or default_device(), batch=batch, alone=alone, trace=trace, seed=seed)
+    with one_document(json):
+        raise typer.Exit(command(what, plan, ProfileForm(depth, html, json), verbose))
+
+
+@app.command(short_help="Tell without a device which micro-batch fits, and what fills the memory.")
+def estimate(
+    task: TaskPath,
+    budget: EstimatedBudget = None,
+    device_memory: DeviceMemory = None,
+    space: Space = SearchOptions.space,
+    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
+    device: Device = None,
+    storage: Storage = None,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Tell, for combinations of techniques, the largest micro-batch of MODEL.PY that fits, without running it.
+
+    A training step is traced over fake tensors (shapes without data), in a process of its own for each combination. Its
+    allocations are extended to any batch. A model that cannot be traced runs a few small steps instead. Where a search
+    has measured this task, its trials calibrate the estimate. Exits with 3 when nothing fits.
+    """
+    from ..commands.estimate import estimate as command
+    from ..commands.where import default_device
+    from ..results import WhatToEstimate
+
+    target = device or ("cuda" if device_memory is not None else default_device())
+    what = WhatToEstimate(task, budget, target, device_memory, space, effective_batch, storage)
+    with one_document(json):
+        command(what, json, verbose)
+
+
+@app.command(short_help="Write a commented task file that runs.")
+def init(
+    path: Annotated[Path, typer.Argument(metavar="MODEL.PY", help="The file to write; it must not exist.")] = Path(
+        "model.py"
+    ),
+) -> None:
+    """Write a commented task file that runs as it stands, to be filled with your own model and data."""
+    from ..commands.starter import write_starter
+
+    write_starter(path)
+    print(path)
+    print(f"Next: put your model in, then `autotune search {path} --budget 2GiB`.", file=sys.stderr)
+
+
+@app.command(short_help="Tell what this machine offers and lacks.")
+def doctor(json: Json = False) -> None:
+    """Tell what this machine offers: devices, memory, versions, allocators; what is missing and how to get it."""
+    from ..commands.doctor import doctor as command
+
+    command(json)
