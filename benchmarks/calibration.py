@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimate import Interval
-from autotune.search.calibration import learn_calibration
+from autotune.search.predicted.calibration import learn_calibration
 from autotune.units import MIB
 
 from .replay.table import Entry, load_table

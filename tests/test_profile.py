@@ -21,7 +21,7 @@ from autotune.errors import NothingFits, PlanError, TaskError
 from autotune.measure.profiling.allocations import OUTSIDE
 from autotune.measure.profiling.types import Area, ModuleRow, PeakMoment, Profile, Timeline
 from autotune.plan import Peak, Plan, TaskRef
-from autotune.report.chart import HEIGHT, WIDTH, chart
+from autotune.report.charts.memory import HEIGHT, WIDTH, chart
 from autotune.report.folding import lines
 from autotune.report.page import page
 from autotune.report.profile import as_json, cells, changes, columns, explain, line, notes

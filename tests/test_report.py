@@ -11,10 +11,10 @@ from rich.console import Console
 
 from autotune.measure import Measurement, Parity
 from autotune.plan import Budget, Evidence, Gain, Peak, Plan, Speed
-from autotune.report.lines import facts_words, line, still
-from autotune.report.live import draw, watching
+from autotune.report.displays.lines import facts_words, line, still
+from autotune.report.displays.live import draw, watching
+from autotune.report.displays.progress import Progress
 from autotune.report.preview import explain
-from autotune.report.progress import Progress
 from autotune.report.show import summary
 from autotune.report.words import outcome_words, percent, rate, remark, roughly, settings_words, size
 from autotune.results import Preview

@@ -20,11 +20,11 @@ from tags import Tags
 
 from autotune.estimate import Prediction
 from autotune.measure.measurement import Quality
-from autotune.report import scatter
-from autotune.report.axis import Axis
+from autotune.report.charts import scatter
+from autotune.report.charts.axis import Axis
 from autotune.report.page import study_page
 from autotune.report.study import bought
-from autotune.search.forecast import Forecast, Range
+from autotune.search.predicted.forecast import Forecast, Range
 from autotune.search.store.stored import Stored, read_study
 from autotune.search.store.study import Study, Tried
 from autotune.search.verdict import judge

@@ -30,7 +30,7 @@ from search_tables import (
 from autotune.errors import Interrupted, NothingFits
 from autotune.plan import Budget
 from autotune.search.events import FinalistEnded, Stopped, Warned
-from autotune.search.evidence import combine
+from autotune.search.winner.evidence import combine
 from autotune.techniques import Settings
 from autotune.workers import Crashed, OutOfMemory, TimedOut
 from autotune.workers.table import TableExecutor

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import StudyError
 from ..estimate import Calibration, EstimateOptions, Interval, PredictOptions
 from ..results import WhatToEstimate
-from ..search.calibration import learn_calibration
+from ..search.predicted.calibration import learn_calibration
 from ..search.requests import LARGEST_OF, failure
 from ..search.store.finished import Finished, finished
 from ..search.store.storage import default_url

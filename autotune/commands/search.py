@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import Interrupted, UserError
-from ..report.event_file import EventFile
-from ..report.live import watching
+from ..report.displays.event_file import EventFile
+from ..report.displays.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.show import as_json, summary
 from ..script.changes import Changes

@@ -17,10 +17,10 @@ from ..script.command import script_name
 from ..script.flags import told
 from ..script.scratch import Scratch
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
-from ..search.evidence import combine
 from ..search.options import ANY_DROP, SearchOptions
 from ..search.requests import Requests, check_plan, failure, inspect
 from ..search.time_budget import NUM_REPEATS, TimeBudget
+from ..search.winner.evidence import combine
 from ..task_file import split_source
 from ..techniques import Facts
 from ..training.drift import differences

@@ -18,9 +18,9 @@ from ..results import PreviewedJob
 from ..search.budget import asked, budget_words
 from ..search.events import Event, TrialStarted, Warned
 from ..units import format_duration
-from .lines import line, phase_words
+from .displays.lines import line, phase_words
+from .displays.progress import Progress
 from .printing import tell
-from .progress import Progress
 from .words import count, rate, roughly, size, times
 
 __all__ = ["Watch", "explain_previews", "outcome_table"]

@@ -16,7 +16,7 @@ from ..results import Combination, Estimation
 from ..techniques import Facts
 from ..techniques.checkpointing import Checkpointing
 from ..units import format_bytes
-from .lines import facts_words
+from .displays.lines import facts_words
 from .profile import KINDS
 from .tables import rows_table
 from .words import count, outcome_words, settings_words, size

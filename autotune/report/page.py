@@ -13,11 +13,11 @@ from ..measure.profiling.types import Profile
 from ..results import Profiling
 from ..search.budget import budget_words
 from ..search.store.stored import Stored
-from . import chart as drawing
-from . import scatter
+from .charts import memory as drawing
+from .charts import scatter
+from .displays.progress import trial_label
 from .folding import lines
 from .profile import KINDS, cells, changes, columns, moment_words, notes, peak_words, title
-from .progress import trial_label
 from .show import found_rows, headline, settings_rows
 from .study import bought, facts_rows, figure_names, offs, trial_rows
 from .words import count, outcome_words, percent, size

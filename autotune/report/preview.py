@@ -11,7 +11,7 @@ from ..results import Preview
 from ..search.budget import asked, budget_words
 from ..search.options import SearchOptions
 from ..techniques import Technique
-from .lines import facts_words
+from .displays.lines import facts_words
 from .tables import rows_table
 from .words import count, roughly
 

@@ -14,9 +14,9 @@ from ..measure.profiling.types import PeakMoment, Profile
 from ..plan import Budget
 from ..results import Change, Profiling
 from ..techniques import Facts, Settings, Technique
+from .displays.lines import facts_words
 from .fitting import FittingTable
 from .folding import Line, lines
-from .lines import facts_words
 from .tables import rows_table
 from .words import outcome_words, printable, settings_words, size
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..plan import Gain
-from ..search.ablation import Share, counterparts, shares
-from ..search.evidence import combine, gain, undisturbed
 from ..search.requests import reference_settings
 from ..search.store.stored import Stored
 from ..search.store.study import Tried
+from ..search.winner.ablation import Share, counterparts, shares
+from ..search.winner.evidence import combine, gain, undisturbed
 from ..units import format_duration
 from ..workers import Measured, OutOfMemory
-from .lines import facts_words
-from .progress import trial_label
-from .scatter import Bar
+from .charts.scatter import Bar
+from .displays.lines import facts_words
+from .displays.progress import trial_label
 from .show import found_rows
 from .words import count, outcome_words, percent, rate, settings_words, size, spread, times
 

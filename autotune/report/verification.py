@@ -10,7 +10,7 @@ from rich.text import Text
 from ..plan import Plan
 from ..results import Verification
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
-from .lines import facts_words
+from .displays.lines import facts_words
 from .show import peak_words, speed_words
 from .tables import rows_table
 from .words import outcome_words, settings_words

@@ -17,12 +17,9 @@ from ..task_file import task_file
 from ..techniques import Facts
 from ..workers import Executor
 from ..workers.trial.folder import check_working_folder
-from .ablation import ablate
 from .budget import asked, check_possible
-from .build_plan import build_plan
 from .doubt import Doubt
 from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, Warned
-from .finalists import settle
 from .known import Known, take_others, take_reference
 from .options import SearchOptions
 from .own_flags import by_own_flags
@@ -37,6 +34,9 @@ from .store.study import Study, Tried
 from .store.url import sqlite_files
 from .time_budget import TimeBudget
 from .trials import TIME_IS_UP, explore, explore_whole, measure_first
+from .winner.ablation import ablate
+from .winner.build_plan import build_plan
+from .winner.finalists import settle
 
 __all__ = ["search"]
 

@@ -10,7 +10,7 @@ from ..techniques import TECHNIQUES, Technique
 from ..workers import STOPPED, Measured, Outcome, ended, result_of
 from .doubt import Doubt
 from .events import INTERRUPTED, TrialEnded, TrialStarted
-from .predictions import foresee
+from .predicted.predictions import foresee
 from .sampler.candidates import Candidates, Proposal
 from .sampler.configuration_space import ConfigurationSpace
 from .sampler.expected_gain import EXHAUSTED

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtr
 
-from ..forecast import Forecast, Range
+from ..predicted.forecast import Forecast, Range
 from .priors import Priors
 from .surrogate import Array, Indices, Posterior, Surrogate
 

@@ -22,7 +22,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from ..forecast import Forecast
+from ..predicted.forecast import Forecast
 from .acquisition import GAIN, Acquisition, Observation
 from .configurations import Configurations
 from .priors import Priors

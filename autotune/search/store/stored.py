@@ -16,7 +16,7 @@ from ...plan import Plan
 from ...techniques import Settings
 from ...workers import Measured, Outcome
 from ..budget import in_bytes
-from ..forecast import Forecast
+from ..predicted.forecast import Forecast
 from ..sampler.expected_gain import forgotten
 from ..verdict import judge
 from .record import StudyRecord

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..estimate import Calibration, Interval
+from ...estimate import Calibration, Interval
 
 __all__ = ["learn_calibration"]
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..measure.profiling.allocations import Phase
-from ..measure.profiling.types import Area, Profile, Timeline
+from ...measure.profiling.allocations import Phase
+from ...measure.profiling.types import Area, Profile, Timeline
 from .axis import byte_ticks
 
 __all__ = ["HEIGHT", "WIDTH", "Band", "Chart", "Shape", "chart"]

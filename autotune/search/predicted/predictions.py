@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ..estimate import Prediction, untried
-from ..techniques import Settings
-from ..techniques.checkpointing import Checkpointing
-from ..workers import Predicted, PredictRequest
-from ..workers.trial.traces import first_line
-from .events import PredictionEnded, PredictionStarted
-from .requests import failure
-from .sampler.configuration_space import ConfigurationSpace, Foreseen
-from .sampler.dominance import buys_memory
-from .session import Session
+from ...estimate import Prediction, untried
+from ...techniques import Settings
+from ...techniques.checkpointing import Checkpointing
+from ...workers import Predicted, PredictRequest
+from ...workers.trial.traces import first_line
+from ..events import PredictionEnded, PredictionStarted
+from ..requests import failure
+from ..sampler.configuration_space import ConfigurationSpace, Foreseen
+from ..sampler.dominance import buys_memory
+from ..session import Session
 
 __all__ = ["foresee"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..search.budget import budget_words
-from ..search.events import (
+from ...search.budget import budget_words
+from ...search.events import (
     INTERRUPTED,
     AblationEnded,
     AblationStarted,
@@ -19,11 +19,11 @@ from ..search.events import (
     TrialStarted,
     Warned,
 )
-from ..techniques import Facts
-from ..techniques.batch import Batch
-from ..units import format_duration
+from ...techniques import Facts
+from ...techniques.batch import Batch
+from ...units import format_duration
+from ..words import count, outcome_words, over_reference, settings_words
 from .progress import Progress, finalist_label, trial_label, without_label
-from .words import count, outcome_words, over_reference, settings_words
 
 __all__ = ["facts_words", "line", "opening", "phase_words", "round_words", "still"]
 

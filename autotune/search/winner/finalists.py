@@ -12,15 +12,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..measure import Measurement
-from ..measure.measurement import Quality
-from ..workers import Dropped, Measured, Outcome, TimedOut
-from .events import FinalistEnded, TrialStarted
+from ...measure import Measurement
+from ...measure.measurement import Quality
+from ...workers import Dropped, Measured, Outcome, TimedOut
+from ..events import FinalistEnded, TrialStarted
+from ..quality import UNLIKELY, Judgement, judge_quality, reason_of
+from ..session import Session
+from ..store.study import Tried
+from ..time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 from .evidence import Pair, are_sure, interval, undisturbed
-from .quality import UNLIKELY, Judgement, judge_quality, reason_of
-from .session import Session
-from .store.study import Tried
-from .time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 
 __all__ = ["Final", "run_name", "settle"]
 

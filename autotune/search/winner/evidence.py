@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from scipy.special import stdtrit
 
-from ..measure import Measurement
-from ..plan import Budget, Evidence, Gain, Peak, Speed
-from ..units import ceil_mib
+from ...measure import Measurement
+from ...plan import Budget, Evidence, Gain, Peak, Speed
+from ...units import ceil_mib
 
 __all__ = ["Interval", "Pair", "are_sure", "calm", "combine", "gain", "interval", "undisturbed"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Literal
 
-from ..search.store.stored import Stored
-from ..search.store.study import Tried
-from ..search.verdict import CONSTRAINTS
-from ..workers import Measured, OutOfMemory
+from ...search.store.stored import Stored
+from ...search.store.study import Tried
+from ...search.verdict import CONSTRAINTS
+from ...workers import Measured, OutOfMemory
 from .axis import Axis
 
 __all__ = ["HEIGHT", "WIDTH", "Bar", "Bars", "Dot", "Tradeoff", "bars", "front", "misses", "tradeoff"]

@@ -8,20 +8,20 @@ import shlex
 import statistics
 from collections.abc import Iterator
 
-from .. import __version__
-from ..errors import NothingFits
-from ..files import hash_of
-from ..plan import Environment, Evidence, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
-from ..techniques import Settings
-from ..techniques.batch import refused_split
-from ..units import ceil_mib, format_bytes
-from ..workers import Measured, OutOfMemory
+from ... import __version__
+from ...errors import NothingFits
+from ...files import hash_of
+from ...plan import Environment, Evidence, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
+from ...techniques import Settings
+from ...techniques.batch import refused_split
+from ...units import ceil_mib, format_bytes
+from ...workers import Measured, OutOfMemory
+from ..requests import LARGEST_OF
+from ..session import Session
+from ..store.study import Tried
+from ..time_budget import MOST_ROUNDS
 from .evidence import are_sure, calm, combine, gain
 from .finalists import Final, run_name
-from .requests import LARGEST_OF
-from .session import Session
-from .store.study import Tried
-from .time_budget import MOST_ROUNDS
 
 __all__ = ["build_plan", "nothing_fits"]
 

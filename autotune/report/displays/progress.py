@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..measure import Measurement
-from ..search.budget import asked
-from ..search.duration import FRESH_EXTRA_S, Costs, Runs, likely_s, likely_trials
-from ..search.events import (
+from ...measure import Measurement
+from ...search.budget import asked
+from ...search.duration import FRESH_EXTRA_S, Costs, Runs, likely_s, likely_trials
+from ...search.events import (
     AblationEnded,
     AblationStarted,
     BudgetKnown,
@@ -25,11 +25,11 @@ from ..search.events import (
     TrialStarted,
     Warned,
 )
-from ..search.options import SearchOptions
-from ..search.time_budget import NUM_FINALISTS, NUM_REPEATS
-from ..techniques import Facts, Settings
-from ..workers import Measured, Outcome
-from .words import remark
+from ...search.options import SearchOptions
+from ...search.time_budget import NUM_FINALISTS, NUM_REPEATS
+from ...techniques import Facts, Settings
+from ...workers import Measured, Outcome
+from ..words import remark
 
 __all__ = ["Ended", "Progress", "Running"]
 

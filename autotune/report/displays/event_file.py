@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
-from ..search.events import (
+from ...errors import UserError
+from ...search.events import (
     AblationEnded,
     AblationStarted,
     BudgetKnown,
@@ -23,11 +23,11 @@ from ..search.events import (
     TrialStarted,
     Warned,
 )
-from ..search.options import SearchOptions
-from ..workers import Measured, Outcome, OutOfMemory
+from ...search.options import SearchOptions
+from ...workers import Measured, Outcome, OutOfMemory
+from ..words import outcome_words, settings_words
 from .lines import facts_words
 from .progress import Progress
-from .words import outcome_words, settings_words
 
 __all__ = ["EventFile"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..techniques import Facts, Settings, Technique
-from ..workers import Measured, Outcome, TimedOut
-from .events import AblationEnded, AblationStarted
+from ...techniques import Facts, Settings, Technique
+from ...workers import Measured, Outcome, TimedOut
+from ..events import AblationEnded, AblationStarted
+from ..session import Session
+from ..store.study import Tried
+from ..time_budget import LEAST_SHARE_S, MOST_ROUNDS
 from .evidence import Pair, interval, undisturbed
-from .session import Session
-from .store.study import Tried
-from .time_budget import LEAST_SHARE_S, MOST_ROUNDS
 
 __all__ = ["Counterpart", "Share", "ablate", "counterparts", "shares"]
 

@@ -15,13 +15,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ..search.events import Event, TrialEnded, Warned
-from ..search.options import SearchOptions
-from ..units import format_bytes, format_duration
-from ..workers import Measured, Outcome, OutOfMemory
+from ...search.events import Event, TrialEnded, Warned
+from ...search.options import SearchOptions
+from ...units import format_bytes, format_duration
+from ...workers import Measured, Outcome, OutOfMemory
+from ..words import over_reference, rate, remark, settings_words, size, times
 from .lines import line, opening, phase_words, round_words, still
 from .progress import Ended, Progress, finalist_label
-from .words import over_reference, rate, remark, settings_words, size, times
 
 __all__ = ["Display", "watching"]
 

@@ -1,0 +1,1 @@
+"""Charts of the pages, laid out for SVG."""
