@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator
 
 from .errors import PlanError
-from .files import dump_yaml, explain, read_text, read_yaml, write_text
+from .files import read_text, write_text
 from .machine import device_name
+from .plain_yaml import dump_yaml, explain, read_yaml
 from .units import Bytes, format_bytes
 
 __all__ = ["BUNDLE", "Bundle", "Member", "chosen_plan"]

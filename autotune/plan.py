@@ -19,7 +19,8 @@ from pydantic import (
 
 from .bundle import chosen_plan
 from .errors import PlanError
-from .files import dump_yaml, explain, read_text, read_yaml, replacing, write_text
+from .files import read_text, replacing, write_text
+from .plain_yaml import dump_yaml, explain, read_yaml
 from .techniques import Exactness, Settings
 from .techniques.facts import Identity
 from .units import Bytes, Percent, Ratio

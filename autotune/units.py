@@ -23,6 +23,7 @@ __all__ = [
     "parse_duration",
     "parse_percent",
     "printable",
+    "shortened",
 ]
 
 MIB = 2**20
@@ -123,6 +124,11 @@ def format_duration(seconds: float) -> str:
 def printable(text: str) -> str:
     """Text with what a terminal would act on escaped: its own control sequences, line ends, marks that reorder."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The beginning of a text, of so many characters, with nothing that a terminal would act on."""
+    return printable(text if len(text) <= most else f"{text[:most]}…")
 
 
 def _parse_ratio(value: str | float) -> float:

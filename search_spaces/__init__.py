@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
 
 from ..errors import SpaceError
-from ..files import UNION_TAGS, explain, read_text, read_yaml
+from ..files import read_text
+from ..plain_yaml import UNION_TAGS, explain, read_yaml
 from ..techniques import TECHNIQUES, Facts, Technique
 
 __all__ = ["SearchSpace", "Unavailable", "load_space", "presets"]

@@ -37,6 +37,7 @@ FLOORS = (
     ("techniques",),
     ("layers", "pruning"),
     ("bundle",),
+    ("plain_yaml",),
     ("files", "machine", "names", "nested", "randomness"),
     ("units", "errors"),
 )

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import UserError
-from ..files import explain, read_text, read_yaml
+from ..files import read_text
+from ..plain_yaml import explain, read_yaml
 from ..search.options import SamplerName, SearchOptions
 from ..search_spaces import load_space
 from ..task_file import refuse_script, task_file

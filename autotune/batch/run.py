@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import AutotuneError, Interrupted, NothingFits, OutOfTime, UserError
-from ..files import dump_yaml, read_text, read_yaml, write_text
+from ..files import read_text, write_text
+from ..plain_yaml import dump_yaml, read_yaml
 from ..plan import Plan, load_plan
 from ..search.driver import search
 from ..search.events import INTERRUPTED, Event, TrialEnded, TrialStarted

@@ -15,8 +15,8 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from ..errors import PlanError
-from ..files import read_yaml
 from ..measure.measurement import NUM_STEPS
+from ..plain_yaml import read_yaml
 from ..plan import Budget, Evidence, Plan, QualityEvidence, Speed
 from ..search.budget import budget_words
 from ..techniques import Technique
