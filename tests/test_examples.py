@@ -12,8 +12,11 @@ import pytest
 from command_line import environment
 from real_search import search_until_a_trial
 
-from autotune import load_plan
+from autotune import Plan, load_plan
 from autotune.search.options import SearchOptions
+from autotune.techniques import Settings
+from autotune.techniques.layers import Layers
+from autotune.techniques.precision import Precision
 from autotune.workers import Executor
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -51,18 +54,31 @@ def a_copy_of(example: str, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("example", TRAINING)
+@pytest.mark.parametrize("example", ["char_gpt", "digits_cnn"])
 def test_a_search_writes_a_plan_with_which_it_learns(
     example: str, tmp_path: Path, local_executor: Executor, monkeypatch: pytest.MonkeyPatch
 ):
     """The first guess and the reference are compared, a plan is written, and training with it passes the bar."""
     folder = a_copy_of(example, tmp_path)
     monkeypatch.chdir(folder)
-    search_until_a_trial(SearchOptions("model.py", trials=2, trial_time_s=1.0, device="cpu"), local_executor)
+    search_until_a_trial(SearchOptions("model.py", trials=2, trial_time_s=0.5, device="cpu"), local_executor)
     plan = load_plan("plan.yaml")
     assert plan.measured is not None
     assert plan.gain is not None
     assert plan.gain.speed is not None
+    learns(folder, example)
+
+
+def test_two_backward_passes_a_step_learn_with_a_plan(tmp_path: Path):
+    """The adversary's and the model's."""
+    folder = a_copy_of("adversarial_digits", tmp_path)
+    settings = Settings(precision=Precision(kind="bf16"), layers=Layers(kind="exact"))
+    (folder / "plan.yaml").write_text(Plan(settings=settings).to_yaml())
+    learns(folder, "adversarial_digits")
+
+
+def learns(folder: Path, example: str) -> None:
+    """The example's own script passes its bar with the plan in its folder."""
     trained = run(folder, "-m", "autotune", "run", "plan.yaml", "--", sys.executable, "train.py", *TRAINING[example])
     assert "%" in trained.stdout or "loss" in trained.stdout
 
