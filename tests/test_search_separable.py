@@ -90,6 +90,12 @@ def test_the_last_trials_are_kept_for_what_is_to_be_confirmed():
     assert [settings.optimizer.kind for settings in run.measured] == ["default"] * 2 + ["fused", "foreach", "for_loop"]
 
 
+def test_where_one_trial_is_left_it_is_the_most_promising():
+    """Of the reference itself nothing is confirmed before anything else was tried: bf16 halves the step."""
+    run = search(load_s=0.0, update_s=0.010, trials=2)
+    assert run.measured[1].precision == BF16.precision
+
+
 def test_each_choice_is_confirmed_once():
     run = search(load_s=0.010, update_s=0.010)
     tried = [settings.optimizer.kind for settings in run.measured]

@@ -22,7 +22,7 @@ MOST_ROUNDS = 6
 
 LEAST_SHARE_S = 1.0
 """Shortest timed windows of a trial, seconds: shorter ones say little."""
-_FINALISTS_PART = 0.5
+_FINALISTS_PART = 1 / 3
 """Largest part of ``--max-time`` that is reserved for finalists."""
 _GUESSED_OVERHEAD_S = 2.0
 """Seconds of a trial outside its timed windows, until one was measured."""

@@ -101,7 +101,8 @@ class Candidates:
             if self._is_new(guess):
                 return self._ask_for(guess, promise)
         unconfirmed = self._new_unconfirmed()
-        if unconfirmed and (len(unconfirmed) >= trials_left or self._study.settled()):
+        is_last = len(unconfirmed) >= trials_left and len(self._study.tried) > 1  # one guess goes before all that
+        if unconfirmed and (is_last or self._study.settled()):
             return self._ask_for(unconfirmed[0], promise)
         for _ in range(_PATIENCE if self._space.distributions else 0):
             trial = self._study.ask(self._space.distributions)
