@@ -27,9 +27,9 @@ from ..techniques.replica import within
 from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
 from .drift import here, is_strict, tell
 from .fingerprint import fingerprint, identify
+from .skip_init import skip_init
 from .training import Training
 from .uneven import with_shares
-from .unfilled import unfilled
 from .weights import load_weights
 
 __all__ = ["apply", "build_loader", "build_model", "reference_batch"]
@@ -257,7 +257,7 @@ def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -
         return
     if model is None:
         with undisturbed():
-            model = build_model(unfilled(task))
+            model = build_model(skip_init(task))
     if fingerprint(model, dataset, task.collate) != plan.task.fingerprint:
         found, identity = identify(model, dataset, task.collate, task.blocks)
         raise PlanError(
