@@ -1,4 +1,4 @@
-"""A hash of a task's code: two models may have the same parameters and compute something else with them."""
+"""Hash of a task's code, since two models may have the same parameters and compute different functions."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _proportional(total: int, shares: Sequence[int]) -> list[int]:
 
 
 def _split(total: int, num: int) -> list[int]:
-    """In parts that differ by one at most, the larger first."""
+    """Split a number into parts that differ by one at most, the larger first."""
     small, rest = divmod(total, num)
     return [small + 1] * rest + [small] * (num - rest)
 
@@ -175,7 +175,7 @@ class Pieces(Iterator[list[int]]):
         return piece
 
     def advance(self, num: int) -> None:
-        """Leave so many pieces out, unread."""
+        """Skip so many pieces without reading their samples."""
         self._pieces = advanced(self._pieces, num)
 
 

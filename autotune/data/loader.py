@@ -97,7 +97,7 @@ class Loader:
         return DataLoader(spec.dataset, batch_size=self.batch.micro, collate_fn=counted, **self._options)
 
     def __len__(self) -> int:
-        """Micro-batches in one epoch."""
+        """Micro-batches in one epoch of this rank."""
         return len(self._data)
 
     @property

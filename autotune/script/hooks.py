@@ -1,4 +1,4 @@
-"""Where a script is seen from outside: module calls, backward passes, optimizer steps, loaders that are iterated."""
+"""Hooks that observe a script: module calls, backward passes, optimizer steps, iterated loaders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ScriptHooks:
     def __init__(self, plan: InScript) -> None:
         self._plan = plan
         self.observer: Observer | None = None
-        """Looks on, for a trial."""
+        """Observe a script for a trial."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._named: tuple[Any, Any, Any] = (None, None, None)
         self._taken_off: list[Callable[[], None]] = []
@@ -46,7 +46,7 @@ class ScriptHooks:
         self._is_applying = self._is_checked = self._has_stepped = False
 
     def install(self) -> None:
-        """Begin to look."""
+        """Install the hooks."""
         set_launcher(self)
         patched = functools.partial(_patched, self._taken_off)
         patched(torch.optim.Optimizer, "__init__", self._note_optimizer)
@@ -64,11 +64,11 @@ class ScriptHooks:
         self._stops_looking = found[0]
 
     def prepare(self, model: Any, optimizer: Any, loader: Any) -> None:
-        """Be told what the plan is for."""
+        """Take the model, optimizer and loader that the plan is for."""
         self._named = (model, optimizer, loader)
 
     def stand_aside(self) -> None:
-        """The script applies its plan itself."""
+        """Do nothing more: the script applies its plan itself."""
         if self._is_applying:
             return
         if self.observer is not None:
@@ -78,7 +78,7 @@ class ScriptHooks:
         self.remove()
 
     def remove(self) -> None:
-        """Stop looking; what is in force stays so."""
+        """Remove the hooks; the plan stays in force."""
         set_launcher(None)
         self._stops_looking()
         for take_off in reversed(self._taken_off):

@@ -1,4 +1,4 @@
-"""A working folder of a trial's own, so that a script writes nothing of the user's: a copy of the current one, or
+"""A working folder for one trial, so that a script overwrites no file of the user's: a copy of the current one, or
 empty."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A script's own data parallelism: what it has wrapped its model in, held against the plan."""
+"""Checks a script's own data parallelism (its wrapper around the model) against the plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wrappers(model: Any) -> list[Any]:
 
 
 def mismatch(settings: Settings, model: Any) -> str | None:
-    """Why a plan cannot be put on the model, which the script has shared out itself or not; None where it can."""
+    """Why a plan's parallelism does not match the script's; None if it does."""
     kind, found = settings.parallel.kind, _found(model)
     if kind not in ("none", found):  # one process may have either
         return (

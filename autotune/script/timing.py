@@ -1,4 +1,4 @@
-"""A script's speed and memory: windows of whole optimizer steps, by the same rules as everywhere, seen from outside."""
+"""Measures a script's speed and memory over windows of whole optimizer steps, by the rules of all trials."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Timing(Observer):
         self._rule: StoppingRule | None = None
 
     def evaluated(self) -> None:
-        """The peak has it in it."""
+        """An evaluation was seen, so that the peak includes it."""
         self._has_evaluated = True
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
@@ -80,7 +80,7 @@ class Timing(Observer):
             self._close()
 
     def finish(self) -> Outcome | None:
-        """What the windows come to; None where there are too few."""
+        """The measurement over all windows; None if there are too few."""
         if len(self._windows) < FEWEST_WINDOWS:
             return None
         windows = settled(self._windows)

@@ -138,7 +138,7 @@ class AblationEnded:
 
 @dataclass(frozen=True)
 class Stopped:
-    """No more configurations will be tried, unless one of the best falls when it is measured again."""
+    """No more configurations will be tried, unless a finalist is disqualified when it is measured again."""
 
     reason: str
 

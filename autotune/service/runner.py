@@ -1,4 +1,4 @@
-"""What keeps searches going: takes those that wait, follows each one's driver in a thread, and finds what was lost."""
+"""Runs searches: takes queued ones, follows each driver in a thread, and recovers those of dead servers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Runner:
         self._thread.start()
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Wake up: there may be work."""
         self._wake.set()
 
     def is_alive(self) -> bool:

@@ -1,4 +1,4 @@
-"""The service's parts, joined up."""
+"""Builds the service from its parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drift: what is not as it was when a plan was measured, and what follows of that."""
+"""Drift: differences between this machine and the one that a plan was measured on, and what follows from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Guard``: an error for loops that do between micro-batches what would silently change the training."""
+"""``Guard``: raises if a loop does something between micro-batches that would silently change the training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Guard"]
 
 
 class _Seen(NamedTuple):
-    """A parameter's gradient as a backward pass left it."""
+    """A parameter's gradient after a backward pass."""
 
     parameter: Tensor
     gradient: int

@@ -1,4 +1,4 @@
-"""Out of memory at run time: the micro-batch is halved, and the optimizer step that was begun is made again."""
+"""Halves the micro-batch when memory runs out in a job, and repeats the optimizer step that was begun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this process runs a script under a launcher of ours, which applies a plan to it, and how the two speak."""
+"""How a script's launcher and functions like ``autotune.apply`` in the same process find each other."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Launcher(Protocol):
     """What applies a plan to the script that it runs."""
 
     def prepare(self, model: Any, optimizer: Any, loader: Any) -> None:
-        """Be told what the plan is for."""
+        """Take the model, optimizer and loader that the plan is for."""
 
     def stand_aside(self) -> None:
-        """The script applies its plan itself."""
+        """Do nothing more: the script applies its plan itself."""
 
 
 _launcher: Launcher | None = None

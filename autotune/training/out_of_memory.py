@@ -1,4 +1,4 @@
-"""Whether an exception says that memory ran out. That has many types and texts."""
+"""Whether an exception says that memory ran out, by the types and messages of many libraries."""
 
 from __future__ import annotations
 

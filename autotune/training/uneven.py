@@ -1,4 +1,4 @@
-"""Unequal shares of one optimizer step, for ranks on unlike devices: what they agree on before they train."""
+"""Unequal shares of one optimizer step for ranks on unlike devices, which they check with each other first."""
 
 from __future__ import annotations
 

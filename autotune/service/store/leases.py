@@ -1,5 +1,5 @@
-"""Who works on a search. A server takes one under a token and keeps the lease alive; all that its driver comes to is
-written under that token, and is dropped once somebody else has the search."""
+"""Leases: which server runs a search. A server takes one under a token and renews the lease; all driver results are
+written under that token, and dropped once another server has the search."""
 
 from __future__ import annotations
 
@@ -115,10 +115,10 @@ class Leases:
             return [_lease(row) for row in connection.execute(select(SEARCHES).where(which))]
 
     def keep(self, lease: Lease) -> str | None:
-        """Say that the search is still worked on.
+        """Renew the lease.
 
         Returns:
-            How it is to be cancelled; None where it is not.
+            How it is to be cancelled; None if it is not.
 
         Raises:
             Stale: it is somebody else's.
@@ -178,7 +178,7 @@ class Leases:
                 connection.execute(dialect.insert(TRIALS).on_conflict_do_nothing(), known)
 
     def finish(self, lease: Lease, state: State, message: str, found: Documents | None = None) -> None:
-        """What the search has come to.
+        """Store the search's result.
 
         Raises:
             Stale: the search is somebody else's.

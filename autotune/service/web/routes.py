@@ -1,4 +1,4 @@
-"""``/v1``: what can be asked of the service."""
+"""The routes below ``/v1``."""
 
 from __future__ import annotations
 
