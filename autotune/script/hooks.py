@@ -26,7 +26,7 @@ __all__ = ["ScriptHooks"]
 
 
 class ScriptHooks:
-    """Puts a plan in force where the script first uses what it changes, and holds each first step against it.
+    """Applies a plan when the script first uses each object, and checks the first optimizer step against the plan.
 
     Torch's own classes are patched while nothing is found yet: module calls until the model is known. What stays are a
     counter of backward passes, and a look at each optimizer step.
@@ -250,12 +250,12 @@ def _then(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], A
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Which tensors it steps: those that take gradients."""
+    """The parameters that it steps: those that take gradients."""
     return {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
 
 
 def _patched(taken_off: list[Callable[[], None]], owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have ``around(original, *args)`` answer, until it is taken off."""
+    """Replace a function by ``around(original, *args)``, until the replacement is removed."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

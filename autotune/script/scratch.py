@@ -18,12 +18,12 @@ Scratch = Literal["copy", "empty"]
 
 _LEFT_OUT = (".git", ".autotune", "__pycache__")
 _MOST_BYTES = 2 * 2**30
-"""Of files that cannot share their blocks with the copy."""
+"""Most bytes to copy of files that cannot share their blocks."""
 _FICLONE = 0x40049409  # linux/fs.h
 
 
 def work_in(folder: Path, kind: Scratch) -> None:
-    """Make a folder, and go there.
+    """Make a working folder and change into it.
 
     Args:
         folder: does not exist yet; whoever names it removes it.

@@ -10,7 +10,7 @@ from ..techniques import Settings, Stage
 __all__ = ["mismatch", "unwrapped", "wrappers"]
 
 _BEFORE = (Stage.MODEL, Stage.LOW_RANK, Stage.LAYERS, Stage.CHECKPOINTING, Stage.DEVICE, Stage.COMPILE)
-"""What changes modules or their tensors, and so cannot follow ``fully_shard``."""
+"""Techniques that change modules or their tensors, which is too late after ``fully_shard``."""
 _CALLS = {"ddp": "DistributedDataParallel(model)", "fsdp": "fully_shard(model)"}
 
 
@@ -20,7 +20,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def wrappers(model: Any) -> list[Any]:
-    """The model as the script calls it, and what is within, down to the module itself."""
+    """The model as the script calls it, and each module that it wraps, down to the innermost."""
     from torch.nn.parallel import DistributedDataParallel
 
     found = [model]

@@ -33,7 +33,7 @@ _FEWEST_STEPS, _CALM_STEPS, _STABLE = 3, 2, 1.005
 
 
 class Timing(Observer):
-    """Warm-up, then windows. What the script does between steps (evaluation, checkpoints) is in them."""
+    """Warm-up, then windows, which include what the script does between steps (evaluation, checkpoints)."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Timing(Observer):
         self._has_evaluated = True
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
-        """One more: warm up, or close the window if it is long enough."""
+        """A step has ended: warm up, or close the window if it is long enough."""
         super().stepped(optimizer, num_backwards)
         if self.num_steps == 1:
             self._first_s = time.monotonic()
@@ -105,7 +105,7 @@ class Timing(Observer):
         )
 
     def _parity(self) -> Parity:
-        """What the first optimizer steps stepped on, against the reference's, where a script's runs are alike."""
+        """Compare the losses of the first optimizer steps with the reference's, if a script's runs are alike."""
         options, losses = self._options, tuple(self._step_losses.values())
         if options.parity_batch is None or not losses:
             return Parity(losses=())

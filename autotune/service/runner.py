@@ -24,7 +24,7 @@ _LOG = logging.getLogger("autotune.service")
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """How drivers are run."""
+    """Options of a server's drivers."""
 
     num_searches: int = 1
     """Searches at a time: two on one device would disturb each other's timing."""
@@ -33,7 +33,7 @@ class RunnerOptions:
     beat_s: float = 0.5
     """Between two looks at a driver, seconds."""
     program: tuple[str, ...] = PROGRAM
-    """What starts ``autotune``."""
+    """The command that starts ``autotune``."""
     driver_options: tuple[str, ...] = ()
     """Options of ``autotune search`` that are the server's to decide."""
 

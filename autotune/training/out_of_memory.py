@@ -42,7 +42,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that it was raised from."""
+    """The exception, and those that it was raised from."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -133,7 +133,7 @@ class Leases:
         return mode
 
     def begin(self, lease: Lease, pid: int, pid_start: int) -> None:
-        """The driver runs.
+        """Note that the driver runs.
 
         Raises:
             Stale: the search is somebody else's.

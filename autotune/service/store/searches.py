@@ -1,4 +1,4 @@
-"""Searches as people see and change them. What a running search comes to is written under its lease, in ``leases``."""
+"""Searches as users see and change them. Results of a running search are written under its lease, in ``leases``."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Searches:
         return events, row.state in TERMINAL and last >= row.num_events
 
     def trials(self, search_id: str, after: int = -1, most: int = 1000) -> list[dict[str, Any]]:
-        """What trials came to, by their numbers.
+        """The trials' outcomes, by their numbers.
 
         Raises:
             Problem: 404.

@@ -42,7 +42,7 @@ class _Searches(Collector):
         self._service = service
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is read before the first request."""
+        """Open the reader; nothing is read before the first request."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -23,7 +23,7 @@ _POLICY = (
 
 
 class SessionBody(BaseModel):
-    """What somebody signs in with."""
+    """The token that somebody signs in with."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -44,7 +44,7 @@ class CancelBody(_Body):
 
 
 class PriorityBody(_Body):
-    """What may be changed of a search."""
+    """Fields of a search that may be changed."""
 
     priority: int = Field(ge=0, le=100)
 
@@ -59,13 +59,13 @@ class TokenBody(_Body):
 
 
 class NewToken(TokenRow):
-    """A token as it is shown once."""
+    """A new token, shown once."""
 
     token: str
 
 
 class Archive(BaseModel):
-    """An archive that is kept."""
+    """A stored archive."""
 
     sha256: str
     num_bytes: int
@@ -179,8 +179,8 @@ async def get_events(
     after: Annotated[int, Query(ge=0, le=2**31)] = 0,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
 ) -> Response:
-    """Events from ``after``, or ``Last-Event-ID``, on: as they come where ``text/event-stream`` is accepted, else as
-    JSON those there are."""
+    """Events after ``after`` or ``Last-Event-ID``: as they happen if ``text/event-stream`` is accepted, else as JSON
+    those so far."""
     service = _service(request)
     if last_event_id is not None:
         if not last_event_id.isascii() or not last_event_id.isdigit():
@@ -208,7 +208,7 @@ def get_trials(
 def get_trial_log(
     request: Request, search_id: SearchId, number: Annotated[int, Path(ge=0, le=10**6)], caller: Reader
 ) -> str:
-    """What a trial printed, where it printed anything."""
+    """What a trial printed, if anything."""
     service = _service(request)
     study = service.searches.get(search_id).summary.get("study")
     text = study and service.places.search(search_id).read_trial_log(study, number)
