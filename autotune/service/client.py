@@ -164,7 +164,7 @@ class Client:
         return self._changed("POST", f"{search_id}/resume", None)
 
     def delete(self, search_id: str) -> None:
-        """Forget a search that has ended."""
+        """Delete a search that has ended."""
         self._ask("DELETE", f"/v1/searches/{search_id}")
 
     def _changed(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
