@@ -173,7 +173,7 @@ class Study:
         self._study.sampler = sampler
 
     def settled(self) -> str | None:
-        """Why the sampler stops, in words; None where it does not, or cannot tell."""
+        """Why the sampler stops, in words; None if it does not, or cannot tell."""
         sampler = self._study.sampler
         return sampler.stop_reason(self._study) if isinstance(sampler, ExpectedGainSampler) else None
 
@@ -255,7 +255,7 @@ class Study:
         self._store.checkpoint()
 
     def keep_plan(self, plan: Plan) -> None:
-        """Store what the search came to, for a report; a later one takes its place."""
+        """Store the search's plan, for a report; a later one takes its place."""
         with self._store.writing():
             self._study.set_user_attr(PLAN, plan.to_yaml())
         self._store.checkpoint()
