@@ -209,7 +209,7 @@ def test_unbatched_inputs():
 
 
 def test_gradients_by_finite_differences():
-    """In fp64, of a chain that uses every mechanism: bits, recipes, frozen convolutions and pooling."""
+    """In fp64, of a chain that uses every mechanism: bits, rematerialization, frozen convolutions and pooling."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 1), nn.LeakyReLU(0.1),

@@ -1,4 +1,4 @@
-"""Where others keep a tensor anyway, nothing is kept on top: beside what the keepers' own tests show."""
+"""Where others keep a tensor anyway, nothing is kept on top: beside what test_layers_saved_by shows."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from layer_runs import assert_same, run, twins
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from autotune.layers.recipes import Recipe
+from autotune.layers.rematerialization import Remat
 
 WIDTH = 8
 SHAPE = (4, WIDTH, 16, 16)
@@ -98,9 +98,9 @@ def test_what_is_computed_again_is_dropped_once_the_last_has_had_it():
             waiting += [following for following, _ in node.next_functions]
     output.sum().backward()
     noted = [note[0] for node in nodes for note in node.metadata.values() if isinstance(note, tuple)]
-    recipes = [recipe for recipe in noted if isinstance(recipe, Recipe)]
-    assert len(recipes) == 4 * 5  # two norms, two ReLUs, a sum
-    assert all(recipe._value is None for recipe in recipes)
+    remats = [remat for remat in noted if isinstance(remat, Remat)]
+    assert len(remats) == 4 * 5  # two norms, two ReLUs, a sum
+    assert all(remat._value is None for remat in remats)
 
 
 def test_a_second_backward_through_the_same_graph():

@@ -51,13 +51,13 @@ def test_each_setting_has_its_exactness():
         for name in EXACTNESS
     }
     assert found["batch"].endswith("Lossy: it changes gradients.")
-    assert found["precision"].endswith("It rounds more, or otherwise.")
+    assert found["precision"].endswith("Rounding: results differ by how they are rounded.")
     assert found["pruning"].endswith("Lossy: it changes what the model computes.")
     assert found["checkpointing"].endswith("Exact, up to the order of sums.")
 
 
 def test_losses_were_compared_where_the_function_stays():
-    assert "the losses of the first 10 steps, which do not stray from the reference's" in said()
+    assert "the losses of the first 10 steps, which stay close to the reference's" in said()
     assert "the losses of the first" not in said(reference=evidence(2.0))  # it is the reference
 
 
@@ -77,5 +77,5 @@ def test_weights_beside_the_plan_are_named_with_their_quality():
 
 def test_a_plan_by_hand_says_nothing_of_it():
     words = said(exactness={}, measured=None, reference=None)
-    assert not any(word in words for word in ("Lossy", "Exact,", "rounds more", "checked"))
+    assert not any(word in words for word in ("Lossy", "Exact,", "Rounding:", "checked"))
     assert "exactness" not in Plan(settings=SETTINGS).to_yaml()

@@ -1,4 +1,4 @@
-"""A hash of a task's code: two models may have the same parameters and compute something else with them."""
+"""Hash of a task's code, since two models may have the same parameters and compute different functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["code_hash"]
 
 
 def code_hash(path: Path) -> str:
-    """Of a file and the modules of its folder that it imports, directly or through each other.
+    """Hash of a file and of the modules in its folder that it imports, directly or through each other.
 
     Imports are read from the source, inside functions too; what is imported by a name made at run time is not seen.
 

@@ -23,7 +23,7 @@ from ..units import MIB, parse_bytes, parse_duration, parse_percent
 __all__ = ["FOLDER", "SUMMARY", "Job", "Jobs", "load_jobs"]
 
 FOLDER = Path("plans")
-"""Where a batch's files go, unless it is said."""
+"""Default folder of a batch's files."""
 SUMMARY = "summary.yaml"
 
 
@@ -55,7 +55,7 @@ _Seconds = Annotated[float, BeforeValidator(_duration)]
 
 
 class Job(BaseModel):
-    """One search. What is not given is as of ``autotune search``."""
+    """One search. Fields that are not given have the defaults of ``autotune search``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -72,11 +72,11 @@ class Job(BaseModel):
     space: str = SearchOptions.space
     """A preset's name or a YAML file."""
     priority: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Times what a trial is expected to gain, where jobs compete for a device."""
+    """Factor on a trial's expected gain when jobs compete for a device; above 0."""
     trials: Annotated[int, Field(ge=1)] = SearchOptions.trials
     """Most configurations to measure."""
     max_time: _Seconds | None = None
-    """Longest time for the job, without that in which it waits for a device: ``20m``."""
+    """Longest time for the job, without the time in which it waits for a device: ``20m``."""
     trial_time: _Seconds = SearchOptions.trial_time_s
     """Longest time for one trial's timed steps."""
     effective_batch: Annotated[int, Field(ge=1)] | None = None
@@ -127,12 +127,12 @@ class Job(BaseModel):
         )
 
     def plan(self, folder: Path) -> Path:
-        """Where its plan goes."""
+        """Path of its plan."""
         return self.output or folder / f"{self.name}.yaml"
 
     @property
     def lane(self) -> tuple[object, ...]:
-        """Jobs that share it run one after the other, so that each begins with what those before it measured."""
+        """Name of its lane. Jobs of one lane run in turn, so that each begins with what the earlier ones measured."""
         source = self.command or str(task_file(self.task or "").resolve())
         return source, self.task, self.device
 
@@ -164,7 +164,7 @@ class Jobs(BaseModel):
 
 
 def load_jobs(path: Path, folder: Path = FOLDER) -> Jobs:
-    """Read a batch, and look at what its jobs name.
+    """Read a batch, and check that the files which its jobs name exist.
 
     Args:
         path: of the file.

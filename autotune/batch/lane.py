@@ -1,4 +1,4 @@
-"""Jobs of one task: one of them explores at a time; their finalists run together, and beside one reference."""
+"""Jobs of one task: they explore one at a time, then their finalists run side by side with a shared reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .turns import Turn
 __all__ = ["References", "Sharing"]
 
 _RECENT_S = 300.0
-"""A reference's run is beside another's winner if it is no older."""
+"""Seconds for which a run of the reference may be shared with another job's winner."""
 
 
 @dataclass
@@ -45,14 +45,14 @@ class References:
 
 @dataclass(eq=False)
 class Sharing(Executor):
-    """A job's turn, with the reference's runs shared."""
+    """An executor for one job that shares the reference's runs with other jobs of its lane."""
 
     turn: Turn
     references: References
 
     @property
     def num_slots(self) -> int:  # type: ignore[override]
-        """The turn's."""
+        """That of the turn."""
         return self.turn.num_slots
 
     def submit(self, request: TrialRequest) -> Future[Outcome]:

@@ -1,4 +1,4 @@
-"""What a job takes from the results store and adds to it, once a canary has shown that the device is as it was."""
+"""What a job reads from the results store, after a canary has shown that the device still gives the same results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SPOILED = 0.2
 
 
 def key_of(facts: Facts, options: SearchOptions, code: str) -> Key:
-    """Whose measurements a job may use.
+    """Key of the measurements that a job may reuse.
 
     Args:
         facts: of its inspection, read in the worker.
@@ -108,7 +108,7 @@ class Reuse:
         return [(kept.settings, kept.outcome) for kept in found] if found and self._agrees(session) else []
 
     def again(self, session: Session, settings: Settings, finalist_round: int) -> Outcome | None:
-        """Another job's run in the finalists' first round; those that a plan reports are always measured."""
+        """Another job's run in the finalists' first round; runs that a plan reports are always measured anew."""
         if finalist_round or not self._is_trusted:
             return None
         kept = self._kept(str(finalist_round)).get(settings.canonical())
@@ -174,7 +174,7 @@ class Reuse:
 
 
 def _canary(kept: Iterable[Kept], session: Session) -> Kept | None:
-    """What is measured again: the fastest that fits, which may become a finalist; else what takes the least memory."""
+    """The canary: the fastest measurement that fits, which may become a finalist; else the one of least memory."""
     measured = [(one, one.outcome.measurement) for one in kept if isinstance(one.outcome, Measured)]
     fitting = [(one, found) for one, found in measured if session.budget.holds(found.peak.process)]
     if fitting:
@@ -183,7 +183,7 @@ def _canary(kept: Iterable[Kept], session: Session) -> Kept | None:
 
 
 def _difference(then: Outcome, now: Outcome) -> str | None:
-    """In what a canary is not as it was, in words; None where both agree within the usual noise."""
+    """How the canary's new measurement differs from the stored one, in words; None if they agree within noise."""
     assert isinstance(then, Measured)
     if not isinstance(now, Measured):
         return f"did not run: {getattr(now, 'message', now.kind)}"

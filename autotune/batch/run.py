@@ -35,11 +35,11 @@ __all__ = ["Batch", "JobRun", "State", "code_of", "prepare_batch"]
 
 State = Literal["waiting", "running", "done", "nothing fits", "interrupted", "failed", "bug"]
 _LOOK_S = 0.1
-"""How often a batch looks after devices that nobody uses, and after Ctrl-C."""
+"""Seconds between two looks for free devices and for Ctrl-C."""
 _UNKNOWN_GAIN = 1.0
-"""What the runs of finalists are expected to gain where the job as it stands does not fit at all."""
+"""Expected gain of finalists' runs, in logarithms, if the job as it stands does not fit."""
 _LEAST_GAIN = 0.01
-"""And at least: without them there is no plan."""
+"""The least expected gain of finalists' runs: without them there is no plan."""
 
 
 @dataclass
@@ -52,14 +52,14 @@ class JobRun:
     device: Device | None = None
     """As the worker read it."""
     device_s: float = 0.0
-    """Seconds of a device that it has had."""
+    """Device time that it has used, seconds."""
     num_runs: int = 0
-    """Processes that it has run there, those that measure nothing included."""
+    """Processes that it has run on a device, including those that measure nothing."""
     plan: Plan | None = None
     why: str = ""
     """Why there is no plan, or not the best."""
     settled: threading.Event = field(default_factory=threading.Event)
-    """Nothing is left to explore, unless a finalist falls."""
+    """It has explored everything, unless a finalist is disqualified."""
     _reference: float | None = field(default=None, init=False)
     _best: float | None = field(default=None, init=False)
     _trial_s: float = field(default=1.0, init=False)
@@ -70,7 +70,7 @@ class JobRun:
         return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()[:16]
 
     def observe(self, event: Event, turn: Turn) -> None:
-        """Learn what the next runs may gain, for the choice of whose is next."""
+        """Note what the next runs may gain, by which the next trial is chosen."""
         match event:
             case InspectedEvent(facts):
                 self.device = facts.device
@@ -212,7 +212,7 @@ class Batch:
         return search(options, Sharing(turn, references), observe, self.stop, time_budget, reuse)
 
     def _wait_for(self, group: Sequence[JobRun], turn: Turn) -> None:
-        """Until the others have nothing to explore either: their finalists run beside one reference."""
+        """Wait until the other jobs have explored too, so that all finalists run with one reference."""
         turn.park()
         for other in group:
             while not other.settled.wait(_LOOK_S) and not self.stop.is_set():

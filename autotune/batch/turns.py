@@ -20,9 +20,9 @@ from ..workers.pool import done
 __all__ = ["Turn", "Turns"]
 
 _PATIENCE_S = 2.0
-"""So long a free device waits for searches that are making up their minds."""
+"""Seconds for which a free device waits for searches that are choosing their next trial."""
 _ROUNDS = 2
-"""Trials of each search of its priority that may go before one that waits."""
+"""Trials of each other search of its priority that may run before one that waits."""
 
 
 @dataclass(eq=False)
@@ -32,11 +32,11 @@ class _Waiting:
     future: Future[Outcome]
     promise: float | None
     passed: int = 0
-    """Trials of its priority that went before it."""
+    """Trials of its priority that ran before it."""
 
 
 class Turns:
-    """The requests that wait, and the choice among them."""
+    """Queue of requests, which chooses the one to run next."""
 
     def __init__(self, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
         """
@@ -53,7 +53,7 @@ class Turns:
         self._is_over = False
 
     def join(self, name: str, priority: float) -> Turn:
-        """A search takes part, until it leaves."""
+        """Add a search."""
         with self.lock:
             turn = Turn(self, name, priority)
             self._turns.append(turn)
@@ -61,7 +61,7 @@ class Turns:
             return turn
 
     def leave(self, turn: Turn) -> None:
-        """A search has ended."""
+        """Remove a search that has ended."""
         with self.lock:
             self._turns.remove(turn)
         self.advance()
@@ -102,7 +102,7 @@ class Turns:
         return future
 
     def _is_awaited(self) -> bool:
-        """Whether a search that has nothing under way may be about to ask for something."""
+        """Whether an idle search may be about to submit a request."""
         if self.clock() - self._free_since >= _PATIENCE_S:
             return False
         return any(not (turn.num_waiting or turn.num_running or turn.num_parked) for turn in self._turns)
@@ -141,7 +141,7 @@ class Turns:
 
 @dataclass(eq=False)
 class Turn(Executor):
-    """One search's executor: what it submits waits for its turn."""
+    """Executor of one search: its requests wait for their turn."""
 
     turns: Turns
     name: str
@@ -149,7 +149,7 @@ class Turn(Executor):
     promise: float | None = None
     """Expected gain for each second of the trial that is submitted next; None where it is not known."""
     device_s: float = 0.0
-    """Seconds of a device that it has had."""
+    """Device time that it has used, seconds."""
     num_runs: int = 0
     num_waiting: int = 0
     num_running: int = 0
@@ -176,14 +176,14 @@ class Turn(Executor):
         return now - self._waited_s - (now - self._since if self._since is not None else 0.0)
 
     def park(self) -> None:
-        """It waits for another search: it is not expected to ask for anything, and its clock stands."""
+        """Mark it as waiting for another search: no request is expected of it, and its clock stops."""
         with self.turns.lock:
             self.num_parked += 1
             self.changed()
         self.turns.advance()
 
     def unpark(self) -> None:
-        """It goes on."""
+        """Undo :meth:`park`."""
         with self.turns.lock:
             self.num_parked -= 1
             self.changed()

@@ -167,7 +167,7 @@ StudyPath = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's file or URL, as `autotune search --storage` has it.")
 ]
 StudyName = Annotated[
-    str | None, typer.Option("--study", metavar="NAME", help="Which study of it.", show_default="the newest")
+    str | None, typer.Option("--study", metavar="NAME", help="Name of the study in it.", show_default="the newest")
 ]
 ReportOutput = Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")]
 Budget = Annotated[
@@ -220,14 +220,14 @@ EffectiveBatch = Annotated[
 Flags = Annotated[
     Literal["auto", "off"],
     typer.Option(
-        help="Of a script's command without placeholders: auto searches the batch by the flags that are known to take "
-        "it, if they state just what the script is seen to train with; off leaves it as it is."
+        help="For a script's command without placeholders: auto searches the batch through its own known "
+        "flags, if they state the batch that it is seen to train with; off leaves the batch alone."
     ),
 ]
 ScratchFolder = Annotated[
     Literal["copy", "empty"] | None,
     typer.Option(
-        help="A script's trials run in a folder of their own, which is removed: a copy of the current one, or empty."
+        help="Run each trial of a script in a folder of its own, removed after it: a copy of the current one, or empty."
     ),
 ]
 AllowSplit = Annotated[bool, typer.Option("--allow-split", help="Split batches even where that changes the gradient.")]
@@ -249,19 +249,19 @@ RecoveryLr = Annotated[
     float,
     typer.Option(
         callback=_factor,
-        help="With --max-quality-drop: times the learning rates in that training.",
+        help="With --max-quality-drop: factor on the learning rates in that training.",
     ),
 ]
 Distill = Annotated[
     bool,
     typer.Option(
-        "--distill", help="With --max-quality-drop: what recovers learns from the untouched model's outputs too."
+        "--distill", help="With --max-quality-drop: candidates also learn from the untouched model's outputs."
     ),
 ]
 KeepWeights = Annotated[
     bool,
     typer.Option(
-        "--keep-weights", help="With --max-quality-drop: write what recovery made of the winner beside the plan."
+        "--keep-weights", help="With --max-quality-drop: write the winner's recovered weights beside the plan."
     ),
 ]
 Margin = Annotated[

@@ -146,7 +146,7 @@ def cancel(
 def fetch(
     search: SearchId, output: Output = SearchOptions.output, server: Url = _DEFAULT_URL, json: Json = False
 ) -> None:
-    """Write the plan that a search has come to."""
+    """Write the plan that a search has found."""
     with one_document(json), service_installed():
         from ..commands.remote import fetch as command
 

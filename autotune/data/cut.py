@@ -17,7 +17,7 @@ from .positions import Position
 __all__ = ["Alike", "Counted", "Cut", "Pieces", "advanced"]
 
 _AT_ONCE = 1024
-"""Indices that are drawn at a time: the state of everything random is exchanged around each."""
+"""Indices that are drawn at a time: around each draw the random state is saved and restored."""
 
 
 class Cut(Sampler[list[int]]):
@@ -41,7 +41,7 @@ class Cut(Sampler[list[int]]):
         self._sampler, self._batch, self._drop_last, self._ranks = sampler, batch, drop_last, ranks
         self._num_samples = ranks.num_samples or batch.num_samples
         self.pieces = Pieces(iter(()))
-        """The iteration that began last."""
+        """The newest iteration."""
 
     def __iter__(self) -> Pieces:
         self.pieces = Pieces(self._iterate())
@@ -67,7 +67,7 @@ class Cut(Sampler[list[int]]):
             yield piece, Position(len(piece), is_last, place=next(place), step_samples=ends[-1])
 
     def _sizes(self, num_samples: int) -> tuple[list[int], range]:
-        """Of a step's micro-batches, and which of them are this rank's."""
+        """Micro-batches of each step, and which of them are this rank's."""
         rank, size, shares = self._ranks
         if not shares:
             sizes = self._in_turn(num_samples)
@@ -77,7 +77,7 @@ class Cut(Sampler[list[int]]):
         return [*itertools.chain(*cut)], range(start, start + len(cut[rank]))
 
     def _in_turn(self, num_samples: int) -> list[int]:
-        """Of a step's micro-batches, as many for each rank."""
+        """Micro-batches of each step, the same number for each rank."""
         micro, size = self._batch.micro, self._ranks.size
         num = -(-num_samples // micro)
         if num % size == 0:
@@ -88,14 +88,14 @@ class Cut(Sampler[list[int]]):
         return _split(min(num_samples, num * micro), num)
 
     def __len__(self) -> int:
-        """Of this rank."""
+        """Micro-batches in an epoch, of this rank."""
         whole, tail = divmod(len(self._sampler), self._num_samples)
         of_tail = 0 if self._drop_last else len(self._sizes(tail)[1])
         return whole * len(self._sizes(self._num_samples)[1]) + of_tail
 
 
 def _uneven(num_samples: int, shares: Sequence[Batch]) -> list[list[int]]:
-    """Of each rank, the sizes of its micro-batches; all empty where the samples are too few."""
+    """For each rank the sizes of its micro-batches; all are empty if the samples are too few."""
     counts = _proportional(num_samples, [share.num_samples for share in shares])
     nums = [-(-count // share.micro) for count, share in zip(counts, shares, strict=True)]
     if len({share.accumulate for share in shares}) == 1:
@@ -124,19 +124,19 @@ def _proportional(total: int, shares: Sequence[int]) -> list[int]:
 
 
 def _split(total: int, num: int) -> list[int]:
-    """In parts that differ by one at most, the larger first."""
+    """Split a number into parts that differ by one at most, the larger first."""
     small, rest = divmod(total, num)
     return [small + 1] * rest + [small] * (num - rest)
 
 
 class Alike(Sampler[int]):
-    """A user's sampler that gives every rank the same indices, whatever else the ranks draw at random."""
+    """Wraps a user's sampler so that every rank gets the same indices, whatever random numbers it draws elsewhere."""
 
     def __init__(self, sampler: Any, seed: int) -> None:
         self._sampler, self._seed, self._epoch = sampler, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Another order for each, by the number alone; the user's own is told too."""
+        """Set the epoch's number, which alone decides the order; the user's own sampler is told too."""
         self._epoch = epoch
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
@@ -162,7 +162,7 @@ class Alike(Sampler[int]):
 
 
 class Pieces(Iterator[list[int]]):
-    """One iteration over a cut; it says where each piece stands as it is handed out."""
+    """One iteration over a :class:`Cut`: yields pieces, and notes the place of each in its optimizer step."""
 
     def __init__(self, pieces: Iterator[tuple[list[int], Position]]) -> None:
         self._pieces = pieces
@@ -175,18 +175,18 @@ class Pieces(Iterator[list[int]]):
         return piece
 
     def advance(self, num: int) -> None:
-        """Leave so many pieces out, unread."""
+        """Skip so many pieces without reading their samples."""
         self._pieces = advanced(self._pieces, num)
 
 
 class Counted:
-    """Collates a stream's samples and counts them: each worker process may end in a short batch."""
+    """Collates samples of an iterable dataset and counts them: the last batch of each worker may be short."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
 
     def __call__(self, samples: list[Any]) -> tuple[int, Any]:
-        """How many samples, and their batch."""
+        """The number of samples, and their batch."""
         return len(samples), self._collate(samples)
 
 

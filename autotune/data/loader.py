@@ -27,7 +27,7 @@ _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_con
 
 
 class Loader:
-    """A DataLoader over one :class:`Batch`: yields micro-batches on the device and knows where each stands.
+    """A DataLoader over one :class:`Batch`: yields micro-batches on the device, and knows each one's place.
 
     A short tail of the dataset forms a smaller optimizer step of its own, unless the user's loader drops it.
     """
@@ -45,21 +45,21 @@ class Loader:
             PlanError: an iterable dataset cannot be cut into uneven micro-batches, nor between ranks.
         """
         self.batch = ranks.shares[ranks.rank] if ranks.shares else batch.share(ranks.size)
-        """Of this rank."""
+        """This rank's share of an optimizer step."""
         self.ranks = ranks
         self.spec = spec
         self.device = spec.device
         self.position: Position | None = None
-        """Of the micro-batch yielded last."""
+        """Position of the micro-batch yielded last."""
         self.positions = Positions()
-        """Of those that were yielded and not yet trained on."""
+        """Positions of those that were yielded and not yet trained on."""
         self.epoch = 0
         self._sampler = sampler
         self._cut: Cut | None = None
         self._start: Start | None = None
-        """What the running epoch began from; None once it has ended."""
+        """State at the start of the running epoch; None once it has ended."""
         self._resumed: tuple[Start | None, int] | None = None
-        """What the next iteration goes on in, and its place, if it is to go on in one."""
+        """Epoch's start and position that the next iteration resumes from; None if it begins an epoch."""
         options = worker_options(spec.options)
         if isinstance(spec.dataset, OwnLoader) and options:
             raise PlanError(
@@ -87,7 +87,7 @@ class Loader:
 
     @cached_property
     def _data(self) -> Any:
-        """What yields the batches: a DataLoader, or what the task builds itself."""
+        """The iterable that yields batches: a DataLoader, or the task's own."""
         spec = self.spec
         if isinstance(spec.dataset, OwnLoader):
             return spec.dataset.of(self.batch.micro)
@@ -97,18 +97,18 @@ class Loader:
         return DataLoader(spec.dataset, batch_size=self.batch.micro, collate_fn=counted, **self._options)
 
     def __len__(self) -> int:
-        """Micro-batches in one epoch."""
+        """Micro-batches in one epoch of this rank."""
         return len(self._data)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The settings of the underlying DataLoader that bear on speed."""
+        """Settings of the underlying DataLoader that affect its speed."""
         stock = {"num_workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False}
         return {name: getattr(self._data, name, default) for name, default in stock.items()}
 
     @property
     def num_samples(self) -> int | None:
-        """Samples in one epoch, of all ranks; None for a stream that does not say."""
+        """Samples in one epoch, of all ranks; None for an iterable dataset without a length."""
         if isinstance(self.spec.dataset, OwnLoader):
             return samples_of(self._data)
         counted = self._sampler if isinstance(self._sampler, Sized) else self.spec.dataset
@@ -162,7 +162,7 @@ class Loader:
         return self.epoch - 1, done.place + 1 if done and done.epoch == self.epoch else 0, self._start
 
     def state_dict(self, done: Position | None) -> dict[str, Any]:
-        """Where a training stands, and what the order of samples comes from."""
+        """The position in the epoch, and the state that the order of samples comes from."""
         epoch, place, start = self.where(done)
         return {
             "epoch": epoch,
@@ -173,7 +173,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there: the next iteration begins at that place."""
+        """Resume: the next iteration begins at the saved position."""
         self.positions.clear()
         self._start, self.position = None, None
         self.epoch = state["epoch"]
@@ -204,7 +204,7 @@ class Loader:
         )
 
     def _advance(self, batches: Iterator[tuple[Any, Position]], place: int) -> Iterator[tuple[Any, Position]]:
-        """Workers, and streams, read again what was trained on: what they draw, and keep, goes with that."""
+        """Read again, in workers and iterable datasets, what was trained on, so that their random draws continue."""
         try:
             if self._cut is None or self._data.num_workers:
                 return advanced(batches, place)
@@ -217,7 +217,7 @@ class Loader:
             ) from None
 
     def move(self, batch: Any) -> Any:
-        """A batch on the device."""
+        """Move a batch to the device."""
         return to_device(batch, self.device, self.options["pin_memory"])
 
     def _iterate_map(self, cut: Cut, batches: Iterator[Any]) -> Iterator[tuple[Any, Position]]:
@@ -234,7 +234,7 @@ class Loader:
         return map(with_place, batches)
 
     def _iterate_stream(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Position]]:
-        """One batch behind the stream, so that the last one is known to end its step."""
+        """Yield one batch behind the dataset, so that the last one is known to end its step."""
         place, held = -1, None
         for place, (num_samples, batch) in enumerate(batches):
             if held is not None:
@@ -272,7 +272,7 @@ class _Epoch(Iterator[Any]):
 
 @contextmanager
 def _seeded_apart(data: DataLoader[Any]) -> Iterator[None]:
-    """Persistent workers were seeded once: for those that take their place nothing is drawn."""
+    """Let workers be seeded without drawing from the global generator, as persistent workers are after an epoch."""
     generator, data.generator = data.generator, torch.Generator()
     try:
         yield
@@ -281,7 +281,7 @@ def _seeded_apart(data: DataLoader[Any]) -> Iterator[None]:
 
 
 def worker_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """DataLoader keywords without those that need workers where there are none, and the start method said aloud."""
+    """DataLoader keywords, without those that need workers if there are none, and with an explicit start method."""
     chosen = dict(options)
     if chosen.get("num_workers", 0) == 0:
         return {key: value for key, value in chosen.items() if key not in _WORKER_OPTIONS}

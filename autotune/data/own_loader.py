@@ -1,4 +1,4 @@
-"""``OwnLoader``: the loaders that a task builds itself, one for each size of a micro-batch."""
+"""``OwnLoader``: wraps a task's ``build_loader``, with one loader for each size of micro-batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..nested import tensors_in
 __all__ = ["OwnLoader", "join", "samples_of"]
 
 _ROWS = 16
-"""Samples of the batches that rows are read from."""
+"""Batch size at which samples are read."""
 
 
 class OwnLoader(IterableDataset[Any]):

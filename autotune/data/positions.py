@@ -16,17 +16,17 @@ import torch
 __all__ = ["Position", "Positions", "Start"]
 
 _MOST_PARTS = 64
-"""Tensors of a nested batch by which it is identified."""
+"""Most tensors of a nested batch by which it is identified."""
 _TIDIED_EVERY = 1024
-"""Entries after which those of batches that are gone are let go of: an epoch may be read without training on it."""
+"""Entries after which those of deleted batches are removed: an epoch may be read without training on it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start:
-    """State at the start of an epoch, so that it can be started again."""
+    """State at the start of an epoch, from which the epoch can be repeated."""
 
     random: dict[str, Any]
-    """The state of everything random, as it was."""
+    """Random state of all generators."""
     order: list[torch.Tensor]
     """States of the generators that the order of samples comes from."""
 
@@ -39,11 +39,11 @@ class Position(NamedTuple):
     ends_step: bool
     """Whether it is the last of its optimizer step."""
     epoch: int = 0
-    """The iteration over the loader that it comes from, from 1."""
+    """Number of the iteration over the loader that yielded it, from 1."""
     place: int = 0
     """Micro-batches before it in its epoch."""
     start: Start | None = None
-    """What its epoch began from."""
+    """State at the start of its epoch."""
     step_samples: int = 0
     """Samples of its whole optimizer step, over all ranks; 0 where that is not known."""
 
@@ -52,7 +52,7 @@ class Position(NamedTuple):
 class _Entry:
     position: Position
     marks: tuple[weakref.ref[Any], ...]
-    """By which its batch is known again."""
+    """References by which a batch is recognized."""
 
     @property
     def is_there(self) -> bool:
@@ -77,7 +77,7 @@ class Positions:
         self._lock = threading.Lock()
 
     def begin(self, epoch: int) -> None:
-        """A new iteration starts. Of the last one, if it was left before its end, no batch is expected any more."""
+        """A new iteration starts; batches of an iteration that was left early are forgotten."""
         with self._lock:
             self._tidy()
             if self._running is not None:
@@ -101,7 +101,7 @@ class Positions:
                 self._tidy()
 
     def take(self, batch: Any = None) -> Position | None:
-        """The position of this batch, once; without a batch, or for one that is not known, of the longest waiting."""
+        """Take this batch's position; without a batch, or for an unknown one, that of the batch waiting longest."""
         with self._lock:
             entry = self._find(_parts(batch)) or self._longest_waiting()
             if entry is None:
@@ -126,13 +126,13 @@ class Positions:
                     self._waiting.popleft()
 
     def next(self) -> Position | None:
-        """Of the batch that has waited longest; it goes on waiting."""
+        """Position of the batch that has waited longest; it goes on waiting."""
         with self._lock:
             entry = self._longest_waiting()
             return None if entry is None else entry.position
 
     def clear(self) -> None:
-        """Expect none of the batches that were yielded."""
+        """Forget all batches that were yielded."""
         with self._lock:
             self._waiting.clear()
 

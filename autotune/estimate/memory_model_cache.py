@@ -24,7 +24,7 @@ from ..randomness import seed_everything, undisturbed
 from ..task import Task
 from ..techniques import Effect, Settings
 from ..training.apply_plan import build_model
-from ..training.unfilled import unfilled
+from ..training.skip_init import skip_init
 from ..training.weights import weights_file
 from .memory_model import MemoryModel, fit_memory_model
 from .memory_model_file import StoredModel, load_memory_model, packed
@@ -115,7 +115,7 @@ class MemoryModelCache:
         """What a trace depends on beside the combination, as a hash."""
         with undisturbed():
             seed_everything(0)
-            model = build_model(unfilled(self._task))
+            model = build_model(skip_init(self._task))
             sample = largest_sample(self._task.build_dataset(), self._largest_of)
         named = chain(model.named_parameters(), model.named_buffers())
         said = [

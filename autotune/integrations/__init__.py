@@ -1,1 +1,1 @@
-"""Plans in the jobs of other frameworks, by each framework's own conventions; none is imported before it is used."""
+"""Applies plans in jobs of other frameworks, by their own conventions. A framework is imported when it is used."""

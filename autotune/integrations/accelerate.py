@@ -23,7 +23,7 @@ __all__ = ["arguments", "prepare", "written"]
 
 
 def arguments(plan: Plan) -> dict[str, Any]:
-    """What a plan says in ``Accelerator(**arguments(plan))``.
+    """The keyword arguments of a plan, for ``Accelerator(**arguments(plan))``.
 
     Raises:
         PlanError: the plan is in uneven micro-batches.
@@ -118,7 +118,7 @@ def _check_accelerator(plan: Plan, accelerator: Any) -> None:
 
 
 def _loader(plan: Plan, accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The user's, in micro-batches of the plan and with its options: Accelerate shards it."""
+    """The user's loader with the plan's micro-batch and options; Accelerate shards it."""
     batch = plan.settings.batch
     if batch is not None and accelerator.split_batches:
         whole = batch.model_copy(update={"micro": batch.micro * accelerator.num_processes})
@@ -167,7 +167,7 @@ def _beyond(plan: Plan) -> Iterator[str]:
 
 
 def written(plan: Plan) -> str:
-    """What to write in a loop with an Accelerator."""
+    """The lines to write in a loop with an Accelerator."""
     given = "\n".join(f"#     {name}={value!r}" for name, value in arguments(plan).items()) or "#     nothing"
     return f"""\
 import autotune

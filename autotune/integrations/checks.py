@@ -1,4 +1,4 @@
-"""What every integration refuses and says, in the same words."""
+"""Checks and messages that all integrations share."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def check_alone(plan: Plan, size: int, framework: str) -> None:
 
 
 def check_model(plan: Plan, model: nn.Module, blocks: Iterable[str] = ()) -> None:
-    """Hold a model, before any technique, against the one that the plan was found for.
+    """Check that a model, before any technique, is the one that the plan was found for.
 
     Raises:
         PlanError: it is another, or a wrapper around one.

@@ -1,4 +1,4 @@
-"""How a Trainer weighs micro-batches: by the items of the whole step, where its model or loss takes their number."""
+"""Detects models and losses that ignore ``num_items_in_batch``, the items of the whole optimizer step."""
 
 from __future__ import annotations
 

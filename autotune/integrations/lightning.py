@@ -54,7 +54,7 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
 
 
 def written(plan: Plan) -> str:
-    """What to write in a Lightning job to apply a plan."""
+    """The lines to write in a Lightning job to apply a plan."""
     settings = plan.settings
     arguments = []
     if (batch := settings.batch) is not None:

@@ -1,4 +1,4 @@
-"""What a Lightning job must be for a plan to be in force in it."""
+"""Checks that a plan can be in force in a Lightning job."""
 
 from __future__ import annotations
 

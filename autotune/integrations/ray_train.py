@@ -138,7 +138,7 @@ def prepare_model(
 def prepare_optimizer(
     plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, *, max_grad_norm: float | None = None
 ) -> torch.optim.Optimizer:
-    """Put a plan on the optimizer, say what is in force, and hold the loop's first step against it.
+    """Put a plan on the optimizer, say what is in force, and check the loop's first step against the plan.
 
     Args:
         plan: as read by :func:`autotune.load_plan`.
@@ -187,7 +187,7 @@ def prepare_data_loader(plan: Plan, data_loader: DataLoader[Any], **arguments: A
 
 @contextmanager
 def forward_context(plan: Plan) -> Iterator[None]:
-    """What each forward pass and its loss are to run in: autocast, and memory-saving layers' answers to the loss."""
+    """Context for each forward pass and its loss: autocast, and the loss functions of memory-saving layers."""
     import ray.train.torch
 
     token = _entered.set(True)
@@ -199,7 +199,7 @@ def forward_context(plan: Plan) -> Iterator[None]:
 
 
 def written(plan: Plan) -> str:
-    """What to write in a Ray Train job to apply a plan."""
+    """The lines to write in a Ray Train job to apply a plan."""
     batch = plan.settings.batch
     accumulate = batch.accumulate if batch is not None else 1
     lines = [

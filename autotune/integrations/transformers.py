@@ -20,7 +20,7 @@ _OFF: dict[str, Any] = {"auto_find_batch_size": False, "torch_empty_cache_steps"
 
 
 def arguments(plan: Plan) -> dict[str, Any]:
-    """What a plan says in ``TrainingArguments(..., **arguments(plan))``, and what must be off beside it.
+    """The keyword arguments of a plan, for ``TrainingArguments(..., **arguments(plan))``, and those that must be off.
 
     Raises:
         PlanError: the plan is in uneven micro-batches.
@@ -179,7 +179,7 @@ def _check_loader(plan: Plan, loader: Any) -> None:
 
 
 def written(plan: Plan) -> str:
-    """What to write in a job that trains by a Trainer."""
+    """The lines to write in a job that trains by a Trainer."""
     given = "\n".join(f"#     {name}={value!r}" for name, value in arguments(plan).items())
     return f"""\
 import autotune

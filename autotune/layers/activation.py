@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import bits, recipes
+from . import bits, rematerialization
 from .graph import run
 from .sites import Site
 
@@ -62,9 +62,9 @@ def _gate(
 
     ``slope``: where it passes not all, how much it passes; None where backward goes by the output, as ReLU's.
     """
-    recipe = recipes.find(x)
+    remat = rematerialization.find(x)
     is_kept = site.output.keep() or (slope is not None and site.input.keep())
-    if not x.requires_grad or site.output.always or (recipe is None and is_kept):
+    if not x.requires_grad or site.output.always or (remat is None and is_kept):
         return function(x, inplace=inplace)
 
     def backward(grad: Tensor, passed: Tensor, grad_input: Tensor) -> None:
@@ -74,9 +74,9 @@ def _gate(
             torch.ops.aten.leaky_relu_backward.grad_input(grad, passed, slope, False, grad_input=grad_input)
 
     output = run(_Gated, x, inplace, into, passes, backward)
-    if recipe is None:
+    if remat is None:
         return output
-    return recipes.publish(output, function, recipe, overwriting=lambda x: function(x, inplace=True))
+    return rematerialization.publish(output, function, remat, overwriting=lambda x: function(x, inplace=True))
 
 
 def relu(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
@@ -120,7 +120,7 @@ def relu6(site: Site, input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def keep_input(function: Activation) -> Activation:
-    """For an activation whose backward needs its input in any case (GELU, SiLU): stock, with a recipe."""
+    """For an activation whose backward needs its input anyway (GELU, SiLU): stock, and its output is rematerialized."""
 
     def replacement(site: Site, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return _keep_input(input, lambda x: function(x, *args, **kwargs))
@@ -165,7 +165,7 @@ def _keep_input(x: Tensor, function: Activation) -> Tensor:
     output = function(x)
     if output is x:  # in place: the input is gone
         return output
-    return recipes.publish(output, function, x)
+    return rematerialization.publish(output, function, x)
 
 
 class _Rounded(torch.autograd.Function):

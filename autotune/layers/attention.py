@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.utils.weak import TensorWeakRef
 
-from . import bits, recipes
+from . import bits, rematerialization
 from .graph import autocast_dtype, run, turns
 from .sites import Site
 
@@ -157,6 +157,6 @@ def softmax(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return function(input, dim, *rest, **options)
         output = run(_Softmax, input, dim, options.get("dtype"))
         node: Any = output.grad_fn
-        return recipes.note_kept(output, node.kept())
+        return rematerialization.note_kept(output, node.kept())
 
     return replacement

@@ -1,4 +1,4 @@
-"""Convolutions: the input is kept only for the weight's gradient, as a recipe where it has one."""
+"""Convolutions: the input is kept only for the weight's gradient, and not saved if it can be rematerialized."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import recipes
+from . import rematerialization
 from .graph import autocast_dtype, run
 from .sites import Site
 
@@ -78,11 +78,11 @@ class _Geometry:
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry, held: Any) -> Tensor:
-        ctx.recipe, kept = held
+        ctx.remat, kept = held
         ctx.dtype, ctx.geometry, ctx.size = autocast_dtype(x) or x.dtype, geometry, x.size()
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         x = x.to(ctx.dtype)
-        if ctx.recipe is None and weight.requires_grad:
+        if ctx.remat is None and weight.requires_grad:
             kept = (x,)
         ctx.save_for_backward(weight, *kept)
         return geometry.forward(x, weight, bias)
@@ -94,7 +94,7 @@ class _Conv(torch.autograd.Function):
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         weight = weight.to(ctx.dtype)
         if wants_weight:
-            x = kept[0] if ctx.recipe is None else ctx.recipe.build(kept).to(ctx.dtype)
+            x = kept[0] if ctx.remat is None else ctx.remat.build(kept).to(ctx.dtype)
             found = ctx.geometry.backward(grad, x, weight, [wants_x, True, wants_bias])
         else:
             grad_x = ctx.geometry.backward_input(grad, weight, ctx.size) if wants_x else None
@@ -104,14 +104,14 @@ class _Conv(torch.autograd.Function):
 
 
 def _held(x: Tensor, weight: Tensor, num_dims: int) -> Any:
-    """What is saved in ``x``'s stead, as ``recipes.hold`` has it; None where torch's own convolution does as well."""
+    """What is saved in place of ``x``, by ``rematerialization.hold``; None if torch's own convolution does as well."""
     trains = weight.requires_grad
     if x.is_complex() or x.dim() != num_dims + 2 or not (x.requires_grad or trains):
         return None
-    held = recipes.hold(x) if trains else (None, ())
+    held = rematerialization.hold(x) if trains else (None, ())
     dtype = autocast_dtype(x)
     if trains and held[0] is None and dtype in (None, x.dtype):
-        recipes.note_kept(x)
+        rematerialization.note_kept(x)
         if dtype is None:
             return None
     return held

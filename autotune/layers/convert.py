@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._pytree import tree_map_only
 
+from .equivalent_ops import find_equivalent_op
 from .intercept import Forward
 from .sites import Site, structural_sites, traced_sites
-from .twins import find_twin
 
 __all__ = ["convert", "restore"]
 
@@ -23,9 +23,9 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flat
 _ORIGINALS: dict[type, Any] = {}
 """For each converted class the one that it was made from."""
 _SITE = "_autotune_site"
-_TWIN = "_autotune_twin"
+_OP = "_autotune_op"
 _PLAIN = (Tensor, FakeTensor)
-_TWIN_DTYPES = (torch.float32, torch.float64)
+_OP_DTYPES = (torch.float32, torch.float64)
 """Below, people write out casts of their own."""
 
 
@@ -52,7 +52,7 @@ def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, r
     trace = example is not None
     sites = traced_sites(model, _runner(example), options) if trace else structural_sites(model, options)
     for module in _convertible(model):
-        module.__dict__.update({_TWIN: find_twin(module), _SITE: sites[module]})
+        module.__dict__.update({_OP: find_equivalent_op(module), _SITE: sites[module]})
         own: Any = type(module)
         module.__class__ = _converted_parametrized(own) if hasattr(module, "parametrizations") else _converted(own)
     return model
@@ -81,7 +81,7 @@ def restore(model: nn.Module) -> nn.Module:
     """Undo :func:`convert`, in place."""
     for module in model.modules():
         if _SITE in module.__dict__:
-            del module.__dict__[_SITE], module.__dict__[_TWIN]
+            del module.__dict__[_SITE], module.__dict__[_OP]
             module.__class__ = _ORIGINALS.get(type(module), type(module))
     return model
 
@@ -125,9 +125,9 @@ def _converted(base: Any) -> Any:
         if site is None or torch.compiler.is_compiling():
             return base.forward(self, *args, **kwargs)
         with Forward(site):
-            twin = self.__dict__[_TWIN]
-            if twin is not None and _has_plain_input(args, kwargs) and twin.holds(self):
-                return twin(self, args[0])
+            op = self.__dict__[_OP]
+            if op is not None and _has_plain_input(args, kwargs) and op.holds(self):
+                return op(self, args[0])
             return base.forward(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
@@ -141,7 +141,7 @@ def _converted(base: Any) -> Any:
 
 
 def _has_plain_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return len(args) == 1 and not kwargs and type(args[0]) in _PLAIN and args[0].dtype in _TWIN_DTYPES
+    return len(args) == 1 and not kwargs and type(args[0]) in _PLAIN and args[0].dtype in _OP_DTYPES
 
 
 def _rebuild(base: Any) -> nn.Module:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from . import bits, recipes
+from . import bits, rematerialization
 from .graph import run
 from .sites import Site
 
@@ -48,7 +48,7 @@ def dropout(site: Site, input: Tensor, p: float = 0.5, training: bool = True, in
     """``F.dropout``, from the same random numbers."""
     if not training or not 0.0 < p < 1.0 or input.numel() == 0 or not input.requires_grad:
         return F.dropout(input, p, training, inplace)
-    part = recipes.part_of(input)
+    part = rematerialization.part_of(input)
     output = run(_Dropout, input, p, inplace)
     if part is None or (inplace and (input._is_view() or isinstance(part, Tensor))):
         return output
@@ -56,4 +56,4 @@ def dropout(site: Site, input: Tensor, p: float = 0.5, training: bool = True, in
     packed, stride = node.packed(), node.stride
     if packed is None:
         return output
-    return recipes.publish(output, lambda x, packed: _drop(x, packed, stride, p), part, packed)
+    return rematerialization.publish(output, lambda x, packed: _drop(x, packed, stride, p), part, packed)

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import TensorWeakRef
 
 from .graph import autocast_dtype, notes_of, run, turns
-from .recipes import Unchanged
+from .rematerialization import Unchanged
 from .sites import Site
 
 __all__ = ["cross_entropy", "is_head", "note_head"]

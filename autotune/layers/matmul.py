@@ -1,4 +1,4 @@
-"""Matrix products: the input is kept only for the weight's gradient, as a recipe where it has one.
+"""Matrix products: the input is kept only for the weight's gradient, and not saved if it can be rematerialized.
 
 Under autocast the weight is saved as it is, and not its copy in the lower precision.
 """
@@ -13,23 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import loss, recipes
+from . import loss, rematerialization
 from .graph import autocast_dtype, is_in_checkpoint, run
 from .sites import Site
 
 __all__ = ["addmm", "linear", "matmul", "mul"]
 
-Held = tuple[recipes.Recipe | None, tuple[Tensor, ...]]
+Held = tuple[rematerialization.Remat | None, tuple[Tensor, ...]]
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, held: Held) -> Tensor:
-        ctx.recipe, kept = held
+        ctx.remat, kept = held
         ctx.dtype = autocast_dtype(x) or x.dtype
         ctx.dtypes = x.dtype, None if bias is None else bias.dtype
         x = x.to(ctx.dtype)
-        if ctx.recipe is None and weight.requires_grad:
+        if ctx.remat is None and weight.requires_grad:
             kept = (x,)
         ctx.save_for_backward(weight, *kept)
         return F.linear(x, weight, bias).data  # with a bias it is a view, which nobody could change in place
@@ -42,7 +42,7 @@ class _Linear(torch.autograd.Function):
         rows = grad.reshape(-1, grad.shape[-1])
         grad_x = grad_weight = grad_bias = None
         if wants_weight:
-            x = kept[0] if ctx.recipe is None else ctx.recipe.build(kept).to(ctx.dtype)
+            x = kept[0] if ctx.remat is None else ctx.remat.build(kept).to(ctx.dtype)
             grad_weight = (rows.t() @ x.reshape(-1, x.shape[-1])).to(weight.dtype)
             del x
         if wants_x:
@@ -64,9 +64,9 @@ def linear(site: Site, input: Tensor, weight: Tensor, bias: Tensor | None = None
         x = x.contiguous()  # torch keeps such a copy: what is noted is to be what is kept
         logits = F.linear(x, weight)
         return loss.note_head(logits if bias is None else logits.add_(bias.to(x.dtype)), x, weight, bias)
-    held = recipes.hold(input) if weight.requires_grad else (None, ())
+    held = rematerialization.hold(input) if weight.requires_grad else (None, ())
     if weight.requires_grad and held[0] is None and autocast_dtype(input) in (None, input.dtype):
-        recipes.note_kept(input)
+        rematerialization.note_kept(input)
     if held[0] is None and autocast_dtype(input) is None:
         return F.linear(input, weight, bias)
     return run(_Linear, input, weight, bias, held)
@@ -89,12 +89,12 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, product: _Kind, held: tuple[Held, Held]) -> Tensor:
-        ctx.recipes = [recipe for recipe, _ in held]
+        ctx.remats = [remat for remat, _ in held]
         ctx.product, ctx.shapes = product, (x.shape, y.shape)
         wanted = ctx.needs_input_grad[1], ctx.needs_input_grad[0]
         kept = [
-            () if not want else (own,) if recipe is None else tensors
-            for (recipe, tensors), own, want in zip(held, (x, y), wanted, strict=True)
+            () if not want else (own,) if remat is None else tensors
+            for (remat, tensors), own, want in zip(held, (x, y), wanted, strict=True)
         ]
         ctx.split = len(kept[0])
         ctx.save_for_backward(*kept[0], *kept[1])
@@ -107,8 +107,8 @@ class _Product(torch.autograd.Function):
         grads: list[Tensor | None] = [None, None]
         for mine, other in ((0, 1), (1, 0)):
             if ctx.needs_input_grad[mine]:
-                recipe = ctx.recipes[other]
-                value = kept[other][0] if recipe is None else recipe.build(kept[other])
+                remat = ctx.remats[other]
+                value = kept[other][0] if remat is None else remat.build(kept[other])
                 grads[mine] = ctx.product.gradients[mine](grad, value).sum_to_size(ctx.shapes[mine])
         return grads[0], grads[1], None, None
 
@@ -130,7 +130,7 @@ def mul(function: Callable[..., Any]) -> Callable[..., Any]:
     """``x * y`` where one of the two is had again from what is kept anyway: a gated MLP."""
 
     def replacement(site: Site, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or not _have_recipe(args):
+        if kwargs or not _can_rematerialize(args):
             return function(*args, **kwargs)
         return _product(_MUL, *args)
 
@@ -141,7 +141,7 @@ def matmul(function: Callable[..., Any]) -> Callable[..., Any]:
     """``x @ y`` where one of the two is had again from what is kept anyway: attention's weights behind dropout."""
 
     def replacement(site: Site, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or not _have_recipe(args) or autocast_dtype(args[0]) is not None:
+        if kwargs or not _can_rematerialize(args) or autocast_dtype(args[0]) is not None:
             return function(*args, **kwargs)
         x, y = args
         if y.dim() == 2 and x.dim() >= 2 and function is not torch.bmm:
@@ -153,13 +153,13 @@ def matmul(function: Callable[..., Any]) -> Callable[..., Any]:
     return replacement
 
 
-def _have_recipe(args: tuple[Any, ...]) -> bool:
+def _can_rematerialize(args: tuple[Any, ...]) -> bool:
     """Whether these are two tensors of one type, and one of them need not be kept."""
     if len(args) != 2 or not all(isinstance(x, Tensor) and not x.is_complex() for x in args):
         return False
     if args[0].dtype != args[1].dtype:
         return False
-    return recipes.find(args[0]) is not None or recipes.find(args[1]) is not None
+    return rematerialization.find(args[0]) is not None or rematerialization.find(args[1]) is not None
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -173,5 +173,8 @@ def _flattened(x: Tensor) -> Tensor:
 
 def _product(kind: _Kind, x: Tensor, y: Tensor) -> Tensor:
     nothing: Held = (None, ())
-    held = recipes.hold(x) if y.requires_grad else nothing, recipes.hold(y) if x.requires_grad else nothing
+    held = (
+        rematerialization.hold(x) if y.requires_grad else nothing,
+        rematerialization.hold(y) if x.requires_grad else nothing,
+    )
     return run(_Product, x, y, kind, held)

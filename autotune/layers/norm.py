@@ -1,4 +1,4 @@
-"""Normalisations: backward needs their input, so that their output is a recipe. With frozen statistics, neither."""
+"""Normalisations: their output is rematerialized from their input; with frozen statistics neither is kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import recipes
+from . import rematerialization
 from .graph import run, saved_tensors_hooks
 from .sites import Site
 
@@ -61,7 +61,7 @@ def batch_norm(
         mean, invstd = statistics
         return F.batch_norm(x, mean, invstd.reciprocal().square_().sub_(eps), weight, bias, False, 0.0, eps)
 
-    return recipes.publish(output, again, input, weight, bias)
+    return rematerialization.publish(output, again, input, weight, bias)
 
 
 def _statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -86,11 +86,11 @@ def instance_norm(
     def again(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return F.instance_norm(x, None, None, weight, bias, True, 0.0, eps)
 
-    return recipes.publish(output, again, input, weight, bias)
+    return rematerialization.publish(output, again, input, weight, bias)
 
 
 def keep_input(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``F.layer_norm`` and ``F.group_norm``: stock, with a recipe."""
+    """``F.layer_norm`` and ``F.group_norm``: stock, and their output can be rematerialized."""
 
     def replacement(
         site: Site, input: Tensor, shape: Any, weight: Tensor | None = None, bias: Tensor | None = None,
@@ -102,7 +102,7 @@ def keep_input(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def again(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
             return function(x.to(dtype), shape, weight, bias, eps)
 
-        return recipes.publish(output, again, input, weight, bias)
+        return rematerialization.publish(output, again, input, weight, bias)
 
     return replacement
 
@@ -140,7 +140,9 @@ def rms_norm(
         return F.rms_norm(input, normalized_shape, weight, eps)
     known = torch.finfo(_wide(input)).eps if eps is None else eps
     output = run(_RMSNorm, input, list(normalized_shape), weight, known)
-    return recipes.publish(output, lambda x, weight: F.rms_norm(x, normalized_shape, weight, known), input, weight)
+    return rematerialization.publish(
+        output, lambda x, weight: F.rms_norm(x, normalized_shape, weight, known), input, weight
+    )
 
 
 def _wide(x: Tensor) -> torch.dtype:

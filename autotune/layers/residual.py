@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import recipes
+from . import rematerialization
 from .sites import Site
 
 __all__ = ["add"]
@@ -25,17 +25,17 @@ def add(function: Callable[..., Any]) -> Callable[..., Any]:
         output = function(input, other, *args, **kwargs)
         if parts is None or (output is input and isinstance(parts[0], Tensor)):  # what was kept is the sum now
             return output
-        if max(part.num_sums for part in parts if isinstance(part, recipes.Recipe)) >= _FARTHEST:
+        if max(part.num_sums for part in parts if isinstance(part, rematerialization.Remat)) >= _FARTHEST:
             return output
-        return recipes.publish(output, torch.add, *parts, overwriting=Tensor.add_, num_sums=1)
+        return rematerialization.publish(output, torch.add, *parts, overwriting=Tensor.add_, num_sums=1)
 
     return replacement
 
 
-def _parts(x: Any, y: Any) -> tuple[Tensor | recipes.Recipe, Tensor | recipes.Recipe] | None:
-    """How both are had again, at least one of them by a recipe; None where one is not, or the sum would broadcast."""
+def _parts(x: Any, y: Any) -> tuple[Tensor | rematerialization.Remat, Tensor | rematerialization.Remat] | None:
+    """How both are rematerialized, or kept anyway; None if one is lost, both are kept, or the sum would broadcast."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype):
         return None
-    first, second = recipes.part_of(x), recipes.part_of(y)
-    has_recipe = isinstance(first, recipes.Recipe) or isinstance(second, recipes.Recipe)
-    return (first, second) if first is not None and second is not None and has_recipe else None
+    first, second = rematerialization.part_of(x), rematerialization.part_of(y)
+    is_possible = isinstance(first, rematerialization.Remat) or isinstance(second, rematerialization.Remat)
+    return (first, second) if first is not None and second is not None and is_possible else None

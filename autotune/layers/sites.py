@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
-from .keepers import find_keepers
+from .saved_by import find_savers
 
 __all__ = ["Site", "structural_sites", "traced_sites"]
 
@@ -75,7 +75,7 @@ def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Sit
     """
     sites = structural_sites(model, options)
     try:
-        found = find_keepers(model, run)
+        found = find_savers(model, run)
     except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over fake tensors
         warnings.warn(
             "memory-saving layers: which layers keep an output was decided by the model's structure, since it did not "

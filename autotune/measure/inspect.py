@@ -24,7 +24,7 @@ from ..techniques.optimizer import implementation_of, supported_implementations
 from ..techniques.variant import Variant
 from ..training.apply_plan import build_loader, build_model, reference_batch
 from ..training.fingerprint import identify
-from ..training.unfilled import unfilled
+from ..training.skip_init import skip_init
 from .checks.split import Split, measure_split
 from .dataset import DatasetFacts, inspect_dataset
 from .device import available_host_bytes, inspect_device, num_processors
@@ -54,7 +54,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     charged_bytes = process_bytes(torch.device(device))
     _check_precision(task, device)
     seed_everything(0)
-    model = build_model(task if options.runs_model else unfilled(task))
+    model = build_model(task if options.runs_model else skip_init(task))
     dataset = task.build_dataset()
     data = inspect_dataset(task, dataset)
     found_fingerprint, identity = identify(model, dataset, task.collate, task.blocks)
@@ -147,7 +147,7 @@ def _variants(task: Task) -> dict[str, int]:
         TaskError: one is no model.
         Exception: whatever the user's code raises.
     """
-    tasks = {name: Variant(kind=name).on_task(unfilled(task)) for name in task.variants}
+    tasks = {name: Variant(kind=name).on_task(skip_init(task)) for name in task.variants}
     return {name: sum(p.numel() for p in build_model(one).parameters()) for name, one in tasks.items()}
 
 

@@ -35,7 +35,10 @@ __all__ = [
     "summary",
 ]
 
-_EXACTNESS = {"exact": "Exact, up to the order of sums.", "rounding": "It rounds more, or otherwise."}
+_EXACTNESS = {
+    "exact": "Exact, up to the order of sums.",
+    "rounding": "Rounding: results differ by how they are rounded.",
+}
 """What a setting may do to the result."""
 Rows = list[tuple[str, str]]
 
@@ -64,7 +67,7 @@ def found_rows(plan: Plan) -> dict[str, Rows]:
 
 
 def settings_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """Of each setting its technique, the setting, and what it does."""
+    """For each setting: its technique, the setting, and what it does."""
     return [(one.name, one.describe(), one.purpose() + _exactness(plan, one)) for one in plan.settings.chosen()]
 
 
@@ -112,7 +115,7 @@ def _checked(plan: Plan) -> str | None:
         return f"quality, from {count(plan.quality.pairs, 'seed')}, after the same training as the reference.{cost}"
     if plan.measured is None or plan.measured == plan.reference or not plan.exactness:
         return None
-    return f"the losses of the first {NUM_STEPS} steps, which do not stray from the reference's"
+    return f"the losses of the first {NUM_STEPS} steps, which stay close to the reference's"
 
 
 def _measured(plan: Plan) -> Rows:

@@ -1,4 +1,4 @@
-"""A plan in a script that knows nothing of it: model, optimizer and loader are found, and changed in place
+"""Applies a plan in an unedited script: finds its model, optimizer and loader, and changes them in place
 before they are first used, through the same functions as everywhere."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def apply_to_script(path: Path) -> Callable[[], None]:
 
 
 def _beyond(plan: Plan) -> str | None:
-    """What no script can have without a word of its own."""
+    """Rows of a plan that an unedited script cannot have."""
     settings = plan.settings
     if settings.parallel.effective is not None:
         return (
@@ -79,7 +79,7 @@ def refuse(reason: str) -> NoReturn:
 
 
 class InScript:
-    """What is in force of a plan, and what of it is still to come."""
+    """Which parts of a plan are in force in a script, and which are still to be applied."""
 
     def __init__(self, plan: Plan, path: Path) -> None:
         self.plan, self.path = plan, path

@@ -1,4 +1,4 @@
-"""Something to do as soon as torch is imported, whoever imports it: a script may set variables before it does."""
+"""Runs a function right after torch is imported: a script may set environment variables before that."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _Snapshot = dict[str, tuple[int, int]]
 
 
 class Changes:
-    """What a script's trials write into a folder, told once."""
+    """Files that a script's trials write into a folder, reported once."""
 
     def __init__(self, folder: Path, but: Path) -> None:
         """

@@ -17,10 +17,10 @@ from ..techniques.batch import Batch
 __all__ = ["ADD_PATH", "BATCH", "FENCES", "filled", "own_batch", "placeholders", "script_name", "under_launcher"]
 
 BATCH = ("batch.micro", "batch.accumulate")
-"""What a command may have in braces."""
+"""Placeholders that a command may have in braces."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\.([a-z_]+)(?:=(\d+))?\}")
 ADD_PATH = "--add-path"
-"""Told to the launcher where Python's own place for the script is to be first on ``sys.path``."""
+"""Tells the launcher to put the script's folder first on ``sys.path``, as Python does."""
 FENCES = {
     "WANDB_MODE": "offline",
     "COMET_START_ONLINE": "0",
@@ -187,7 +187,7 @@ def own_batch(command: Sequence[str], effective: int | None = None) -> Batch | N
 
 
 def script_name(command: Sequence[str]) -> str:
-    """What a command runs, for people and for files' names: ``train.py``.
+    """Name of the script that a command runs, for messages and file names: ``train.py``.
 
     Raises:
         UserError: no script or module that Python runs.

@@ -1,4 +1,4 @@
-"""Where a script is seen from outside: module calls, backward passes, optimizer steps, loaders that are iterated."""
+"""Hooks that observe a script: module calls, backward passes, optimizer steps, iterated loaders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["ScriptHooks"]
 
 
 class ScriptHooks:
-    """Puts a plan in force where the script first uses what it changes, and holds each first step against it.
+    """Applies a plan when the script first uses each object, and checks the first optimizer step against the plan.
 
     Torch's own classes are patched while nothing is found yet: module calls until the model is known. What stays are a
     counter of backward passes, and a look at each optimizer step.
@@ -35,7 +35,7 @@ class ScriptHooks:
     def __init__(self, plan: InScript) -> None:
         self._plan = plan
         self.observer: Observer | None = None
-        """Looks on, for a trial."""
+        """Observe a script for a trial."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._named: tuple[Any, Any, Any] = (None, None, None)
         self._taken_off: list[Callable[[], None]] = []
@@ -46,7 +46,7 @@ class ScriptHooks:
         self._is_applying = self._is_checked = self._has_stepped = False
 
     def install(self) -> None:
-        """Begin to look."""
+        """Install the hooks."""
         set_launcher(self)
         patched = functools.partial(_patched, self._taken_off)
         patched(torch.optim.Optimizer, "__init__", self._note_optimizer)
@@ -64,11 +64,11 @@ class ScriptHooks:
         self._stops_looking = found[0]
 
     def prepare(self, model: Any, optimizer: Any, loader: Any) -> None:
-        """Be told what the plan is for."""
+        """Take the model, optimizer and loader that the plan is for."""
         self._named = (model, optimizer, loader)
 
     def stand_aside(self) -> None:
-        """The script applies its plan itself."""
+        """Do nothing more: the script applies its plan itself."""
         if self._is_applying:
             return
         if self.observer is not None:
@@ -78,7 +78,7 @@ class ScriptHooks:
         self.remove()
 
     def remove(self) -> None:
-        """Stop looking; what is in force stays so."""
+        """Remove the hooks; the plan stays in force."""
         set_launcher(None)
         self._stops_looking()
         for take_off in reversed(self._taken_off):
@@ -250,12 +250,12 @@ def _then(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], A
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Which tensors it steps: those that take gradients."""
+    """The parameters that it steps: those that take gradients."""
     return {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
 
 
 def _patched(taken_off: list[Callable[[], None]], owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Have ``around(original, *args)`` answer, until it is taken off."""
+    """Replace a function by ``around(original, *args)``, until the replacement is removed."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

@@ -33,12 +33,12 @@ from .shards import unwrapped
 __all__ = ["Look"]
 
 _NUM_STEPS = 3
-"""The first is not like the others."""
+"""Optimizer steps that are observed; the first is slower than the others."""
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class Look(Observer):
-    """Looks on for some optimizer steps, then says what is known."""
+    """Observes some optimizer steps, then answers with the script's facts."""
 
     def __init__(self, request: InspectRequest, found: InScript, answer: Callable[[Outcome], NoReturn]) -> None:
         """

@@ -1,4 +1,4 @@
-"""What a script does, as far as a trial looks at it: loaders, forward and backward passes, optimizer steps."""
+"""Observes a script: its loaders, forward and backward passes, and optimizer steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A working folder of a trial's own, so that a script writes nothing of the user's: a copy of the current one, or
+"""A working folder for one trial, so that a script overwrites no file of the user's: a copy of the current one, or
 empty."""
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Scratch = Literal["copy", "empty"]
 
 _LEFT_OUT = (".git", ".autotune", "__pycache__")
 _MOST_BYTES = 2 * 2**30
-"""Of files that cannot share their blocks with the copy."""
+"""Most bytes to copy of files that cannot share their blocks."""
 _FICLONE = 0x40049409  # linux/fs.h
 
 
 def work_in(folder: Path, kind: Scratch) -> None:
-    """Make a folder, and go there.
+    """Make a working folder and change into it.
 
     Args:
         folder: does not exist yet; whoever names it removes it.

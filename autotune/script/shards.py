@@ -1,4 +1,4 @@
-"""A script's own data parallelism: what it has wrapped its model in, held against the plan."""
+"""Checks a script's own data parallelism (its wrapper around the model) against the plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..techniques import Settings, Stage
 __all__ = ["mismatch", "unwrapped", "wrappers"]
 
 _BEFORE = (Stage.MODEL, Stage.LOW_RANK, Stage.LAYERS, Stage.CHECKPOINTING, Stage.DEVICE, Stage.COMPILE)
-"""What changes modules or their tensors, and so cannot follow ``fully_shard``."""
+"""Techniques that change modules or their tensors, which is too late after ``fully_shard``."""
 _CALLS = {"ddp": "DistributedDataParallel(model)", "fsdp": "fully_shard(model)"}
 
 
@@ -20,7 +20,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def wrappers(model: Any) -> list[Any]:
-    """The model as the script calls it, and what is within, down to the module itself."""
+    """The model as the script calls it, and each module that it wraps, down to the innermost."""
     from torch.nn.parallel import DistributedDataParallel
 
     found = [model]
@@ -33,7 +33,7 @@ def wrappers(model: Any) -> list[Any]:
 
 
 def mismatch(settings: Settings, model: Any) -> str | None:
-    """Why a plan cannot be put on the model, which the script has shared out itself or not; None where it can."""
+    """Why a plan's parallelism does not match the script's; None if it does."""
     kind, found = settings.parallel.kind, _found(model)
     if kind not in ("none", found):  # one process may have either
         return (

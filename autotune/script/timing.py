@@ -1,4 +1,4 @@
-"""A script's speed and memory: windows of whole optimizer steps, by the same rules as everywhere, seen from outside."""
+"""Measures a script's speed and memory over windows of whole optimizer steps, by the rules of all trials."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FEWEST_STEPS, _CALM_STEPS, _STABLE = 3, 2, 1.005
 
 
 class Timing(Observer):
-    """Warm-up, then windows. What the script does between steps (evaluation, checkpoints) is in them."""
+    """Warm-up, then windows, which include what the script does between steps (evaluation, checkpoints)."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class Timing(Observer):
         self._rule: StoppingRule | None = None
 
     def evaluated(self) -> None:
-        """The peak has it in it."""
+        """An evaluation was seen, so that the peak includes it."""
         self._has_evaluated = True
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
-        """One more: warm up, or close the window if it is long enough."""
+        """A step has ended: warm up, or close the window if it is long enough."""
         super().stepped(optimizer, num_backwards)
         if self.num_steps == 1:
             self._first_s = time.monotonic()
@@ -80,7 +80,7 @@ class Timing(Observer):
             self._close()
 
     def finish(self) -> Outcome | None:
-        """What the windows come to; None where there are too few."""
+        """The measurement over all windows; None if there are too few."""
         if len(self._windows) < FEWEST_WINDOWS:
             return None
         windows = settled(self._windows)
@@ -105,7 +105,7 @@ class Timing(Observer):
         )
 
     def _parity(self) -> Parity:
-        """What the first optimizer steps stepped on, against the reference's, where a script's runs are alike."""
+        """Compare the losses of the first optimizer steps with the reference's, if a script's runs are alike."""
         options, losses = self._options, tuple(self._step_losses.values())
         if options.parity_batch is None or not losses:
             return Parity(losses=())

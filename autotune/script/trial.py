@@ -1,4 +1,4 @@
-"""A script as a trial: watched until there is an answer, which is written where a trial's is, and then ended."""
+"""Runs a script as a trial: observes it until there is an outcome, writes that, and ends the script."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ScriptTrial:
         return outcome_of(error, self._request.device)
 
     def _answer(self, outcome: Outcome) -> NoReturn:
-        """Write it, and have the script end as ``sys.exit`` does, or soon; a fork that trains too just ends."""
+        """Write the outcome and end the script as by ``sys.exit``, within some seconds; a forked copy ends at once."""
         if os.getpid() == self._process:
             self._write(outcome)
             threading.Thread(target=_end_soon, name="autotune-grace", daemon=True).start()

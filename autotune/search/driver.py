@@ -184,7 +184,7 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
     _check_tried(session, stopped)
 
     def go_on(row: Tried) -> None:
-        """Go on with trials after a finalist fell, since others may be worth one now."""
+        """Go on with trials after a finalist was disqualified, since others may now be worth one."""
         nonlocal stopped
         doubt.take(row.outcome)
         candidates.fell(row)  # before it is stored: what a kill leaves out here, a resume finds out again

@@ -38,7 +38,7 @@ class Inspected:
 
 @dataclass(frozen=True)
 class Warned:
-    """Something the user asked for and did not get, or must know."""
+    """A message that the user must see, such as a request that could not be met."""
 
     message: str
 
@@ -64,7 +64,7 @@ class TrialEnded:
     feasible: bool
     """Whether it fits the budget, keeps parity and does not leak."""
     is_best: bool
-    """Whether it is the fastest feasible one so far."""
+    """Whether it is the fastest feasible trial so far."""
     is_known: bool = False
     """Whether another search measured it, so that it cost nothing here."""
 
@@ -138,7 +138,7 @@ class AblationEnded:
 
 @dataclass(frozen=True)
 class Stopped:
-    """No more configurations will be tried, unless one of the best falls when it is measured again."""
+    """No more configurations will be tried, unless a finalist is disqualified when it is measured again."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""What other searches have measured of a task: a search begins with it, and none of it counts as its trials."""
+"""Measurements of a task by other searches: a search begins with them, and they do not count as its trials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Known", "take_others", "take_reference"]
 
 
 class Known(Protocol):
-    """What other searches have measured of a task, on its device and under its conditions."""
+    """Measurements of a task by other searches, on the same device and under the same conditions."""
 
     def reference(self, session: Session) -> Outcome | None:
         """The outcome of the job as it stands; None where it has to be measured."""

@@ -1,4 +1,4 @@
-"""What the user asked of a search."""
+"""The options of a search."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ class SearchOptions:
 
     @property
     def stem(self) -> str:
-        """What the study's name begins with."""
+        """Prefix of the study's name."""
         return self.name or Path(self.task).stem
 
     @property
     def preset(self) -> str:
-        """The space that is searched: the default one has what changes the model's function where that is allowed."""
+        """Name of the space: ``default`` becomes ``lossy`` with ``--max-quality-drop``."""
         return "lossy" if self.space == "default" and self.max_quality_drop is not None else self.space

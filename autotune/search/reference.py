@@ -57,7 +57,7 @@ def check_reference(session: Session) -> None:
 
 
 def _tell_share(session: Session, share: float) -> None:
-    """Announce the budget in bytes, now that the reference's peak is known.
+    """Announce the budget in bytes, once the reference's peak is known.
 
     Raises:
         UserError: it is below what any process takes.

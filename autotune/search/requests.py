@@ -1,4 +1,4 @@
-"""Makes the requests that executors run: inspect the task, predict, measure one configuration."""
+"""Makes requests for executors: inspect the task, predict, or measure one configuration."""
 
 from __future__ import annotations
 

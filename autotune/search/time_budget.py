@@ -1,4 +1,4 @@
-"""How ``--max-time`` is divided between trials and finalists."""
+"""Divides ``--max-time`` between trials and finalists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_FINALISTS = 3
 NUM_REPEATS = 3
 """Runs in fresh interpreters that are planned for."""
 MOST_ROUNDS = 6
-"""Most runs in fresh interpreters, where fewer do not make the figures sure."""
+"""Most runs in fresh interpreters, if fewer leave the figures unsure."""
 
 LEAST_SHARE_S = 1.0
 """Shortest timed windows of a trial, seconds: shorter ones say little."""
@@ -89,7 +89,7 @@ class TimeBudget:
         return max(1, int((self.left_s() - self._reserve_s()) / (self._overhead_s() + LEAST_SHARE_S)))
 
     def deadline_s(self, share_s: float, spare_finalists: bool) -> float:
-        """When a trial counts as hanging: generously above what the reference took, within the time that is left."""
+        """Seconds after which a trial counts as hanging: well above the reference's, within the time that is left."""
         known = max(_LEAST_LIMIT_S, _SLOWER_BY * max(self._overheads_s[:1] + self._fresh_overheads_s[:1], default=0.0))
         limit = share_s + (known if self._overheads_s else _LOAD_LIMIT_S)
         left = self.left_s() - (self._reserve_s() if spare_finalists else 0.0)

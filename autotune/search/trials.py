@@ -1,4 +1,4 @@
-"""The trials of a search: every slot is kept busy with what is worth the most, until there is a reason to stop."""
+"""Runs the trials of a search: keeps every slot busy with the best candidate, until there is a reason to stop."""
 
 from __future__ import annotations
 

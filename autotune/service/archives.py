@@ -28,7 +28,7 @@ _LEFT_OUT = {".git", ".venv", "venv", "__pycache__", ".autotune", ".mypy_cache",
 
 @dataclass(frozen=True)
 class Limits:
-    """What an archive may come to."""
+    """Limits of an archive."""
 
     archive_bytes: int = 256 * 2**20
     members: int = 10_000
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What an archive came to."""
+    """Number of files and bytes of an archive, unpacked."""
 
     num_files: int
     num_bytes: int

@@ -1,4 +1,4 @@
-"""A client of the service, for Python."""
+"""A Python client of the service."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_WAIT_S = 30.0
 
 
 class ServiceError(UserError):
-    """The service refused, or cannot be reached; ``status`` is HTTP's, 0 where nothing answered."""
+    """The service refused, or cannot be reached; ``status`` is HTTP's, or 0 if nothing answered."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -91,7 +91,7 @@ class Client:
             params["before"] = rows[-1]["number"]
 
     def search(self, search_id: str, *, wait_s: float = 0.0) -> dict[str, Any]:
-        """One search; with ``wait_s``, once it has ended if it does meanwhile."""
+        """One search; with ``wait_s``, as soon as it ends, or after so many seconds."""
         found: dict[str, Any] = self._ask("GET", f"/v1/searches/{search_id}", params={"wait": wait_s}).json()
         return found
 
@@ -128,14 +128,14 @@ class Client:
         raise ServiceError(f"{self._url}: the connection was lost. Is the service up?")
 
     def trials(self, search_id: str) -> Iterator[dict[str, Any]]:
-        """What trials came to, by their numbers."""
+        """The trials' outcomes, by their numbers."""
         after = -1
         while rows := self._ask("GET", f"/v1/searches/{search_id}/trials", params={"after": after}).json():
             yield from rows
             after = rows[-1]["number"]
 
     def text(self, search_id: str, what: Literal["plan", "report", "log"]) -> str:
-        """The plan as YAML, the report, or the end of the log."""
+        """Text of the plan (YAML), of the report, or of the end of the log."""
         return self._ask("GET", f"/v1/searches/{search_id}/{what}").text
 
     def fetch(self, search_id: str, path: Path) -> None:
@@ -164,7 +164,7 @@ class Client:
         return self._changed("POST", f"{search_id}/resume", None)
 
     def delete(self, search_id: str) -> None:
-        """Forget a search that has ended."""
+        """Delete a search that has ended."""
         self._ask("DELETE", f"/v1/searches/{search_id}")
 
     def _changed(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class Client:
         return found
 
     def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """Every request may be made again: none does its work twice."""
+        """Make a request, again if the connection is lost: no request does its work twice."""
         for left in reversed(range(_TRIES)):
             try:
                 answer = self._http.request(method, path, **request)

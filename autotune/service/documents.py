@@ -1,4 +1,4 @@
-"""What a search ends with: its plan, that in words, and the files that lie beside it."""
+"""The result of a search: its plan, the plan in words, and the files beside it."""
 
 from __future__ import annotations
 

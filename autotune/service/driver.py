@@ -24,7 +24,7 @@ _SEARCH, _MARK = "AUTOTUNE_SERVICE_SEARCH", "AUTOTUNE_SERVICE_DRIVER"
 have, they are found when nobody is left to ask."""
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 _KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "OMP_", "MKL_", "RAY_", "TORCH", "HF_", "XDG_")
-"""What of the server's environment a driver sees: its tokens and its database's password are not among it."""
+"""Environment variables of the server that a driver gets: neither its tokens nor its database's password."""
 _LOG_BYTES = 256 * 2**10
 
 
@@ -101,7 +101,7 @@ class SearchFolder:
 
 
 class ServerSide(Protocol):
-    """What of a driver's command line is the server's to decide."""
+    """Parts of a driver's command line that the server decides."""
 
     @property
     def program(self) -> tuple[str, ...]:

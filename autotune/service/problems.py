@@ -1,4 +1,4 @@
-"""What the service refuses."""
+"""``Problem``: an HTTP error of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is old is forgotten: searches that have ended, with their files, and archives that no search needs."""
+"""Deletes old searches that have ended, with their files, and archives that no search needs."""
 
 from __future__ import annotations
 

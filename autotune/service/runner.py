@@ -1,4 +1,4 @@
-"""What keeps searches going: takes those that wait, follows each one's driver in a thread, and finds what was lost."""
+"""Runs searches: takes queued ones, follows each driver in a thread, and recovers those of dead servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger("autotune.service")
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """How drivers are run."""
+    """Options of a server's drivers."""
 
     num_searches: int = 1
     """Searches at a time: two on one device would disturb each other's timing."""
@@ -33,7 +33,7 @@ class RunnerOptions:
     beat_s: float = 0.5
     """Between two looks at a driver, seconds."""
     program: tuple[str, ...] = PROGRAM
-    """What starts ``autotune``."""
+    """The command that starts ``autotune``."""
     driver_options: tuple[str, ...] = ()
     """Options of ``autotune search`` that are the server's to decide."""
 
@@ -57,7 +57,7 @@ class Runner:
         self._thread.start()
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Wake up: there may be work."""
         self._wake.set()
 
     def is_alive(self) -> bool:

@@ -1,4 +1,4 @@
-"""The service's parts, joined up."""
+"""Builds the service from its parts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Service:
             )
 
     def delete(self, search_id: str) -> None:
-        """Forget a search, with its files.
+        """Delete a search, with its files.
 
         Raises:
             Problem: 404; or 409, it has not ended.

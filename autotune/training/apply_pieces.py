@@ -1,4 +1,4 @@
-"""What ``apply`` is made of: a plan put on a model, on an optimizer, on a dataset. For trainers that build the rest."""
+"""The parts of ``apply``: put a plan on a model, an optimizer or a dataset, for trainers that build the rest."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from ..techniques.replica import within
 from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
 from .drift import here, is_strict, tell
 from .fingerprint import fingerprint, identify
+from .skip_init import skip_init
 from .training import Training
 from .uneven import with_shares
-from .unfilled import unfilled
 from .weights import load_weights
 
 __all__ = ["apply", "build_loader", "build_model", "reference_batch"]
@@ -182,7 +182,7 @@ def _with_one_worker(spec: LoaderSpec) -> LoaderSpec:
 
 
 def reference_batch(task: Task, dataset: Any, effective: int | None = None) -> Batch:
-    """The user's batch as it stands: ``effective`` or ``batch_size``, else 32; never more than the dataset holds; in
+    """The job's batch: ``effective`` or ``batch_size``, else 32; never more than the dataset holds; in
     micro-batches of ``micro_batch_size``.
 
     Raises:
@@ -218,7 +218,7 @@ def _task_of(pieces: dict[str, Any]) -> Task:
 
 
 def _place(plan: Plan) -> tuple[torch.device, Ranks]:
-    """Where this process trains, and as which of how many.
+    """The device that this process trains on, and its rank.
 
     Raises:
         PlanError: there is no such device, or the plan is for another number of processes.
@@ -236,7 +236,7 @@ def _place(plan: Plan) -> tuple[torch.device, Ranks]:
 
 
 def _shared_out(batch: Batch, ranks: Ranks) -> Batch:
-    """The job's own batch, in as many micro-batches as there are ranks where it is too few."""
+    """The job's own batch, with at least one micro-batch for each rank."""
     if batch.accumulate % ranks.size == 0:
         return batch
     return Batch.of(batch.num_samples, min(batch.micro, -(-batch.num_samples // ranks.size)))
@@ -257,7 +257,7 @@ def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -
         return
     if model is None:
         with undisturbed():
-            model = build_model(unfilled(task))
+            model = build_model(skip_init(task))
     if fingerprint(model, dataset, task.collate) != plan.task.fingerprint:
         found, identity = identify(model, dataset, task.collate, task.blocks)
         raise PlanError(
@@ -268,7 +268,7 @@ def _check_task(plan: Plan, task: Task, model: nn.Module | None, dataset: Any) -
 
 
 def _warn_of_batch(task: Task, dataset: Any, num_samples: int, stated: bool) -> None:
-    """Where an optimizer step sees other samples than the job's, or nobody said how many those are."""
+    """Warn if an optimizer step has another number of samples than the job's, or if that number is not given."""
     if task.batch_size is None and not stated:
         warnings.warn(
             f"the optimizer steps on batches of {num_samples}, and nothing says what the job trains with. Give "

@@ -1,4 +1,4 @@
-"""A plan put on a DataLoader that somebody has built, of whatever subclass."""
+"""Puts a plan on an existing DataLoader, of any subclass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .apply_pieces import apply_to_loader
 __all__ = ["OPTIONS", "changed_loader", "put_options"]
 
 OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
-"""Of a DataLoader, what a plan may change."""
+"""DataLoader options that a plan may change."""
 
 
 def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> None:

@@ -1,4 +1,4 @@
-"""Drift: what is not as it was when a plan was measured, and what follows of that."""
+"""Drift: differences between this machine and the one that a plan was measured on, and what follows from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Difference(NamedTuple):
 
 
 def differences(plan: Plan, torch_version: str, kind: str, device: str, num_threads: int) -> Iterator[Difference]:
-    """Where a plan is used, against where it was measured.
+    """Compare the machine that a plan is used on with the one that it was measured on.
 
     Args:
         plan: says nothing where it was written by hand.
@@ -83,7 +83,7 @@ def other_model(plan: Plan, model: nn.Module, blocks: Sequence[str] = ()) -> str
 
 
 def other_shapes(plan: Plan, loader: Any) -> Difference | None:
-    """What differs in a training DataLoader's batches; None too where that cannot be read."""
+    """How a training DataLoader's batches differ from the plan's; None if they do not, or cannot be read."""
     from torch.utils.data import default_collate
 
     from .fingerprint import batch_words, sample_shapes

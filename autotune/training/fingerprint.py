@@ -1,4 +1,4 @@
-"""What identifies a task: parameters and batch shapes, before any technique."""
+"""Identifies a task by its parameters and batch shapes, before any technique."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fingerprint(model: nn.Module, dataset: Any, collate: Callable[[list[Any]], A
 def identify(
     model: nn.Module, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, blocks: Sequence[str] = ()
 ) -> tuple[str, Identity]:
-    """The fingerprint, and in words what it is of.
+    """The fingerprint, and a description of the model and batches that it stands for.
 
     Args:
         model: before any technique.

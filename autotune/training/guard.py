@@ -1,4 +1,4 @@
-"""``Guard``: an error for loops that do between micro-batches what would silently change the training."""
+"""``Guard``: raises if a loop does something between micro-batches that would silently change the training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Guard"]
 
 
 class _Seen(NamedTuple):
-    """A parameter's gradient as a backward pass left it."""
+    """A parameter's gradient after a backward pass."""
 
     parameter: Tensor
     gradient: int
-    """Which tensor it is; a reference would keep it alive."""
+    """Identity of the tensor; a reference would keep it alive."""
     version: int
     """How often it was changed in place."""
 
@@ -46,7 +46,7 @@ class _Count:
 
 
 class Guard:
-    """Watches an optimizer's steps, and the first and the last of its gradients."""
+    """Watches an optimizer's steps, and its first and last gradients."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -58,7 +58,7 @@ class Guard:
             optimizer.register_step_post_hook(self._steps)
 
     def begin(self) -> None:
-        """The first micro-batch of a step comes: steps that the optimizer took before (to make its state) are past."""
+        """A step's first micro-batch comes: forget steps that the optimizer took before (to create its state)."""
         self._num_steps = self._steps.num
 
     def look(self) -> None:
@@ -102,7 +102,7 @@ class Guard:
         self._num_steps, self._seen, self._num_dropped = self._steps.num, (), 0
 
     def dropped(self, num_micro: int, wanted: int) -> None:
-        """A step was left half done.
+        """A loop has left a step half done.
 
         Raises:
             TaskError: so was the last one.

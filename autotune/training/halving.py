@@ -1,4 +1,4 @@
-"""Out of memory at run time: the micro-batch is halved, and the optimizer step that was begun is made again."""
+"""Halves the micro-batch when memory runs out in a job, and repeats the optimizer step that was begun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Passed = tuple[torch.Tensor, float | torch.Tensor]
 
 
 class Halving:
-    """Trains on micro-batches in as many parts as memory asks for.
+    """Trains on micro-batches in parts that are small enough for the memory.
 
     The gradients of a backward pass that ran out of memory are of no use, nor are those that it was added to. So the
     micro-batches of an optimizer step are kept until it is taken.
@@ -35,13 +35,13 @@ class Halving:
         """
         self._micro, self._is_on = micro, is_on
         self.times = 0
-        """How often the micro-batch was halved."""
+        """How often the micro-batch has been halved."""
         self._kept: list[tuple[Any, Position | None]] = []
         self._has_all = True
 
     @property
     def parts(self) -> int:
-        """Passes that a whole micro-batch takes."""
+        """Number of forward passes for one micro-batch."""
         return -(-self._micro // self.micro)
 
     @property
@@ -50,7 +50,7 @@ class Halving:
         return -(-self._micro // (1 << self.times))
 
     def forget(self, has_all: bool = True) -> None:
-        """Another optimizer step begins; ``has_all`` is False in the middle of one that another process began."""
+        """An optimizer step begins; ``has_all`` is False if it resumes one that another process began."""
         self._kept, self._has_all = [], has_all
 
     def run(

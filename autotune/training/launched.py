@@ -1,4 +1,4 @@
-"""Whether this process runs a script under a launcher of ours, which applies a plan to it, and how the two speak."""
+"""How a script's launcher and functions like ``autotune.apply`` in the same process find each other."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ __all__ = [
 
 
 PLAN_VARIABLE = "AUTOTUNE_PLAN"
-"""Names the plan that a job is to run with."""
+"""Environment variable: path of the plan that a job runs with."""
 STRICT_VARIABLE = "AUTOTUNE_STRICT"
-"""Is 1 where a plan is not to be applied elsewhere than it was measured."""
+"""Environment variable: 1 refuses a plan on another machine than it was measured on."""
 TRIAL_VARIABLE = "AUTOTUNE_TRIAL"
-"""Names the folder of the trial that a script is run for."""
+"""Environment variable: folder of the trial that a script runs for."""
 
 
 class Launcher(Protocol):
-    """What applies a plan to the script that it runs."""
+    """Applies a plan to the script that it runs."""
 
     def prepare(self, model: Any, optimizer: Any, loader: Any) -> None:
-        """Be told what the plan is for."""
+        """Take the model, optimizer and loader that the plan is for."""
 
     def stand_aside(self) -> None:
-        """The script applies its plan itself."""
+        """Do nothing more: the script applies its plan itself."""
 
 
 _launcher: Launcher | None = None
 
 
 def launcher() -> Launcher | None:
-    """The one that this process runs under; None where there is none, or it has no plan to apply."""
+    """The launcher of this process; None if there is none, or if it has no plan to apply."""
     return _launcher
 
 
 def set_launcher(one: Launcher | None) -> None:
-    """Say that this process runs under it."""
+    """Set the launcher of this process."""
     global _launcher
     _launcher = one
 

@@ -1,4 +1,4 @@
-"""Whether an exception says that memory ran out. That has many types and texts."""
+"""Whether an exception says that memory ran out, by the types and messages of many libraries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and those that it was raised from."""
+    """The exception, and those that it was raised from."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

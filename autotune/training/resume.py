@@ -1,4 +1,4 @@
-"""Whether a training's saved state belongs to a training, said before anything of either is changed."""
+"""Checks that a saved state belongs to a training, before either is changed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ __all__ = ["StepResult", "Training"]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one micro-batch did."""
+    """Result of one micro-batch."""
 
     loss: torch.Tensor
     """The micro-batch's mean loss, detached."""
@@ -252,7 +252,7 @@ class Training:
         self._guard.look()
 
     def _parameters(self) -> list[nn.Parameter]:
-        """The optimizer's, in its own order."""
+        """The optimizer's parameters, in its own order."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _add(self, loss: Any, position: Position | None) -> float | torch.Tensor:
@@ -315,7 +315,7 @@ class Training:
 
     @property
     def _num_passes(self) -> int:
-        """To an optimizer step."""
+        """Micro-batches in an optimizer step."""
         return self.loader.batch.accumulate * self._halving.parts
 
     def optimizer_step(self) -> bool:

@@ -1,4 +1,4 @@
-"""Unequal shares of one optimizer step, for ranks on unlike devices: what they agree on before they train."""
+"""Unequal shares of one optimizer step for ranks on unlike devices, which they check with each other first."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def with_shares(ranks: Ranks, parallel: Parallel, batch: Batch, model: nn.Module
 
 
 def _collective(parallel: Parallel, model: nn.Module) -> str | None:
-    """What makes ranks wait for each other in forward."""
+    """Modules that make ranks wait for each other in the forward pass."""
     if parallel.kind == "fsdp":
         return "fsdp"
     return "SyncBatchNorm" if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()) else None

@@ -1,4 +1,4 @@
-"""What a job trains on from: the weights that its task names, or those that a plan's recovery left."""
+"""Loads the weights that training starts from: the task's, or a plan's recovered ones."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ...plan import Plan
 from ...task import Task
 from ...techniques.checkpointing import Checkpointing, find_blocks
 from ...training.apply_plan import build_model
-from ...training.unfilled import unfilled
+from ...training.skip_init import skip_init
 from ..memory_model import MemoryModel, fit_memory_model
 from ..tracing.fake_ops import Target
 from ..tracing.work import Work
@@ -45,7 +45,7 @@ class Places:
             TaskError: ``task.blocks`` names what the model does not have.
             Exception: whatever the user's code raises.
         """
-        model = build_model(unfilled(task))
+        model = build_model(skip_init(task))
         blocks = find_blocks(model, task.blocks)
         return cls(len(blocks), modules_holders(model, blocks))
 

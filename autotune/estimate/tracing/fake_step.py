@@ -27,8 +27,8 @@ from ...task import Task
 from ...techniques.batch import Batch
 from ...training.apply_pieces import apply_to_optimizer
 from ...training.apply_plan import apply, build_loader
+from ...training.skip_init import skip_init
 from ...training.training import Training
-from ...training.unfilled import unfilled
 from ..workspace.cpu_kernels import kernel_of
 from ..workspace.kernel import Kernel
 from .fake_ops import SteadyScaler, Target, answers, choose_as_on_cuda
@@ -91,7 +91,7 @@ class FakeTraining:
 
     def _applied_to(self, task: Task) -> Task:
         """A task whose model and data are fake: only sizes are looked at."""
-        return unfilled(task)
+        return skip_init(task)
 
     def _open(self, real: Training) -> None:
         """Make a fake model of one's own, and let go of the real one."""

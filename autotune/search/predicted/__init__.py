@@ -1,1 +1,1 @@
-"""What a search believes of a configuration before it is measured: asked of children, corrected by what was seen."""
+"""Predictions of a configuration before it is measured: made in child processes, corrected by trials."""

@@ -1,4 +1,4 @@
-"""What a search believed of a configuration before it measured it."""
+"""The predicted speed and peak of a configuration, before it was measured."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Range(_Frozen):
 
 
 class Forecast(_Frozen):
-    """Speed and peak as they were expected, from the memory model and the trials before."""
+    """Predicted speed and peak, from the memory model and earlier trials."""
 
     samples_per_s: Range | None
     """Samples per second; None where hardly anything was known."""

@@ -1,1 +1,1 @@
-"""Which configuration is tried next."""
+"""Chooses which configuration is tried next."""

@@ -64,7 +64,7 @@ class Observation:
 
 
 class Acquisition:
-    """What is believed after some trials, and what another one promises."""
+    """Posterior after some trials, and the expected gain of a further one."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class Acquisition:
 
     @cached_property
     def chance_usable(self) -> Array:
-        """(configurations,): that a trial neither fails nor is over the limit, margin included, and is good enough."""
+        """(configurations,): chance that a trial runs, is within the limit with its margin, and is good enough."""
         return self._chance(0.0) * self.chance_kept
 
     @cached_property
     def chance_kept(self) -> Array:
-        """(configurations,): that the quality is within the allowed drop."""
+        """(configurations,): chance that the quality is within the allowed drop."""
         if self.quality is None:
             return np.ones(len(self._priors.function))
         chance = ndtr((_ALLOWED - self.quality.mean) / np.sqrt(self.quality.variance + _TINY))

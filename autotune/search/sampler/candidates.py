@@ -120,11 +120,11 @@ class Candidates:
         return None if waiting else self._study.settled()
 
     def finish(self, proposal: Proposal) -> None:
-        """A proposal is no longer in flight."""
+        """Note that a proposal has ended."""
         self._in_flight.discard(proposal.settings.canonical())
 
     def fell(self, row: Tried) -> None:
-        """A configuration could not be used when it was measured again: tell the sampler."""
+        """Tell the sampler that a configuration is disqualified: it could not be used when it was measured again."""
         params = self._space.params(row.settings)
         if params:
             self._study.skip(self._study.ask(self._space.distributions, params), row)

@@ -171,7 +171,7 @@ class ConfigurationSpace:
         return Configuration(self.params(settings) or {}, micro_batch, known, gains, function, removed)
 
     def is_needless(self, settings: Settings, usable_bytes: float) -> bool:
-        """Whether a configuration buys memory with time where, by predictions, none is short."""
+        """Whether a configuration trades time for memory although, by predictions, memory is not short."""
         largest = self.choices["batch"][-1] if "batch" in self.choices else settings.batch
         assert largest is None or isinstance(largest, Batch)
         return is_needless(settings, largest, self._foreseen.predict, usable_bytes)

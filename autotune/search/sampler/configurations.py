@@ -1,4 +1,4 @@
-"""The finite set of configurations that a search may measure, with what is predicted of each before it is measured."""
+"""The finite set of configurations that a search may measure, each with its prediction."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Configuration:
     predicted: Prediction | None = None
     """None where nothing could be predicted."""
     prior_gains: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By technique, mean and standard deviation of what it is believed to add to the logarithm of the speed."""
+    """By technique, mean and standard deviation of its prior gain in the logarithm of the speed."""
     function: str = ""
     """What it computes: equal ones are of one quality, and "" is the reference's."""
     removed: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""An Optuna sampler that asks next for what promises most, and knows when little is left to gain.
+"""An Optuna sampler by expected gain per second, which says when little is left to gain.
 
 Plain Optuna::
 
@@ -127,7 +127,7 @@ class ExpectedGainSampler(BaseSampler):
         return None if number is None or self._acquisition is None else self._acquisition.forecast(number)
 
     def acquisition(self, study: optuna.Study) -> Acquisition:
-        """What is believed after the study's trials; the same is not thought out twice."""
+        """Posterior after the study's trials; cached."""
         observed = tuple(self._observed(_told(study)))
         if self._acquisition is None or self._acquisition.observed != observed:
             self._acquisition = Acquisition(self._priors, observed, self._limit, self._margin)
@@ -145,7 +145,7 @@ class ExpectedGainSampler(BaseSampler):
         return promise
 
     def stop_reason(self, study: optuna.Study) -> str | None:
-        """Why there is no point in going on, in words; None where there is one."""
+        """The reason to stop, in words; None if there is none."""
         acquisition = self.acquisition(study)
         if len(acquisition.left) == 0:
             return EXHAUSTED

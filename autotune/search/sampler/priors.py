@@ -15,13 +15,13 @@ from .surrogate import Array, Indices, Scales, Surrogate
 __all__ = ["Priors"]
 
 _SPEED = Scales(level=5.0, main=0.12, pair=0.075, own=0.024, noise=0.03)
-"""Of the logarithm of samples per second."""
+"""Scales of the logarithm of samples per second."""
 _PEAK = Scales(level=0.03, main=0.008, pair=0.005, own=0.004, noise=0.006)
-"""Of the logarithm of the measured peak over the predicted one."""
+"""Scales of the logarithm of the measured peak over the predicted one."""
 _PEAK_UNPREDICTED = Scales(level=2.0, main=0.19, pair=0.1, own=0.016, noise=0.016)
-"""Of the logarithm of the measured peak over the limit, where no peak is predicted."""
+"""Scales of the logarithm of the measured peak over the limit, where no peak is predicted."""
 _FAILURE = Scales(level=0.05, main=0.4, pair=0.12, own=0.1, noise=0.1)
-"""Of a score that is 1 where a trial failed and 0 where it did not."""
+"""Scales of a score that is 1 for a trial that failed and 0 for one that did not."""
 
 _QUALITY = Scales(level=0.0, main=0.0, pair=0.0, own=0.3, noise=0.4)
 """Of the inverse hyperbolic sine of the drop in quality over the allowed one: even near 0, a logarithm far from it. The

@@ -80,7 +80,7 @@ class Surrogate:
 
 
 class Posterior:
-    """What is believed after measurements.
+    """Posterior after measurements.
 
     Where these lie further from what was believed than the scales allow for, or nearer, all scales are taken to be
     larger or smaller alike.

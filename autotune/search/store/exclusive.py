@@ -47,7 +47,7 @@ class ExclusiveStorage:
             raise
 
     def found_empty(self) -> str:
-        """What it may mean that an existing file holds no study; empty where nothing."""
+        """A hint why an existing file holds no study; empty if there is none."""
         if self._file is None or not self._was_there or self.storage.get_all_studies():
             return ""
         path = sqlite_path(self.url)

@@ -1,4 +1,4 @@
-"""What a task's newest study has measured, read without a lock: a search may be writing to it."""
+"""Reads the measurements of a task's newest study, without a lock: a search may be writing to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Finished", "finished"]
 
 @dataclass(frozen=True)
 class Finished:
-    """What a study has measured so far."""
+    """A study's measurements so far."""
 
     name: str
     facts: Facts

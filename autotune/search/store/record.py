@@ -17,7 +17,7 @@ __all__ = ["StudyRecord", "check_same"]
 
 
 class StudyRecord(BaseModel):
-    """What a study's measurements depend on: measurements under different records cannot be mixed."""
+    """Everything that a study's measurements depend on: those under different records cannot be mixed."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 

@@ -1,4 +1,4 @@
-"""What an earlier process left in a study, read as a whole before anything uses it."""
+"""Reads what an earlier process stored in a study, as a whole, before anything uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finished measurements, kept for other searches: by task, device, versions and settings, whatever the budget.
+"""Stores finished measurements for other searches: by task, device, versions and settings, not by budget.
 
 One table in any database that SQLAlchemy reads. A measurement that is no longer to be trusted is not removed: a new
 series begins, and only the newest is read.
@@ -51,7 +51,7 @@ _TABLE = sql.Table(
 
 @dataclass(frozen=True)
 class Key:
-    """Whose measurements: those of other keys say nothing of each other."""
+    """Identifies comparable measurements: those of different keys are never mixed."""
 
     task: str
     """Hash of the task's fingerprint, its code, and what else its trials depend on."""
@@ -99,7 +99,7 @@ class Results:
             return database.scalar(sql.select(sql.func.max(_TABLE.c.series)).where(*_of(asdict(key)))) or 0
 
     def known(self, key: Key, series: int, run: str = TRIAL) -> dict[str, Kept]:
-        """What a series holds of one kind of run, by ``settings.canonical()``."""
+        """A series' measurements of one kind of run, by ``settings.canonical()``."""
         wanted = _of({**asdict(key), "series": series, "run": run})
         with self._transaction() as database:
             rows = database.execute(sql.select(_TABLE).where(*wanted).order_by(_TABLE.c.at)).all()
@@ -115,7 +115,7 @@ class Results:
         return {one.settings.canonical(): one for one in found}
 
     def keep(self, key: Key, series: int, one: Kept, run: str = TRIAL) -> None:
-        """Store a measurement in place of what was known of it; memory that ran out says less than a measurement."""
+        """Store a measurement in place of an earlier one; an out-of-memory does not replace a measurement."""
         place = {**asdict(key), "series": series, "run": run, "settings": _hash(one.settings)}
         row = {
             **place,

@@ -41,13 +41,13 @@ class Stored:
     tried: tuple[Tried, ...]
     """Trials that ended, by number; at least one."""
     forecasts: Mapping[int, Forecast]
-    """What was believed of a trial before it ran, by number."""
+    """The predictions for a trial before it ran, by number."""
     fallen: Mapping[int, Tried]
-    """What could not be used when it was measured again, by number, with that outcome."""
+    """Configurations that were disqualified when measured again, by number, with that outcome."""
     evidence: Mapping[str, Outcome]
     """All other outcomes, by key."""
     plan: Plan | None
-    """What the search came to; None while it has not ended."""
+    """The search's plan; None until it has ended."""
 
     @property
     def reference(self) -> Tried | None:

@@ -41,7 +41,7 @@ _KEPT_OUTPUT = 2048
 _KNOWN = "known"
 """The user attribute of a trial that another search measured."""
 FELL = "fell"
-"""Prefix of the keys for configurations that fell when they were measured again; the trial's number follows."""
+"""Prefix of the keys of configurations that were disqualified when measured again; the trial's number follows."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Study:
         self.by_settings: dict[str, Tried] = {}
         """The same by ``settings.canonical()``."""
         self.fallen: list[Tried] = []
-        """Configurations that could not be used when measured again, each with that outcome."""
+        """Disqualified configurations: they could not be used when measured again, each with that outcome."""
         self.lost: list[Settings] = []
         """Configurations that were running when an earlier process was killed."""
         self.resumed = False
@@ -148,7 +148,7 @@ class Study:
 
     @property
     def _dropped(self) -> list[Tried]:
-        """What fell since its quality was not proven: so does whatever computes the same function."""
+        """Functions whose quality was not proven: every configuration that computes one of them is disqualified."""
         return [row for row in self.fallen if isinstance(row.outcome, Dropped)]
 
     @property
@@ -173,7 +173,7 @@ class Study:
         self._study.sampler = sampler
 
     def settled(self) -> str | None:
-        """Why the sampler stops, in words; None where it does not, or cannot tell."""
+        """Why the sampler stops, in words; None if it does not, or cannot tell."""
         sampler = self._study.sampler
         return sampler.stop_reason(self._study) if isinstance(sampler, ExpectedGainSampler) else None
 
@@ -255,7 +255,7 @@ class Study:
         self._store.checkpoint()
 
     def keep_plan(self, plan: Plan) -> None:
-        """Store what the search came to, for a report; a later one takes its place."""
+        """Store the search's plan, for a report; a later one takes its place."""
         with self._store.writing():
             self._study.set_user_attr(PLAN, plan.to_yaml())
         self._store.checkpoint()

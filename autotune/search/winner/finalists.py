@@ -84,7 +84,7 @@ def qualities(rounds: Sequence[Pair]) -> list[tuple[Quality, Quality]]:
 
 
 def run_name(row: Tried, number: int) -> str:
-    """Of a request that measures a configuration again, in this round."""
+    """Fields of a request that measures a configuration again, in this round."""
     return f"finalist-{row.number:03d}-round-{number}"
 
 
@@ -103,7 +103,7 @@ class _Fell(Exception):
 class _Finals:
     session: Session
     reference_runs: dict[tuple[int, bool], Measurement | None] = field(default_factory=dict)
-    """By round, and whether quality was measured too; None where the run did not end well."""
+    """The reference's runs by round and whether quality was measured too; None if a run failed."""
     _num_tried: int = 0
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
@@ -132,7 +132,7 @@ class _Finals:
         return (likely or rows)[:NUM_FINALISTS] or list(feasible)
 
     def _is_unlikely(self, row: Tried) -> bool:
-        """Whether a trial of what computes the same function has lost far more than is allowed."""
+        """Whether a trial of a configuration that computes the same function lost far more quality than is allowed."""
         judged = self.session.study.judged(row.settings)
         return judged is not None and judged.verdict.lost is not None and judged.verdict.lost[0] > UNLIKELY
 
@@ -157,12 +157,12 @@ class _Finals:
         return _speed(reference) > (statistics.fmean(repeated) if repeated else _speed(winner))
 
     def _rivals(self, finalists: Sequence[Tried]) -> list[Tried]:
-        """Those that may be the fastest by the intervals of their trials; fastest first."""
+        """Rivals: configurations that may be the fastest by the intervals of their trials; fastest first."""
         least = max((_ends(row)[0] for row in finalists), default=0.0)
         return [row for row in finalists if _ends(row)[1] >= least]
 
     def _fastest(self, finalists: Sequence[Tried], rivals: Sequence[Tried], num_rounds: int) -> Tried | None:
-        """Round 0: measure rivals once more, or take what is stored. The fastest is that with the largest geometric
+        """Round 0: measure rivals once more, or take stored runs. The fastest is the one with the largest geometric
         mean of its speeds."""
         log_speeds = {row.number: [row.verdict.log_speed or 0.0] for row in finalists}
         compared = rivals or [row for row in finalists if self._key(row, 0) in self._outcomes]
@@ -220,7 +220,7 @@ class _Finals:
         raise _Fell(Tried(candidate.number, candidate.settings, outcome, self.session.judge(outcome)))
 
     def _run_reference(self, number: int, runs_left: int, judged: bool) -> Measurement | None:
-        """The reference's measurement in a round; None, with a warning, where the run did not end well."""
+        """The reference's measurement in a round; None, with a warning, if the run failed."""
         if (number, judged) not in self.reference_runs:
             reference = self.session.reference
             assert reference is not None
@@ -231,7 +231,7 @@ class _Finals:
         return self.reference_runs[number, judged]
 
     def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0, judged: bool = False) -> Outcome:
-        """One run; not repeated where it is known from before a configuration fell, or stored by an earlier process."""
+        """One run; taken from earlier rounds or an earlier process if it is known."""
         session = self.session
         key = self._key(row, number) + (":judged" if judged else "")
         if key in self._outcomes:

@@ -22,10 +22,10 @@ from ...errors import UserError
 __all__ = ["Database", "now", "words_of"]
 
 _MIGRATION_LOCK = 0x6175746F
-"""Of PostgreSQL's advisory locks: one server migrates at a time."""
+"""Number of the PostgreSQL advisory lock under which one server migrates at a time."""
 _BUSY_S = 30
 _MOST_CONNECTIONS = 64
-"""More than there are threads that ask: nobody waits for a connection, and none is closed to be opened again."""
+"""Connections in the pool: more than there are threads, so that none waits and none is reopened."""
 
 
 class now(GenericFunction[float]):
@@ -131,7 +131,7 @@ def _config() -> Config:
 
 
 def words_of(reason: Exception) -> str:
-    """What the database said, without the statement and its values."""
+    """The database's error message, without the statement and its values."""
     said = getattr(reason, "orig", None)
     return type(reason).__name__ if said is None else str(said).strip().partition("\n")[0][:300]
 

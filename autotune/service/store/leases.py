@@ -1,5 +1,5 @@
-"""Who works on a search. A server takes one under a token and keeps the lease alive; all that its driver comes to is
-written under that token, and is dropped once somebody else has the search."""
+"""Leases: which server runs a search. A server takes one under a token and renews the lease; all driver results are
+written under that token, and dropped once another server has the search."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .tables import SEARCHES, TRIALS
 __all__ = ["Lease", "Leases", "Stale"]
 
 _MOST_FAILURES = 3
-"""Drivers that may die one after the other, without a trial between them."""
+"""Most drivers that may die in a row, without a trial between them."""
 _DAY_S = 86400.0
 
 
 class Stale(Exception):
-    """Somebody else has the search: nothing was written."""
+    """Another server has the search: nothing was written."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Lease:
     """Bytes of this attempt's progress file that are events already."""
     cancel_mode: str | None
     summary: dict[str, Any]
-    """Of what was said before."""
+    """Summary of what the driver said before."""
     pid: int | None
     """This attempt's driver, once it runs."""
     pid_start: int | None
@@ -115,10 +115,10 @@ class Leases:
             return [_lease(row) for row in connection.execute(select(SEARCHES).where(which))]
 
     def keep(self, lease: Lease) -> str | None:
-        """Say that the search is still worked on.
+        """Renew the lease.
 
         Returns:
-            How it is to be cancelled; None where it is not.
+            How it is to be cancelled; None if it is not.
 
         Raises:
             Stale: it is somebody else's.
@@ -133,7 +133,7 @@ class Leases:
         return mode
 
     def begin(self, lease: Lease, pid: int, pid_start: int) -> None:
-        """The driver runs.
+        """Note that the driver runs.
 
         Raises:
             Stale: the search is somebody else's.
@@ -178,7 +178,7 @@ class Leases:
                 connection.execute(dialect.insert(TRIALS).on_conflict_do_nothing(), known)
 
     def finish(self, lease: Lease, state: State, message: str, found: Documents | None = None) -> None:
-        """What the search has come to.
+        """Store the search's result.
 
         Raises:
             Stale: the search is somebody else's.
@@ -216,7 +216,7 @@ class Leases:
 
 
 def _turns() -> Subquery:
-    """Of each owner: how many searches are worked on, and when one was last begun, within a day."""
+    """For each owner: how many searches run, and when one was last begun, within a day."""
     is_held = SEARCHES.c.state.in_(HELD)
     recent = or_(is_held, SEARCHES.c.ended_at > now() - _DAY_S)
     held = func.sum(case((is_held, 1), else_=0)).label("num_held")
@@ -225,7 +225,7 @@ def _turns() -> Subquery:
 
 
 def _trials(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """What trials came to, as a driver says it; what is nothing of the kind is left out."""
+    """The trials' outcomes, as a driver reports them; malformed ones are left out."""
     said = (row if row["event"] == "trial_ended" else row.get("resumed") for row in rows)
     for each in (one for some in said for one in (some if isinstance(some, list) else [some])):
         if isinstance(each, dict) and isinstance(each.get("number"), int) and isinstance(each.get("outcome"), str):

@@ -1,4 +1,4 @@
-"""Searches as people see and change them. What a running search comes to is written under its lease, in ``leases``."""
+"""Searches as users see and change them. Results of a running search are written under its lease, in ``leases``."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Search(BaseModel):
 
 @dataclass(frozen=True)
 class Shown:
-    """A search as it is sent."""
+    """A search as JSON."""
 
     state: State
     tag: str
-    """Changes whenever the search does: every change is an event."""
+    """ETag: changes whenever the search does, since every change is an event."""
     body: bytes
     """:class:`Search` as JSON."""
 
@@ -192,7 +192,7 @@ class Searches:
         return events, row.state in TERMINAL and last >= row.num_events
 
     def trials(self, search_id: str, after: int = -1, most: int = 1000) -> list[dict[str, Any]]:
-        """What trials came to, by their numbers.
+        """The trials' outcomes, by their numbers.
 
         Raises:
             Problem: 404.
@@ -257,7 +257,7 @@ class Searches:
         return self.get(search_id)
 
     def resume(self, search_id: str) -> Search:
-        """Queue a search again that ended without a result; it goes on from what was measured.
+        """Queue a search again that ended without a result; it resumes from what was measured.
 
         Raises:
             Problem: 404; or 409, it has a result.
@@ -275,7 +275,7 @@ class Searches:
         return self.get(search_id)
 
     def delete(self, search_id: str) -> None:
-        """Forget a search that has ended.
+        """Delete a search that has ended.
 
         Raises:
             Problem: 404; or 409, it has not.

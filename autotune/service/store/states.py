@@ -1,4 +1,4 @@
-"""The states of a search, and the one table of what may follow what."""
+"""The states of a search, and the table of transitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ENDS", "HELD", "NEXT", "OPEN", "RESUMABLE", "TERMINAL", "State", "ma
 
 
 class State(StrEnum):
-    """Where a search is."""
+    """State of a search."""
 
     QUEUED = "QUEUED"
     """It waits for a free place."""
@@ -31,7 +31,7 @@ class State(StrEnum):
 
 
 ENDS = frozenset({State.SUCCEEDED, State.NOTHING_FITS, State.FAILED, State.ERROR, State.CANCELLED})
-"""What a driver may come to."""
+"""States that a driver may end in."""
 
 NEXT: dict[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.LEASED, State.CANCELLED}),
@@ -44,7 +44,7 @@ NEXT: dict[State, frozenset[State]] = {
     State.ERROR: frozenset({State.QUEUED}),
     State.CANCELLED: frozenset({State.QUEUED}),
 }
-"""What may follow each state. QUEUED follows a held one where its server or driver was lost, and an end where somebody
+"""Transitions from each state. A held one goes back to QUEUED if its server or driver was lost, an end if somebody
 resumes the search."""
 
 TERMINAL = ENDS

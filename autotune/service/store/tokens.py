@@ -19,9 +19,9 @@ from .tables import TOKENS
 __all__ = ["LOCAL", "LONGEST_NAME", "NAME", "Caller", "Role", "RoleName", "TokenRow", "Tokens", "expiry_s"]
 
 _PREFIX = "atn_"
-"""By which scanners for secrets find one."""
+"""Prefix of tokens, by which secret scanners find them."""
 NAME = r"^[\w.@ -]+$"
-"""Of whom a token is."""
+"""Pattern of a token's name."""
 LONGEST_NAME = 100
 RoleName = Literal["read", "submit", "admin"]
 
@@ -38,7 +38,7 @@ class Role(IntEnum):
 
 
 class Caller(BaseModel):
-    """Who asks."""
+    """Who makes a request."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -47,7 +47,7 @@ class Caller(BaseModel):
 
 
 LOCAL = Caller(name="local", role=Role.admin)
-"""Everybody, where the service is bound to loopback and has no tokens."""
+"""Any caller of a service that is bound to loopback and has no tokens."""
 
 
 class TokenRow(BaseModel):
@@ -68,7 +68,7 @@ class Tokens:
         self._database = database
 
     def create(self, name: str, role: RoleName, expires_s: float | None) -> tuple[TokenRow, str]:
-        """A new token, which is shown this once.
+        """Make a token; it is shown only once.
 
         Raises:
             Problem: 422, the name is none.
@@ -97,7 +97,7 @@ class Tokens:
             return [TokenRow.model_validate(row._asdict()) for row in rows]
 
     def revoke(self, token_id: str) -> None:
-        """From now on it is no token; again changes nothing.
+        """Revoke a token; a second call changes nothing.
 
         Raises:
             Problem: 404.
@@ -109,7 +109,7 @@ class Tokens:
             raise Problem(404, f"there is no token {token_id[:40]!r}.")
 
     def caller(self, secret: str) -> Caller | None:
-        """Who has this token; None where it is none, has expired, or was revoked.
+        """The owner of this token; None if it is unknown, has expired, or was revoked.
 
         The look-up is by the hash: what its time could tell is of a hash, and of no use.
         """

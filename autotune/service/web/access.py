@@ -1,4 +1,4 @@
-"""Who may do what: a bearer token, the page's cookie, or everybody on this machine where there are no tokens."""
+"""Authorizes requests: by a bearer token, by the page's cookie, or anyone on this machine if there are no tokens."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ COOKIE = "autotune_token"
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _KNOWN_S = 1.0
-"""How long an answer of the database is believed: what another process does with tokens holds after so long."""
+"""Seconds for which a look-up of tokens is cached: changes by another process take effect after that."""
 _MOST_KNOWN = 1024
 
 
 @dataclass(frozen=True)
 class Access:
-    """How requests are let in."""
+    """Authorizes requests."""
 
     tokens: Tokens
     on_loopback: bool
@@ -37,7 +37,7 @@ class Access:
     _known_until: dict[str, tuple[float, Caller]] = field(default_factory=dict, repr=False)
 
     async def find(self, request: Request) -> Caller:
-        """As :meth:`caller`, which was asked for the same a moment ago.
+        """:meth:`caller`, cached for a moment.
 
         Raises:
             Problem: 401; 403.
@@ -58,11 +58,11 @@ class Access:
         return caller
 
     def forget(self) -> None:
-        """The tokens have changed: from the next request on they are asked for again."""
+        """Clear the cache, since tokens have changed."""
         self._known_until.clear()
 
     def caller(self, request: Request) -> Caller:
-        """Who asks.
+        """Who makes a request.
 
         Raises:
             Problem: 401, nobody known; 403, another site's page asks.
@@ -90,7 +90,7 @@ class Access:
 
 
 def refuse_other_sites(request: Request) -> None:
-    """What a browser sends by itself must come from our own page."""
+    """Refuse requests by cookie that do not come from our own page."""
     if request.method in _SAFE:
         return
     origin = request.headers.get("origin")
@@ -101,7 +101,7 @@ def refuse_other_sites(request: Request) -> None:
 
 
 def _refuse_other_names(request: Request) -> None:
-    """A name of somebody else's that leads to this machine would make their page one of ours."""
+    """Refuse foreign host names: one that resolves to this machine would make its page same-origin."""
     name = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
     if name not in _LOOPBACK:
         raise Problem(403, "without tokens the service answers to the name localhost alone. Make a token.")

@@ -34,7 +34,7 @@ _TITLES = {
 
 
 def answer_problems(app: FastAPI) -> None:
-    """Have every refusal and every failure answered in the same form."""
+    """Answer every refusal and failure in this form."""
 
     @app.exception_handler(Problem)
     async def refused(request: Request, problem: Problem) -> JSONResponse:

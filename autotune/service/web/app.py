@@ -74,12 +74,12 @@ def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: f
 
     @app.get("/healthz", response_class=PlainTextResponse)
     def is_alive() -> str:
-        """The process answers."""
+        """Whether the process answers."""
         return "alive\n"
 
     @app.get("/readyz", response_class=PlainTextResponse, responses={503: {}})
     def is_ready() -> str:
-        """The database answers, and searches are taken."""
+        """Whether the database answers and searches are accepted."""
         try:
             with service.database.reading() as connection:
                 connection.execute(text("SELECT 1"))
@@ -91,7 +91,7 @@ def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: f
 
     @app.get("/metrics", response_class=PlainTextResponse, responses={401: {}, 403: {}})
     def get_metrics(caller: Reader) -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app

@@ -1,4 +1,4 @@
-"""Limits on requests: so many a second for each token, and as many again at once."""
+"""Rate limits: so many requests a second for each token, with bursts of two seconds' worth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_KNOWN = 1024
 
 
 class RequestLimit:
-    """A bucket for each who asks, filled at a steady rate."""
+    """A token bucket for each caller."""
 
     def __init__(self, per_s: float) -> None:
         """``per_s`` requests a second; a bucket holds those of two seconds."""

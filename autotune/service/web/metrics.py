@@ -16,7 +16,7 @@ __all__ = ["Metrics"]
 
 
 class Metrics:
-    """What is counted since the server's start, and what is there now."""
+    """Counters since the server's start, and gauges of the present."""
 
     def __init__(self, service: Service) -> None:
         self._registry = CollectorRegistry()
@@ -28,7 +28,7 @@ class Metrics:
         )
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Take a request in; ``route`` is a template, so that there are few."""
+        """Count a request; ``route`` is a template, so that there are few."""
         self._requests.labels(method, route, status).inc()
         self._seconds.labels(route).observe(seconds)
 
@@ -42,7 +42,7 @@ class _Searches(Collector):
         self._service = service
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is read before the first request."""
+        """Open the reader; nothing is read before the first request."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""What is done with every request: it is counted, and a line is written; its answer has the headers of all."""
+"""Middleware for every request: counts it, logs a line, and adds the common headers to the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web page: three files of our own, and a session by a cookie that only it can use."""
+"""The web page: three static files, and a session in a cookie for this site only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLICY = (
 
 
 class SessionBody(BaseModel):
-    """What somebody signs in with."""
+    """The token that somebody signs in with."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -32,14 +32,14 @@ class SessionBody(BaseModel):
 
 @PAGE.get("/")
 def get_page() -> FileResponse:
-    """The page; what it shows, it asks for."""
+    """The page without data, which it requests itself."""
     headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
     return FileResponse(_FILES / "page.html", media_type="text/html", headers=headers)
 
 
 @PAGE.get("/static/{name}")
 def get_file(name: str) -> FileResponse:
-    """What the page is made of."""
+    """Files of the page."""
     if name not in _TYPES:
         raise Problem(404, f"there is no {name[:40]!r}.")
     return FileResponse(_FILES / name, media_type=_TYPES[name], headers={"Cache-Control": "no-cache"})

@@ -1,4 +1,4 @@
-"""Reads of a search's state: those that come while the database answers are asked of it as one."""
+"""Batches reads of a search's state: requests that come during one query are answered by the next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Reads"]
 
 
 class Reads:
-    """One question at a time, for all that wait: a hundred clients cost what a few do."""
+    """One query at a time for all waiting requests, so that a hundred clients cost as much as a few."""
 
     def __init__(self, searches: Searches) -> None:
         self._searches = searches

@@ -1,4 +1,4 @@
-"""``/v1``: what can be asked of the service."""
+"""The routes below ``/v1``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CancelBody(_Body):
 
 
 class PriorityBody(_Body):
-    """What may be changed of a search."""
+    """Fields of a search that may be changed."""
 
     priority: int = Field(ge=0, le=100)
 
@@ -59,13 +59,13 @@ class TokenBody(_Body):
 
 
 class NewToken(TokenRow):
-    """A token as it is shown once."""
+    """A new token, shown once."""
 
     token: str
 
 
 class Archive(BaseModel):
-    """An archive that is kept."""
+    """A stored archive."""
 
     sha256: str
     num_bytes: int
@@ -95,7 +95,7 @@ def _service(request: Request) -> Service:
     openapi_extra=_BODY,
 )
 async def put_archive(request: Request, response: Response, sha256: Sha256, caller: Submitter) -> Archive:
-    """Keep the archive of a job's folder: a tar, plain or gzipped, as the raw body."""
+    """Store the archive of a job's folder: a tar, plain or gzipped, as the raw body."""
     service = _service(request)
     if found := await run_in_threadpool(service.find_archive, sha256):
         response.status_code = 200
@@ -123,7 +123,7 @@ def submit(
     caller: Submitter,
     idempotency_key: Annotated[str | None, Header(max_length=200, min_length=1)] = None,
 ) -> Search:
-    """Queue a search. With an ``Idempotency-Key`` that was used before, the search of then is the answer."""
+    """Queue a search. A repeated ``Idempotency-Key`` returns the search that it was first used for."""
     service = _service(request)
     service.check_folder(spec)
     search, is_new = service.searches.submit(spec, caller.name, idempotency_key)
@@ -141,7 +141,7 @@ def list_searches(
     before: Annotated[int | None, Query(ge=1, le=2**31)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> Response:
-    """The newest first; ``before`` is the last ``number`` of the page before."""
+    """List searches, the newest first; ``before`` is the last ``number`` of the previous page."""
     found = _service(request).searches.newest(state, before, limit)
     return Response(b"[" + b",".join(each.body for each in found) + b"]", media_type="application/json")
 
@@ -179,8 +179,8 @@ async def get_events(
     after: Annotated[int, Query(ge=0, le=2**31)] = 0,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
 ) -> Response:
-    """Events from ``after``, or ``Last-Event-ID``, on: as they come where ``text/event-stream`` is accepted, else as
-    JSON those there are."""
+    """Events after ``after`` or ``Last-Event-ID``: as they happen if ``text/event-stream`` is accepted, else as JSON
+    those so far."""
     service = _service(request)
     if last_event_id is not None:
         if not last_event_id.isascii() or not last_event_id.isdigit():
@@ -200,7 +200,7 @@ def get_trials(
     after: Annotated[int, Query(ge=-1, le=2**31)] = -1,
     limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
 ) -> list[dict[str, Any]]:
-    """What trials came to, by their numbers; 0 is the job as it stands."""
+    """The trials' outcomes, by their numbers; 0 is the job as it stands."""
     return _service(request).searches.trials(search_id, after, limit)
 
 
@@ -208,7 +208,7 @@ def get_trials(
 def get_trial_log(
     request: Request, search_id: SearchId, number: Annotated[int, Path(ge=0, le=10**6)], caller: Reader
 ) -> str:
-    """What a trial printed, where it printed anything."""
+    """The output of a trial, if there is any."""
     service = _service(request)
     study = service.searches.get(search_id).summary.get("study")
     text = study and service.places.search(search_id).read_trial_log(study, number)
@@ -219,7 +219,7 @@ def get_trial_log(
 
 @ROUTES.get("/searches/{search_id}/log", response_class=PlainTextResponse)
 def get_log(request: Request, search_id: SearchId, caller: Reader) -> str:
-    """The end of what the search's drivers printed."""
+    """The end of the output of the search's drivers."""
     service = _service(request)
     service.searches.get(search_id)
     return service.places.search(search_id).read_log()
@@ -231,14 +231,14 @@ class _Yaml(PlainTextResponse):
 
 @ROUTES.get("/searches/{search_id}/plan", response_class=_Yaml, responses={409: {}})
 def get_plan(request: Request, search_id: SearchId, caller: Reader) -> Response:
-    """The plan, for a file that jobs apply."""
+    """The plan as YAML, which jobs apply."""
     text = _service(request).searches.document(search_id, "plan")
     return _Yaml(text, headers={"Content-Disposition": f'attachment; filename="plan-{search_id}.yaml"'})
 
 
 @ROUTES.get("/searches/{search_id}/files", responses={409: {}})
 def get_files(request: Request, search_id: SearchId, caller: Reader) -> dict[str, str]:
-    """The files that belong beside the plan, by name, in base64; most plans have none."""
+    """The files that belong beside the plan, by name, in base64; only plans with pruning or weights have any."""
     found: dict[str, str] = json.loads(_service(request).searches.document(search_id, "plan_files"))
     return found
 
@@ -251,7 +251,7 @@ def get_report(request: Request, search_id: SearchId, caller: Reader) -> str:
 
 @ROUTES.post("/searches/{search_id}/cancel", status_code=202)
 def cancel(request: Request, search_id: SearchId, caller: Submitter, body: CancelBody) -> Search:
-    """End a search: with ``finish`` once the running trials have, with the best so far as its plan; or ``now``."""
+    """End a search: ``finish`` ends the running trials and makes the best so far its plan; ``now`` ends it at once."""
     search = _service(request).searches.cancel(search_id, body.mode)
     _service(request).wake()
     return search
@@ -265,7 +265,7 @@ def change(request: Request, search_id: SearchId, caller: Submitter, body: Prior
 
 @ROUTES.post("/searches/{search_id}/resume", status_code=202, responses={409: {}})
 def resume(request: Request, search_id: SearchId, caller: Submitter) -> Search:
-    """Go on with a search that was cancelled or failed, from what was measured."""
+    """Resume a search that was cancelled or failed, from what was measured."""
     search = _service(request).searches.resume(search_id)
     _service(request).wake()
     return search
@@ -273,19 +273,19 @@ def resume(request: Request, search_id: SearchId, caller: Submitter) -> Search:
 
 @ROUTES.delete("/searches/{search_id}", status_code=204, responses={409: {}})
 def delete(request: Request, search_id: SearchId, caller: Admin) -> None:
-    """Forget a search that has ended, with its files."""
+    """Delete a search that has ended, with its files."""
     _service(request).delete(search_id)
 
 
 @ROUTES.get("/tokens")
 def list_tokens(request: Request, caller: Admin) -> list[TokenRow]:
-    """The tokens, without themselves."""
+    """List the tokens, without their secrets."""
     return _service(request).tokens.all()
 
 
 @ROUTES.post("/tokens", status_code=201)
 def create_token(request: Request, caller: Admin, body: TokenBody) -> NewToken:
-    """A new token; it is shown this once."""
+    """Make a token; it is shown only once."""
     row, secret = _service(request).tokens.create(body.name, body.role, expiry_s(body.expires))
     request.app.state.access.forget()
     return NewToken(token=secret, **row.model_dump())

@@ -1,4 +1,4 @@
-"""Server-sent events: what is stored from a number on, then what is stored as it comes."""
+"""Server-sent events: the stored events after a number, then new ones as they are stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["stream"]
 _LOOK_S = 0.5
 _PING_S = 15.0
 _CHECK_S = 5.0
-"""Between two looks whether the token is still valid."""
+"""Seconds between two checks that the token is still valid."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from autotune.measure.processes import own_live_bytes
 from autotune.task import Task
 from autotune.testing.zoo import ZOO
-from autotune.training.unfilled import unfilled
+from autotune.training.skip_init import skip_init
 from autotune.units import MIB
 
 
@@ -19,7 +19,7 @@ def task_of(build):
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "gpt", "tied"])
 def test_parameters_and_buffers_are_those_of_the_model(name):
-    drawn, left = ZOO[name].build_model(), unfilled(ZOO[name]).build_model()
+    drawn, left = ZOO[name].build_model(), skip_init(ZOO[name]).build_model()
     assert [(key, one.shape, one.dtype, one.stride()) for key, one in left.state_dict().items()] == [
         (key, one.shape, one.dtype, one.stride()) for key, one in drawn.state_dict().items()
     ]
@@ -28,15 +28,15 @@ def test_parameters_and_buffers_are_those_of_the_model(name):
 
 def test_nothing_is_drawn_and_what_is_set_is_set():
     before = torch.get_rng_state()
-    model = unfilled(task_of(lambda: nn.LayerNorm(3))).build_model()
-    unfilled(task_of(lambda: nn.Linear(3, 3))).build_model()
+    model = skip_init(task_of(lambda: nn.LayerNorm(3))).build_model()
+    skip_init(task_of(lambda: nn.Linear(3, 3))).build_model()
     assert torch.equal(torch.get_rng_state(), before)
     assert model.weight.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_gibibyte_of_parameters_takes_no_memory():
     before = own_live_bytes()
-    model = unfilled(task_of(lambda: nn.Linear(2**14, 2**14, bias=False))).build_model()
+    model = skip_init(task_of(lambda: nn.Linear(2**14, 2**14, bias=False))).build_model()
     assert sum(one.nbytes for one in model.parameters()) == 1024 * MIB
     assert own_live_bytes() - before < 64 * MIB
 
@@ -66,7 +66,7 @@ def is_truncated():
 @pytest.mark.parametrize("build", [asks_once, draws_until_it_is_content, is_truncated])
 def test_a_model_that_looks_at_its_values_is_the_one_that_it_would_have_been(build):
     torch.manual_seed(7)
-    model = unfilled(task_of(build)).build_model()
+    model = skip_init(task_of(build)).build_model()
     torch.manual_seed(7)
     assert torch.equal(model.weight, build().weight)
 
@@ -80,7 +80,7 @@ def test_a_model_may_look_at_what_it_has_not_drawn():
         return model
 
     before = torch.get_rng_state()
-    assert len(unfilled(task_of(build)).build_model().rates) == 3
+    assert len(skip_init(task_of(build)).build_model().rates) == 3
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -89,4 +89,4 @@ def test_an_error_of_the_model_is_its_own():
         raise ValueError("no layers")
 
     with pytest.raises(ValueError, match="no layers"):
-        unfilled(task_of(build)).build_model()
+        skip_init(task_of(build)).build_model()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Twin", "find_twin"]
+__all__ = ["EquivalentOp", "find_equivalent_op"]
 
 _TOLERANCE = 1e-6
 _LEAST = 1e-10
@@ -23,11 +23,11 @@ _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
 
 def _rms_norm(module: nn.Module, x: Tensor) -> Tensor:
     weight = module.weight
-    assert isinstance(weight, Tensor), "find_twin has seen it"
+    assert isinstance(weight, Tensor), "find_equivalent_op has seen it"
     return F.rms_norm(x, weight.shape, weight, _eps(module))
 
 
-_TWINS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+_OPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "gelu": lambda module, x: F.gelu(x),
     "gelu_tanh": lambda module, x: F.gelu(x, approximate="tanh"),
     "silu": lambda module, x: F.silu(x),
@@ -38,7 +38,7 @@ _TWINS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Twin:
+class EquivalentOp:
     """A function of torch that a module computes."""
 
     name: str
@@ -47,14 +47,14 @@ class Twin:
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """What ``module`` returns for ``x``."""
-        return _TWINS[self.name](module, x)
+        return _OPS[self.name](module, x)
 
     def holds(self, module: nn.Module) -> bool:
         """Whether the module's attributes are still the same."""
         return all(vars(module).get(name) is part for name, part in self.parts)
 
 
-def find_twin(module: nn.Module) -> Twin | None:
+def find_equivalent_op(module: nn.Module) -> EquivalentOp | None:
     """The function of torch that a module without children computes; None where there is none, or it cannot tell.
 
     A copy of it is run, in training and in eval mode, without hooks: values and gradients have to agree over the range
@@ -74,7 +74,7 @@ def find_twin(module: nn.Module) -> Twin | None:
     try:
         with torch.enable_grad():
             found = _find_norm(module) if parameters else _find_activation(module)
-        return Twin(found, parts) if found is not None and torch.equal(torch.get_rng_state(), state) else None
+        return EquivalentOp(found, parts) if found is not None and torch.equal(torch.get_rng_state(), state) else None
     except Exception:  # noqa: BLE001 - a user's forward may raise anything at what it was not written for
         return None
     finally:
@@ -82,14 +82,14 @@ def find_twin(module: nn.Module) -> Twin | None:
 
 
 _OWN = frozenset((*vars(nn.Module()), *_EPS_NAMES, "_is_hf_initialized"))
-"""Attributes that a twin may have: the last is a mark of transformers'."""
+"""Attributes that such a module may have: the last is a mark of transformers'."""
 
 
 def _find_activation(module: nn.Module) -> str | None:
     near, far = torch.linspace(-8, 8, 160).double(), torch.tensor([30.0, 100.0, 1e4, 1e39], dtype=torch.float64)
     grid = torch.cat([near, far, -far])
     inputs = [grid, grid.view(2, 4, 21), grid.view(1, 2, 4, 21)]
-    names = (name for name in _TWINS if name != "rms_norm")
+    names = (name for name in _OPS if name != "rms_norm")
     return next((name for name in names if _agrees(module, name, inputs, _TOLERANCE)), None)
 
 
@@ -116,7 +116,7 @@ def _agrees(module: nn.Module, name: str, inputs: list[Tensor], tolerance: float
     for training, x in itertools.product((True, False), inputs):
         copied.training = training
         found = _with_gradients(lambda x: type(module).forward(copied, x), x, copied)
-        wanted = _with_gradients(lambda x: _TWINS[name](copied, x), x, copied)
+        wanted = _with_gradients(lambda x: _OPS[name](copied, x), x, copied)
         if not all(_is_close(one, other, tolerance) for one, other in zip(found, wanted, strict=True)):
             return False
     return all(value is before.get(key) for key, value in vars(copied).items() if key != "training")

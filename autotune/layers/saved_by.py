@@ -14,13 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..randomness import undisturbed
+from .equivalent_ops import find_equivalent_op
 from .graph import is_in_checkpoint
-from .twins import find_twin
 
-__all__ = ["Kept", "find_keepers"]
+__all__ = ["Savers", "find_savers"]
 
-Kept = tuple[list[nn.Parameter], bool]
-"""Weights, while one of which trains, the tensor is saved; and whether it is saved in any case."""
+Savers = tuple[list[nn.Parameter], bool]
+"""Who saves a tensor for backward: weights (saved while one of them trains), and whether it is saved in any case."""
 
 _BITS = frozenset((F.relu, torch.relu, Tensor.relu, F.leaky_relu, F.relu6, F.hardtanh))
 """What keeps bits of its output, or nothing."""
@@ -41,7 +41,7 @@ _KEEP_NOTHING = frozenset(
 """What keeps neither input nor output once it is converted."""
 
 
-def find_keepers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, tuple[Kept, Kept]]:
+def find_savers(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[nn.Module, tuple[Savers, Savers]]:
     """For each module that calls an activation in this run: who else saves the activation's output, and its input.
 
     The model and all that is computed from it are fake tensors. All else, such as a mask, is real: a forward that
@@ -95,19 +95,19 @@ class _Watch(TorchFunctionMode):
         """Say whose calls these are while ``fake``, a copy of ``own``, runs."""
         for hooks in (fake._forward_hooks, fake._forward_pre_hooks):  # a user's would see fake tensors
             hooks.clear()
-        twin = find_twin(own)
-        if twin is not None:
-            fake.forward = lambda x: twin(fake, x)
+        op = find_equivalent_op(own)
+        if op is not None:
+            fake.forward = lambda x: op(fake, x)
         fake.register_forward_pre_hook(lambda module, args: self._running.append(own), prepend=True)
         fake.register_forward_hook(lambda module, args, output: self._running.pop() and None, always_call=True)
 
-    def kept(self, module: nn.Module) -> tuple[Kept, Kept]:
+    def kept(self, module: nn.Module) -> tuple[Savers, Savers]:
         """Who keeps what the module's activations return, and what they read."""
         return self._kept(self.made[module], self._always | self._by_smooth), self._kept(
             self._read.get(module, set()), self._always
         )
 
-    def _kept(self, storages: set[int], always: set[int]) -> Kept:
+    def _kept(self, storages: set[int], always: set[int]) -> Savers:
         weights = [weight for storage in storages for weight in self._weights.get(storage, ())]
         return weights, not always.isdisjoint(storages)
 

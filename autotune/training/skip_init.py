@@ -1,4 +1,4 @@
-"""``unfilled``: builds a model without drawing its random values, which saves time, and memory for large parameters."""
+"""``skip_init``: builds a model without drawing its random values: less time and, for large parameters, less memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ..randomness import undisturbed
 from ..task import Task
 
-__all__ = ["unfilled"]
+__all__ = ["skip_init"]
 
 _FILLS = frozenset([torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default])
 """In-place operations that initializers draw with. Drawing GPT-2's 124 million took a third of the time of its memory
@@ -24,16 +24,18 @@ _READS = frozenset([torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sh
 """Tags of operations whose caller goes by the values: ``item()``, ``nonzero()``, ``equal()``."""
 
 
-def unfilled(task: Task) -> Task:
-    """The task, whose models have the right parameters with whatever values: for those who look at sizes alone, and
-    compute nothing with them. A model that goes by what it has drawn is built as ever."""
+def skip_init(task: Task) -> Task:
+    """The task with models whose parameters have arbitrary values, for callers that read shapes only.
+
+    A model that reads the values that it draws is built with them, as usual.
+    """
     variants = {name: partial(_build, build) for name, build in task.variants.items()}
     return replace(task, build_model=partial(_build, task.build_model), variants=variants, weights=None)
 
 
 def _build(build: Callable[[], Any]) -> Any:
     try:
-        with undisturbed(), _Unfilled():
+        with undisturbed(), _SkipInit():
             return build()
     except Exception:  # noqa: BLE001 - one that looks at its values may raise anything
         return build()
@@ -43,7 +45,7 @@ class _Looks(Exception):
     """A value was read that had not been drawn."""
 
 
-class _Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _SkipInit(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Skips the drawing of values; what is computed from such tensors has no values either."""
 
     def __init__(self) -> None:

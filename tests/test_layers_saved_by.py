@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from autotune.layers import convert
-from autotune.layers.keepers import find_keepers
+from autotune.layers.saved_by import find_savers
 
 INPUT = 4 * 8 * 16 * 16 * 4
 
@@ -53,12 +53,12 @@ class Scaled(nn.Module):
 
 def test_weights_keep_while_they_train_and_products_always():
     model = Scaled()
-    (weights, always), _ = find_keepers(model, lambda copied: copied(torch.randn(IMAGES)))[model]
+    (weights, always), _ = find_savers(model, lambda copied: copied(torch.randn(IMAGES)))[model]
     assert len(weights) == 1
     assert weights[0] is model.conv.weight
     assert always
     chain = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Dropout(), nn.ReLU(), nn.Conv2d(8, 8, 1))
-    found = find_keepers(chain, lambda copied: copied(torch.randn(IMAGES)))
+    found = find_savers(chain, lambda copied: copied(torch.randn(IMAGES)))
     nobody = [], False
     assert found == {chain[1]: (nobody, nobody), chain[3]: (([chain[4].weight], False), nobody)}
 
@@ -76,7 +76,7 @@ class Recomputed(nn.Module):
 
 def test_who_saves_within_a_checkpoint_keeps_nothing():
     model = Recomputed()
-    assert find_keepers(model, lambda copied: copied(torch.randn(IMAGES)))[model.act][0] == ([], False)
+    assert find_savers(model, lambda copied: copied(torch.randn(IMAGES)))[model.act][0] == ([], False)
 
 
 @pytest.mark.parametrize("example", ["tensor", "tuple", "dict", "function"])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from autotune.layers import convert
-from autotune.layers.twins import find_twin
+from autotune.layers.equivalent_ops import find_equivalent_op
 
 
 class Written(nn.Module):
@@ -79,7 +79,7 @@ WRITTEN: dict[str, tuple[Callable[[Tensor], Tensor], str | None]] = {
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_a_function_computes(name: str):
     function, wanted = WRITTEN[name]
-    found = find_twin(Written(function))
+    found = find_equivalent_op(Written(function))
     assert (None if found is None else found.name) == wanted
 
 

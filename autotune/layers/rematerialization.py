@@ -17,9 +17,9 @@ from torch.utils.weak import TensorWeakRef
 
 from .graph import is_in_checkpoint, notes_of
 
-__all__ = ["Recipe", "Unchanged", "find", "hold", "note_kept", "part_of", "publish"]
+__all__ = ["Remat", "Unchanged", "find", "hold", "note_kept", "part_of", "publish"]
 
-_KEY = "autotune.recipe"
+_KEY = "autotune.rematerialization"
 _KEPT = "autotune.kept"
 
 
@@ -35,13 +35,13 @@ class Unchanged:
         return tensor if tensor is not None and tensor._version == self._version else None
 
 
-class Recipe:
-    """A tensor as a function of tensors that are kept anyway, and of other recipes."""
+class Remat:
+    """Rematerialization of a tensor: how it is computed from tensors that are kept anyway, and from other such ones."""
 
     def __init__(
         self,
         compute: Callable[..., Tensor],
-        *parts: Tensor | Recipe | None,
+        *parts: Tensor | Remat | None,
         overwriting: Callable[..., Tensor] | None = None,
         is_view: bool = False,
         num_sums: int = 0,
@@ -53,7 +53,7 @@ class Recipe:
         self._compute = compute
         self._overwriting = overwriting
         self._is_view = is_view
-        self.num_sums: int = num_sums + max((part.num_sums for part in parts if isinstance(part, Recipe)), default=0)
+        self.num_sums: int = num_sums + max((part.num_sums for part in parts if isinstance(part, Remat)), default=0)
         """Residual sums in a row that are computed again."""
         self._parts = [Unchanged(part) if isinstance(part, Tensor) else part for part in parts]
         self._num_waiting = 0
@@ -74,7 +74,7 @@ class Recipe:
 
     def _tensors(self) -> Iterator[Tensor | None]:
         for part in self._parts:
-            if isinstance(part, Recipe):
+            if isinstance(part, Remat):
                 yield from part._tensors()
             elif part is not None:
                 yield part()
@@ -84,7 +84,7 @@ class Recipe:
         self._is_shared |= self._num_waiting > 1
         if self._num_waiting == 1:  # it is computed once for all who wait, and so are its parts for it
             for part in self._parts:
-                if isinstance(part, Recipe):
+                if isinstance(part, Remat):
                     part._await()
 
     def _build(self, tensors: Iterator[Tensor]) -> Tensor:
@@ -92,7 +92,7 @@ class Recipe:
         if value is None:
             values = [self._value_of(part, tensors) for part in self._parts]
             first = self._parts[0]
-            is_free = isinstance(first, Recipe) and not first._is_shared and not first._is_view
+            is_free = isinstance(first, Remat) and not first._is_shared and not first._is_view
             value = (self._overwriting if self._overwriting is not None and is_free else self._compute)(*values)
         else:
             for _ in self._tensors():
@@ -113,13 +113,13 @@ class Recipe:
     def _value_of(part: Any, tensors: Iterator[Tensor]) -> Tensor | None:
         if part is None:
             return None
-        return part._build(tensors) if isinstance(part, Recipe) else next(tensors)
+        return part._build(tensors) if isinstance(part, Remat) else next(tensors)
 
 
-def publish(output: Tensor, compute: Callable[..., Tensor], *parts: Tensor | Recipe | None, **options: Any) -> Tensor:
-    """Note on ``output``'s node that it is ``compute(*parts)``, a :class:`Recipe` of these ``options``; returns it."""
+def publish(output: Tensor, compute: Callable[..., Tensor], *parts: Tensor | Remat | None, **options: Any) -> Tensor:
+    """Note on ``output``'s node that it is ``compute(*parts)``, a :class:`Remat` of these ``options``; returns it."""
     if output.grad_fn is not None:
-        notes_of(output.grad_fn)[_KEY, output.output_nr] = Recipe(compute, *parts, **options), output._version
+        notes_of(output.grad_fn)[_KEY, output.output_nr] = Remat(compute, *parts, **options), output._version
     return output
 
 
@@ -129,36 +129,36 @@ def note_kept(x: Tensor, kept: Tensor | None = None) -> Tensor:
     return x
 
 
-def find(x: Tensor) -> Recipe | None:
-    """How ``x``, or what it is a view of, is had again; None where nothing is noted, or it was changed since.
+def find(x: Tensor) -> Remat | None:
+    """How to compute ``x``, or what it is a view of, again; None if nothing is noted, or if it was changed since.
 
     None of a view as another type. None within a checkpoint: there the tensors are not kept, and recomputation has to
     save as many as the forward did.
     """
     base = x if x._base is None else x._base
-    recipe, version = notes_of(base.grad_fn).get((_KEY, base.output_nr), (None, 0))
-    if recipe is None or version != base._version or x.dtype != base.dtype or is_in_checkpoint():
+    remat, version = notes_of(base.grad_fn).get((_KEY, base.output_nr), (None, 0))
+    if remat is None or version != base._version or x.dtype != base.dtype or is_in_checkpoint():
         return None
-    return recipe if base is x else _view_of(recipe, base, x)
+    return remat if base is x else _view_of(remat, base, x)
 
 
-def part_of(x: Tensor) -> Tensor | Recipe | None:
-    """``x`` as a part of another recipe: its own recipe, or what is kept of it anyway; None where it is lost."""
-    recipe = find(x)
-    if recipe is not None:
-        return recipe
+def part_of(x: Tensor) -> Tensor | Remat | None:
+    """``x`` as a part of another: its own :class:`Remat`, or the tensor if it is kept anyway; else None."""
+    remat = find(x)
+    if remat is not None:
+        return remat
     kept = notes_of(x.grad_fn).get((_KEPT, x.output_nr)) if x._base is None and not is_in_checkpoint() else None
     return None if kept is None else kept()
 
 
-def hold(x: Tensor) -> tuple[Recipe | None, tuple[Tensor, ...]]:
-    """``x``'s recipe and what to save for it; (None, ()) where ``x`` itself has to be kept."""
-    recipe = find(x)
-    kept = recipe.hold() if recipe is not None else None
-    return (None, ()) if kept is None else (recipe, kept)
+def hold(x: Tensor) -> tuple[Remat | None, tuple[Tensor, ...]]:
+    """How ``x`` is rematerialized, and what to save for that; (None, ()) if ``x`` itself has to be kept."""
+    remat = find(x)
+    kept = remat.hold() if remat is not None else None
+    return (None, ()) if kept is None else (remat, kept)
 
 
-def _view_of(recipe: Recipe, base: Tensor, x: Tensor) -> Recipe:
+def _view_of(remat: Remat, base: Tensor, x: Tensor) -> Remat:
     size, stride, offset, layout = x.size(), x.stride(), x.storage_offset(), base.stride()
 
     def view(value: Tensor) -> Tensor:
@@ -166,4 +166,4 @@ def _view_of(recipe: Recipe, base: Tensor, x: Tensor) -> Recipe:
             value = torch.empty_strided(value.size(), layout, dtype=value.dtype, device=value.device).copy_(value)
         return value.as_strided(size, stride, offset)
 
-    return Recipe(view, recipe, is_view=True)
+    return Remat(view, remat, is_view=True)
