@@ -20,6 +20,7 @@ from ..requests import LARGEST_OF
 from ..session import Session
 from ..store.study import Tried
 from ..time_budget import MOST_ROUNDS
+from .evaluation import evaluation_of
 from .evidence import are_sure, calm, combine, gain
 from .finalists import Final, run_name
 
@@ -42,7 +43,8 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         raise nothing_fits(session)
     assert isinstance(winner.outcome, Measured)
     disturbed = [pair.winner for pair in final.rounds if pair not in final.pairs]
-    measured = combine(final.repeats or [winner.outcome.measurement], session.budget, disturbed)
+    repeats = final.repeats or [winner.outcome.measurement]
+    measured = combine(repeats, session.budget, disturbed)
     reference, reason = _reference(session, final)
     facts, options = session.facts, session.options
     # a plan says by itself what was measured
@@ -55,6 +57,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         notes=tuple(_notes(session, final, measured, reference)),
         measured=measured,
         reference=measured if winner.number == 0 else reference,
+        evaluation=evaluation_of([*repeats, *disturbed]),
         quality=_quality(session, final),
         weights=_weights(session, final),
         gain=gain(measured, measured if winner.number == 0 else reference, final.pairs, reason),
