@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from ..plan import Budget, Peak, Speed
 
 __all__ = [
+    "NO_EVALUATION",
     "NUM_STEPS",
     "Evaluated",
     "EvaluationOptions",
@@ -20,6 +21,12 @@ __all__ = [
 
 NUM_STEPS = 10
 """Optimizer steps whose losses are compared with the reference's."""
+
+NO_EVALUATION = (
+    "the script did not evaluate within its trials, so that peaks are those of training alone. If it does later, with "
+    "larger batches or longer sequences, have it evaluate early, by its own flags."
+)
+"""What a trial of a script warns of."""
 
 
 class _Frozen(BaseModel):

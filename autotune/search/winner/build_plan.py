@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from ... import __version__
 from ...errors import NothingFits
 from ...files import hash_of
+from ...measure.measurement import NO_EVALUATION
 from ...plan import Environment, Evidence, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
 from ...techniques import Settings
 from ...techniques.batch import refused_split
@@ -182,6 +183,8 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     yield from _batch_notes(session, winner.settings)
     if (command := session.options.command) is not None:
         yield f"start the job by `autotune run {session.options.output} -- {shlex.join(command)}`"
+    if isinstance(winner.outcome, Measured) and NO_EVALUATION in winner.outcome.measurement.warnings:
+        yield NO_EVALUATION
     for technique in winner.settings.techniques():
         if technique.exactness(facts) == "lossy":
             what = "what the model computes" if "function" in technique.affects else "the gradient"
