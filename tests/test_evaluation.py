@@ -14,8 +14,10 @@ from autotune.errors import TaskError
 from autotune.measure.evaluation import measure_evaluations
 from autotune.measure.measurement import EvaluationOptions, MeasureOptions
 from autotune.plan import Budget, Evaluation, Peak, Plan
+from autotune.search.verdict import judge
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.workers import Measured, MeasureRequest
 
 MIB = 2**20
 
@@ -173,3 +175,59 @@ def test_a_plans_evaluation_is_read_back_as_it_was_written():
     plan = Plan(settings=Settings(), evaluation=Evaluation(batch=64, seconds=1.5, training=100 * MIB))
     assert "evaluation: {batch: 64, seconds: 1.5, training: 100 MiB}\n" in plan.to_yaml()
     assert Plan.from_yaml(plan.to_yaml()) == plan
+
+
+TASK = """
+import torch
+from torch import nn
+
+def build_model(): return nn.Linear(8, 1)
+def build_dataset(): return list(torch.randn(64, 8))
+def compute_loss(model, batch): return model(batch).square().mean()
+
+def evaluate(model, batch_size=2):
+    held = torch.ones(batch_size, 32 * 2**18)  # 32 MiB a sample
+    return model(held[:, :8]).mean().item()
+"""
+
+
+@pytest.fixture
+def measured(tmp_path, local_executor):
+    """A trial of the task above, in a process of its own."""
+    path = tmp_path / "model.py"
+    path.write_text(TASK)
+
+    def measured(limit_bytes: int | None, batches: tuple[int, ...] = (), evaluates: bool = True) -> Measured:
+        budget = Budget(limit=limit_bytes, margin=0)
+        asked = EvaluationOptions(most_s=60, batches=batches) if evaluates else None
+        measure = MeasureOptions(trial_time_s=0.2, parity_batch=None, budget=budget, evaluation=asked)
+        plan = Plan(settings=Settings(batch=Batch(micro=4)), budget=budget)
+        request = MeasureRequest(id="x", task=str(path), device="cpu", plan=plan, options=measure)
+        outcome = local_executor.ask(request)
+        assert isinstance(outcome, Measured), outcome
+        return outcome
+
+    return measured
+
+
+def test_a_budget_between_training_and_its_evaluation_is_not_held(measured):
+    """Two samples of 32 MiB: the same trial without its evaluation would be within the budget."""
+    training = measured(None, evaluates=False).measurement.peak.process
+    between = Budget(limit=training + 32 * MIB, margin=0)
+    outcome = measured(between.limit)
+    found = outcome.measurement
+    assert found.training_bytes == pytest.approx(training, abs=16 * MIB)
+    assert found.peak.process - found.training_bytes == pytest.approx(64 * MIB, abs=16 * MIB)
+    verdict = judge(outcome, between, 2**40)
+    assert not verdict.feasible
+    assert verdict.reason.endswith(", margin included, in its evaluation")
+    alone = outcome.model_copy(update={"measurement": measured(between.limit, evaluates=False).measurement})
+    assert judge(alone, between, 2**40).feasible
+
+
+def test_one_process_tries_batches_upward_while_the_budget_holds(measured):
+    """Of 230 MiB beyond training, 2 take 64, 4 take 128, and 8 may take 256."""
+    training = measured(None, evaluates=False).measurement.peak.process
+    found = measured(training + 230 * MIB, batches=(2, 4, 8, 16)).measurement.evaluations
+    assert [(one.batch, one.largest_call, one.is_whole) for one in found] == [(2, 2, True), (4, 4, True)]
+    assert found[1].peak_bytes - found[0].peak_bytes == pytest.approx(64 * MIB, abs=16 * MIB)
