@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from search_tables import MIB, REFERENCE, SMALL, configurations, every, facts, is_again, row, run_search
+from search_tables import MIB, REFERENCE, SMALL, configurations, every, facts, is_again, measurement, row, run_search
 
 from autotune.commands.verify import verify_plan
 from autotune.errors import NothingFits
@@ -15,6 +15,7 @@ from autotune.search.events import Warned
 from autotune.search_spaces import load_space
 from autotune.workers import Measured, OutOfMemory
 from autotune.workers.table import TableExecutor
+from autotune.workers.trial.group import _together
 
 EVALUATES = facts(evaluates=True, evaluation_batch=64)
 
@@ -140,3 +141,13 @@ def test_a_task_that_lets_no_batch_be_chosen_is_not_asked_for_one():
     run = search(known=facts(evaluates=True), budget_bytes=2500 * MIB)
     assert requests(run, "evaluation") == []
     assert run.plan.evaluation.batch == 64  # as the table says of it
+
+
+@pytest.mark.parametrize(("device", "before", "peak"), [("cpu", 510, 730), ("cuda", 310, 430)])
+def test_ranks_evaluate_at_the_memory_of_all_and_on_cuda_of_the_largest(device, before, peak):
+    def of_rank(before: int, peak: int) -> Measured:
+        one = Evaluated(batch=8, seconds=1.0, num_samples=64, before_bytes=before, peak_bytes=peak)
+        return Measured(measurement=measurement(1.0, process=peak).model_copy(update={"evaluations": (one,)}))
+
+    found = _together([of_rank(200, 300), of_rank(310, 430)], device).measurement
+    assert (found.training_bytes, found.evaluations[0].peak_bytes, found.peak.process) == (before, peak, peak)
