@@ -7,15 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, field_validator, model_validator
 
 from .bundle import chosen_plan
 from .errors import PlanError
@@ -28,6 +20,7 @@ from .units import Bytes, Percent, Ratio
 __all__ = [
     "Budget",
     "Environment",
+    "Evaluation",
     "Evidence",
     "Gain",
     "KeptWeights",
@@ -147,6 +140,17 @@ class Gain(_Section):
         return self.low is not None and self.low > 1
 
 
+class Evaluation(_Section):
+    """How the job evaluates between its steps, which its peak includes."""
+
+    batch: Annotated[_Whole, Field(gt=0)] | None = None
+    """Samples at once: the ``batch_size`` of ``evaluate``; absent where that takes none."""
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """One evaluation; absent where it was always stopped before its end."""
+    training: Bytes | None = None
+    """The largest peak of training alone."""
+
+
 class QualityEvidence(_Section):
     """How good the plan's model is beside the reference's, after the same training; higher is better."""
 
@@ -246,6 +250,8 @@ class Plan(_Section):
     """The plan's own evidence."""
     reference: Evidence | None = None
     """The user's job as it stands."""
+    evaluation: Evaluation | None = None
+    """How the job evaluates; absent where nothing is known of it."""
     quality: QualityEvidence | None = None
     """Of a plan that changes what the model computes."""
     weights: KeptWeights | None = None

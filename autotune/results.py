@@ -9,7 +9,7 @@ from typing import Literal
 
 from .estimate import Calibration, Estimate
 from .measure.profiling.types import Profile
-from .plan import Evidence, Plan
+from .plan import Evaluation, Evidence, Plan
 from .search.duration import Expected
 from .search.options import SearchOptions
 from .search_spaces import Unavailable
@@ -63,6 +63,8 @@ class Verification:
     """By how much, in words; None where it is as fast as stated, or nothing is stated."""
     warnings: tuple[str, ...]
     """What else is not as it was: another torch, another device."""
+    evaluation: Evaluation | None = None
+    """What the task's evaluation took, which the peak includes."""
 
     @property
     def holds(self) -> bool:

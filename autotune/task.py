@@ -28,7 +28,7 @@ SIGNATURES = {
     "build_loader": "def build_loader(batch_size) -> torch.utils.data.DataLoader  # in place of build_dataset",
     "after_backward": "def after_backward(model) -> None  # gradients are whole and true, and not clipped yet",
     "after_step": "def after_step(model) -> None  # the optimizer has stepped",
-    "evaluate": "def evaluate(model) -> float  # higher is better; or (value, standard error)",
+    "evaluate": "def evaluate(model) -> float  # or evaluate(model, batch_size); higher is better; or (value, error)",
 }
 """The functions a task file may define, with the signature each must have."""
 
@@ -99,8 +99,10 @@ class Task:
     after_step: Callable[[nn.Module], Any] | None = None
     """Called once the optimizer has stepped and the gradients are cleared: for a weight average. Not where a loss
     scaler skips the step."""
-    evaluate: Callable[[nn.Module], float | tuple[float, float]] | None = None
-    """Quality on data held out, higher is better; or (quality, standard error). What lossy techniques are judged by."""
+    evaluate: Callable[..., float | tuple[float, float]] | None = None
+    """(model) or (model, batch_size) -> quality on data held out, higher is better; or (quality, standard error).
+    Trials run it once, so that their peak includes it; lossy techniques are judged by it. A default of ``batch_size``
+    is what the job evaluates with today."""
     weights: str | Path | Callable[[], Mapping[str, torch.Tensor]] | None = None
     """What the job trains on from: a state dict's file (relative to the task's), or a function that returns a state
     dict; None is the model as ``build_model`` leaves it."""
@@ -224,8 +226,11 @@ class Task:
             except (TypeError, ValueError):  # some builtins do not say
                 continue
             called = signature.partition("(")[2].partition(")")[0]
+            batch = takes.parameters.get("batch_size") if name == "evaluate" else None
+            if batch is not None and batch.default is not batch.empty and not _is_count(batch.default):
+                yield f"evaluate's batch_size must be a whole number of samples, at least 1, but is {batch.default!r}"
             try:
-                takes.bind(*filter(None, called.split(",")))
+                takes.bind(*filter(None, called.split(",")), **({"batch_size": 1} if batch else {}))
             except TypeError:
                 yield f"{name} takes {takes}, but is called with ({called}). Wanted: {signature}"
 
@@ -297,6 +302,14 @@ class Task:
             raise TaskError(
                 f"{self.source or 'task'}: {name}(model) raised {type(error).__name__}: {error}."
             ) from error
+
+    def evaluation_batch(self, micro: int) -> int | None:
+        """The ``batch_size`` that ``evaluate`` has today: its default, or ``micro``; None where it takes none."""
+        try:
+            batch = inspect.signature(self.evaluate).parameters.get("batch_size") if self.evaluate else None
+        except (TypeError, ValueError):  # some builtins do not say
+            return None
+        return None if batch is None else micro if batch.default is batch.empty else int(batch.default)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The user's optimizer over the model, or AdamW with torch's defaults."""

@@ -15,7 +15,8 @@ from torch import nn
 from autotune import Plan, Task, apply_to_model, load_task
 from autotune.errors import PlanError, TaskError
 from autotune.integrations.transformers import PlanMixin, arguments, written
-from autotune.plan import TaskRef
+from autotune.measure.checks.quality import evaluate
+from autotune.plan import Evaluation, TaskRef
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.training.fingerprint import identify
 
@@ -240,6 +241,46 @@ def test_a_task_of_a_trainer_trains_as_it_does(kind, arguments_of):
     trainer = build_trainer()
     trainer.train()
     assert trace(task, plan_of())[0] == pytest.approx(losses_of(trainer), rel=1e-5)
+
+
+def test_a_task_of_a_trainer_evaluates_as_it_does(arguments_of):
+    """At its own batch unless told another, by the metric that it keeps its best model by, and with nothing changed."""
+    sizes = []
+
+    def metrics(predicted: Any) -> dict[str, float]:
+        return {"rows": float(len(predicted.predictions))}
+
+    class Watched(transformers.Trainer):
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            sizes.append(len(next(iter(inputs.values()))))
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def evaluating(**given: Any) -> Task:
+        held_out = torch.utils.data.Subset(Images(), range(8))
+        made = arguments_of(per_device_eval_batch_size=4, **given)
+        compute = metrics if given else None
+        return Task.from_trainer(
+            lambda: Watched(Cnn(), made, train_dataset=Images(), eval_dataset=held_out, compute_metrics=compute)
+        )
+
+    task = evaluating()
+    assert task.evaluation_batch(1) == 4
+    model = task.build_model()
+    loss, _ = evaluate(task, model)
+    assert loss < 0
+    assert evaluate(task, model, 8)[0] == pytest.approx(loss, rel=1e-5)
+    assert sizes == [4, 4, 8]
+    assert model.training
+    assert "forward" not in vars(model)
+    best = evaluating(metric_for_best_model="rows", greater_is_better=True)
+    assert evaluate(best, best.build_model()) == (8.0, 0.0)
+    alone = Task.from_trainer(lambda: transformers.Trainer(Cnn(), arguments_of(), train_dataset=Images()))
+    assert alone.evaluate is None
+
+
+def test_the_evaluation_batch_of_a_plan_is_an_argument():
+    plan = plan_of().model_copy(update={"evaluation": Evaluation(batch=64)})
+    assert arguments(plan)["per_device_eval_batch_size"] == 64
 
 
 def test_a_task_states_what_the_trainer_does(arguments_of):

@@ -36,7 +36,7 @@ def test_every_task_of_the_zoo_is_measured(name):
     assert found.num_steps >= found.num_windows
     assert 0 < found.peak.process <= own_peak_bytes() + others
     assert found.leak_bytes_per_step is None
-    assert list(found.phases_s) == ["parity", "warmup", "timed"]
+    assert list(found.phases_s) == ["parity", "warmup", "timed", "evaluation"]
 
 
 @pytest.mark.parametrize("batch", [None, BATCH_SIZE])

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
+from autotune.script import timing
 from autotune.script.applied import InScript
 from autotune.script.hooks import ScriptHooks
 from autotune.script.look import Look
@@ -115,3 +117,71 @@ def test_a_trial_without_an_evaluation_says_that_its_peak_is_of_training_alone(e
     assert isinstance(outcome, Measured), outcome
     assert outcome.measurement.parity.losses == ()
     assert any("did not evaluate" in one for one in outcome.measurement.warnings) == (not evaluates)
+
+
+EVALUATES = """
+    if step % {every} == {every} - 1:
+        model.eval()
+        with torch.no_grad():
+            for rows in x.split(32):
+                model(rows)
+                torch.time_passes()
+        model.train()
+"""
+
+
+@pytest.fixture
+def timed(watch, tmp_path, monkeypatch):
+    """The measurement and the observer of a script, of whose evaluation each batch takes a thousand seconds."""
+    passed = [0.0]
+    monkeypatch.setattr(timing, "perf_counter", lambda: time.perf_counter() + passed[0])
+    monkeypatch.setattr(torch, "time_passes", lambda: passed.append(passed.pop() + 1000), raising=False)
+
+    def timed(script):
+        (tmp_path / "train.py").write_text(script)
+        options = MeasureOptions(trial_time_s=0.3, parity_batch=None)
+        request = MeasureRequest(id="x", task="train.py", device="cpu", plan=Plan(settings=Settings()), options=options)
+        seen = []
+
+        def observe(_, answer):
+            seen.append(Timing(request, time.monotonic(), answer, lambda _: None))
+            return seen[0]
+
+        outcome = watch(observe, 16, 1, 1, 0)
+        assert isinstance(outcome, Measured), outcome
+        return outcome.measurement, seen[0]
+
+    return timed
+
+
+@pytest.mark.parametrize(("every", "counts"), [(5, False), (1, True)])
+def test_an_evaluation_is_left_out_of_the_speed_unless_each_step_makes_one(every, counts, timed):
+    """With it, a step takes at least 400 seconds."""
+    measurement, _ = timed(SCRIPT + EVALUATES.format(every=every))
+    assert (measurement.samples_per_s.value < 1) == counts
+    assert measurement.warnings == ()
+
+
+def test_batches_that_are_drawn_to_evaluate_are_no_samples_of_training(timed):
+    """Although gradients are on while they are drawn."""
+    script = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+x = torch.randn(64, 4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+train, held_out = (DataLoader(TensorDataset(x), batch_size=size) for size in (16, 64))
+while True:
+    for (rows,) in train:
+        model(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    for (rows,) in held_out:
+        with torch.no_grad():
+            model(rows)
+    model.train()
+"""
+    _, seen = timed(script)
+    assert seen.num_samples == 16 * seen.num_steps
+    assert seen.num_batches == seen.num_steps

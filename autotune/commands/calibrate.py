@@ -44,7 +44,7 @@ def calibrate(
     """
     study = _study(what, facts)
     alone = [
-        (seen, measurement.peak.process)
+        (seen, measurement.training_bytes)
         for settings, measurement in study.measured
         if not (seen := settings.as_predicted(study.facts)).data_loading.num_workers
         and settings.data_loading.cache == "none"  # an epoch that is kept in memory is no matter of a memory model

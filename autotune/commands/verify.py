@@ -20,6 +20,7 @@ from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warne
 from ..search.options import ANY_DROP, SearchOptions
 from ..search.requests import Requests, check_plan, failure, inspect
 from ..search.time_budget import NUM_REPEATS, TimeBudget
+from ..search.winner.evaluation import evaluation_of, with_batch
 from ..search.winner.evidence import combine
 from ..task_file import split_source
 from ..techniques import Facts
@@ -139,6 +140,7 @@ def verify_plan(
         measure = requests.measure_options(plan.settings, trial_time_s, None)
         deadline_s = time_budget.deadline_s(trial_time_s, spare_finalists=False)
         request = requests.request(f"verify-{number}", plan.settings, measure, deadline_s)
+        request = with_batch(request, plan.evaluation.batch if plan.evaluation is not None else None)
         outcome = executor.ask(request.model_copy(update={"fresh": True}))
         observe(FinalistEnded(0, plan.settings, number, outcome, NUM_REPEATS))
         if isinstance(outcome, OutOfMemory):
@@ -151,7 +153,8 @@ def verify_plan(
         repeats.append(found)
         time_budget.learn(outcome, fresh=True)
     measured = combine(repeats, plan.budget)
-    return Verification(measured, _over(plan.budget, measured), _slower(plan, measured), warnings)
+    over, slower = _over(plan.budget, measured), _slower(plan, measured)
+    return Verification(measured, over, slower, warnings, evaluation_of(repeats))
 
 
 def _differences(plan: Plan, facts: Facts) -> Iterator[str]:

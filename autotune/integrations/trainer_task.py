@@ -59,6 +59,8 @@ def task_of(build_trainer: Callable[[], Any], fields: Mapping[str, Any]) -> Task
         "precision": _precision(trainer),
         "max_grad_norm": args.max_grad_norm or None,
     }
+    if trainer.eval_dataset is not None and not isinstance(trainer.eval_dataset, Mapping):
+        found["evaluate"] = job.evaluation()
     return Task(**{**found, **fields})
 
 
@@ -74,6 +76,14 @@ def _precision(trainer: Any) -> Any:
     if found in ("bf16", "fp16"):
         return found
     return "tf32" if trainer.args.tf32 else None
+
+
+def _higher(args: Any, metrics: Mapping[str, float]) -> float:
+    """What the Trainer keeps its best model by, so that higher is better; the loss, unless it says another."""
+    name = (args.metric_for_best_model or "loss").removeprefix("eval_")
+    name, is_higher = (name, bool(args.greater_is_better)) if f"eval_{name}" in metrics else ("loss", False)
+    value = float(metrics[f"eval_{name}"])
+    return value if is_higher else -value
 
 
 class _Job:
@@ -130,6 +140,27 @@ class _Job:
         if count is None:
             return trainer.compute_loss(model, dict(batch))
         return trainer.compute_loss(model, dict(batch), num_items_in_batch=torch.ones_like(count)), count
+
+    def evaluation(self) -> Callable[..., float]:
+        """The task's ``evaluate``: the Trainer's own evaluation, in the precision that it has today, and not logged."""
+        own = self.trainer.args.per_device_eval_batch_size
+
+        def evaluate(model: nn.Module, batch_size: int = own) -> float:
+            trainer = self.trainer
+            trainer.args.per_device_eval_batch_size = batch_size
+            trainer.model, trainer.model_wrapped, trainer.is_in_train = model, model, True  # it is never cast then
+            vars(trainer).pop("_eval_dataloaders", None)  # which persistent workers keep, with their batch
+            try:
+                loss_alone = True if trainer.compute_metrics is None else None
+                loader = trainer.get_eval_dataloader()
+                return _higher(trainer.args, trainer.evaluation_loop(loader, "Evaluation", loss_alone).metrics)
+            finally:
+                trainer.args.per_device_eval_batch_size = own
+                trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+                trainer.accelerator.free_memory()
+                trainer.model, trainer.model_wrapped, trainer.is_in_train = None, None, False
+
+        return evaluate
 
     def _built(self) -> Any:
         trainer = self._build()

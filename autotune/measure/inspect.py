@@ -103,6 +103,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         allow_split=options.allow_split,
         allow_lossy=options.allow_lossy,
         evaluates=task.evaluate is not None,
+        evaluation_batch=task.evaluation_batch(batch.micro),
         optimizer=type(optimizer).__name__,
         optimizer_implementations=supported_implementations(optimizer),
         optimizer_implementation=implementation_of(optimizer),

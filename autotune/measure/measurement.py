@@ -6,10 +6,27 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from ..plan import Budget, Peak, Speed
 
-__all__ = ["NUM_STEPS", "InspectOptions", "MeasureOptions", "Measurement", "Parity", "Quality", "QualityOptions"]
+__all__ = [
+    "NO_EVALUATION",
+    "NUM_STEPS",
+    "Evaluated",
+    "EvaluationOptions",
+    "InspectOptions",
+    "MeasureOptions",
+    "Measurement",
+    "Parity",
+    "Quality",
+    "QualityOptions",
+]
 
 NUM_STEPS = 10
 """Optimizer steps whose losses are compared with the reference's."""
+
+NO_EVALUATION = (
+    "the script did not evaluate within its trials, so that peaks are those of training alone. If it does later, with "
+    "larger batches or longer sequences, have it evaluate early, by its own flags."
+)
+"""What a trial of a script warns of."""
 
 
 class _Frozen(BaseModel):
@@ -44,6 +61,15 @@ class QualityOptions(_Frozen):
     """The file that the weights are written to in the end; None writes none."""
 
 
+class EvaluationOptions(_Frozen):
+    """How the task's ``evaluate`` is measured, beside a training that is held in memory."""
+
+    most_s: PositiveFloat
+    """Seconds after which it is stopped, where it next calls the model."""
+    batches: tuple[PositiveInt, ...] = ()
+    """Evaluation batches to try, upward, while they stay within the budget; empty is the one that the plan says."""
+
+
 class MeasureOptions(_Frozen):
     """How long and how precisely to measure."""
 
@@ -70,6 +96,8 @@ class MeasureOptions(_Frozen):
     """Largest deviation of step 1 from the reference, as a share of its mean loss; step n may deviate n times that."""
     largest_of: PositiveInt | None = None
     """Batch shapes vary: take the peak on the largest of so many batches."""
+    evaluation: EvaluationOptions | None = None
+    """Evaluate after the timed windows, so that the peak includes it; None does not."""
     quality: QualityOptions | None = None
     """Measure quality too, in the same process, once its peak is known; None does not."""
 
@@ -103,13 +131,32 @@ class Quality(_Frozen):
     """What training and evaluating took."""
 
 
+class Evaluated(_Frozen):
+    """What one evaluation took, with the training held in memory."""
+
+    batch: PositiveInt | None
+    """The ``batch_size`` that ``evaluate`` was called with; None where it takes none."""
+    seconds: float = Field(ge=0)
+    """Wall time."""
+    num_samples: int = Field(default=0, ge=0)
+    """Samples in its calls of the model; 0 where it did not call it."""
+    largest_call: int = Field(default=0, ge=0)
+    """Samples in the largest of these."""
+    is_whole: bool = True
+    """Whether it came to its end; False where it was stopped for time or memory."""
+    before_bytes: int = Field(ge=0)
+    """Peak of the process before it."""
+    peak_bytes: int = Field(ge=0)
+    """Peak of the process after it."""
+
+
 class Measurement(_Frozen):
     """Speed, memory and losses of one configuration in one process."""
 
     samples_per_s: Speed
     """Samples consumed per wall second, epoch starts amortised."""
     peak: Peak
-    """Largest memory over the whole process."""
+    """Largest memory over the whole process, its evaluations included."""
     parity: Parity
     """Losses compared with the reference's."""
     num_steps: PositiveInt
@@ -128,9 +175,16 @@ class Measurement(_Frozen):
     """Seconds that torch.compile took; with a warm cache where something alike was compiled on this machine before."""
     leak_bytes_per_step: float | None = None
     """Memory gained by each optimizer step without end; None where it is stable."""
+    evaluations: tuple[Evaluated, ...] = ()
+    """What evaluating took; empty where nothing was evaluated."""
     quality: Quality | None = None
     """Of the model after more training; None where it was not asked for."""
     phases_s: dict[str, float]
-    """Seconds in ``load`` (torch and the user's file), ``apply``, ``parity``, ``warmup``, ``timed``."""
+    """Seconds in ``load`` (torch and the user's file), ``apply``, ``parity``, ``warmup``, ``timed``, ``evaluation``."""
     warnings: tuple[str, ...] = ()
     """What the user should hear."""
+
+    @property
+    def training_bytes(self) -> int:
+        """The peak of training alone."""
+        return self.evaluations[0].before_bytes if self.evaluations else self.peak.process

@@ -14,7 +14,8 @@ from ..training.training import Training
 from ..units import ceil_mib, format_bytes
 from .checks.leak import LeakWatch
 from .checks.parity import run_parity
-from .measurement import NUM_STEPS, Measurement, MeasureOptions, Parity
+from .evaluation import measure_evaluations
+from .measurement import NUM_STEPS, Evaluated, Measurement, MeasureOptions, Parity
 from .memory import Charge
 from .steps import Steps
 from .timing.disturbance import OtherWork, Pauses, missing_share
@@ -37,7 +38,7 @@ _CALM_STEPS = 2
 
 
 def measure(training: Training, task: Task, options: MeasureOptions) -> Measurement:
-    """Parity, warm-up, timed windows, peaks; in this order, in this process.
+    """Parity, warm-up, timed windows, evaluation, peaks; in this order, in this process.
 
     Args:
         training: fresh from :func:`autotune.apply`.
@@ -46,9 +47,10 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
 
     Returns:
         The measurement, without losses where there is no parity run or ``parity_last`` leaves it to the caller.
-        ``phases_s`` holds ``parity``, ``warmup`` and ``timed``.
+        ``phases_s`` holds ``parity``, ``warmup``, ``timed`` and ``evaluation``.
 
     Raises:
+        TaskError: the task's ``evaluate`` raised, returned no number, or changed the model.
         NonFiniteLoss: a loss was NaN or infinite.
         Exception: whatever the user's code raises.
     """
@@ -72,6 +74,8 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         with optimizer_time.watching(training.optimizer):
             timed = _time(steps, charge, leaks, options)
         others_s = other_work.seconds() + pauses.seconds()
+    with _timed(phases_s, "evaluation"):
+        evaluations = measure_evaluations(training, task, options, charge)
     peak = charge.peak()
     leak, found = _look_for_leak(steps, leaks, options.trial_time_s * _WARMUP_SHARE)
     if training.loader.options["persistent_workers"] and not steps.feed.has_restarted:
@@ -90,8 +94,9 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         epoch_start_s=steps.feed.epoch_start_s,
         compile_s=steps.compile_time.seconds(),
         leak_bytes_per_step=leak,
+        evaluations=evaluations,
         phases_s=phases_s,
-        warnings=(*warnings, *found),
+        warnings=(*warnings, *found, *_stopped(evaluations, options)),
     )
 
 
@@ -128,6 +133,16 @@ def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> 
             needed_s = elapsed_s * head_start / steps.feed.num_batches
             return [_too_short("batches were timed that loader workers had ready: speeds may be too high", needed_s)]
         return [_too_short("the loss scaler still skipped steps while it was timed", 2 * elapsed_s)] if skipped else []
+
+
+def _stopped(evaluations: Sequence[Evaluated], options: MeasureOptions) -> Iterator[str]:
+    """Said of an evaluation that took too long; one that took too much memory is said in other words."""
+    most_s = options.evaluation.most_s if options.evaluation is not None else math.inf
+    if any(not one.is_whole and one.seconds > most_s for one in evaluations):
+        yield (
+            "evaluate was stopped before its end, since it takes longer than a quarter of the trial's time: peaks "
+            "include it up to there. A longer --trial-time lets it end"
+        )
 
 
 def _too_short(what: str, warm_up_s: float) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 from ..errors import PlanError
 from ..measure.measurement import NUM_STEPS
 from ..plain_yaml import read_yaml
-from ..plan import Budget, Evidence, Plan, QualityEvidence, Speed
+from ..plan import Budget, Evaluation, Evidence, Peak, Plan, QualityEvidence, Speed
 from ..search.budget import budget_words
 from ..techniques import Technique
 from ..units import format_duration
@@ -26,6 +26,7 @@ from .words import count, rate, settings_words, size, times
 
 __all__ = [
     "as_json",
+    "evaluation_words",
     "explain",
     "found_rows",
     "headline",
@@ -122,6 +123,8 @@ def _measured(plan: Plan) -> Rows:
     rows: Rows = []
     if plan.measured is not None:
         rows += [("speed", speed_words(plan.measured.samples_per_s)), ("peak", peak_words(plan.measured, plan.budget))]
+    if plan.evaluation is not None:
+        rows.append(("evaluation", evaluation_words(plan.evaluation, plan.measured.peak if plan.measured else None)))
     if plan.measured is not None and plan.measured.compile_s is not None:
         rows.append(("compiling", _compiling(plan.measured.compile_s, plan)))
     if plan.reference is not None:
@@ -181,6 +184,19 @@ def _gain(plan: Plan) -> str:
     if gain.low is not None and gain.high is not None and gain.rounds is not None:
         words += f" (95 %: {times(gain.low)} to {times(gain.high)}; {count(gain.rounds, 'round')} in turn)"
     return words + (f", {times(gain.memory)} the memory" if gain.memory else "")
+
+
+def evaluation_words(found: Evaluation, peak: Peak | None) -> str:
+    """The job's evaluation: its batch, what it takes, and what it adds to the peak of training."""
+    said = [f"batches of {found.batch}"] if found.batch is not None else []
+    if found.seconds is not None:
+        said.append(format_duration(found.seconds))
+    elif found.training is not None:
+        said.append("stopped before its end")
+    if found.training is not None and peak is not None:
+        more = peak.process - found.training
+        said.append(f"{size(more)} above training's peak" if more > 0 else "within training's peak")
+    return ", ".join(said)
 
 
 def _quality(found: QualityEvidence) -> str:

@@ -11,7 +11,7 @@ from ..plan import Plan
 from ..results import Verification
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from .displays.lines import facts_words
-from .show import peak_words, speed_words
+from .show import evaluation_words, peak_words, speed_words
 from .tables import rows_table
 from .words import outcome_words, settings_words
 
@@ -41,6 +41,7 @@ def as_json(found: Verification, plan: Plan) -> dict[str, Any]:
         "slower": found.slower,
         "warnings": list(found.warnings),
         "measured": found.measured.model_dump(mode="json", exclude_none=True) if found.measured else None,
+        "evaluation": found.evaluation.model_dump(mode="json", exclude_none=True) if found.evaluation else None,
         "stated": plan.measured.model_dump(mode="json", exclude_none=True) if plan.measured else None,
     }
 
@@ -58,6 +59,8 @@ def explain(found: Verification, plan: Plan) -> RenderableType:
             ("speed", speed_words(found.measured.samples_per_s)),
             ("peak", peak_words(found.measured, plan.budget)),
         ]
+    if found.measured is not None and found.evaluation is not None:
+        rows.append(("evaluation", evaluation_words(found.evaluation, found.measured.peak)))
     if plan.measured is not None:
         stated = f"{speed_words(plan.measured.samples_per_s)}; {peak_words(plan.measured, plan.budget)}"
         rows.append(("the plan said", stated))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -12,6 +12,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..nested import tensors_in
 
 __all__ = ["Observer"]
+
+
+class _Draw(NamedTuple):
+    """A batch that a loader has handed out."""
+
+    iterator: Any
+    num_samples: int
+    wait_s: float
 
 
 class Observer:
@@ -25,6 +33,9 @@ class Observer:
         """Of backward passes, with the step that each is of."""
         self._drawn = self._seen = 0
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._unused: list[_Draw] = []
+        """Since the model was last called."""
 
     @property
     def num_samples(self) -> int:
@@ -32,7 +43,7 @@ class Observer:
         return self._drawn or self._seen
 
     def epoch(self, iterator: Any) -> None:
-        """A training loader is iterated over."""
+        """A loader is iterated over, with gradients on: to train on, or to evaluate, as the model's next call tells."""
         self._iterators.add(iterator)
 
     def install(self) -> Any:
@@ -42,11 +53,11 @@ class Observer:
         def __next__(iterator: Any) -> Any:
             if iterator not in observer._iterators:
                 return original(iterator)
+            if iterator in observer._trained_on:
+                observer.training_goes_on()
             asked_s = perf_counter()
             batch = original(iterator)
-            observer.wait_s += perf_counter() - asked_s
-            observer.num_batches += 1
-            observer._drawn += _first_dimension(batch)
+            observer._count(_Draw(iterator, _first_dimension(batch), perf_counter() - asked_s))
             return batch
 
         _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
@@ -56,12 +67,30 @@ class Observer:
 
         return take_off
 
+    def _count(self, draw: _Draw) -> None:
+        self.num_batches += 1
+        self._drawn += draw.num_samples
+        self.wait_s += draw.wait_s
+        self._unused.append(draw)
+
+    def training_goes_on(self) -> None:
+        """A batch to train on is asked for, or the model is called with one."""
+
     def forward(self, inputs: Any) -> None:
         """The model is called, and a graph recorded."""
+        self.training_goes_on()
         self._seen += _first_dimension(inputs)
+        self._trained_on.update(draw.iterator for draw in self._unused)
+        self._unused.clear()
 
     def evaluated(self) -> None:
-        """A module was called to evaluate: in eval mode, without gradients."""
+        """A module was called to evaluate: in eval mode, without gradients. What was drawn for that does not count."""
+        for draw in self._unused:
+            if draw.iterator not in self._trained_on:
+                self.num_batches -= 1
+                self._drawn -= draw.num_samples
+                self.wait_s -= draw.wait_s
+        self._unused.clear()
 
     def forward_ended(self) -> None:
         """The model's call is over."""

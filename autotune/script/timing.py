@@ -11,7 +11,7 @@ import torch
 
 from ..measure.checks.parity import compare
 from ..measure.errors import NonFiniteLoss
-from ..measure.measurement import NUM_STEPS, Measurement, Parity
+from ..measure.measurement import NO_EVALUATION, NUM_STEPS, Measurement, Parity
 from ..measure.memory import Charge
 from ..measure.timing.compile_time import CompileTime
 from ..measure.timing.disturbance import OtherWork, Pauses, missing_share
@@ -22,10 +22,6 @@ from .observer import Observer
 
 __all__ = ["Timing"]
 
-_NO_EVALUATION = (
-    "the script did not evaluate within its trials, so that peaks are those of training alone. If it does later, with "
-    "larger batches or longer sequences, have it evaluate early, by its own flags."
-)
 _WARMUP_SHARE = 0.25
 """Longest warm-up, as a share of the trial's time."""
 _FEWEST_STEPS, _CALM_STEPS, _STABLE = 3, 2, 1.005
@@ -33,7 +29,8 @@ _FEWEST_STEPS, _CALM_STEPS, _STABLE = 3, 2, 1.005
 
 
 class Timing(Observer):
-    """Warm-up, then windows, which include what the script does between steps (evaluation, checkpoints)."""
+    """Warm-up, then windows. What the script does between steps (checkpoints, logs) is in them. Evaluations are
+    not, unless it makes one after each step."""
 
     def __init__(
         self,
@@ -59,16 +56,35 @@ class Timing(Observer):
         self._peak_bytes = self._num_calm = 0
         self._step_losses: dict[int, float] = {}
         self._has_evaluated = False
+        self._evaluated_after = -1
+        """How many steps there were when it last evaluated."""
+        self._is_of_step = False
+        """Whether it evaluates after each."""
+        self._pause = _Pause(self._device, self._compile_time)
         self._windows: list[Window] = []
         self._rule: StoppingRule | None = None
 
     def evaluated(self) -> None:
-        """An evaluation was seen, so that the peak includes it."""
+        """An evaluation was seen: the peak includes it, and the windows leave it out."""
+        super().evaluated()
         self._has_evaluated = True
+        if self._evaluated_after != self.num_steps:
+            self._is_of_step = self._evaluated_after == self.num_steps - 1
+            self._evaluated_after = self.num_steps
+        if self._rule is not None and not self._is_of_step:
+            self._pause.begin()
+
+    def training_goes_on(self) -> None:
+        """An evaluation is over, if there was one."""
+        self._pause.end()
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """A step has ended: warm up, or close the window if it is long enough."""
         super().stepped(optimizer, num_backwards)
+        self._step()
+        self._pause.may_begin()
+
+    def _step(self) -> None:
         if self.num_steps == 1:
             self._first_s = time.monotonic()
             self._phases_s["load"] = self._first_s - self._began_s
@@ -76,7 +92,7 @@ class Timing(Observer):
         if self._rule is None:
             if self._is_warm():
                 self._begin()
-        elif perf_counter() - self._opened_s >= SHORTEST_S:
+        elif perf_counter() - self._opened_s - self._pause.seconds >= SHORTEST_S:
             self._close()
 
     def finish(self) -> Outcome | None:
@@ -100,7 +116,7 @@ class Timing(Observer):
                 epoch_start_s=0.0,
                 compile_s=self._compile_time.seconds(),
                 phases_s=self._phases_s,
-                warnings=() if self._has_evaluated else (_NO_EVALUATION,),
+                warnings=() if self._has_evaluated else (NO_EVALUATION,),
             )
         )
 
@@ -130,11 +146,13 @@ class Timing(Observer):
     def _open(self) -> None:
         self._before = (self.num_samples, self.num_steps, self.wait_s)
         self._compiled_s = self._compile_time.seconds()
+        self._pause = _Pause(self._device, self._compile_time)
         self._cpu_s, self._opened_s = process_time(), perf_counter()
 
     def _close(self) -> None:
         self._settle()
-        elapsed_s, cpu_s = perf_counter() - self._opened_s, process_time() - self._cpu_s
+        elapsed_s = perf_counter() - self._opened_s - self._pause.seconds
+        cpu_s = process_time() - self._cpu_s - self._pause.cpu_s
         seconds = elapsed_s - (self._compile_time.seconds() - self._compiled_s)
         num_samples, num_steps, wait_s = self._before
         self._windows.append(
@@ -167,3 +185,42 @@ class Timing(Observer):
         for step, loss in losses:
             if step <= NUM_STEPS:
                 self._step_losses[step] = self._step_losses.get(step, 0.0) + float(loss)
+
+
+class _Pause:
+    """What evaluations took of a window: from the end of the step before one, or, on CUDA, where steps end later than
+    they are seen to, from its first call of the model."""
+
+    def __init__(self, device: torch.device, compile_time: CompileTime) -> None:
+        self.seconds = self.cpu_s = 0.0
+        """Without what compiling takes."""
+        self._compile_time = compile_time
+        self._waits = device.type == "cuda"
+        self._since: tuple[float, float] | None = None
+        self._step_ended: tuple[float, float] | None = None
+
+    def may_begin(self) -> None:
+        """A step has ended."""
+        self._step_ended = None if self._waits else self._now()
+
+    def begin(self) -> None:
+        """The model is called to evaluate."""
+        if self._since is None:
+            if self._waits:
+                torch.cuda.synchronize()
+            self._since = self._step_ended or self._now()
+
+    def end(self) -> None:
+        """Training goes on."""
+        self._step_ended = None
+        if self._since is not None:
+            if self._waits:
+                torch.cuda.synchronize()
+            now = self._now()
+            self.seconds += now[0] - self._since[0]
+            self.cpu_s += now[1] - self._since[1]
+            self._since = None
+
+    def _now(self) -> tuple[float, float]:
+        """Wall time but for compiling, and processor time of this process."""
+        return perf_counter() - self._compile_time.seconds(), process_time()

@@ -10,7 +10,8 @@ from typing import Any
 from ..errors import Interrupted, NothingFits, PlanError, TaskError
 from ..estimate import PredictOptions
 from ..measure import InspectOptions, MeasureOptions, Parity
-from ..plan import Budget, Plan
+from ..measure.measurement import EvaluationOptions
+from ..plan import Budget, Evaluation, Plan
 from ..script.command import BATCH, FENCES, filled, own_batch, placeholders, under_launcher
 from ..script.scratch import Scratch
 from ..techniques import Exactness, Facts, Settings
@@ -54,6 +55,8 @@ the n-th."""
 LARGEST_OF = 64
 """Where batch shapes vary, the peak is taken on the largest of so many batches."""
 
+_EVALUATION_SHARE = 0.25
+"""Longest evaluation, as a share of the trial's time."""
 _OUTPUT_LINES = 20
 
 
@@ -72,17 +75,24 @@ class Requests:
     """Where the script's trials run, if not in the current folder."""
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
-        """A request to measure one configuration in a fresh process."""
+        """A request to measure one configuration in a fresh process. It evaluates as the job does today, at most at its
+        own micro-batch."""
+        batch = self.evaluation_batch(settings) if settings != reference_settings(self.facts) else None
         return MeasureRequest(
             id=name,
             task=os.path.abspath(self.task),  # a worker's current directory may be another,
             seed=self.seed,
             device=self.facts.device.type,
-            plan=Plan(settings=settings, budget=self.budget),
+            plan=Plan(settings=settings, budget=self.budget, evaluation=Evaluation(batch=batch) if batch else None),
             options=measure,
             deadline_s=deadline_s,
             **_started(self.command, settings.batch, self.scratch),
         )
+
+    def evaluation_batch(self, settings: Settings) -> int | None:
+        """Samples that a trial evaluates at once; None where the task lets none be chosen."""
+        today = self.facts.evaluation_batch
+        return min(today, settings.batch.micro) if today is not None and settings.batch is not None else today
 
     def predict_request(
         self, every: Sequence[Settings], most_s: float | None, deadline_s: float, to_choose: Sequence[Settings] = ()
@@ -124,6 +134,7 @@ class Requests:
             rounded_losses=reference.rounded if reference and exact != "exact" else (),
             parity_limit=PARITY_LIMITS["rounding" if exact == "exact" and self.facts.rounds else exact],
             largest_of=LARGEST_OF if self.facts.shapes_vary else None,
+            evaluation=EvaluationOptions(most_s=share_s * _EVALUATION_SHARE) if self.facts.evaluates else None,
         )
 
 

@@ -106,7 +106,8 @@ def _judge_measurement(
     reasons = []
     if over and budget.limit is not None:
         excess = format_bytes(ceil_mib(round(peak * (1 + budget.margin)) - budget.limit))
-        reasons.append(f"over the budget by {excess}, margin included")
+        in_evaluation = ", in its evaluation" if budget.holds(measurement.training_bytes) else ""
+        reasons.append(f"over the budget by {excess}, margin included{in_evaluation}")
     if parity.strayed_at is not None:
         reasons.append(f"strays from the reference's loss at step {parity.strayed_at} (by {parity.deviation:.1%})")
     if measurement.leak_bytes_per_step is not None:

@@ -120,6 +120,8 @@ class Facts(_Frozen):
     """Whether the user allows techniques that change what the model computes."""
     evaluates: bool = False
     """Whether the task says how good a model is."""
+    evaluation_batch: int | None = None
+    """Samples that it evaluates at once today; None where it does not let that be chosen."""
     allow_split: bool
     """Whether the user allows splits that change the gradient."""
 

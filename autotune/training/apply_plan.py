@@ -107,7 +107,10 @@ def apply(
     if ranks.rank:
         seed_everything(seed + ranks.rank)  # dropout and augmentation of its own; rank 0 has those of one process
     applied = settings.as_applied(within(model))
-    return Training(model, optimizer, loader, task, applied, halve_when_out_of_memory)
+    training = Training(model, optimizer, loader, task, applied, halve_when_out_of_memory)
+    planned = plan.evaluation.batch if plan.evaluation is not None else None
+    training.evaluation_batch = planned or task.evaluation_batch(batch.micro)
+    return training
 
 
 def _run_on_two_samples(task: Task, dataset: Any) -> Run | None:

@@ -56,6 +56,10 @@ class Training:
     Gradients are the whole step's, over all ranks, once the last micro-batch is there.
     """
 
+    evaluation_batch: int | None = None
+    """Samples to evaluate at once, ``evaluate(training.model, training.evaluation_batch)``: the plan's; without one
+    what the task's ``evaluate`` has; None where that takes no ``batch_size``."""
+
     def __init__(
         self,
         model: nn.Module,

@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch
 
 from ...errors import PlanError
+from ...measure.measurement import Evaluated
 from ...measure.processes import end_with
 from ...plan import Peak
 from ...ranks import Ranks, this_rank
@@ -158,8 +159,17 @@ def _together(found: list[Measured], device: str) -> Measured:
     peaks = [one.measurement.peak for one in found]
     largest = max(peaks, key=lambda peak: peak.process)
     peak = largest if device == "cuda" else _sum(peaks)
-    return found[0].model_copy(update={"measurement": found[0].measurement.model_copy(update={"peak": peak})})
+    each = [one.measurement.evaluations for one in found]
+    evaluations = each[peaks.index(largest)] if device == "cuda" else tuple(map(_evaluated, zip(*each, strict=False)))
+    together = found[0].measurement.model_copy(update={"peak": peak, "evaluations": evaluations})
+    return found[0].model_copy(update={"measurement": together})
 
 
 def _sum(peaks: list[Peak]) -> Peak:
     return peaks[0].model_copy(update={"process": sum(peak.process for peak in peaks)})
+
+
+def _evaluated(by_rank: tuple[Evaluated, ...]) -> Evaluated:
+    """The first one's, at the memory of all."""
+    totals = {name: sum(getattr(one, name) for one in by_rank) for name in ("before_bytes", "peak_bytes")}
+    return by_rank[0].model_copy(update=totals)

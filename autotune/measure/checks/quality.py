@@ -26,6 +26,10 @@ __all__ = ["evaluate", "measure_quality"]
 
 _STATISTICS = 10
 """Micro-batches that BatchNorm's statistics are averaged over before recovery."""
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes of a value."""
+_PART = 2**20
+"""Values that are summed at once."""
 
 
 def measure_quality(training: Training, task: Task, options: QualityOptions) -> Quality:
@@ -57,11 +61,11 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
         num_samples += steps.step().num_samples
         if early is None and num_samples >= options.num_samples / 4:
             steps.settle()
-            early, error = of_first(evaluate(task, within(training.model)))
+            early, error = of_first(evaluate(task, within(training.model), training.evaluation_batch))
             if options.least_early is not None and early < options.least_early:
                 return Quality(value=early, error=error, early=early, is_whole=False, seconds=perf_counter() - began_s)
     steps.settle()
-    value, error = of_first(evaluate(task, within(training.model)))
+    value, error = of_first(evaluate(task, within(training.model), training.evaluation_batch))
     return Quality(value=value, error=error, early=early, seconds=perf_counter() - began_s)
 
 
@@ -85,10 +89,16 @@ def _measure_statistics(training: Training, task: Task) -> None:
         one.momentum = momentum
 
 
-def evaluate(task: Task, model: nn.Module) -> tuple[float, float]:
+def evaluate(task: Task, model: nn.Module, batch: int | None = None) -> tuple[float, float]:
     """The task's judgement of a model, and its standard error: 0 where it gives none.
 
-    Train and eval modes, and everything random, are afterwards as they were before.
+    Train and eval modes, and everything random, are afterwards as they were before. Next to no memory is taken beside
+    what ``evaluate`` itself takes.
+
+    Args:
+        task: whose ``evaluate`` it is.
+        model: what is judged.
+        batch: its ``batch_size``; None where it takes none.
 
     Raises:
         TaskError: there is no ``evaluate``, or it raised, returned no finite number, or changed the model.
@@ -97,16 +107,17 @@ def evaluate(task: Task, model: nn.Module) -> tuple[float, float]:
     where = f"{task.source or 'task'}: evaluate(model)"
     if task.evaluate is None:
         raise TaskError(f"{task.source or 'task'}: evaluate is missing. Wanted: {SIGNATURES['evaluate']}.")
-    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    before = {name: _bits(tensor) for name, tensor in model.state_dict().items()}
+    takes_batch = task.evaluation_batch(1) is not None and batch is not None
     with _modes_kept(model), undisturbed(), torch.no_grad():
         try:
-            said = task.evaluate(model)
+            said = task.evaluate(model, batch_size=batch) if takes_batch else task.evaluate(model)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise TaskError(f"{where} raised {type(error).__name__}: {error}.") from error
     after = model.state_dict()
-    changed = [name for name, tensor in before.items() if not _same(tensor, after[name])]
+    changed = [name for name, bits in before.items() if _bits(after[name]) != bits]
     if changed:
         raise TaskError(
             f"{where} changed the model: {changed[0]}"
@@ -129,8 +140,11 @@ def _checked(said: Any, where: str) -> tuple[float, float]:
     return value, error
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
+def _bits(tensor: torch.Tensor) -> int:
+    """The sum of a tensor's bits, read as whole numbers: another where a value is, without a copy of them."""
+    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    whole = values.reshape(-1).view(_WHOLE[values.element_size()])
+    return sum([int(part.sum()) for part in torch.split(whole, _PART)])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from ... import __version__
 from ...errors import NothingFits
 from ...files import hash_of
+from ...measure.measurement import NO_EVALUATION
 from ...plan import Environment, Evidence, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
 from ...techniques import Settings
 from ...techniques.batch import refused_split
@@ -20,6 +21,7 @@ from ..requests import LARGEST_OF
 from ..session import Session
 from ..store.study import Tried
 from ..time_budget import MOST_ROUNDS
+from .evaluation import evaluation_of
 from .evidence import are_sure, calm, combine, gain
 from .finalists import Final, run_name
 
@@ -42,7 +44,8 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         raise nothing_fits(session)
     assert isinstance(winner.outcome, Measured)
     disturbed = [pair.winner for pair in final.rounds if pair not in final.pairs]
-    measured = combine(final.repeats or [winner.outcome.measurement], session.budget, disturbed)
+    repeats = final.repeats or [winner.outcome.measurement]
+    measured = combine(repeats, session.budget, disturbed)
     reference, reason = _reference(session, final)
     facts, options = session.facts, session.options
     # a plan says by itself what was measured
@@ -55,6 +58,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         notes=tuple(_notes(session, final, measured, reference)),
         measured=measured,
         reference=measured if winner.number == 0 else reference,
+        evaluation=evaluation_of([*repeats, *disturbed]),
         quality=_quality(session, final),
         weights=_weights(session, final),
         gain=gain(measured, measured if winner.number == 0 else reference, final.pairs, reason),
@@ -179,6 +183,8 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     yield from _batch_notes(session, winner.settings)
     if (command := session.options.command) is not None:
         yield f"start the job by `autotune run {session.options.output} -- {shlex.join(command)}`"
+    if isinstance(winner.outcome, Measured) and NO_EVALUATION in winner.outcome.measurement.warnings:
+        yield NO_EVALUATION
     for technique in winner.settings.techniques():
         if technique.exactness(facts) == "lossy":
             what = "what the model computes" if "function" in technique.affects else "the gradient"

@@ -20,6 +20,7 @@ from ..quality import UNLIKELY, Judgement, judge_quality, reason_of
 from ..session import Session
 from ..store.study import Tried
 from ..time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
+from .evaluation import find_batch, with_batch
 from .evidence import Pair, are_sure, interval, undisturbed
 
 __all__ = ["Final", "run_name", "settle"]
@@ -105,6 +106,8 @@ class _Finals:
     reference_runs: dict[tuple[int, bool], Measurement | None] = field(default_factory=dict)
     """The reference's runs by round and whether quality was measured too; None if a run failed."""
     _num_tried: int = 0
+    _evaluation_batch: int | None = None
+    """Of the winner; None is that of its trial."""
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     def settle(self) -> Final:
@@ -118,7 +121,7 @@ class _Finals:
         winner = self._fastest(finalists, rivals if num_rounds and compared > 1 else (), num_rounds)
         if winner is None:
             return Final(None)
-        rounds = self._repeat(winner, num_rounds)
+        rounds = self._repeat_evaluating(winner, num_rounds)
         if winner.number != 0 and self._reference_is_better(winner, rounds):
             own = [Pair(pair.reference) for pair in rounds if pair.reference is not None]
             return Final(self.session.reference, tuple(own))
@@ -174,6 +177,22 @@ class _Finals:
         except _OutOfTime:
             pass
         return max(finalists, key=lambda row: statistics.fmean(log_speeds[row.number]), default=None)
+
+    def _repeat_evaluating(self, winner: Tried, num_rounds: int) -> list[Pair]:
+        """The reported rounds, with the evaluation batch that is found for the winner; with half of it, where that is
+        over the budget after all."""
+        share_s = self.session.time_budget.finalist_share_s(0, num_rounds * (1 + self._repeats_reference()) + 1)
+        self._evaluation_batch = find_batch(self.session, winner, share_s if winner.number and num_rounds else None)
+        while True:
+            try:
+                return self._repeat(winner, num_rounds)
+            except _Fell as fell:
+                least = self.session.requests.evaluation_batch(winner.settings)
+                if self._evaluation_batch is None or not fell.row.verdict.over_memory:
+                    raise
+                over, half = self._evaluation_batch, self._evaluation_batch // 2
+                self._evaluation_batch = half if least is not None and half > least else None
+                self.session.warn(f"batches of {over} are over the budget in evaluation after all: half is tried.")
 
     def _repeat(self, candidate: Tried, num_planned: int) -> list[Pair]:
         """The reported rounds: candidate and reference in turn, until the figures are sure or the time is up."""
@@ -233,7 +252,9 @@ class _Finals:
     def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0, judged: bool = False) -> Outcome:
         """One run; taken from earlier rounds or an earlier process if it is known."""
         session = self.session
+        evaluation_batch = self._evaluation_batch if number and row.number else None
         key = self._key(row, number) + (":judged" if judged else "")
+        key += f":evaluation-{evaluation_batch}" if evaluation_batch else ""
         if key in self._outcomes:
             return self._outcomes[key]
         outcome = session.study.evidence(key)
@@ -247,7 +268,8 @@ class _Finals:
                 raise _OutOfTime
             name = run_name(row, number)
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
-            outcome = session.executor.ask(session.request(name, row.applied, share_s, number, judged))
+            request = session.request(name, row.applied, share_s, number, judged)
+            outcome = session.executor.ask(with_batch(request, evaluation_batch))
             is_late = isinstance(outcome, TimedOut) and session.time_budget.left_s() < LEAST_SHARE_S
             if is_late or session.was_cut_off(outcome):
                 raise _OutOfTime
@@ -271,7 +293,8 @@ class _Finals:
         if verdict.feasible and isinstance(outcome, Measured):
             return outcome.measurement
         where = f"in fresh interpreter {number}" if number else "when it was measured again"
-        self.session.warn(f"trial {row.number} is out: {verdict.reason}, {where}. The next is tried.")
+        if not (number and self._evaluation_batch and verdict.over_memory):  # else a smaller batch is tried
+            self.session.warn(f"trial {row.number} is out: {verdict.reason}, {where}. The next is tried.")
         raise _Fell(Tried(row.number, row.settings, outcome, verdict))
 
     def _why(self, outcome: Outcome) -> str:

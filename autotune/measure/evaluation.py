@@ -1,0 +1,145 @@
+"""The job's own evaluation in a trial: its memory and time, beside a training that is held in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..nested import tensors_in
+from ..plan import Budget
+from ..task import Task
+from ..techniques.replica import within
+from ..training.training import Training
+from .checks.quality import evaluate
+from .measurement import Evaluated, EvaluationOptions, MeasureOptions
+from .memory import Charge
+
+__all__ = ["measure_evaluations"]
+
+
+def measure_evaluations(
+    training: Training, task: Task, options: MeasureOptions, charge: Charge
+) -> tuple[Evaluated, ...]:
+    """Call the task's ``evaluate`` as the job does between two of its steps, at each batch that is asked for, upward.
+
+    A batch that is likely to go over the budget is not tried, nor any behind one that the evaluation's data does not
+    fill.
+
+    Args:
+        training: after whole optimizer steps.
+        task: what it was built from.
+        options: what is evaluated, for how long, and the budget.
+        charge: reads the peak.
+
+    Returns:
+        What each took; none where nothing is asked for.
+
+    Raises:
+        TaskError: ``evaluate`` raised, returned no number, or changed the model.
+        torch.OutOfMemoryError, MemoryError: memory ran out at the first batch.
+    """
+    asked = options.evaluation
+    if asked is None or task.evaluate is None:
+        return ()
+    budget = options.budget if options.enforce else None
+    found: list[Evaluated] = []
+    for batch in asked.batches or (training.evaluation_batch,):
+        if not _may_fit(found, budget):
+            break
+        try:
+            found.append(_evaluate(training, task, batch, _Watch(asked, charge, budget)))
+        except (MemoryError, torch.OutOfMemoryError):
+            if not found:
+                raise
+            break
+        if batch is not None and 0 < found[-1].largest_call < batch:
+            break
+    return tuple(found)
+
+
+def _may_fit(found: Sequence[Evaluated], budget: Budget | None) -> bool:
+    """Whether twice the last batch may be within the budget: it takes what that did more than the one before, twice."""
+    if not found or budget is None:
+        return True
+    last = found[-1]
+    return budget.holds(last.peak_bytes + 2 * (last.peak_bytes - last.before_bytes))
+
+
+def _evaluate(training: Training, task: Task, batch: int | None, watch: _Watch) -> Evaluated:
+    model, is_whole = within(training.model), True
+    watch.begin()
+    with watch.on(model):
+        try:
+            evaluate(task, model, batch)
+        except _Enough:
+            is_whole = False
+        if training.device.type == "cuda":
+            torch.cuda.synchronize(training.device)
+    return watch.ended(batch, is_whole)
+
+
+class _Enough(BaseException):
+    """The evaluation was watched for long enough. No ``except Exception`` of the task's takes it for its own."""
+
+
+class _Watch:
+    """Looks at each call of the model while it is evaluated, and ends that where it takes too long or too much."""
+
+    def __init__(self, options: EvaluationOptions, charge: Charge, budget: Budget | None) -> None:
+        self._options, self._charge, self._budget = options, charge, budget
+        self._num_calls = self._num_samples = self._largest = self._high_bytes = 0
+        self._before_bytes, self._began_s, self._is_over = 0, 0.0, False
+
+    def begin(self) -> None:
+        """Time runs from here."""
+        self._before_bytes, self._began_s = self._charge.peak().process, perf_counter()
+
+    def ended(self, batch: int | None, is_whole: bool) -> Evaluated:
+        """What it came to."""
+        seconds = perf_counter() - self._began_s
+        self._charge.sample_descendants()
+        return Evaluated(
+            batch=batch,
+            seconds=seconds,
+            num_samples=self._num_samples,
+            largest_call=self._largest,
+            is_whole=is_whole,
+            before_bytes=self._before_bytes,
+            peak_bytes=self._charge.peak().process,
+        )
+
+    @contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Be told of the model's calls, by the attribute by which torch calls a compiled module: what is compiled sees
+        nothing of it, and a copy of the model does not have it."""
+        own = vars(model).get("_compiled_call_impl")
+        inner = model._compiled_call_impl or model._call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._look((args, kwargs))
+            return inner(*args, **kwargs)
+
+        vars(model)["_compiled_call_impl"] = call  # not through setattr, which would hand it on
+        try:
+            yield
+        finally:
+            if own is None:
+                del vars(model)["_compiled_call_impl"]
+            else:
+                vars(model)["_compiled_call_impl"] = own
+
+    def _look(self, inputs: Any) -> None:
+        self._charge.sample_descendants(every_s=1.0)
+        if (high_bytes := self._charge.high_water_bytes()) > self._high_bytes:
+            self._high_bytes, self._is_over = high_bytes, self._charge.exceeds(self._budget)
+        if self._num_calls and (self._is_over or perf_counter() - self._began_s > self._options.most_s):
+            raise _Enough
+        num_samples = next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0)
+        self._num_calls += 1
+        self._num_samples += num_samples
+        self._largest = max(self._largest, num_samples)

@@ -1,0 +1,102 @@
+"""The evaluation batch of a winner: the fastest that stays within the budget beside its training, by a real trial."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from ...measure import Measurement
+from ...measure.measurement import Evaluated, EvaluationOptions
+from ...plan import Evaluation
+from ...units import ceil_mib
+from ...workers import Measured, MeasureRequest, OutOfMemory
+from ..session import Session
+from ..store.study import Tried
+from ..time_budget import LEAST_SHARE_S
+
+__all__ = ["evaluation_of", "find_batch", "with_batch"]
+
+_DOUBLINGS = 8
+"""Most doublings of the batch that trials evaluate with."""
+_WORTH = 1.05
+"""Times the samples per second that a larger batch has to bring."""
+_SHARE = 0.25
+"""Of a finalist's timed windows: what the evaluations need is a training in memory, and not its speed."""
+
+
+def find_batch(session: Session, winner: Tried, share_s: float | None) -> int | None:
+    """Evaluate the winner at its own batch and at doublings of it, in one fresh process, while memory lasts.
+
+    Args:
+        session: the search.
+        winner: which fits the budget.
+        share_s: a finalist's seconds of timed windows; None where there is no time for more runs.
+
+    Returns:
+        The smallest batch that is about as fast as any within the budget; None leaves the one of the trials, also where
+        the task lets none be chosen.
+    """
+    least = session.requests.evaluation_batch(winner.settings)
+    if least is None or share_s is None or session.stop.is_set():
+        return None
+    batches = [least << doublings for doublings in range(_DOUBLINGS + 1)]
+    while len(batches) > 1:
+        key = f"evaluation:{len(session.study.tried)}:{winner.number}:{batches[-1]}"
+        outcome = session.study.evidence(key)
+        if outcome is None:
+            name = f"evaluation-{winner.number:03d}-to-{batches[-1]}"
+            outcome = session.executor.ask(_request(session, winner, name, batches, share_s))
+            if session.was_cut_off(outcome):
+                return None
+            session.study.keep_evidence(key, outcome)
+            session.learn(name, outcome, fresh=True)
+        if isinstance(outcome, Measured):
+            return _chosen(outcome.measurement.evaluations, session)
+        if not isinstance(outcome, OutOfMemory):
+            return None
+        batches = batches[: (len(batches) + 1) // 2]
+    return None
+
+
+def with_batch(request: MeasureRequest, batch: int | None) -> MeasureRequest:
+    """The same, with another evaluation batch in its plan; None changes nothing."""
+    if batch is None:
+        return request
+    return request.model_copy(update={"plan": request.plan.model_copy(update={"evaluation": Evaluation(batch=batch)})})
+
+
+def evaluation_of(repeats: Sequence[Measurement]) -> Evaluation | None:
+    """What a plan says of its evaluation, from the runs that it reports; None where nothing was evaluated."""
+    found = [run.evaluations[0] for run in repeats if run.evaluations]
+    if not found:
+        return None
+    whole = [one.seconds for one in found if one.is_whole]
+    return Evaluation(
+        batch=found[0].batch,
+        seconds=float(f"{statistics.median(whole):.3g}") if whole else None,
+        training=ceil_mib(max(one.before_bytes for one in found)),
+    )
+
+
+def _request(session: Session, winner: Tried, name: str, batches: Sequence[int], share_s: float) -> MeasureRequest:
+    request = session.request(name, winner.applied, max(LEAST_SHARE_S, share_s * _SHARE), finalist_round=1)
+    asked = request.options.evaluation
+    assert asked is not None, "the task evaluates"
+    options = EvaluationOptions(most_s=asked.most_s, batches=tuple(batches))
+    return request.model_copy(
+        update={
+            "options": request.options.model_copy(update={"evaluation": options}),
+            "deadline_s": request.deadline_s + len(batches) * asked.most_s,
+        }
+    )
+
+
+def _chosen(found: Sequence[Evaluated], session: Session) -> int | None:
+    fitting = [one for one in found if session.budget.holds(one.peak_bytes) and one.num_samples and one.seconds]
+    fastest = max((_rate(one) for one in fitting), default=0.0)
+    chosen = next((one.batch for one in fitting if _rate(one) * _WORTH >= fastest), None)
+    return None if not found or chosen == found[0].batch else chosen
+
+
+def _rate(one: Evaluated) -> float:
+    return one.num_samples / one.seconds
