@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from ..estimate import Estimate, Prediction
 from ..measure import Measurement
 from ..measure.profiling.types import Profile
+from ..plan import Peak
 from ..techniques import Device, Facts, Settings
 
 __all__ = [
@@ -56,6 +58,14 @@ class Measured(_Outcome):
     """The settings with all that was decided as they were applied; None where that is nothing beyond the request."""
     device: Device | None = None
     """What it ran on, as the worker read it; None of a table's."""
+
+    def at_peak_of(self, peaks: Sequence[Peak]) -> Measured:
+        """The same at the memory of several processes, this one's among them: on a CPU their sum; on CUDA the largest,
+        since each has a device of its own."""
+        peak = max(peaks, key=lambda peak: peak.process)
+        if peak.reserved is None:
+            peak = peak.model_copy(update={"process": sum(peak.process for peak in peaks)})
+        return self.model_copy(update={"measurement": self.measurement.model_copy(update={"peak": peak})})
 
 
 class Profiled(_Outcome):

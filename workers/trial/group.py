@@ -15,7 +15,6 @@ import torch
 
 from ...errors import PlanError
 from ...measure.processes import end_with
-from ...plan import Peak
 from ...ranks import Ranks, this_rank
 from ...techniques.facts import num_processors
 from ..outcome import Crashed, Measured, Outcome
@@ -90,7 +89,8 @@ def run_group(
     ended = _wait(running, folder)
     found = {rank: folder.of_rank(rank).read_outcome() for rank in ended}
     if len(found) == size and all(isinstance(one, Measured) for one in found.values()):
-        return _together([one for _, one in sorted(found.items()) if isinstance(one, Measured)], request.device)
+        every = [one for _, one in sorted(found.items()) if isinstance(one, Measured)]
+        return every[0].at_peak_of([one.measurement.peak for one in every])  # it counts the samples of all
     for rank, status in ended.items():
         if found[rank] is None:
             _end_like(status, rank)
@@ -151,15 +151,3 @@ def _end_like(status: int, rank: int) -> NoReturn:
         os.kill(os.getpid(), number)
         signal.pause()
     os._exit(os.waitstatus_to_exitcode(status))
-
-
-def _together(found: list[Measured], device: str) -> Measured:
-    """The first one's, which counts the samples of all, at the memory of all: on CUDA each has a device of its own."""
-    peaks = [one.measurement.peak for one in found]
-    largest = max(peaks, key=lambda peak: peak.process)
-    peak = largest if device == "cuda" else _sum(peaks)
-    return found[0].model_copy(update={"measurement": found[0].measurement.model_copy(update={"peak": peak})})
-
-
-def _sum(peaks: list[Peak]) -> Peak:
-    return peaks[0].model_copy(update={"process": sum(peak.process for peak in peaks)})
