@@ -28,8 +28,8 @@ class _OneMoreStep(Exception):
 class Several:
     """This process's part in a trial of several.
 
-    The first process says that the trial is over while the others cannot have made their next optimizer step: its part
-    of those gradients is still to come. So each finds that out at the end of the same step.
+    The first process names the next optimizer step as the last while the others cannot have made it: its part of those
+    gradients is still to come. So each finds that out in time.
     """
 
     def __init__(self, folder: TrialFolder, ranks: Ranks) -> None:
@@ -44,6 +44,7 @@ class Several:
             folder.write_speaker()
         self._charge: Charge | None = None
         self._held: Outcome | None = None
+        self._num_steps = 0
 
     def hold(self, outcome: Outcome) -> None:
         """Keep the first process's answer until the others have theirs. It returns where there is no need to.
@@ -53,7 +54,7 @@ class Several:
         """
         if isinstance(outcome, Measured | Inspected) and self._held is None:
             self._held = outcome
-            self._folder.say_last_step()
+            self._folder.write_last_step(self._num_steps + 1)
             raise _OneMoreStep
 
     def begin(self, charge: Charge) -> None:
@@ -71,7 +72,8 @@ class Several:
         """
 
         def stepped(optimizer: Any, num_backwards: int) -> None:
-            if self._folder.is_last_step():
+            self._num_steps += 1
+            if self._num_steps >= self._folder.read_last_step():
                 end(self._held)
             if self._charge is not None:
                 self._charge.sample_descendants(every_s=1.0)

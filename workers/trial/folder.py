@@ -128,13 +128,17 @@ class TrialFolder:
             with contextlib.suppress(FileExistsError):
                 os.link(self.path / name, self.path / f"{self.answer}.json")
 
-    def say_last_step(self) -> None:
-        """Have the trial's processes end with the next optimizer step that all of them make."""
-        self._write("last-step", "")
+    def write_last_step(self, number: int) -> None:
+        """Have the trial's processes end with this optimizer step."""
+        with self._held():
+            self._write("last-step.partial", str(number))
+            os.replace(self.path / "last-step.partial", self.path / "last-step")
 
-    def is_last_step(self) -> bool:
-        """Whether they are to end with this one."""
-        return (self.path / "last-step").exists()
+    def read_last_step(self) -> int:
+        """With which they end; beyond all where nobody has said."""
+        with contextlib.suppress(OSError):
+            return int((self.path / "last-step").read_text())
+        return sys.maxsize
 
     def write_peak(self, rank: int, peak: Peak) -> None:
         """Tell what one of the trial's processes was charged."""
