@@ -11,13 +11,16 @@ from test_parallel_trial import needs_two
 from autotune.errors import UserError
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
+from autotune.ranks import Ranks
 from autotune.script.command import own_share, script_name, under_launcher
+from autotune.script.several import Several
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.layers import Layers
 from autotune.techniques.parallel import Parallel
 from autotune.workers import Failed, Inspected, InspectRequest, Measured, MeasureRequest, TimedOut
 from autotune.workers.process import identify
+from autotune.workers.trial.folder import TrialFolder
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SCRIPT = str(Path(__file__).with_name("scripts") / "ddp.py")
@@ -58,6 +61,28 @@ def test_two_processes_are_measured_as_one(answered):
     assert found.samples_per_s.value > 0
     assert found.peak.process > 2 * 100 * 2**20
     assert len(found.parity.losses) == 10
+
+
+def test_processes_end_with_the_step_that_the_first_has_named(tmp_path):
+    """Also one that comes to the end of a step later than the first, which has named the next by then."""
+    ended = []
+
+    def end(outcome):
+        ended.append(outcome)
+        raise SystemExit
+
+    answer = Failed(message="held")
+    first, second = (Several(TrialFolder(tmp_path), Ranks(rank, 2)) for rank in range(2))
+    measured = Inspected.model_construct(kind="inspected")
+    steps = [first.follow(lambda *_: first.hold(measured), end), second.follow(lambda *_: None, end)]
+    for step in steps:
+        step(None, 1)
+    assert ended == []
+    for step in steps:
+        with pytest.raises(SystemExit):
+            step(None, 1)
+    assert ended == [measured, None]
+    first.hold(answer)  # a failure is not held
 
 
 @needs_two

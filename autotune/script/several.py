@@ -3,14 +3,12 @@ first answers for all."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from ..measure.memory import Charge
-from ..measure.processes import end_with
 from ..ranks import Ranks
 from ..workers import Failed, Inspected, Measured, Outcome
 from ..workers.trial.folder import TrialFolder
@@ -38,10 +36,7 @@ class Several:
             folder: the trial's.
             ranks: which process this is.
         """
-        end_with(os.getppid())  # torchrun, killed, leaves its processes behind
         self._folder, self._ranks = folder, ranks
-        if ranks.rank == 0:
-            folder.write_speaker()
         self._charge: Charge | None = None
         self._held: Outcome | None = None
         self._num_steps = 0

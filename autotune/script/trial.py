@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
+from ..measure.processes import end_with
 from ..plan import Plan
 from ..ranks import this_rank
 from ..techniques import Settings
@@ -41,6 +42,10 @@ class ScriptTrial:
         """
         self._folder, self._process, self._ranks = TrialFolder(path), os.getpid(), this_rank()
         self._several = Several(self._folder, self._ranks) if self._ranks.size > 1 else None
+        if self._several is not None:
+            end_with(os.getppid())  # torchrun, killed, leaves its processes behind
+            if self._ranks.rank == 0:
+                self._folder.write_speaker()
         self._stack = write_stacks_to(self._folder) if self._ranks.rank == 0 else None
         request = self._folder.read_request()
         assert isinstance(request, InspectRequest | MeasureRequest), "a script answers no other"
