@@ -10,11 +10,12 @@ from torch.utils.data import TensorDataset
 import autotune
 from autotune.errors import PlanError
 from autotune.machine import device_name
-from autotune.plan import Budget, Environment, Plan
+from autotune.plan import Budget, Environment, Plan, TaskRef
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.testing.runs import one_thread
 from autotune.training.drift import differences
+from autotune.training.fingerprint import identify
 
 
 def measured(**changes):
@@ -32,7 +33,7 @@ def applied(plan, **options):
         "batch_size": 2,
     }
     with one_thread():
-        return autotune.apply(plan, **pieces, **options)
+        return autotune.apply(plan, **{**pieces, **options})
 
 
 OTHERS = {
@@ -55,6 +56,29 @@ def test_apply_warns_once_of_what_differs_and_says_what_follows(what):
 def test_nothing_is_said_where_nothing_differs(recwarn):
     applied(measured(), strict=True)
     assert not [str(one.message) for one in recwarn if "measured" in str(one.message)]
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_each_is_an_error_if_asked_for(what):
+    with pytest.raises(PlanError, match=f"measured with {what}.* Search again here"):
+        applied(measured(**OTHERS[what]), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ({"model": nn.Linear(2, 3)}, "the model: 3 parameters → 9 parameters"),
+        ({"dataset": TensorDataset(torch.ones(4, 2), torch.ones(4))}, r"batch shapes: float32 \[\*, 2\] → "),
+    ],
+)
+def test_another_model_or_batch_is_refused_whatever_was_asked_for(pieces, said):
+    """What differs is told in words."""
+    fingerprint, identity = identify(nn.Linear(2, 1), TensorDataset(torch.ones(4, 2)))
+    task = TaskRef(source="model.py", fingerprint=fingerprint, identity=identity)
+    plan = measured().model_copy(update={"task": task})
+    applied(plan)
+    with pytest.raises(PlanError, match=f"the plan was found for model.py .*{said}.* Search again for this model"):
+        applied(plan, **pieces)
 
 
 def test_it_is_an_error_if_asked_for(monkeypatch):

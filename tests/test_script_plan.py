@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import pickle
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -252,6 +253,11 @@ REFUSED = {
         {"data_loading": DataLoading(num_workers=2)},
         "iterates over no torch.utils.data.DataLoader",
     ),
+    "processes of its own": (
+        "torch.multiprocessing.spawn(print, nprocs=2)\n",
+        {"optimizer": Optimizer(kind="foreach")},
+        "Have torchrun start them",
+    ),
     "another batch": (STEP, {"batch": Batch(micro=2, accumulate=4)}, "micro-batch 2 × 4, but the script on 8 × 1"),
     "autocast of its own": (
         "with torch.autocast('cpu', torch.bfloat16):\n    loss = model(x).sum()\nloss.backward(); optimizer.step()\n",
@@ -370,22 +376,33 @@ def test_a_scripts_plan_is_verified_by_the_command_that_starts_it(tmp_path, here
     assert "micro-batch 8 × 2" in ended.stderr
 
 
-def test_what_differs_from_where_the_plan_was_measured_is_told_or_refused(run, script, capsys, monkeypatch):
-    """Torch, and the shapes of batches; the first step is not taken where it is refused."""
-    identity = Identity(model="3 blocks of Linear or ReLU, 58 parameters", names="", batch="float32 [*, 5]")
-    environment = Environment(torch="1.0", device=device_name("cpu"), autotune="0.1", python="3")
-    body = (
-        "data = torch.utils.data.TensorDataset(x)\nbefore = model[0].weight.detach().clone()\n"
-        "for (y,) in torch.utils.data.DataLoader(data, 8):\n    model(y).sum().backward(); optimizer.step()\n"
-    )
-    path = script(body)
+BATCHES = (
+    "data = torch.utils.data.TensorDataset(x)\nbefore = model[0].weight.detach().clone()\n"
+    "for (y,) in torch.utils.data.DataLoader(data, 8):\n    model(y).sum().backward(); optimizer.step()\n"
+)
+MEASURED = Environment(torch=torch.__version__, device=device_name("cpu"), autotune="0.1", python="3", threads=1)
+DRIFT = {
+    "torch": ({"torch": "1.0"}, "measured with torch 1.0, and this is .*: its speed and its peak may be others"),
+    "device": ({"device": "Another"}, "measured with device Another, and this is .*: its speed is another's"),
+    "threads": ({"threads": 3}, "measured with 3 threads, and here are 1: its speed is another's"),
+    "batch": ({}, r"with batches of float32 \[\*, 5\], and here are float32 \[\*, 4\]: its speed and its peak"),
+}
+
+
+@pytest.mark.parametrize("what", DRIFT)
+def test_what_differs_from_where_the_plan_was_measured_is_told_or_refused(what, run, script, capsys, monkeypatch):
+    """Another model is refused anyway; the first step is not taken where a difference is."""
+    changes, said = DRIFT[what]
     monkeypatch.setattr("autotune.script.applied.other_model", lambda plan, model: None)
+    identity = Identity(model="any", names="", batch="float32 [*, 5]" if what == "batch" else "float32 [*, 4]")
     task = TaskRef(source="train.py", fingerprint=f"sha256:{'0' * 64}", identity=identity)
-    plan = Plan(settings=Settings(), environment=environment, task=task)
-    run(path, plan=plan)
+    environment = MEASURED.model_copy(update=changes)
+    plan, path = Plan(settings=Settings(), environment=environment, task=task), script(BATCHES)
+    found = run(path, plan=plan)
+    assert not torch.equal(found["model"][0].weight, found["before"])
     told, in_force = capsys.readouterr().err.splitlines()
-    assert "measured with torch 1.0, and this is" in told
-    assert "found with batches of float32 [*, 5], and here are float32 [*, 4]: its speed and its peak" in told
+    assert re.search(said, told)
+    assert told.endswith("`autotune verify` measures it here.")
     assert in_force.startswith("autotune: in force")
     monkeypatch.setenv("AUTOTUNE_STRICT", "1")
     with pytest.raises(SystemExit) as ended:

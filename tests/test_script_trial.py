@@ -16,6 +16,7 @@ from autotune.plan import Plan
 from autotune.script import scratch
 from autotune.script.changes import Changes
 from autotune.script.command import filled, own_batch, placeholders, script_name, under_launcher
+from autotune.search.requests import failure
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.optimizer import Optimizer
@@ -81,7 +82,7 @@ def test_facts_come_from_the_scripts_first_steps(local_executor):
     assert facts.num_parameters == 12 * 32 + 32 + 32 * 32 + 32 + 32 * 4 + 4
     assert (facts.dataset_length, facts.dataset_kind, facts.dataset_deterministic) == (256, "map", True)
     assert facts.optimizer == "AdamW"
-    assert facts.left_out.keys() == {"pruning", "optimizer_step"}
+    assert facts.left_out.keys() == {"pruning", "optimizer_step", "parallel"}
 
 
 BAD = {
@@ -100,6 +101,17 @@ BAD = {
         "sys.exit(2)",
     ),
     "a loss that is none": ("x = x * float('nan')\nwhile True: step()\n", NonFinite, "nan"),
+    "a GAN": (
+        "critic = nn.Linear(2, 1)\ntheirs = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
+        "while True:\n    critic(model(x)).sum().backward(); optimizer.step(); theirs.step()\n",
+        Failed,
+        "Name them: `autotune.prepare(model, optimizer, loader)`",
+    ),
+    "processes of its own": (
+        "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=2)\n",
+        Failed,
+        "the script starts its processes itself (torch.multiprocessing.spawn)",
+    ),
     "what a plan cannot change": (
         "optimizer = torch.optim.LBFGS(model.parameters())\nmodel(x).sum().backward()\noptimizer.step(lambda: 0.0)\n",
         Failed,
@@ -114,6 +126,8 @@ def test_a_script_that_cannot_be_measured_says_why(what, local_executor, script)
     outcome = measured(local_executor, script(body), optimizer=Optimizer(kind="foreach"))
     assert isinstance(outcome, kind), outcome
     assert reason in f"{outcome.message}"
+    if what == "a parser that refuses a value":
+        assert "argument --x: invalid choice: 2" in failure(outcome)
 
 
 def test_a_script_without_an_optimizer_step_ends_at_its_deadline(local_executor, script):
@@ -147,9 +161,9 @@ def test_the_launcher_stands_between_python_and_the_script():
 @pytest.mark.parametrize(
     "command",
     [
-        ["torchrun", "--nproc-per-node=2", "train.py"],
-        ["accelerate", "launch", "x.py"],
-        [PYTHON, "-m", "torch.distributed.run"],
+        ["deepspeed", "--num_gpus=2", "train.py"],
+        ["mpirun", "-n", "2", "python", "train.py"],
+        [PYTHON, "-m", "deepspeed.launcher.runner", "x.py"],
     ],
 )
 def test_launchers_of_several_processes_are_refused(command):
@@ -170,11 +184,11 @@ def test_launchers_of_several_processes_are_refused(command):
 def test_each_process_of_a_launcher_runs_under_ours(before, flag):
     """A script and a module alike; what they are told stays behind them."""
     for script in (["train.py", "--x", "2"], ["-m", "package.train", "y.py"]):
-        launched = under_launcher([*before, *script], may_be_several=True)
+        launched = under_launcher([*before, *script])
         assert launched[: len(before) + 1] == [*before, flag]
         assert launched[len(before) + 2 :] == ["-u", "-P", "-m", "autotune.script", "--add-path", *script]
     with pytest.raises(UserError, match="no script was found behind"):
-        under_launcher([*before, "./train.sh"], may_be_several=True)
+        under_launcher([*before, "./train.sh"])
 
 
 def test_files_that_trials_changed_are_told_once(tmp_path):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from ..estimate import Estimate, Prediction
 from ..measure import Measurement
+from ..measure.measurement import Evaluated
 from ..measure.profiling.types import Profile
+from ..plan import Peak
 from ..techniques import Device, Facts, Settings
 
 __all__ = [
@@ -56,6 +59,30 @@ class Measured(_Outcome):
     """The settings with all that was decided as they were applied; None where that is nothing beyond the request."""
     device: Device | None = None
     """What it ran on, as the worker read it; None of a table's."""
+
+    def at_peak_of(self, peaks: Sequence[Peak], evaluations: Sequence[tuple[Evaluated, ...]] = ()) -> Measured:
+        """The same at the memory of several processes, this one's among them: on a CPU their sum; on CUDA the largest,
+        since each has a device of its own.
+
+        Args:
+            peaks: of each process.
+            evaluations: of each process, where it made any.
+        """
+        largest = max(peaks, key=lambda peak: peak.process)
+        update: dict[str, Any] = {"peak": largest}
+        has_devices = largest.reserved is not None
+        if not has_devices:
+            update["peak"] = largest.model_copy(update={"process": sum(peak.process for peak in peaks)})
+        if evaluations:
+            one = evaluations[peaks.index(largest)]
+            update["evaluations"] = one if has_devices else tuple(map(_together, zip(*evaluations, strict=False)))
+        return self.model_copy(update={"measurement": self.measurement.model_copy(update=update)})
+
+
+def _together(by_rank: tuple[Evaluated, ...]) -> Evaluated:
+    """The first process's evaluation, at the memory of all."""
+    totals = {name: sum(getattr(one, name) for one in by_rank) for name in ("before_bytes", "peak_bytes")}
+    return by_rank[0].model_copy(update=totals)
 
 
 class Profiled(_Outcome):

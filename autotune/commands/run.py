@@ -10,7 +10,7 @@ from typing import NoReturn
 from ..errors import UserError
 from ..plan import load_plan
 from ..report.printing import tell
-from ..script.command import under_launcher
+from ..script.command import own_share, under_launcher
 from ..script.flags import told
 from ..training.launched import PLAN_VARIABLE, STRICT_VARIABLE
 
@@ -29,13 +29,10 @@ def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
     if command[0].startswith("-"):
         raise UserError(f"{command[0]}: options stand before the plan: `autotune run {command[0]} {path} -- python …`.")
     settings = load_plan(path).settings
-    batch = settings.batch
-    if batch is not None and batch.effective is None and settings.parallel.effective is None:  # else no flags say it
-        batch = batch.share(settings.parallel.processes)
-    command, changed = told(command, batch)
+    command, changed = told(command, own_share(settings))
     if changed is not None:
         tell(f"autotune: {changed}")
-    launched = under_launcher(command, may_be_several=True)
+    launched = under_launcher(command)
     ours = {PLAN_VARIABLE: str(path.resolve()), **({STRICT_VARIABLE: "1"} if strict else {})}
     environment = {**os.environ, **settings.environment(os.environ), **ours}
     if launched is None:

@@ -13,7 +13,7 @@ from ..report.printing import print_json, print_words, tell
 from ..report.verification import as_json, explain, line
 from ..results import Verification
 from ..script.changes import Changes
-from ..script.command import script_name
+from ..script.command import own_share, script_name
 from ..script.flags import told
 from ..script.scratch import Scratch
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
@@ -53,7 +53,7 @@ def verify(
     if scratch is not None and not where.is_script:
         raise UserError("--scratch is for a script's trials. Give the command that starts it, behind --.")
     plan = load_plan(path).on(default_device())
-    command, changed = told(job, plan.settings.batch) if where.is_script and job else (None, None)
+    command, changed = told(job, own_share(plan.settings)) if where.is_script and job else (None, None)
     task = script_name(command) if command else job[0] if job else _beside(path, plan)
     if changed is not None:
         tell(changed)

@@ -15,7 +15,7 @@ from ..ranks import this_rank, world_size
 from ..techniques import Stage
 from ..techniques.parallel import Parallel
 from ..training.drift import Difference, here, is_strict, other_model, other_shapes, tell
-from .shards import mismatch, unwrapped, wrappers
+from .shards import mismatch, shared_by, unwrapped, wrappers
 
 __all__ = ["InScript", "Refused", "apply_to_script"]
 
@@ -112,7 +112,8 @@ class InScript:
             refuse(reason)
         settings = self.plan.settings.model_copy(update={"parallel": Parallel()})  # which is the script's own to do
         plan = self.plan.model_copy(update={"settings": settings})
-        apply_to_model(plan, own, run=run)
+        if shared_by(model) != "fsdp":  # which no row for a model follows, as was seen to
+            apply_to_model(plan, own, run=run)
         apply_to_optimizer(plan, self.optimizer)
         self.model = model
 

@@ -11,10 +11,20 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import UserError
-from ..techniques import TECHNIQUES
+from ..techniques import TECHNIQUES, Settings
 from ..techniques.batch import Batch
 
-__all__ = ["ADD_PATH", "BATCH", "FENCES", "filled", "own_batch", "placeholders", "script_name", "under_launcher"]
+__all__ = [
+    "ADD_PATH",
+    "BATCH",
+    "FENCES",
+    "filled",
+    "own_batch",
+    "own_share",
+    "placeholders",
+    "script_name",
+    "under_launcher",
+]
 
 BATCH = ("batch.micro", "batch.accumulate")
 """Placeholders that a command may have in braces."""
@@ -37,21 +47,21 @@ _WITH_VALUE = ("W", "X")
 """Python's own options of one letter that take a value."""
 
 
-def under_launcher(command: Sequence[str], may_be_several: bool = False) -> list[str] | None:
+def under_launcher(command: Sequence[str]) -> list[str] | None:
     """The command with the launcher between Python and the script: ``python -u train.py`` becomes ``python -u -P -m
-    autotune.script train.py``; what stands before Python (``numactl``, ``uv run``) stays there.
+    autotune.script train.py``; what stands before Python (``numactl``, ``uv run``) stays there. torchrun and
+    ``accelerate launch`` start each process under the launcher.
 
     Args:
         command: as the user starts it.
-        may_be_several: torchrun and ``accelerate launch`` start each process under the launcher; else they are refused.
 
     Returns:
         None where the command runs no script or module by Python.
 
     Raises:
-        UserError: it starts several processes, or its Python has no autotune.
+        UserError: it starts several processes in another way, or its Python has no autotune.
     """
-    if may_be_several and (launched := _each_under_launcher(command)) is not None:
+    if (launched := _each_under_launcher(command)) is not None:
         return launched
     _refuse_several(command)
     start = next((place for place, word in enumerate(command) if _PYTHON.fullmatch(os.path.basename(word))), None)
@@ -125,9 +135,9 @@ def _refuse_several(command: Sequence[str]) -> None:
 def _check_is_one(name: str, starts_several: bool) -> None:
     if starts_several:
         raise UserError(
-            f"{name} starts several processes. `autotune run` applies a plan in those of torchrun and `accelerate "
-            "launch`, and a search measures a script in one: start it by `python train.py`; or give a task file, whose "
-            "trials may have several (`parallel`, in a space)."
+            f"{name} starts several processes, and is not known. Those of torchrun and `accelerate launch` are: start "
+            "the script by one of them, or in one process by `python train.py`; or give a task file, whose trials may "
+            "have several (`parallel`, in a space)."
         )
 
 
@@ -193,6 +203,7 @@ def script_name(command: Sequence[str]) -> str:
         UserError: no script or module that Python runs.
     """
     launched = under_launcher(command)
+    _check_is_on_one_machine(command)
     if launched is None:
         raise UserError(
             f"{' '.join(command)}: no script that Python runs. Write `autotune search -- python train.py --its "
@@ -201,6 +212,25 @@ def script_name(command: Sequence[str]) -> str:
     rest = launched[launched.index("autotune.script") + 1 :]
     words = rest[1:] if rest[0] == ADD_PATH else rest
     return words[1] if words[0] == "-m" else words[0]
+
+
+def _check_is_on_one_machine(command: Sequence[str]) -> None:
+    for place, word in enumerate(command):
+        flag, _, value = word.partition("=")
+        value = value or (command[place + 1] if place + 1 < len(command) else "")
+        if flag.replace("_", "-") in ("--nnodes", "--num-machines") and value not in ("1", "1:1"):
+            raise UserError(
+                f"{word}: a trial runs on one machine. Search with as many processes as fit on one; `autotune run` "
+                "takes a plan of as many as there are in all."
+            )
+
+
+def own_share(settings: Settings) -> Batch | None:
+    """What each process of a script is told of a plan's batch; None where the plan states none."""
+    batch, parallel = settings.batch, settings.parallel
+    if batch is None or batch.effective is not None or parallel.effective is not None:  # no flags say these
+        return batch
+    return batch.share(parallel.processes)
 
 
 def filled(command: Sequence[str], batch: Batch | None) -> list[str]:

@@ -49,7 +49,7 @@ def with_placeholders(command: Sequence[str], own: Batch | None = None) -> list[
     Returns:
         None where it has placeholders, or not one known flag each of micro-batch and accumulation.
     """
-    launched = under_launcher(command, may_be_several=True)
+    launched = under_launcher(command)
     if launched is None or placeholders(command):
         return None
     tail = launched[launched.index("autotune.script") + 1 :]

@@ -36,6 +36,8 @@ class ScriptHooks:
         self._plan = plan
         self.observer: Observer | None = None
         """Observe a script for a trial."""
+        self.stepped: Callable[[torch.optim.Optimizer, int], None] | None = None
+        """Told of each optimizer step, and of how many backward passes, in place of the observer."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._named: tuple[Any, Any, Any] = (None, None, None)
         self._taken_off: list[Callable[[], None]] = []
@@ -53,6 +55,8 @@ class ScriptHooks:
         patched(DataLoader, "__iter__", self._before_epoch)
         patched(torch.Tensor, "backward", self._around_backward)  # before the modes that it would be told to
         patched(torch.autograd, "backward", self._around_backward)
+        for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+            patched(module, "start_processes", self._before_processes)
         self._taken_off += [
             register_optimizer_step_pre_hook(self._before_step).remove,
             register_optimizer_step_post_hook(self._after_step).remove,
@@ -87,6 +91,14 @@ class ScriptHooks:
     def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
+
+    def _before_processes(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._plan.model is None and not self._has_stepped:
+            refuse(
+                "the script starts its processes itself (torch.multiprocessing.spawn), where no plan can be put in "
+                "force. Have torchrun start them: `torchrun --nproc-per-node 2 train.py`."
+            )
+        return original(*args, **kwargs)
 
     def _before_epoch(self, original: Any, loader: Any) -> Any:
         named = self._named[2]
@@ -223,7 +235,7 @@ class ScriptHooks:
             if self.observer is None and this_rank().rank == 0:
                 print(f"autotune: {self._plan.describe()}", file=sys.stderr, flush=True)
         if self.observer is not None:
-            self.observer.stepped(optimizer, num_backwards)
+            (self.stepped or self.observer.stepped)(optimizer, num_backwards)
 
     def _apply(self, act: Callable[[], None]) -> None:
         self._is_applying = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
@@ -16,19 +17,21 @@ from ..measure.device import available_host_bytes, inspect_device, num_processor
 from ..measure.inspect import model_facts
 from ..measure.memory import Charge
 from ..measure.timing.loading import loader_rates
+from ..ranks import world_size
 from ..task import Task
-from ..techniques import Facts, LoaderSpec
+from ..techniques import Facts, LoaderSpec, Settings
 from ..techniques.allocator import installed_allocators
 from ..techniques.batch import Batch
 from ..techniques.compiler import lacking_compiler
 from ..techniques.optimizer import implementation_of, supported_implementations
+from ..techniques.parallel import Parallel
 from ..training.data_loader import OPTIONS
 from ..training.fingerprint import identify
 from ..workers import Failed, Inspected, Outcome
 from ..workers.request import InspectRequest
 from .applied import InScript
 from .observer import Observer
-from .shards import unwrapped
+from .shards import shared_by, unwrapped
 
 __all__ = ["Look"]
 
@@ -40,15 +43,18 @@ _NORMS = (nn.modules.batchnorm._BatchNorm,)
 class Look(Observer):
     """Observes some optimizer steps, then answers with the script's facts."""
 
-    def __init__(self, request: InspectRequest, found: InScript, answer: Callable[[Outcome], NoReturn]) -> None:
+    def __init__(
+        self, request: InspectRequest, found: InScript, num_started: int, answer: Callable[[Outcome], NoReturn]
+    ) -> None:
         """
         Args:
             request: the device, and what the user said.
             found: the script's model and its loaders, once they are.
+            num_started: processes that the command has started.
             answer: takes the outcome, and ends the script.
         """
         super().__init__()
-        self._request, self._found, self._answer = request, found, answer
+        self._request, self._found, self._answer, self._num_started = request, found, answer, num_started
         on_cpu = request.device == "cpu"
         self._process_bytes = Charge(torch.device("cpu")).peak().process if on_cpu else None
         self._own_autocast = False
@@ -91,13 +97,15 @@ class Look(Observer):
 
     def _facts(self, optimizer: torch.optim.Optimizer) -> Facts:
         request, model = self._request, unwrapped(self._found.model)
+        ranks, parallel = world_size(), self._shared_out()
         device = next(p.device.type for p in model.parameters())
         if device != request.device:
             self._answer(Failed(message=f"the script trains on {device}, but --device is {request.device}."))
         rate = (self.num_samples - self._began_with) / (perf_counter() - self._began_s)
         loader = next(iter(self._found.loaders), None)
         accumulate = self._per_step[-1]
-        micro = self._found.batch_size or round((self.num_samples - self._began_with) / (_NUM_STEPS - 1) / accumulate)
+        per_pass = (self.num_samples - self._began_with) / ((_NUM_STEPS - 1) * accumulate * ranks)
+        micro = self._found.batch_size or round(per_pass)
         dataset = loader.dataset if loader is not None else ()
         collate = None if loader is None or loader.collate_fn is default_collate else loader.collate_fn
         options = {name: getattr(loader, name) for name in OPTIONS} if loader is not None else {}
@@ -111,7 +119,7 @@ class Look(Observer):
         data = inspect_dataset(task, dataset) if loader is not None else _NO_DATA
         streams = isinstance(dataset, IterableDataset)
         spec = LoaderSpec(dataset, collate, dict(task.loader_options), torch.device(device), user_dataset=dataset)
-        batch = Batch(micro=micro, accumulate=accumulate)
+        batch = Batch(micro=micro, accumulate=accumulate * ranks)
         has_rates = loader is not None and not streams and loader.batch_sampler is not None
         fingerprint, identity = identify(model, dataset, collate)
         has_norm = any(isinstance(module, _NORMS) and module.training for module in model.modules())
@@ -120,9 +128,9 @@ class Look(Observer):
             identity=identity,
             device=inspect_device(request.device),
             torch_version=torch.__version__,
-            num_threads=torch.get_num_threads(),
+            num_threads=self._num_threads(parallel),
             host_memory_bytes=available_host_bytes(),
-            process_bytes=self._process_bytes,
+            process_bytes=self._process_bytes and self._process_bytes * ranks,
             **model_facts(model),
             dataset_length=data.length,
             dataset_kind="iterable" if streams else "map",
@@ -132,12 +140,12 @@ class Look(Observer):
             shapes_vary=False,  # what the script draws is what is measured
             shards_by_worker=options.get("num_workers", 0) > 1,
             loader_options={k: v for k, v in options.items() if isinstance(v, (int, bool))},
-            loader_samples_per_s=loader_rates(task, spec, batch, num_processors(), rate) if has_rates else {},
+            loader_samples_per_s=self._loader_rates(task, spec, batch.share(ranks), rate) if has_rates else {},
             step_samples_per_s=rate,
             effective_batch=batch.num_samples,
             effective_batch_held=True,
             effective_batch_assumed=False,
-            micro_batch=micro if accumulate > 1 else None,
+            micro_batch=micro if batch.accumulate > 1 else None,
             own_autocast=self._own_autocast,
             split_error=None if has_norm else 0.0,
             allow_split=request.options.allow_split,
@@ -149,9 +157,49 @@ class Look(Observer):
             no_compiler=lacking_compiler(request.device),
             left_out=dict(self._left_out(loader)),
             even_batches=True,
+            num_devices=torch.cuda.device_count() if device == "cuda" else num_processors(),
+            ranks=ranks,
+            shared_by=parallel.kind,
             first_losses=(losses := self._first_losses()),
             not_comparable=self._not_comparable(loader is None or data.deterministic, losses),
         )
+
+    def _shared_out(self) -> Parallel:
+        """What the script's processes share its model by."""
+        ranks, kind = world_size(), shared_by(self._found.model)
+        if ranks == 1:
+            return Parallel()
+        found = num_processors() if self._request.device == "cpu" else torch.cuda.device_count()
+        if ranks != self._num_started:
+            self._refuse(
+                f"the script starts {ranks - 1} other processes itself, and is measured in those that its command "
+                f"starts. Have torchrun start them: `torchrun --nproc-per-node {ranks} train.py`."
+            )
+        if kind != "ddp":
+            found_kind = "fully_shard, which techniques for a model must come before" if kind == "fsdp" else "no such"
+            self._refuse(
+                f"the script trains in {ranks} processes, and a search wants their DistributedDataParallel(model), but "
+                f"got {found_kind}. Use it there, or give a task file, with `parallel` in a space."
+            )
+        if ranks > found:
+            what = "processors" if self._request.device == "cpu" else "CUDA devices"
+            self._refuse(f"the command starts {ranks} processes, but a trial has {found} {what} here. Start fewer.")
+        return Parallel(kind="ddp", processes=ranks)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._answer(Failed(message=reason))
+
+    def _num_threads(self, parallel: Parallel) -> int:
+        """That torch computes with in the trials of a plan: of several processes, what the plan sets."""
+        own = self._request.environment
+        if parallel.kind == "none" or str(torch.get_num_threads()) != os.environ.get("OMP_NUM_THREADS"):
+            return torch.get_num_threads()  # the script's own word
+        return int(Settings(parallel=parallel).environment(own)["OMP_NUM_THREADS"])
+
+    def _loader_rates(self, task: Task, spec: LoaderSpec, share: Batch, rate: float) -> dict[int, float]:
+        ranks = world_size()
+        found = loader_rates(task, spec, share, max(1, num_processors() // ranks), rate / ranks)
+        return {num_workers: value * ranks for num_workers, value in found.items()}
 
     def _first_losses(self) -> tuple[float, ...]:
         """Of each optimizer step, what the backward passes were of, in all: no split of a batch changes it."""
@@ -173,6 +221,7 @@ class Look(Observer):
         found = {
             "pruning": "the script's optimizer holds all parameters before it could cut any",
             "optimizer_step": "the script may clip or log gradients, which would be gone",
+            "parallel": "how many processes train is the command's own to say (torchrun, accelerate launch)",
         }
         if loader is None:
             found["data_loading"] = "the script iterates over no torch.utils.data.DataLoader"

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..nested import tensors_in
+from ..ranks import world_size
 
 __all__ = ["Observer"]
 
@@ -39,8 +40,8 @@ class Observer:
 
     @property
     def num_samples(self) -> int:
-        """Trained on so far."""
-        return self._drawn or self._seen
+        """Trained on so far, by all processes: each has as many."""
+        return (self._drawn or self._seen) * world_size()
 
     def epoch(self, iterator: Any) -> None:
         """A loader is iterated over, with gradients on: to train on, or to evaluate, as the model's next call tells."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -22,20 +23,26 @@ _MOST_BYTES = 2 * 2**30
 _FICLONE = 0x40049409  # linux/fs.h
 
 
-def work_in(folder: Path, kind: Scratch) -> None:
+def work_in(folder: Path, kind: Scratch, is_first: bool = True) -> None:
     """Make a working folder and change into it.
 
     Args:
         folder: does not exist yet; whoever names it removes it.
         kind: with a copy of the files of the current folder, or empty.
+        is_first: of several processes in one folder, the first makes it, and the others wait for it.
 
     Raises:
         UserError: there is too much to copy.
         OSError: it cannot be made.
     """
-    folder.mkdir()
-    if kind == "copy":
-        _copy(os.getcwd(), folder)
+    if is_first:
+        making = folder.with_name(f"{folder.name}.partial")
+        making.mkdir()
+        if kind == "copy":
+            _copy(os.getcwd(), making)
+        making.rename(folder)
+    while not folder.exists():
+        time.sleep(0.01)
     os.chdir(folder)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from ..techniques import Settings, Stage
 
-__all__ = ["mismatch", "unwrapped", "wrappers"]
+__all__ = ["mismatch", "shared_by", "unwrapped", "wrappers"]
 
 _BEFORE = (Stage.MODEL, Stage.LOW_RANK, Stage.LAYERS, Stage.CHECKPOINTING, Stage.DEVICE, Stage.COMPILE)
 """Techniques that change modules or their tensors, which is too late after ``fully_shard``."""
@@ -34,7 +34,7 @@ def wrappers(model: Any) -> list[Any]:
 
 def mismatch(settings: Settings, model: Any) -> str | None:
     """Why a plan's parallelism does not match the script's; None if it does."""
-    kind, found = settings.parallel.kind, _found(model)
+    kind, found = settings.parallel.kind, shared_by(model)
     if kind not in ("none", found):  # one process may have either
         return (
             f"parallel: the plan has {kind}, but the script trains with {found}. Joining processes is the script's "
@@ -49,7 +49,8 @@ def mismatch(settings: Settings, model: Any) -> str | None:
     return None
 
 
-def _found(model: Any) -> str:
+def shared_by(model: Any) -> Literal["none", "ddp", "fsdp"]:
+    """What the script's processes share its model by."""
     from torch.nn.parallel import DistributedDataParallel
 
     fsdp = sys.modules.get("torch.distributed.fsdp")

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UserError
+from ..measure.processes import end_with
 from ..plan import Plan
+from ..ranks import this_rank
 from ..techniques import Settings
 from ..workers import Failed, Measured, Outcome
 from ..workers.request import InspectRequest, MeasureRequest
@@ -20,7 +22,9 @@ from ..workers.trial.folder import TrialFolder
 from ..workers.trial.stacks import write_stacks_to
 from .applied import InScript, Refused
 from .arrival import when_imported
+from .observer import Observer
 from .scratch import Scratch, work_in
+from .several import Several
 
 __all__ = ["ScriptTrial"]
 
@@ -36,51 +40,73 @@ class ScriptTrial:
         Args:
             path: the trial's folder.
         """
-        self._folder, self._process = TrialFolder(path), os.getpid()
-        self._stack = write_stacks_to(self._folder)
+        self._folder, self._process, self._ranks = TrialFolder(path), os.getpid(), this_rank()
+        self._several = Several(self._folder, self._ranks) if self._ranks.size > 1 else None
+        if self._several is not None:
+            end_with(os.getppid())  # torchrun, killed, leaves its processes behind
+            if self._ranks.rank == 0:
+                self._folder.write_speaker()
+        self._stack = write_stacks_to(self._folder) if self._ranks.rank == 0 else None
         request = self._folder.read_request()
         assert isinstance(request, InspectRequest | MeasureRequest), "a script answers no other"
         self._request = request
         self._began_s = time.monotonic()
         self._is_answered = False
         self._finish: Callable[[], Outcome | None] = lambda: None
-        random.seed(request.seed)  # what the script does not seed itself is alike in all trials
-        when_imported("numpy", lambda: sys.modules["numpy"].random.seed(request.seed % 2**32))
+        self._seed = seed = request.seed + self._ranks.rank
+        random.seed(seed)  # what the script does not seed itself is alike in all trials
+        when_imported("numpy", lambda: sys.modules["numpy"].random.seed(seed % 2**32))
         if request.scratch is not None:
             self._work_in_scratch(request.scratch)
-        self._folder.write_phase("running the script, up to its first optimizer step")
+        self._tell("running the script, up to its first optimizer step")
 
     def _work_in_scratch(self, kind: Scratch) -> None:
         try:
-            work_in(self._folder.path / "scratch", kind)
+            work_in(self._folder.path / "scratch", kind, is_first=self._ranks.rank == 0)
         except (UserError, OSError) as error:
             self._write(Failed(message=str(error)))
-            raise SystemExit(0) from None
+            raise SystemExit(1) from None
+
+    def _tell(self, phase: str) -> None:
+        """What the trial is doing; of several processes, what the first is."""
+        if self._ranks.rank == 0:
+            self._folder.write_phase(phase)
 
     def arrive(self) -> None:
         """Torch is there: begin to look."""
         import torch
 
-        from ..measure.memory import enforce_budget
+        from ..measure.memory import Charge, enforce_budget
         from .hooks import ScriptHooks
         from .look import Look
         from .timing import Timing
 
         request = self._request
-        torch.manual_seed(request.seed)
+        torch.manual_seed(self._seed)
         if request.device == "cuda":
+            torch.cuda.set_device(self._ranks.rank % torch.cuda.device_count())
             limit = (
                 request.plan.budget.limit if isinstance(request, MeasureRequest) and request.options.enforce else None
             )
             enforce_budget(limit)
         plan = request.plan if isinstance(request, MeasureRequest) else Plan(settings=Settings())
+        if (
+            isinstance(request, MeasureRequest)
+            and (differs := plan.settings.parallel.other_size(self._ranks.size)) is not None
+        ):
+            raise Refused(differs)
         in_script = InScript(plan, Path("the trial's plan"))
         hooks = ScriptHooks(in_script)
-        if isinstance(request, MeasureRequest):
-            timing = Timing(request, self._began_s, self._answer, self._folder.write_phase)
+        if self._ranks.rank:
+            hooks.observer = Observer()
+        elif isinstance(request, MeasureRequest):
+            timing = Timing(request, self._began_s, self._answer, self._tell)
             self._finish, hooks.observer = timing.finish, timing
         else:
-            hooks.observer = Look(request, in_script, self._answer)
+            hooks.observer = Look(request, in_script, self._ranks.size, self._answer)
+        if self._several is not None:
+            self._several.begin(Charge(torch.device(request.device)))
+            hooks.stepped = self._several.follow(hooks.observer.stepped, self._end)
         hooks.install()
 
     def ended(self, error: BaseException | None) -> None:
@@ -89,10 +115,12 @@ class ScriptTrial:
             return
         self._write(self._of_ending(error))
 
-    def _of_ending(self, error: BaseException | None) -> Outcome:
+    def _of_ending(self, error: BaseException | None) -> Outcome | None:
         if isinstance(error, Refused):
             return Failed(message=error.reason)
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            if self._ranks.rank:
+                return None
             return self._finish() or Failed(
                 message="the script ended before it could be measured: have it train for longer, by its own flags"
             )
@@ -101,17 +129,31 @@ class ScriptTrial:
         return outcome_of(error, self._request.device)
 
     def _answer(self, outcome: Outcome) -> NoReturn:
+        """End the script with it; of several processes, once all have made one more step."""
+        if self._several is not None:
+            self._several.hold(outcome)
+        self._end(outcome)
+
+    def _end(self, outcome: Outcome | None) -> NoReturn:
         """Write the outcome and end the script as by ``sys.exit``, within some seconds; a forked copy ends at once."""
         if os.getpid() == self._process:
             self._write(outcome)
             threading.Thread(target=_end_soon, name="autotune-grace", daemon=True).start()
         raise SystemExit(0)
 
-    def _write(self, outcome: Outcome) -> None:
+    def _write(self, outcome: Outcome | None) -> None:
+        """None is of a process that another answers for."""
+        self._is_answered = True
+        if outcome is None:
+            assert self._several is not None, "alone, a process answers for itself"
+            self._several.write_peak()
+            return
         if isinstance(outcome, Measured) and isinstance(self._request, MeasureRequest):
             self._folder.write_measured()  # what a script does at its end is no part of it
-        self._folder.write_outcome(outcome)
-        self._is_answered = True
+        if self._several is None:
+            self._folder.write_outcome(outcome)
+        else:
+            self._folder.write_first_outcome(self._several.together(outcome))
 
 
 def _end_soon() -> None:

@@ -20,7 +20,7 @@ def by_own_flags(options: SearchOptions, facts: Facts) -> tuple[SearchOptions, F
     """
     if options.command is None or options.flags == "off":
         return options, facts, None
-    command = with_placeholders(options.command, Batch.reference(facts))
+    command = with_placeholders(options.command, Batch.reference(facts).share(facts.ranks))
     if command is None:
         return options, facts, None
     left_out = {name: reason for name, reason in facts.left_out.items() if name != "batch"}

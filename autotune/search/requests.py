@@ -12,11 +12,12 @@ from ..estimate import PredictOptions
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.measurement import EvaluationOptions
 from ..plan import Budget, Evaluation, Plan
-from ..script.command import BATCH, FENCES, filled, own_batch, placeholders, under_launcher
+from ..script.command import BATCH, FENCES, filled, own_batch, own_share, placeholders, under_launcher
 from ..script.scratch import Scratch
 from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
 from ..techniques.facts import difference
+from ..techniques.parallel import Parallel
 from ..units import format_bytes
 from ..workers import (
     STOPPED,
@@ -86,7 +87,7 @@ class Requests:
             plan=Plan(settings=settings, budget=self.budget, evaluation=Evaluation(batch=batch) if batch else None),
             options=measure,
             deadline_s=deadline_s,
-            **_started(self.command, settings.batch, self.scratch),
+            **_started(self.command, own_share(settings), self.scratch),
         )
 
     def evaluation_batch(self, settings: Settings) -> int | None:
@@ -152,7 +153,7 @@ def _started(command: Sequence[str] | None, batch: Batch | None, scratch: Scratc
 
 def reference_settings(facts: Facts) -> Settings:
     """The user's job as it stands: the effective batch cut as the job cuts it, everything else untouched."""
-    return Settings(batch=Batch.reference(facts))
+    return Settings(batch=Batch.reference(facts), parallel=Parallel.reference(facts))
 
 
 def exactness(settings: Settings, facts: Facts) -> Exactness:

@@ -139,6 +139,10 @@ class Facts(_Frozen):
     """Techniques that the job is searched without, by name, and why: a script may not be told of them."""
     num_devices: int = 1
     """Devices that a trial has; of a CPU, processors."""
+    ranks: int = 1
+    """Of a script: processes that its command starts, in which it trains one model."""
+    shared_by: Literal["none", "ddp", "fsdp"] = "none"
+    """How these share it."""
     even_batches: bool = False
     """Whether micro-batches must be of one size: a script's flags, and other trainers, say no other."""
     first_losses: tuple[float, ...] = ()

@@ -77,6 +77,11 @@ class Parallel(Technique):
         """One process: how many there are is the user's to say, in a space or a plan."""
         return (cls(),)
 
+    @classmethod
+    def reference(cls, facts: Facts) -> Parallel:
+        """The job's own."""
+        return cls(kind=facts.shared_by, processes=facts.ranks)
+
     def prior_gain(self) -> tuple[float, float]:
         """Nothing was measured: processes that share a CPU may gain or lose by it."""
         return (0.0, 0.0) if self.kind == "none" else (0.0, 0.3)
@@ -88,7 +93,7 @@ class Parallel(Technique):
             return f"{self.processes} processes take as many {what}, and a trial has {facts.num_devices} here"
         if self.effective is not None:
             return "a trial's processes are on like devices: shares of unlike ones are found by `autotune share`"
-        if self.kind != "none" and facts.dataset_kind == "iterable":
+        if self.kind != "none" and facts.dataset_kind == "iterable" and facts.ranks == 1:
             return "an iterable dataset, or a loader of the task's own, cannot be shared out between processes"
         return None
 

@@ -28,6 +28,7 @@ from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
 from .drift import here, is_strict, tell
 from .fingerprint import fingerprint, identify
 from .skip_init import skip_init
+from .together import check_can_halve
 from .training import Training
 from .uneven import with_shares
 from .weights import load_weights
@@ -56,7 +57,8 @@ def apply(
         seed: of everything random, the order of samples included; None is the seed that the plan was found with, or 0.
         strict: refuse a plan that was measured with another torch, device or number of threads; else that is a warning.
         halve_when_out_of_memory: where memory runs out in ``Training.step``, go on with half the micro-batch and twice
-            as many of them to an optimizer step, with a warning. A step's batches stay in memory until it is taken.
+            as many of them to an optimizer step, with a warning; all ranks together. A step's batches stay in memory
+            until it is taken.
         **pieces: ``model=``, ``dataset=`` (or ``build_loader=``), ``loss=`` (a ``compute_loss``), optionally
             ``optimizer=`` (built, or a function of the parameters), and any other field of :class:`autotune.Task`.
 
@@ -89,11 +91,8 @@ def apply(
     if (reason := settings.model_copy(update={"batch": batch}).conflict()) is not None:
         raise PlanError(f"settings: {reason}.")
     _check_environment(plan, device.type, is_strict(strict))
-    if halve_when_out_of_memory and settings.optimizer_step.kind != "after_backward":
-        raise PlanError(
-            "halve_when_out_of_memory: optimizer_step: in_backward steps parameters within the backward pass, which "
-            "cannot be made again once memory has run out in it. Leave one of the two out."
-        )
+    if halve_when_out_of_memory:
+        check_can_halve(settings, model, ranks.size)
 
     run = _run_on_two_samples(task, dataset)
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
@@ -101,8 +100,6 @@ def apply(
     num_samples = settings.parallel.effective or batch.num_samples
     _warn_of_batch(task, dataset, num_samples, stated=settings.batch is not None and not in_pieces)
     spec = apply_to_loader(in_force, dataset, collate=task.collate, options=task.loader_options, device=device)
-    if ranks.size > 1 and halve_when_out_of_memory:
-        raise PlanError("halve_when_out_of_memory: ranks could halve apart. Leave it out where several train.")
     loader = build_loader(task, spec, batch, seed, ranks)
     if ranks.rank:
         seed_everything(seed + ranks.rank)  # dropout and augmentation of its own; rank 0 has those of one process

@@ -12,7 +12,9 @@ import torch
 from ..data.positions import Position
 from ..errors import AutotuneError
 from ..nested import rows_of, tensors_in
+from ..ranks import this_rank
 from .out_of_memory import is_out_of_memory
+from .together import RanOutElsewhere, Together
 
 __all__ = ["Halving"]
 
@@ -27,13 +29,14 @@ class Halving:
     micro-batches of an optimizer step are kept until it is taken.
     """
 
-    def __init__(self, micro: int, is_on: bool) -> None:
+    def __init__(self, micro: int, is_on: bool, together: Together | None = None) -> None:
         """
         Args:
             micro: samples of a whole micro-batch.
             is_on: whether to halve where memory runs out; else what was halved before stays so.
+            together: with other ranks, which halve where memory runs out in one of them.
         """
-        self._micro, self._is_on = micro, is_on
+        self._micro, self._is_on, self._together = micro, is_on, together
         self.times = 0
         """How often the micro-batch has been halved."""
         self._kept: list[tuple[Any, Position | None]] = []
@@ -52,6 +55,15 @@ class Halving:
     def forget(self, has_all: bool = True) -> None:
         """An optimizer step begins; ``has_all`` is False if it resumes one that another process began."""
         self._kept, self._has_all = [], has_all
+
+    def agree(self) -> None:
+        """The last backward pass of an optimizer step is made: go on once it is in all ranks.
+
+        Raises:
+            RanOutElsewhere: memory ran out in another; every rank makes the step again.
+        """
+        if self._together is not None and self._together.any_ran_out(here=False):
+            raise RanOutElsewhere
 
     def run(
         self,
@@ -83,19 +95,38 @@ class Halving:
             try:
                 return [_joined([train(*part) for part in self._split(*entry)]) for entry in todo][-1]
             except Exception as error:
-                if isinstance(error, AutotuneError) or not is_out_of_memory(error):
+                elsewhere = isinstance(error, RanOutElsewhere)
+                if not elsewhere and (isinstance(error, AutotuneError) or not is_out_of_memory(error)):
                     raise
-                if (obstacle := self._obstacle()) is not None:
-                    error.add_note(f"autotune: the micro-batch cannot be halved: {obstacle}.")
+                said = None if elsewhere else str(error).strip().partition("\n")[0]
+                said, obstacle = self._agreed(said, self._obstacle(ran_out=not elsewhere))
+                if obstacle is not None:
+                    note = f"autotune: the micro-batch cannot be halved: {obstacle}."
+                    if elsewhere:
+                        raise torch.OutOfMemoryError(f"{said}\n{note}") from None
+                    error.add_note(note)
                     raise
-                said = str(error).strip().partition("\n")[0]
             drop()  # here nothing holds the frames any more, and what is in them
             self._halve(said)
             todo = self._kept
 
-    def _obstacle(self) -> str | None:
-        """Why the batches of this optimizer step cannot be taken in parts that are half as large."""
-        if self.micro == 1:
+    def _agreed(self, said: str | None, obstacle: str | None) -> tuple[str, str | None]:
+        """Of all ranks: what those said in which memory ran out, and what keeps any of them from halving."""
+        if self._together is None:
+            return said or "", obstacle
+        if said is not None:
+            self._together.any_ran_out(here=True)
+        found = self._together.gathered((said, obstacle))
+        told = "; ".join(f"process {rank}: {said}" for rank, (said, _) in enumerate(found) if said is not None)
+        return told, next((obstacle for _, obstacle in found if obstacle is not None), None)
+
+    def _obstacle(self, ran_out: bool) -> str | None:
+        """Why the batches of this optimizer step cannot be taken in parts that are half as large.
+
+        Args:
+            ran_out: whether memory ran out here, and not in another rank.
+        """
+        if self.micro == 1 and ran_out:
             return "one sample does not fit"
         if not self._has_all:
             return "this optimizer step was begun before the state was loaded"
@@ -115,6 +146,8 @@ class Halving:
         gc.collect()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
+        if this_rank().rank:
+            return  # the first tells it
         warnings.warn(
             f"out of memory ({said}): from here on a forward pass takes {self.micro} samples in place of {micro}, and "
             f"a micro-batch {self.parts} passes in place of {num_passes}. An optimizer step sees the same samples; a "

@@ -22,6 +22,7 @@ from ..techniques.replica import Replica, within
 from .guard import Guard
 from .halving import Halving
 from .resume import check_state
+from .together import Together
 
 __all__ = ["StepResult", "Training"]
 
@@ -69,7 +70,8 @@ class Training:
         settings: Settings,
         halve_when_out_of_memory: bool = False,
     ) -> None:
-        self.model = model
+        self._together = Together(model) if halve_when_out_of_memory and loader.ranks.size > 1 else None
+        self.model = model if self._together is None else self._together.model
         self.optimizer = optimizer
         self.loader = loader
         self.settings = settings
@@ -83,14 +85,14 @@ class Training:
         self._position: Position | None = None
         self._done: Position | None = None
         self._guard = Guard(optimizer)
-        self._halving = Halving(loader.batch.micro, halve_when_out_of_memory)
+        self._halving = Halving(loader.batch.micro, halve_when_out_of_memory, self._together)
         self._ranks = loader.ranks
         self._own = within(model)
 
     def with_loader(self, loader: Loader) -> Training:
         """The same model, optimizer and scaler over other micro-batches."""
         other = Training(self.model, self.optimizer, loader, self._task, self.settings)
-        other.scaler = self.scaler
+        other.scaler, other._together = self.scaler, self._together
         return other
 
     @property
@@ -292,8 +294,7 @@ class Training:
         if isinstance(self.model, Replica):
             self.model.check(averages=self._is_whole)
         if self._is_whole:
-            if self._micro_batches > 1 or self._ranks.shares:  # other ranks may have more than one
-                self._settle_gradients(counts=count is not None)
+            self._finish_gradients(counts=count is not None)
             self.scaler.unscale_(self.optimizer)
             self._task.call("after_backward", self._own)
         self._guard.look()
@@ -307,7 +308,7 @@ class Training:
         # A step of one micro-batch, a short tail too, is divided by its own total, as a stock loop does.
         whole = position.num_samples if position.ends_step else self.batch.num_samples
         times = whole / position.num_samples
-        if self._ranks.size > 1:
+        if self._ranks.size > 1 and self._together is None:  # else nobody waits for another within a pass
             return _divisor(summed(weight * times, self.device))
         return _divisor(weight) * times
 
@@ -377,6 +378,14 @@ class Training:
             )
         epoch = self._position.epoch if self._position else 0
         return Position(self.batch.micro, self._micro_batches + 1 >= self._num_passes, epoch)
+
+    def _finish_gradients(self, counts: bool) -> None:
+        """All backward passes of the step are made: its gradients become the true ones."""
+        self._halving.agree()
+        if self._micro_batches > 1 or self._ranks.shares or self._together is not None:  # other ranks may have more
+            self._settle_gradients(counts)
+        if self._together is not None:
+            self._together.exchange()
 
     def _settle_gradients(self, counts: bool) -> None:
         """A short tail, or counts that varied: what was divided by the expected total is divided by the actual one."""

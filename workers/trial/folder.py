@@ -16,6 +16,7 @@ from typing import IO
 
 from pydantic import ValidationError
 
+from ...plan import Peak
 from ..outcome import OUTCOME, Lost, Outcome
 from ..request import REQUEST, TrialRequest
 
@@ -117,6 +118,48 @@ class TrialFolder:
         """The answer; None where there is none that can be read."""
         with contextlib.suppress(OSError, ValidationError):
             return OUTCOME.validate_json((self.path / f"{self.answer}.json").read_bytes())
+        return None
+
+    def write_first_outcome(self, outcome: Outcome) -> None:
+        """Answer, whole, unless another process of the trial has."""
+        name = f"{self.answer}.{os.getpid()}"
+        with self._held():
+            self._write(name, outcome.model_dump_json(by_alias=True))
+            with contextlib.suppress(FileExistsError):
+                os.link(self.path / name, self.path / f"{self.answer}.json")
+
+    def write_last_step(self, number: int) -> None:
+        """Have the trial's processes end with this optimizer step."""
+        with self._held():
+            self._write("last-step.partial", str(number))
+            os.replace(self.path / "last-step.partial", self.path / "last-step")
+
+    def read_last_step(self) -> int:
+        """With which they end; beyond all where nobody has said."""
+        with contextlib.suppress(OSError):
+            return int((self.path / "last-step").read_text())
+        return sys.maxsize
+
+    def write_peak(self, rank: int, peak: Peak) -> None:
+        """Tell what one of the trial's processes was charged."""
+        with self._held():
+            self._write(f"peak-{rank}.partial", peak.model_dump_json())
+            os.replace(self.path / f"peak-{rank}.partial", self.path / f"peak-{rank}.json")
+
+    def read_peak(self, rank: int) -> Peak | None:
+        """What that process was charged; None where it has not told yet."""
+        with contextlib.suppress(OSError):
+            return Peak.model_validate_json((self.path / f"peak-{rank}.json").read_bytes())
+        return None
+
+    def write_speaker(self) -> None:
+        """Say that this process, and not the one that the trial began as, writes the trial's stack."""
+        self._write("speaker", str(os.getpid()))
+
+    def read_speaker(self) -> int | None:
+        """Which process that is; None where it is the one that the trial began as."""
+        with contextlib.suppress(OSError):
+            return int((self.path / "speaker").read_text())
         return None
 
     def answered_ns(self) -> int:

@@ -72,7 +72,7 @@ class _Server:
         if not fresh:
             self._warm_up()
         child = spawn(folder, request, fresh, self._client.fileno())
-        limits = Limits(request.deadline_s, request.memory_limit_bytes, folder.is_measured)
+        limits = Limits(request.deadline_s, request.memory_limit_bytes, folder.is_measured, folder.read_speaker)
         ending = supervise(child, limits, self._client)
         return verdict(request, folder, ending) if ending is not None else None
 

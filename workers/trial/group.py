@@ -14,9 +14,7 @@ from typing import NoReturn
 import torch
 
 from ...errors import PlanError
-from ...measure.measurement import Evaluated
 from ...measure.processes import end_with
-from ...plan import Peak
 from ...ranks import Ranks, this_rank
 from ...techniques.facts import num_processors
 from ..outcome import Crashed, Measured, Outcome
@@ -91,7 +89,11 @@ def run_group(
     ended = _wait(running, folder)
     found = {rank: folder.of_rank(rank).read_outcome() for rank in ended}
     if len(found) == size and all(isinstance(one, Measured) for one in found.values()):
-        return _together([one for _, one in sorted(found.items()) if isinstance(one, Measured)], request.device)
+        every = [one for _, one in sorted(found.items()) if isinstance(one, Measured)]
+        peaks = [one.measurement.peak for one in every]
+        return every[0].at_peak_of(
+            peaks, [one.measurement.evaluations for one in every]
+        )  # it counts the samples of all
     for rank, status in ended.items():
         if found[rank] is None:
             _end_like(status, rank)
@@ -152,24 +154,3 @@ def _end_like(status: int, rank: int) -> NoReturn:
         os.kill(os.getpid(), number)
         signal.pause()
     os._exit(os.waitstatus_to_exitcode(status))
-
-
-def _together(found: list[Measured], device: str) -> Measured:
-    """The first one's, which counts the samples of all, at the memory of all: on CUDA each has a device of its own."""
-    peaks = [one.measurement.peak for one in found]
-    largest = max(peaks, key=lambda peak: peak.process)
-    peak = largest if device == "cuda" else _sum(peaks)
-    each = [one.measurement.evaluations for one in found]
-    evaluations = each[peaks.index(largest)] if device == "cuda" else tuple(map(_evaluated, zip(*each, strict=False)))
-    together = found[0].measurement.model_copy(update={"peak": peak, "evaluations": evaluations})
-    return found[0].model_copy(update={"measurement": together})
-
-
-def _sum(peaks: list[Peak]) -> Peak:
-    return peaks[0].model_copy(update={"process": sum(peak.process for peak in peaks)})
-
-
-def _evaluated(by_rank: tuple[Evaluated, ...]) -> Evaluated:
-    """The first one's, at the memory of all."""
-    totals = {name: sum(getattr(one, name) for one in by_rank) for name in ("before_bytes", "peak_bytes")}
-    return by_rank[0].model_copy(update=totals)

@@ -38,6 +38,8 @@ class Limits:
     memory_bytes: int | None
     is_lifted: Callable[[], bool] = lambda: False
     """Asked of a trial over its memory: True leaves it alone."""
+    speaker: Callable[[], int | None] = lambda: None
+    """Which process writes the trial's stack, where it is not the one that was started."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ class _Watch:
             if self.ended_for is None:
                 # The trial's faulthandler writes its Python stack, and then the trial has had its time.
                 self.ended_for = "deadline"
-                os.kill(self._pid, signal.SIGUSR1)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._limits.speaker() or self._pid, signal.SIGUSR1)
                 self._deadline_s = now_s + _STACK_GRACE_S
             else:
                 os.kill(self._pid, signal.SIGKILL)

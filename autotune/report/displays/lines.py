@@ -133,6 +133,8 @@ def facts_words(facts: Facts) -> str:
     held = "" if facts.effective_batch_held else ", assumed" if facts.effective_batch_assumed else ", free"
     own = Batch.reference(facts)
     parts.append(f"batch {facts.effective_batch}{held}" + (f" ({_cut(own)})" if own.accumulate > 1 else ""))
+    if facts.ranks > 1:
+        parts.append(f"{facts.shared_by} over {facts.ranks} processes")
     if facts.precision is not None:
         parts.append(f"in {facts.precision}")
     if facts.max_grad_norm is not None:
