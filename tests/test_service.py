@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `service` is not installed")
 
-from service_runs import ENDS, serving, submit, until
+from service_runs import ENDS, OPTIONS, serving, submit, until
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +105,11 @@ def test_cancel_now_ends_at_once_and_resume_goes_on(client):
 def until_trials(client, search_id):
     while not client.get(f"/v1/searches/{search_id}/trials").json():
         assert client.get(f"/v1/searches/{search_id}").json()["state"] not in ENDS
+
+
+def test_a_clock_that_jumps_takes_nothing_from_a_server_that_lives(tmp_path):
+    """Every lease is over as soon as it is renewed, as where the database's clock jumps ahead: its server knows that it
+    is alive, and the search goes on with the driver that it has."""
+    with serving(tmp_path / "s", replace(OPTIONS, lease_s=-1.0)) as (client, _):
+        search = until(client, submit(client, trials=20, seconds=0.05), *ENDS)
+    assert (search["state"], search["attempt"]) == ("SUCCEEDED", 1)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -67,6 +67,7 @@ class Supervisor:
         self._folder = places.search(lease.search_id)
         self._summary = Summary(lease.summary)
         self._offset = lease.progress_offset
+        self._unwritten: tuple[list[dict[str, Any]], int, Summary] | None = None
 
     def run(self) -> None:
         """From the lease to the end of the search, or of the lease."""
@@ -182,15 +183,19 @@ class Supervisor:
         self._retried(lambda: self._leases.give_back(self._lease, message, is_failure=is_failure))
 
     def _record(self) -> bool:
-        rows, offset = self._folder.read_progress(self._lease.attempt, self._offset)
-        if offset == self._offset:
-            return False
-        summary = deepcopy(self._summary)
-        for row in rows:
-            with suppress(KeyError, TypeError):  # a task may write there, too
-                summary.take(row)
+        """What could not be written is written again as it was: where it was, and the answer was lost, it is known."""
+        if self._unwritten is None:
+            rows, offset = self._folder.read_progress(self._lease.attempt, self._offset)
+            if offset == self._offset:
+                return False
+            summary = deepcopy(self._summary)
+            for row in rows:
+                with suppress(KeyError, TypeError):  # a task may write there, too
+                    summary.take(row)
+            self._unwritten = rows, offset, summary
+        rows, offset, summary = self._unwritten
         self._leases.record(self._lease, rows, offset, summary.as_json())
-        self._summary, self._offset = summary, offset
+        self._summary, self._offset, self._unwritten = summary, offset, None
         return True
 
     def _retried(self, write: Callable[[], bool | None]) -> bool | None:
