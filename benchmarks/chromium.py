@@ -55,7 +55,7 @@ class Page:
         flags = (*_FLAGS, f"--user-data-dir={self._folder}", "--remote-debugging-pipe", "about:blank")
         command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
-            ["sh", "-c", command, "sh", str(_program()), *flags],
+            ["bash", "-c", command, "bash", str(_program()), *flags],
             pass_fds=(theirs_in, theirs_out),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

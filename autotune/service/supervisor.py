@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -161,7 +162,8 @@ class Supervisor:
 
     def _conclude(self, code: int, mode: str | None, *, was_asked: bool) -> None:
         found, (error, kind) = read_documents(self._folder.plan), self._folder.read_error()
-        was_ended = code == _INTERRUPTED or (code < 0 and was_asked)
+        at_once = mode == "now" or self._stop.is_set()  # else nobody here kills it
+        was_ended = code == _INTERRUPTED or (was_asked and (code == -signal.SIGTERM or (code < 0 and at_once)))
         if found is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
             self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", found)
         elif code == 0:
