@@ -24,6 +24,8 @@ __all__ = ["Database", "now", "words_of"]
 _MIGRATION_LOCK = 0x6175746F
 """Of PostgreSQL's advisory locks: one server migrates at a time."""
 _BUSY_S = 30
+_CACHE_KIB = 256
+"""Of each connection with SQLite: the system caches the file for all."""
 _MOST_CONNECTIONS = 64
 """More than there are threads that ask: nobody waits for a connection, and none is closed to be opened again."""
 
@@ -153,7 +155,14 @@ def words_of(reason: Exception) -> str:
 
 def _configure(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions are begun by _begin
-    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", f"busy_timeout = {_BUSY_S}000"):
+    caching = f"cache_size = -{_CACHE_KIB}"
+    for pragma in (
+        "journal_mode = WAL",
+        "synchronous = NORMAL",
+        "foreign_keys = ON",
+        f"busy_timeout = {_BUSY_S}000",
+        caching,
+    ):
         connection.execute(f"PRAGMA {pragma}")
 
 
