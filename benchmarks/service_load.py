@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         for _ in range(200):
             list(server.client.searches())
         before, cpu_before = server.resident_bytes(), server.cpu_s()
-        clients = Clients(server.port, token, archive)
+        clients = Clients(server.port, token, archive, server.cpu_s)
         began = time.monotonic()
         asyncio.run(clients.run(arguments.clients, arguments.searches, arguments.burst, arguments.pause))
         took = time.monotonic() - began
@@ -87,6 +88,7 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "burst_reads": len(clients.burst_ms),
         "burst_s": arguments.burst,
         **{f"burst_{name}_ms": value for name, value in burst.items()},
+        "burst_cpu_ms_a_read": round(1000 * clients.burst_cpu_s / len(clients.burst_ms), 2),
         "calm_reads": len(clients.calm_ms),
         **{f"calm_{name}_ms": value for name, value in calm.items()},
         "pause_s": arguments.pause,
@@ -107,12 +109,14 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 class Clients:
     """Connections that are kept open, with as little work for each request as there can be."""
 
-    def __init__(self, port: int, token: str, archive: str) -> None:
-        self._port, self._archive = port, archive
+    def __init__(self, port: int, token: str, archive: str, cpu_s: Callable[[], float]) -> None:
+        self._port, self._archive, self._cpu_s = port, archive, cpu_s
         self._head = f"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
         self.burst_ms: list[float] = []
         self.calm_ms: list[float] = []
         self.submits = self.failed = 0
+        self.burst_cpu_s = 0.0
+        """Of the server, while reads have no pause; with what it does for searches that run meanwhile."""
 
     async def run(self, num_clients: int, num_searches: int, burst_s: float, pause_s: float) -> None:
         """Until every search has ended."""
@@ -130,9 +134,11 @@ class Clients:
             self.failed += first != again
             ids.append(first)
         await self._gate.wait()
-        until = time.monotonic() + burst_s
+        until, cpu_s = time.monotonic() + burst_s, self._cpu_s()
         while time.monotonic() < until:
             await self._read(connection, ids[len(self.burst_ms) % len(ids)], self.burst_ms)
+        if name == 0:
+            self.burst_cpu_s = self._cpu_s() - cpu_s
         open_ids = list(ids)
         while open_ids:
             await asyncio.sleep(pause_s)

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,9 +31,14 @@ class Server:
     """``autotune serve`` on a port of its own, until :meth:`end`. This process must have one thread."""
 
     def __init__(
-        self, state: Path, url: str | None = None, options: RunnerOptions = OPTIONS, token: str | None = None
+        self,
+        state: Path,
+        url: str | None = None,
+        options: RunnerOptions = OPTIONS,
+        token: str | None = None,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start it, and wait until it listens.
+        """Start it, and wait until it listens; ``prepare`` is called in its process first.
 
         Raises:
             RuntimeError: it ended at once; its log says why.
@@ -43,7 +48,7 @@ class Server:
         self.port: int = listening.getsockname()[1]
         self.pid = os.fork()
         if self.pid == 0:
-            _serve(state, url, replace(options), listening, self.log)
+            _serve(state, url, replace(options), listening, self.log, prepare)
         listening.close()
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = Client(self.url, token)
@@ -98,13 +103,21 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _serve(state: Path, url: str | None, options: RunnerOptions, listening: socket.socket, log: Path) -> None:
+def _serve(
+    state: Path,
+    url: str | None,
+    options: RunnerOptions,
+    listening: socket.socket,
+    log: Path,
+    prepare: Callable[[], None],
+) -> None:
     code = 1
     try:
         os.setsid()
         with log.open("ab") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
+        prepare()
         service = open_service(state, url, options, on_loopback=True)
         config = uvicorn.Config(
             make_app(service), log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=2

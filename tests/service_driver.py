@@ -60,6 +60,12 @@ def trial(number: int) -> dict[str, object]:
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if script.get("deaf") else hear)
 print("the driver speaks", file=sys.stderr, flush=True)
+if "flood" in script:
+    sys.stderr.write("x" * script["flood"])
+    sys.stderr.flush()
+if "daemon" in script and os.fork() == 0:
+    os.setsid()
+    time.sleep(3600)
 point("starting")
 if "error" in script:
     end(script.get("exit_code", 2), error=script["error"], kind=script.get("kind", "TaskError"))
@@ -90,6 +96,10 @@ for number in range(len(done), script.get("trials", 3)):
         study.with_name("died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     say("trial_ended", **trial(number))
+    if number == 0:
+        say("prediction_started", words="predicting memory")
+        point("predicting")
+        say("prediction_ended", words="memory predicted")
 say("stopped", words="all trials were measured")
 point("cancelling" if asked else "finalists")
 if asked and not done:

@@ -15,7 +15,6 @@ from autotune.search.events import Warned
 from autotune.search_spaces import load_space
 from autotune.workers import Measured, OutOfMemory
 from autotune.workers.table import TableExecutor
-from autotune.workers.trial.group import _together
 
 EVALUATES = facts(evaluates=True, evaluation_batch=64)
 
@@ -145,9 +144,14 @@ def test_a_task_that_lets_no_batch_be_chosen_is_not_asked_for_one():
 
 @pytest.mark.parametrize(("device", "before", "peak"), [("cpu", 510, 730), ("cuda", 310, 430)])
 def test_ranks_evaluate_at_the_memory_of_all_and_on_cuda_of_the_largest(device, before, peak):
+    reserved = 1 if device == "cuda" else None
+
     def of_rank(before: int, peak: int) -> Measured:
         one = Evaluated(batch=8, seconds=1.0, num_samples=64, before_bytes=before, peak_bytes=peak)
-        return Measured(measurement=measurement(1.0, process=peak).model_copy(update={"evaluations": (one,)}))
+        made = {"evaluations": (one,), "peak": Peak(process=peak, reserved=reserved)}
+        return Measured(measurement=measurement(1.0, process=peak).model_copy(update=made))
 
-    found = _together([of_rank(200, 300), of_rank(310, 430)], device).measurement
+    every = [of_rank(200, 300), of_rank(310, 430)]
+    peaks, evaluations = zip(*((one.measurement.peak, one.measurement.evaluations) for one in every), strict=True)
+    found = every[0].at_peak_of(peaks, evaluations).measurement
     assert (found.training_bytes, found.evaluations[0].peak_bytes, found.peak.process) == (before, peak, peak)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `service` is not installed")
 
-from service_runs import ENDS, serving, submit, until
+from service_runs import ENDS, OPTIONS, serving, submit, until
+from sqlalchemy import select
+
+from autotune.service.store.tables import SEARCHES
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +110,27 @@ def test_cancel_now_ends_at_once_and_resume_goes_on(client):
 def until_trials(client, search_id):
     while not client.get(f"/v1/searches/{search_id}/trials").json():
         assert client.get(f"/v1/searches/{search_id}").json()["state"] not in ENDS
+
+
+def test_a_clock_that_jumps_takes_nothing_from_a_server_that_lives(tmp_path):
+    """Every lease is over as soon as it is renewed, as where the database's clock jumps ahead: its server knows that it
+    is alive, and the search goes on with the driver that it has."""
+    with serving(tmp_path / "s", replace(OPTIONS, lease_s=-1.0)) as (client, _):
+        search = until(client, submit(client, trials=20, seconds=0.05), *ENDS)
+    assert (search["state"], search["attempt"]) == ("SUCCEEDED", 1)
+
+
+def test_a_driver_that_is_killed_while_it_finishes_does_not_lose_the_plan(client):
+    """Cancelled with the best so far, and SIGKILL by somebody else: the next driver has the trials, and finishes."""
+    search_id = submit(client, trials=1000, holds_at="cancelling", seconds=0.05)
+    until_trials(client, search_id)
+    client.post(f"/v1/searches/{search_id}/cancel", json={"mode": "finish"})
+    folder = client.app.state.service.places.search(search_id).path
+    while not (folder / "held").exists():
+        assert client.get(f"/v1/searches/{search_id}").json()["state"] not in ENDS
+    with client.app.state.service.database.reading() as connection:
+        os.kill(connection.scalar(select(SEARCHES.c.pid).where(SEARCHES.c.id == search_id)), signal.SIGKILL)
+    search = until(client, search_id, *ENDS)
+    assert (search["state"], search["attempt"], search["has_plan"]) == ("SUCCEEDED", 2, True)
+    proof = (folder / "proof").read_text().split()
+    assert len(proof) == len(set(proof)) == len(client.get(f"/v1/searches/{search_id}/trials").json())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import tarfile
+import threading
 
 import pytest
 
@@ -14,8 +13,6 @@ pytest.importorskip("fastapi", reason="the extra `service` is not installed")
 from service_runs import OPTIONS, archive, put, serving, spec, submit, until
 
 from autotune.errors import UserError
-from autotune.service.archives import Limits, unpack
-from autotune.service.problems import Problem
 from autotune.service.service import open_service
 
 
@@ -46,6 +43,14 @@ def test_without_a_token_it_is_not_bound_for_others(tmp_path):
 def test_two_servers_on_one_folder_the_second_refuses(tmp_path):
     with serving(tmp_path / "s"), pytest.raises(UserError, match="another server uses this"):
         open_service(tmp_path / "s", None, OPTIONS, on_loopback=True)
+
+
+def test_two_servers_on_one_database_the_second_refuses(tmp_path):
+    """Whatever state folder it has."""
+    with serving(tmp_path / "s"):
+        url = f"sqlite:///{tmp_path}/s/service.db"
+        with pytest.raises(UserError, match=r"service\.db\.lock: another server uses this"):
+            open_service(tmp_path / "other", url, OPTIONS, on_loopback=True)
 
 
 ROUTES = {
@@ -199,87 +204,6 @@ def test_a_search_that_cannot_be_is_refused(client, change):
     assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json")
 
 
-def tar(*members, body=b"x"):
-    """An archive of members as they come."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as file:
-        for member in members:
-            info = tarfile.TarInfo(member) if isinstance(member, str) else member
-            data = body if info.isreg() else b""
-            info.size = len(data)
-            file.addfile(info, io.BytesIO(data))
-    return packed.getvalue()
-
-
-def special(kind, name="x", target="/etc/passwd"):
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info
-
-
-HOSTILE = {
-    "parent": tar("../x"),
-    "parent within": tar("a/../../x"),
-    "absolute": tar("/tmp/x"),
-    "backslash": tar("..\\x"),
-    "control character": tar("a\x1bb"),
-    "symlink": tar(special(tarfile.SYMTYPE)),
-    "symlink, then through it": tar(special(tarfile.SYMTYPE, "d", "/tmp"), "d/x"),
-    "hard link": tar(special(tarfile.LNKTYPE)),
-    "device": tar(special(tarfile.CHRTYPE)),
-    "pipe": tar(special(tarfile.FIFOTYPE)),
-    "twice": tar("x", "x"),
-    "below a file": tar("x", "x/y"),
-    "too deep": tar("/".join("a" * 40)),
-    "too long": tar("a/" + "b" * 256),
-    "empty": tar(),
-    "no tar": b"PK\x03\x04 a zip",
-    "nothing": b"",
-    "cut gzip": archive(x="1" * 9999)[:50],
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_archive_is_refused_and_nothing_is_kept(client, what):
-    answer = put(client, HOSTILE[what])
-    assert (answer.status_code, answer.headers["content-type"]) == (422, "application/problem+json"), answer.text
-    places = client.app.state.service.places
-    assert not (places.archives / hashlib.sha256(HOSTILE[what]).hexdigest()).exists()
-    assert not list(places.archives.glob(".*"))
-
-
-SMALL = Limits(archive_bytes=10_000, members=10, file_bytes=1000, total_bytes=5000)
-BOMBS = {
-    "members": tar(*map(str, range(11))),
-    "one file": tar("x", body=b"0" * 1001),
-    "all files": tar(*"abcdef", body=b"0" * 900),
-}
-
-
-@pytest.mark.parametrize("what", BOMBS)
-def test_a_bomb_ends_at_its_limit(tmp_path, what):
-    path = tmp_path / "bomb"
-    path.write_bytes(BOMBS[what])
-    with pytest.raises(Problem) as refused:
-        unpack(path, tmp_path / "out", SMALL)
-    assert refused.value.status == 422
-    assert sum(file.stat().st_size for file in (tmp_path / "out").rglob("*") if file.is_file()) <= SMALL.total_bytes
-
-
-def test_a_gzip_of_zeros_is_not_unzipped_to_its_end(tmp_path):
-    """64 MiB of zeros in 64 KiB, behind a header that names no end."""
-    import gzip
-
-    path = tmp_path / "bomb"
-    path.write_bytes(gzip.compress(tar("x") + b"\0" * 2**26))
-    unpack(path, None, SMALL)  # tar ends at its two blocks of zeros, whatever follows
-    long_name = tarfile.TarInfo("n")
-    long_name.type, long_name.size = tarfile.GNUTYPE_LONGNAME, 2**26
-    path.write_bytes(gzip.compress(long_name.tobuf() + b"a" * 2**20))
-    with pytest.raises(Problem, match="longer than any name"):
-        unpack(path, None, SMALL)
-
-
 def test_an_archive_under_another_hash_is_refused(client):
     answer = client.put(f"/v1/archives/{'0' * 64}", content=archive(x="1"))
     assert (answer.status_code, "SHA-256" in answer.json()["detail"]) == (422, True)
@@ -335,3 +259,17 @@ def test_the_page_runs_its_own_scripts_alone(client):
         assert file.status_code == 200
         assert not any(word in file.text for word in ("innerHTML", "eval(", "https://"))
     assert client.get("/static/..%2Fpage.py").status_code == 404
+
+
+def test_a_stream_ends_with_its_token(guarded, monkeypatch):
+    """Revoked while the stream is open: it says so, and ends."""
+    monkeypatch.setattr("autotune.service.web.streams._CHECK_S", 0.0)
+    client, service, secrets = guarded
+    body = spec_of(client, secrets, seconds=60)
+    path = "/v1/searches/" + client.post("/v1/searches", headers=bearer(secrets["submit"]), json=body).json()["id"]
+    row, secret = service.tokens.create("ann", "read", 3600.0)
+    threading.Timer(1.0, service.tokens.revoke, [row.id]).start()
+    text = client.get(f"{path}/events", headers={**bearer(secret), "Accept": "text/event-stream"}).text
+    assert "event: state" in text
+    assert text.partition("event: refused\n")[2].startswith('data: {"status": 401')
+    client.post(f"{path}/cancel", headers=bearer(secrets["submit"]), json={"mode": "now"})

@@ -14,6 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from service_runs import serving
 
+from autotune.service.service import open_database
+from autotune.service.store.tables import METADATA
+from autotune.service.store.tokens import Tokens
+
 QUICK = settings(
     max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -58,3 +62,33 @@ def test_nothing_that_is_sent_is_a_failure_of_ours(tmp_path):
     assert len(seen) > 15
     assert all(seen.values())
     assert {status for statuses in seen.values() for status in statuses} >= {200, 404, 422}
+
+
+def test_nothing_that_is_sent_without_a_token_has_an_effect(tmp_path):
+    """The same requests, and nobody who asks: each is refused, and database and files are as they were."""
+    state = tmp_path / "state"
+    database, _ = open_database(state, None, alone=False)
+    tokens = Tokens(database)
+    secret = tokens.create("ann", "admin", 3600.0)[1]
+    seen: set[int] = set()
+    with serving(state, on_loopback=False) as (client, service):
+        before = everything(service)
+        schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
+        for operation in (found.ok() for found in schema.get_all_operations()):
+            statuses: list[int] = []
+            answers(client, operation.as_strategy(), statuses)
+            if operation.path not in ("/healthz", "/readyz"):
+                assert not [status for status in statuses if status < 400], operation.label
+                seen |= {*statuses}
+        assert everything(service) == before
+        assert client.get("/v1/searches", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
+    assert seen >= {401}
+    database.close()
+
+
+def everything(service: Any) -> tuple[Any, ...]:
+    """All rows, and the names of all files but the database's own."""
+    with service.database.reading() as connection:
+        rows = [connection.execute(table.select()).all() for table in METADATA.sorted_tables]
+    state = service.places.state
+    return rows, sorted(str(path) for path in state.rglob("*") if not path.name.startswith("service.db"))

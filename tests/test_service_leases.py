@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
-import signal
-import subprocess
-import sys
 import tarfile
-import tempfile
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `service` is not installed")
 
-from service_runs import DRIVER
-from sqlalchemy import update
+from sqlalchemy import inspect, update
 
 from autotune.errors import UserError
 from autotune.service.archives import pack
@@ -32,7 +24,8 @@ from autotune.service.store.searches import Searches
 from autotune.service.store.states import ENDS as END_STATES
 from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
 from autotune.service.store.tables import METADATA, SEARCHES
-from autotune.workers.process import with_variable
+from benchmarks.postgresql import Cluster, missing
+from benchmarks.service_faults.races import race
 
 SPEC = SearchSpec(task="model.py", folder="/jobs")
 
@@ -40,7 +33,10 @@ SPEC = SearchSpec(task="model.py", folder="/jobs")
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request, tmp_path):
     own = f"sqlite:///{tmp_path}/service.db"
-    database = Database(own if request.param == "sqlite" else request.getfixturevalue("postgresql"))
+    if request.param == "postgresql":
+        name = "".join(each for each in request.node.name if each.isalnum()).lower()[-50:]
+        own = request.getfixturevalue("postgresql").create(f"t{name}")
+    database = Database(own)
     database.migrate()
     yield database
     database.close()
@@ -48,34 +44,12 @@ def database(request, tmp_path):
 
 @pytest.fixture(scope="session")
 def postgresql():
-    """A cluster of its own, on a socket; as the user postgres where this is root."""
+    """A server of its own, on a socket; each test has a database of its own there."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'autotune[postgresql]'")
-    initdb = next((str(path) for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
-    if initdb is None:
-        pytest.skip("PostgreSQL's server is not installed")
-    folder = Path(tempfile.mkdtemp(prefix="autotune-pg-"))  # a socket has a short path, and a user of its own reads it
-    user: list[str] = []
-    if os.geteuid() == 0:
-        user = ["runuser", "-u", "postgres", "--"]
-        if subprocess.run([*user, "true"], capture_output=True).returncode:
-            pytest.skip("there is no user postgres, and PostgreSQL refuses to run as root")
-        subprocess.run(["chown", "postgres", folder], check=True)
-    data, ctl = folder / "data", initdb.replace("initdb", "pg_ctl")
-    made = subprocess.run(
-        [*user, initdb, "-D", data, "-A", "trust", "-U", "tuner", "--no-sync"], capture_output=True, cwd="/"
-    )
-    if made.returncode:
-        pytest.skip(f"initdb failed: {made.stderr.decode()[-200:]}")
-    flags = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
-    subprocess.run(
-        [*user, ctl, "-D", data, "-o", flags, "-l", folder / "log", "-w", "start"],
-        check=True,
-        cwd="/",
-        capture_output=True,
-    )
-    yield f"postgresql+psycopg://tuner@/postgres?host={folder}"
-    subprocess.run([*user, ctl, "-D", data, "-m", "immediate", "-w", "stop"], cwd="/", capture_output=True)
-    shutil.rmtree(folder)
+    if reason := missing():
+        pytest.skip(reason)
+    with Cluster() as cluster:
+        yield cluster
 
 
 def queued(database, count=1):
@@ -108,6 +82,27 @@ def test_a_newer_schema_is_refused_and_left_alone(database):
         connection.exec_driver_sql("DROP TABLE alembic_version")
         METADATA.drop_all(connection)
     database.migrate()
+
+
+def test_a_schema_half_made_is_refused_and_left_alone(database):
+    """As after a restore that broke off; and a migration that breaks off leaves nothing."""
+    METADATA.tables["trials"].drop(database.engine)
+    with database.writing() as connection:
+        connection.exec_driver_sql("DELETE FROM alembic_version")
+    before = inspect(database.engine).get_table_names()
+    with pytest.raises(UserError, match=r"archives.*already exists.*Nothing was changed"):
+        database.migrate()
+    assert inspect(database.engine).get_table_names() == before
+    with database.writing() as connection:
+        for name in ("events", "searches", "archives", "tokens"):
+            connection.exec_driver_sql(f"DROP TABLE {name}")
+        METADATA.tables["tokens"].create(connection)  # what stands in the way of the second table
+    with pytest.raises(UserError, match=r"tokens.*already exists"):
+        database.migrate()
+    assert sorted(inspect(database.engine).get_table_names()) == ["alembic_version", "tokens"]
+    METADATA.tables["tokens"].drop(database.engine)
+    database.migrate()
+    assert {*inspect(database.engine).get_table_names()} >= METADATA.tables.keys()
 
 
 def test_a_late_result_is_dropped(database):
@@ -158,6 +153,25 @@ def test_one_of_many_that_claim_at_once_has_it(database):
     for thread in threads:
         thread.join()
     assert sorted(claimed) == sorted(wanted)
+
+
+def test_a_race_for_a_lease_has_one_winner(database):
+    """50, forced by a barrier, of threads and processes: for one queue, a lease that is over, a claim and a cancel."""
+    url = database.engine.url.render_as_string(hide_password=False)
+    assert race(url, 50) == []
+
+
+def test_what_was_said_is_stored_once_however_often_it_is_written(database):
+    """The commit was done, and its answer lost: the same is written again."""
+    (search_id,) = queued(database)
+    leases = Leases(database, "home", 30.0)
+    lease = leases.claim()
+    row = {"event": "trial_ended", "number": 0, "outcome": "measured"}
+    for _ in range(3):
+        leases.record(lease, [row], 10, {"num_ended": 1})
+    events, _ = Searches(database).events(search_id, 0)
+    assert [event.kind for event in events] == ["state", "state", "trial_ended"]
+    leases.finish(lease, State.ERROR, "")
 
 
 def test_the_highest_priority_is_next_then_the_oldest(tmp_path):
@@ -214,61 +228,6 @@ def test_drivers_that_die_one_after_the_other_end_in_an_error(tmp_path):
             break
     assert (dies, state) == (2, State.ERROR)
     database.close()
-
-
-class Server:
-    """``autotune serve`` in a process of its own, with the driver that takes no time."""
-
-    def __init__(self, state: Path) -> None:
-        self.log = state.parent / "server.log"
-        code = (
-            "import sys, uvicorn\n"
-            "from autotune.service.web.app import make_app\n"
-            "from autotune.service.runner import RunnerOptions\n"
-            "from autotune.service.service import open_service\n"
-            "from pathlib import Path\n"
-            f"options = RunnerOptions(num_searches=2, lease_s=5.0, beat_s=0.05, program={DRIVER!r})\n"
-            f"service = open_service(Path({str(state)!r}), None, options, on_loopback=True)\n"
-            "import socket\n"
-            "listening = socket.create_server(('127.0.0.1', 0))\n"
-            "print(listening.getsockname()[1], flush=True)\n"
-            "uvicorn.Server(uvicorn.Config(make_app(service), log_level='error')).run([listening])\n"
-        )
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=log, text=True)
-        port = self.process.stdout.readline().strip()
-        assert port, self.log.read_text()
-        self.client = Client(f"http://127.0.0.1:{port}")
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.process.stdout.close()
-
-
-def test_a_killed_server_and_its_orphaned_driver_lose_nothing(tmp_path):
-    """SIGKILL of the server: the driver lives on; the next server ends it, reads what it said, and goes on."""
-    folder = tmp_path / "job"
-    folder.mkdir()
-    (folder / "model.py").write_text('{"trials": 30, "seconds": 0.1}')
-    server = Server(tmp_path / "state")
-    try:
-        search_id = server.client.submit(folder, task="model.py")["id"]
-        while not list(server.client.trials(search_id)):
-            time.sleep(0.05)
-        server.kill()
-        mark = f"AUTOTUNE_SERVICE_SEARCH={search_id}"
-        assert with_variable(mark)
-        server = Server(tmp_path / "state")
-        search = server.client.wait(search_id)
-        assert (search["state"], search["attempt"]) == ("SUCCEEDED", 2)
-        proof = (tmp_path / "state" / "searches" / search_id / "proof").read_text().split()
-        assert (len(proof), len(set(proof))) in ((30, 30), (31, 30))  # what was in flight may have been measured
-        assert [trial["number"] for trial in server.client.trials(search_id)] == [*range(30)]
-        assert [event["seq"] for event in server.client.events(search_id)] == [*range(1, search["num_events"] + 1)]
-        assert with_variable(mark) == []
-    finally:
-        server.kill()
 
 
 def test_the_client_asks_again_and_says_why_not(monkeypatch):

@@ -71,9 +71,8 @@ def with_variable(assignment: str) -> list[ProcessId]:
     for entry in _PROC.iterdir() if _PROC.is_dir() else ():
         if not entry.name.isdigit():
             continue
-        process = identify(int(entry.name))
         with contextlib.suppress(OSError):
-            if process and wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if wanted in (entry / "environ").read_bytes().split(b"\0") and (process := identify(int(entry.name))):
                 found.append(process)
     return found
 

@@ -113,6 +113,7 @@ def unpack(archive: Path, folder: Path | None, limits: Limits) -> Unpacked:
         folder.mkdir(parents=True)
     num_files = total = 0
     seen: set[PurePosixPath] = set()
+    folders: set[PurePosixPath] = set()
     with _told(), _stream(archive, limits) as stream, tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as tar:
         for num_members, member in enumerate(tar, 1):
             path = _path(member.name, limits)
@@ -125,7 +126,10 @@ def unpack(archive: Path, folder: Path | None, limits: Limits) -> Unpacked:
                 raise Problem(422, f"unpacked, the archive has more than {limits.total_bytes} bytes.")
             if path in seen:
                 raise Problem(422, f"{_shown(member.name)} is in the archive twice.")
+            folders.update(path.parents, [path] if member.isdir() else [])
             if not member.isdir():
+                if path in folders:
+                    raise Problem(422, f"{_shown(member.name)} is a file where there is a folder.")
                 seen.add(path)
                 num_files += 1
             if any(parent in seen for parent in path.parents):

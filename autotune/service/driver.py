@@ -154,7 +154,7 @@ class Driver:
                 start_new_session=True,
             )
         self.id = identify(self.process.pid) or ProcessId(self.process.pid, 0)
-        self._search_id, self._attempt = search_id, attempt
+        self._search_id, self._attempt, self._has_ended = search_id, attempt, False
 
     def ask_to_end(self) -> None:
         """As Ctrl-C does: once finishes the running trials, twice stops at once."""
@@ -166,7 +166,10 @@ class Driver:
         return self.process.poll()
 
     def end(self) -> None:
-        """End it with all that came of it, whatever it does."""
+        """End it with all that came of it, whatever it does; again does nothing, for to look takes a while."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         end_leftovers(self._search_id, self._attempt, self.id)
         self.process.wait()
 

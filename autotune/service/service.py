@@ -141,8 +141,9 @@ def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[
             (state / name).mkdir(exist_ok=True)
         database = Database(url or f"sqlite:///{state}/service.db")
         locks = [hold(state / "lock")] if alone else []
-        if alone and url is not None and database.path is not None:
-            locks.append(hold(database.path.with_name(f"{database.path.name}.lock")))
+        if alone and database.path is not None:
+            path = database.path.resolve()  # whatever state folder another server has
+            locks.append(hold(path.with_name(f"{path.name}.lock")))
     except OSError as reason:
         raise UserError(f"--state {state}: it cannot be used: {reason.strerror}. Choose another folder.") from None
     database.migrate()

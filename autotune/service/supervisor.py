@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -13,7 +14,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -67,6 +68,7 @@ class Supervisor:
         self._folder = places.search(lease.search_id)
         self._summary = Summary(lease.summary)
         self._offset = lease.progress_offset
+        self._unwritten: tuple[list[dict[str, Any]], int, Summary] | None = None
 
     def run(self) -> None:
         """From the lease to the end of the search, or of the lease."""
@@ -160,7 +162,8 @@ class Supervisor:
 
     def _conclude(self, code: int, mode: str | None, *, was_asked: bool) -> None:
         found, (error, kind) = read_documents(self._folder.plan), self._folder.read_error()
-        was_ended = code == _INTERRUPTED or (code < 0 and was_asked)
+        at_once = mode == "now" or self._stop.is_set()  # else nobody here kills it
+        was_ended = code == _INTERRUPTED or (was_asked and (code == -signal.SIGTERM or (code < 0 and at_once)))
         if found is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
             self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", found)
         elif code == 0:
@@ -182,15 +185,19 @@ class Supervisor:
         self._retried(lambda: self._leases.give_back(self._lease, message, is_failure=is_failure))
 
     def _record(self) -> bool:
-        rows, offset = self._folder.read_progress(self._lease.attempt, self._offset)
-        if offset == self._offset:
-            return False
-        summary = deepcopy(self._summary)
-        for row in rows:
-            with suppress(KeyError, TypeError):  # a task may write there, too
-                summary.take(row)
+        """What could not be written is written again as it was: where it was, and the answer was lost, it is known."""
+        if self._unwritten is None:
+            rows, offset = self._folder.read_progress(self._lease.attempt, self._offset)
+            if offset == self._offset:
+                return False
+            summary = deepcopy(self._summary)
+            for row in rows:
+                with suppress(KeyError, TypeError):  # a task may write there, too
+                    summary.take(row)
+            self._unwritten = rows, offset, summary
+        rows, offset, summary = self._unwritten
         self._leases.record(self._lease, rows, offset, summary.as_json())
-        self._summary, self._offset = summary, offset
+        self._summary, self._offset, self._unwritten = summary, offset, None
         return True
 
     def _retried(self, write: Callable[[], bool | None]) -> bool | None:

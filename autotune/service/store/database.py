@@ -13,7 +13,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, Float, create_engine, event
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
@@ -24,6 +24,8 @@ __all__ = ["Database", "now", "words_of"]
 _MIGRATION_LOCK = 0x6175746F
 """Number of the PostgreSQL advisory lock under which one server migrates at a time."""
 _BUSY_S = 30
+_CACHE_KIB = 256
+"""Of each connection with SQLite: the system caches the file for all."""
 _MOST_CONNECTIONS = 64
 """Connections in the pool: more than there are threads, so that none waits and none is reopened."""
 
@@ -69,6 +71,10 @@ class Database:
                 "and write postgresql+psycopg://…"
             ) from None
         self.is_sqlite = self.engine.dialect.name == "sqlite"
+        if self.is_sqlite and self.engine.url.database in (None, "", ":memory:"):
+            raise UserError(
+                "--database: a file was expected, sqlite:///path.db: what is in memory ends with the server."
+            )
         self._writer = threading.Lock() if self.is_sqlite else None
         if self.is_sqlite:
             event.listen(self.engine, "connect", _configure)
@@ -97,7 +103,7 @@ class Database:
         """Bring the schema to this version's.
 
         Raises:
-            UserError: it is newer, or the database cannot be reached.
+            UserError: it is newer, half made or of something else, or the database cannot be reached; it is as it was.
         """
         try:
             with self.writing() as connection:
@@ -112,7 +118,7 @@ class Database:
                         f"the database has schema {there}, which a newer autotune wrote. Start that version; this one "
                         "has changed nothing."
                     )
-                command.upgrade(config, "head")
+                _upgrade(config)
         except OperationalError as reason:
             raise UserError(
                 f"--database: it cannot be reached, or not written: {words_of(reason)}. Is the server up, and the "
@@ -130,6 +136,17 @@ def _config() -> Config:
     return config
 
 
+def _upgrade(config: Config) -> None:
+    """All of it, or nothing: it is one transaction."""
+    try:
+        command.upgrade(config, "head")
+    except DBAPIError as reason:
+        raise UserError(
+            f"--database: its schema cannot be brought up to date: {words_of(reason)}. Nothing was changed. It is half "
+            "made, or another program's: restore a backup, or give an empty database."
+        ) from None
+
+
 def words_of(reason: Exception) -> str:
     """The database's error message, without the statement and its values."""
     said = getattr(reason, "orig", None)
@@ -138,7 +155,14 @@ def words_of(reason: Exception) -> str:
 
 def _configure(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions are begun by _begin
-    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", f"busy_timeout = {_BUSY_S}000"):
+    caching = f"cache_size = -{_CACHE_KIB}"
+    for pragma in (
+        "journal_mode = WAL",
+        "synchronous = NORMAL",
+        "foreign_keys = ON",
+        f"busy_timeout = {_BUSY_S}000",
+        caching,
+    ):
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -151,7 +151,8 @@ class Leases:
                 raise Stale
 
     def record(self, lease: Lease, rows: Sequence[Mapping[str, Any]], offset: int, summary: Mapping[str, Any]) -> None:
-        """Store what a driver has said up to ``offset`` of its progress file: all of it once, or none.
+        """Store what a driver has said up to ``offset`` of its progress file: all of it once, or none; again, where the
+        database answered the first time with its end, changes nothing.
 
         Raises:
             Stale: the search is somebody else's.
@@ -162,7 +163,10 @@ class Leases:
         if trials:
             changes["failures"] = 0
         with self._database.writing() as connection:
-            if not append(connection, held_by(lease.search_id, lease.token), events, **changes):
+            held = held_by(lease.search_id, lease.token)
+            if not append(connection, and_(held, SEARCHES.c.progress_offset < offset), events, **changes):
+                if connection.scalar(select(SEARCHES.c.id).where(held)):
+                    return
                 raise Stale
             if trials:
                 dialect = sqlite if self._database.is_sqlite else postgresql

@@ -230,7 +230,7 @@ class Searches:
             Problem: 404.
         """
         with self._database.writing() as connection:
-            row = self._row(connection, search_id)
+            row = self._row(connection, search_id, to_change=True)
             mine = SEARCHES.c.id == search_id
             if row.state == State.QUEUED and row.attempt == 0:
                 said = {"state": State.CANCELLED, "words": "cancelled before it began"}
@@ -250,7 +250,7 @@ class Searches:
             Problem: 404; or 409, it has.
         """
         with self._database.writing() as connection:
-            row = self._row(connection, search_id)
+            row = self._row(connection, search_id, to_change=True)
             if row.state in TERMINAL:
                 raise Problem(409, f"search {search_id} is {row.state}: its priority matters no more.", state=row.state)
             append(connection, SEARCHES.c.id == search_id, [("priority", {"priority": priority})], priority=priority)
@@ -263,7 +263,7 @@ class Searches:
             Problem: 404; or 409, it has a result.
         """
         with self._database.writing() as connection:
-            row = self._row(connection, search_id)
+            row = self._row(connection, search_id, to_change=True)
             if row.state in TERMINAL - RESUMABLE:
                 raise Problem(
                     409, f"search {search_id} is {row.state}: there is nothing to go on with.", state=row.state
@@ -281,7 +281,7 @@ class Searches:
             Problem: 404; or 409, it has not.
         """
         with self._database.writing() as connection:
-            row = self._row(connection, search_id)
+            row = self._row(connection, search_id, to_change=True)
             if row.state not in TERMINAL:
                 raise Problem(409, f"search {search_id} is {row.state}: cancel it first.", state=row.state)
             for table in (EVENTS, TRIALS):
@@ -289,8 +289,10 @@ class Searches:
             connection.execute(delete(SEARCHES).where(SEARCHES.c.id == search_id))
 
     @staticmethod
-    def _row(connection: Any, search_id: str) -> Row[Any]:
-        row: Row[Any] | None = connection.execute(select(*_SHOWN).where(SEARCHES.c.id == search_id)).first()
+    def _row(connection: Any, search_id: str, *, to_change: bool = False) -> Row[Any]:
+        """With ``to_change`` nobody else changes it before the transaction ends: what is decided by it stays true."""
+        query = select(*_SHOWN).where(SEARCHES.c.id == search_id)
+        row: Row[Any] | None = connection.execute(query.with_for_update() if to_change else query).first()
         if row is None:
             raise Problem(404, f"there is no search {search_id[:40]!r}.")
         return row

@@ -16,7 +16,7 @@ from ..problems import Problem
 from ..store.tokens import LOCAL, Caller, Role, Tokens
 from .limits import RequestLimit
 
-__all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter", "refuse_other_sites"]
+__all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter", "let_in", "refuse_other_sites"]
 
 COOKIE = "autotune_token"
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -107,12 +107,22 @@ def _refuse_other_names(request: Request) -> None:
         raise Problem(403, "without tokens the service answers to the name localhost alone. Make a token.")
 
 
+async def let_in(request: Request, role: Role) -> Caller:
+    """Who asks, where they may.
+
+    Raises:
+        Problem: 401; 403; 429.
+    """
+    access: Access = request.app.state.access
+    caller = await access.find(request)
+    if caller.role < role:
+        raise Problem(403, f"the role {role.name} is needed, and this token has the role {caller.role.name}.")
+    return caller
+
+
 def _at_least(role: Role) -> Callable[..., Awaitable[Caller]]:
     async def check(request: Request, _: Annotated[object, Depends(HTTPBearer(auto_error=False))]) -> Caller:
-        caller = await request.app.state.access.find(request)
-        if not isinstance(caller, Caller) or caller.role < role:
-            raise Problem(403, f"the role {role.name} is needed, and this token has the role {caller.role.name}.")
-        return caller
+        return await let_in(request, role)
 
     return check
 

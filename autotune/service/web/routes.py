@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -18,8 +19,8 @@ from ..service import Service
 from ..spec import SearchSpec
 from ..store.searches import CancelMode, Search
 from ..store.states import TERMINAL, State
-from ..store.tokens import LONGEST_NAME, NAME, RoleName, TokenRow, expiry_s
-from .access import Admin, Reader, Submitter
+from ..store.tokens import LONGEST_NAME, NAME, Role, RoleName, TokenRow, expiry_s
+from .access import Admin, Reader, Submitter, let_in
 from .streams import stream
 
 __all__ = ["ROUTES"]
@@ -87,6 +88,44 @@ def _service(request: Request) -> Service:
     return service
 
 
+_ID = {"name": "search_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9a-f]{16}$"}}
+_WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": _MOST_WAIT_S}}
+_KNOWN = {"name": "if-none-match", "in": "header", "schema": {"type": "string", "maxLength": 100}}
+
+
+@ROUTES.get(
+    "/searches/{search_id}",
+    response_model=Search,
+    responses={304: {"description": "It is as it was."}},
+    openapi_extra={"parameters": [_ID, _WAIT, _KNOWN], "security": [{"HTTPBearer": []}]},
+)
+async def get_search(request: Request) -> Response:
+    """One search; with ``wait`` seconds, once it has ended if it does meanwhile. The ``ETag`` is another whenever the
+    search is."""
+    await let_in(request, Role.read)
+    search_id, wait_s = request.path_params["search_id"], _wait_s(request.query_params.get("wait", "0"))
+    if not re.fullmatch("[0-9a-f]{16}", search_id):
+        raise Problem(422, "search_id: 16 of 0-9 and a-f were expected.")
+    until = asyncio.get_running_loop().time() + wait_s
+    while True:
+        shown = await request.app.state.reads.get(search_id)
+        if shown.state in TERMINAL or asyncio.get_running_loop().time() >= until:
+            break
+        await asyncio.sleep(0.25)
+    if request.headers.get("if-none-match") == shown.tag:
+        return Response(status_code=304, headers={"ETag": shown.tag})
+    return Response(shown.body, media_type="application/json", headers={"ETag": shown.tag})
+
+
+def _wait_s(text: str) -> float:
+    try:
+        if 0 <= (seconds := float(text)) <= _MOST_WAIT_S:
+            return seconds
+    except ValueError:
+        pass
+    raise Problem(422, f"wait: seconds from 0 to {_MOST_WAIT_S:g} were expected.")
+
+
 @ROUTES.put(
     "/archives/{sha256}",
     status_code=201,
@@ -144,27 +183,6 @@ def list_searches(
     """List searches, the newest first; ``before`` is the last ``number`` of the previous page."""
     found = _service(request).searches.newest(state, before, limit)
     return Response(b"[" + b",".join(each.body for each in found) + b"]", media_type="application/json")
-
-
-@ROUTES.get("/searches/{search_id}", response_model=Search, responses={304: {"description": "It is as it was."}})
-async def get_search(
-    request: Request,
-    search_id: SearchId,
-    caller: Reader,
-    wait: Annotated[float, Query(ge=0, le=_MOST_WAIT_S)] = 0.0,
-    if_none_match: Annotated[str | None, Header(max_length=100)] = None,
-) -> Response:
-    """One search; with ``wait`` seconds, once it has ended if it does meanwhile. The ``ETag`` is another whenever the
-    search is."""
-    until = asyncio.get_running_loop().time() + wait
-    while True:
-        shown = await request.app.state.reads.get(search_id)
-        if shown.state in TERMINAL or asyncio.get_running_loop().time() >= until:
-            break
-        await asyncio.sleep(0.25)
-    if if_none_match == shown.tag:
-        return Response(status_code=304, headers={"ETag": shown.tag})
-    return Response(shown.body, media_type="application/json", headers={"ETag": shown.tag})
 
 
 @ROUTES.get(

@@ -56,7 +56,7 @@ export class Chart {
     this.svg.setAttribute("aria-label", `Speed against memory: ${names}. Arrow keys go from trial to trial.`);
     this.at = this.points.findIndex((point) => point.row.number === chosen);
     if (this.at >= 0) this.show(this.at);
-    else this.words.textContent = measured.length ? "○ the job as it stands  ● the best so far" : "No trial has been measured yet.";
+    else this.words.textContent = measured.length ? "○ the job as it stands  ● the best" : "No trial has been measured yet.";
   }
 
   axes(right, top, x, y) {

@@ -49,8 +49,8 @@ function ago(seconds) {
 
 const state = (name) => make("span", { class: `state ${name}` }, name.replace("_", " ").toLowerCase());
 
-function bar(summary) {
-  if (!summary.num_trials) return make("span", { class: "quiet small" }, "no trials yet");
+function bar(summary, ended) {
+  if (!summary.num_trials) return make("span", { class: "quiet small" }, ended ? "no trials" : "no trials yet");
   const words = `${summary.num_ended} of ${summary.num_trials} trials`;
   return make("span", {}, make("progress", { max: summary.num_trials, value: Math.min(summary.num_ended, summary.num_trials), "aria-label": words }),
     make("span", { class: "quiet small" }, words));
@@ -79,7 +79,7 @@ async function showAll() {
 function drawList(list, found) {
   const focused = document.activeElement?.getAttribute("href");
   list.replaceChildren(...found.map((search) => make("li", { class: "card" },
-    make("a", { href: `#/${search.id}` }, search.name), state(search.state), bar(search.summary),
+    make("a", { href: `#/${search.id}` }, search.name), state(search.state), bar(search.summary, TERMINAL.includes(search.state)),
     make("span", { class: "small" }, search.message || (search.summary.best?.words ?? "")))));
   if (!found.length) list.append(make("li", {}, "Nothing was submitted yet: ", make("code", {}, "autotune submit model.py --budget 8GiB")));
   if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
@@ -145,8 +145,8 @@ async function showOne(id) {
     const until = search.ended_at ?? Date.now() / 1000;
     head.replaceChildren(...[make("div", { class: "row" }, make("h2", {}, search.name), state(search.state)),
       make("p", { class: "quiet small" }, `${search.id}, by ${search.owner}, ${ago(until - search.created_at)}` + (search.attempt > 1 ? `, attempt ${search.attempt}` : "")),
-      bar(search.summary),
-      search.summary.best ? make("p", {}, "Best so far: ", make("strong", {}, `${search.summary.best.settings}: ${search.summary.best.words}`)) : null,
+      bar(search.summary, ended),
+      search.summary.best ? make("p", {}, ended ? "Best: " : "Best so far: ", make("strong", {}, `${search.summary.best.settings}: ${search.summary.best.words}`)) : null,
       search.message ? make("p", { class: ended && search.state !== "SUCCEEDED" ? "wrong-words" : "quiet" }, search.message) : null,
       make("div", { class: "row" },
         ended ? null : act("Finish with the best so far", "POST", "/cancel", { mode: "finish" }),

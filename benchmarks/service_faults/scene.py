@@ -10,73 +10,129 @@ import signal
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import event, text
+from sqlalchemy.engine import Engine
+from sqlalchemy.ext.compiler import compiles
+
+from autotune.service import supervisor
 from autotune.service.service import open_database
+from autotune.service.store.database import Database, now
 from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
 from autotune.service.store.tokens import Tokens
+from autotune.service.web import streams
 from autotune.workers.process import with_variable
 
-from .service_place import OPTIONS, Server
+from ..postgresql import Cluster
+from ..service_place import OPTIONS, Server
 
-__all__ = ["LEASE_S", "POINTS", "Scene", "make_template", "scene"]
+__all__ = ["LEASE_S", "POINTS", "Scene", "Template", "make_template", "scene"]
 
 LEASE_S, BOUND_S, NUM_TRIALS = 1.0, 60.0, 3
-POINTS = ("queued", "starting", "inspecting", "reference", "trial", "storing", "finalists", "writing", "ending")
+POINTS = ("queued", "starting", "inspecting", "reference", "predicting", "trial", "storing", "finalists", "writing")
+POINTS = (*POINTS, "ending", "cancelling")
 """Where a search is held: waiting behind another, and where its driver is."""
-POINTS = (*POINTS, "cancelling")
 PLAN = "schema: autotune/plan@1\nsettings: {}\n"
 
 
-def make_template(folder: Path) -> str:
-    """A state folder with a schema and a token, to copy; return the token."""
-    database, _ = open_database(folder, None, alone=False)
+@dataclass(frozen=True)
+class Template:
+    """What a scene begins with: a schema, and a token."""
+
+    folder: Path
+    token: str
+    cluster: Cluster | None
+
+
+def make_template(folder: Path, cluster: Cluster | None = None) -> Template:
+    """A state folder to copy, and with a cluster a database there."""
+    url = None if cluster is None else cluster.create("filled")
+    database, _ = open_database(folder, url, alone=False)
     token = Tokens(database).create("bench", "admin", None)[1]
     database.close()
-    return token
+    return Template(folder, token, cluster)
 
 
 class Scene:
     """A server with one search of interest."""
 
-    def __init__(self, folder: Path, template: Path, token: str, url: str | None = None) -> None:
-        self.state, self.token, self.url = folder / "state", token, url
-        shutil.copytree(template, self.state)
+    def __init__(self, folder: Path, template: Template) -> None:
+        self.folder, self.template, self.cluster = folder, template, template.cluster
+        self.state = folder / "state"
+        shutil.copytree(template.folder, self.state)
+        self.url = f"sqlite:///{self.state}/service.db"
+        self._database = f"s{time.monotonic_ns()}"
+        if self.cluster is not None:
+            self.url = self.cluster.create(self._database, "filled")
+        self.set_clock(0.0)
         self.options = replace(OPTIONS, num_searches=1, lease_s=LEASE_S)
         self.server = self.start()
         self.others: list[Server] = []
         self.point = ""
         self.search_id = ""
         self.blocker: str | None = None
+        self.more: list[str] = []
+        """Searches that a fault has added, and that end as any."""
 
     def start(self) -> Server:
         """A server on the state folder."""
-        return Server(self.state, self.url, self.options, self.token)
+        url = None if self.cluster is None else self.url
+        return Server(self.state, url, self.options, self.template.token, self._prepare)
 
     def restart(self) -> None:
         """After its death."""
         self.server = self.start()
 
+    def unlock(self) -> None:
+        """Let another server start beside one that has the state folder, as where a shared disk knows no locks."""
+        for lock in self.state.glob("*lock"):
+            lock.unlink()
+
+    def set_clock(self, ahead_s: float) -> None:
+        """How far the clock of a server's SQLite is ahead, from now on."""
+        (self.folder / "clock.part").write_text(str(ahead_s))
+        (self.folder / "clock.part").rename(self.folder / "clock")
+
+    def _prepare(self) -> None:
+        """In the server's process: its database's clock, and waits that are short."""
+        clock = self.folder / "clock"
+        streams._CHECK_S, supervisor._LONGEST_END_S = 0.3, 1.0
+
+        @compiles(now, "sqlite")
+        def _now(element: Any, compiler: Any, **options: Any) -> str:
+            return "((julianday('now') - 2440587.5) * 86400.0 + ahead_s())"
+
+        @event.listens_for(Engine, "connect")
+        def _connected(connection: Any, record: object) -> None:
+            if isinstance(connection, sqlite3.Connection):
+                connection.create_function("ahead_s", 0, lambda: float(clock.read_text()))
+
+    def job(self, name: str, script: dict[str, Any], padding: int = 0) -> Path:
+        """A job's folder, whose driver does as the script says."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        (folder / "model.py").write_text(json.dumps(script) + " " * padding)
+        return folder
+
     def submit(self, **script: Any) -> str:
         """Queue a search that does as the script says."""
-        job = self.state.parent / "job"
-        job.mkdir(exist_ok=True)
-        (job / "model.py").write_text(json.dumps({"trials": NUM_TRIALS, **script}))
+        job = self.job("job", {"trials": NUM_TRIALS, **script})
         return str(self.server.client.submit(job, task="model.py")["id"])
 
-    def hold(self, point: str) -> None:
+    def hold(self, point: str, **script: Any) -> None:
         """Submit the search, and wait until it is there."""
         self.point = point
         if point == "queued":
-            self.blocker = self.submit(holds_at="trial")
+            self.blocker = self.submit(holds_at="trial", **script)
             self._until_held(self.blocker)
             self.search_id = self.submit()
             return
         more = {"trials": 1000} if point == "cancelling" else {}  # it is still at them when it is cancelled
-        self.search_id = self.submit(holds_at=point, **more)
+        self.search_id = self.submit(holds_at=point, **more, **script)
         if point == "cancelling":
             self.until(lambda: (self.path(self.search_id) / "proof").exists(), "a trial")
             self.server.client.cancel(self.search_id)
@@ -106,11 +162,16 @@ class Scene:
             if search_id is not None and self.path(search_id).is_dir():
                 (self.path(search_id) / "go").touch()
 
-    def row(self, search_id: str) -> Any:
-        """The search's row as it is, read beside the server (SQLite)."""
-        with closing(sqlite3.connect(f"file:{self.state}/service.db?mode=ro", uri=True, timeout=30)) as connection:
-            connection.row_factory = sqlite3.Row
-            return connection.execute("SELECT * FROM searches WHERE id = ?", [search_id]).fetchone()
+    def row(self, search_id: str) -> dict[str, Any]:
+        """The search's row as it is, read beside the server; no connection is kept, for a server is a fork."""
+        database = Database(self.url)
+        with closing(database), database.reading() as connection:
+            query = text("SELECT * FROM searches WHERE id = :id")
+            return dict(connection.execute(query, {"id": search_id}).one()._mapping)
+
+    def pid(self) -> int:
+        """Of the driver that is held."""
+        return int(self.row(self.blocker or self.search_id)["pid"])
 
     def check(self, *allowed: State) -> None:
         """Hold it against the invariants.
@@ -118,7 +179,7 @@ class Scene:
         Raises:
             AssertionError: one is broken.
         """
-        for search_id in filter(None, (self.search_id, self.blocker)):
+        for search_id in filter(None, (self.search_id, self.blocker, *self.more)):
             self._check(search_id, allowed if search_id == self.search_id else (State.SUCCEEDED,))
 
     def _check(self, search_id: str, allowed: tuple[State, ...]) -> None:
@@ -137,6 +198,8 @@ class Scene:
             assert after in NEXT[before] or (before is after and before in OPEN), f"{before} became {after}"
         assert states[-1] == search["state"]
         trials = [each["number"] for each in client.trials(search_id)]
+        told = [each["data"]["number"] for each in events if each["kind"] == "trial_ended"]
+        assert len(told) == len(set(told)), f"told twice: {told}"
         proof_file = self.path(search_id) / "proof"
         proof = proof_file.read_text().split() if proof_file.exists() else []
         assert len(proof) == len(set(proof)), f"measured twice: {proof}"
@@ -144,7 +207,8 @@ class Scene:
         assert {str(n) for n in trials} <= set(proof), "an outcome without a proof"
         if search["state"] == State.SUCCEEDED:
             assert client.text(search_id, "plan") == PLAN
-            assert self.point == "cancelling" or State.CANCELLING in states or len(trials) == NUM_TRIALS, trials
+            is_cut = self.point == "cancelling" or State.CANCELLING in states or search_id in self.more
+            assert is_cut or len(trials) == NUM_TRIALS, trials
             assert len(trials) == len(proof), f"a trial was lost: {trials} of {proof}"
         assert with_variable(f"AUTOTUNE_SERVICE_SEARCH={search_id}") == [], "a process is left"
         printed = [
@@ -152,24 +216,28 @@ class Scene:
             *self.state.glob("searches/*/driver.log"),
             *self.state.glob("searches/*/result.json"),
         ]
-        assert not any(self.token in path.read_text(errors="replace") for path in printed), "the token was printed"
+        token = self.template.token.encode()
+        assert not any(token in path.read_bytes() for path in printed), "the token was printed"
 
     def close(self) -> None:
         """End all that is left."""
         for server in (self.server, *self.others):
             server.end(signal.SIGKILL)
+        for search in self.state.glob("searches/*"):
+            for process in with_variable(f"AUTOTUNE_SERVICE_SEARCH={search.name}"):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        if self.cluster is not None:
+            self.cluster.drop(self._database)
 
 
 @contextmanager
-def scene(folder: Path, template: Path, token: str, url: str | None = None) -> Iterator[Scene]:
+def scene(folder: Path, template: Template) -> Iterator[Scene]:
     """A scene, with its folders."""
     folder.mkdir()
-    made = Scene(folder, template, token, url)
+    made = Scene(folder, template)
     try:
         yield made
     finally:
         made.close()
-        for search in made.state.glob("searches/*"):
-            for process in with_variable(f"AUTOTUNE_SERVICE_SEARCH={search.name}"):
-                os.kill(process.pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)

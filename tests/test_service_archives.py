@@ -1,0 +1,202 @@
+"""Archives that nobody should send: each is refused, and nothing of it is anywhere; or what it holds stays in its
+folder."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import resource
+import signal
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `service` is not installed")
+
+from service_runs import archive, put, serving
+
+from autotune.service.archives import Limits, unpack
+from autotune.service.problems import Problem
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("archives")) as (client, _):
+        yield client
+
+
+def tar(*members, body=b"x", form=tarfile.GNU_FORMAT):
+    """An archive of members as they come."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=form) as file:
+        for member in members:
+            info = tarfile.TarInfo(member) if isinstance(member, str) else member
+            data = body if info.isreg() else b""
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def special(kind, name="x", target="/etc/passwd", **more):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    for key, value in more.items():
+        setattr(info, key, value)
+    return info
+
+
+def told(**headers):
+    """A member whose extended header says otherwise."""
+    return tar(special(tarfile.REGTYPE, pax_headers=headers), form=tarfile.PAX_FORMAT)
+
+
+def claims(size):
+    """A header that promises more than follows."""
+    info = tarfile.TarInfo("x")
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT) + b"x" * 512
+
+
+OUTSIDE = Path(tempfile.gettempdir(), f"autotune-outside-{os.getpid()}")
+"""Where nothing is to be."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An archive, and what is to come of it."""
+
+    data: bytes
+    kept: tuple[str, ...] | None = None
+    """Paths; None where it is refused."""
+
+
+ZIPPED = archive(a="1" * 9999, b="2" * 9999)
+CORPUS = {
+    "parent": Row(tar("../x")),
+    "parent within": Row(tar("a/../../x")),
+    "parent at the end": Row(tar("a/..")),
+    "absolute": Row(tar(f"{OUTSIDE}/x")),
+    "absolute, two slashes": Row(tar(f"/{OUTSIDE}/x")),
+    "backslash": Row(tar("..\\x")),
+    "control character": Row(tar("a\x1bb")),
+    "line break": Row(tar("a\nb")),
+    "extended header: parent": Row(told(path="../x")),
+    "extended header: absolute": Row(told(path=f"{OUTSIDE}/x")),
+    "extended header: a size": Row(told(size=str(2**40))),
+    "extended header: a negative size": Row(told(size="-512")),
+    "extended header: no number": Row(told(size="many"), ("x",)),
+    "extended header: a sparse file": Row(told(**{"GNU.sparse.size": str(2**60), "GNU.sparse.map": "0,1"})),
+    "symlink": Row(tar(special(tarfile.SYMTYPE))),
+    "symlink, then through it": Row(tar(special(tarfile.SYMTYPE, "d", "/tmp"), "d/x")),
+    "hard link": Row(tar(special(tarfile.LNKTYPE))),
+    "hard link within": Row(tar("a", special(tarfile.LNKTYPE, "b", "a"))),
+    "character device": Row(tar(special(tarfile.CHRTYPE, devmajor=1, devminor=5))),
+    "block device": Row(tar(special(tarfile.BLKTYPE, devmajor=8))),
+    "pipe": Row(tar(special(tarfile.FIFOTYPE))),
+    "contiguous file": Row(tar(special(tarfile.CONTTYPE))),
+    "sparse file": Row(special(tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT) + bytes(1024)),
+    "a type that is none": Row(tar(special(b"Z"))),
+    "twice": Row(tar("x", "x")),
+    "twice, in other words": Row(tar("x", "./x")),
+    "below a file": Row(tar("x", "x/y")),
+    "a file where a folder is": Row(tar("x/y", "x")),
+    "too deep": Row(tar("/".join("a" * 40))),
+    "too long": Row(tar("a/" + "b" * 256)),
+    "more members than are taken": Row(gzip.compress(tar(*map(str, range(10_001)), body=b""), 1)),
+    "as many folders": Row(gzip.compress(tar(*(special(tarfile.DIRTYPE, f"d{n}") for n in range(10_001))), 1)),
+    "a size that nothing follows": Row(claims(4096)),
+    "a size beyond all": Row(claims(2**62)),
+    "empty": Row(tar()),
+    "a folder alone": Row(tar(special(tarfile.DIRTYPE, "d"))),
+    "no tar": Row(b"PK\x03\x04 a zip"),
+    "nothing": Row(b""),
+    "zeros": Row(bytes(10_240)),
+    "xz": Row(lzma.compress(tar("x"))),
+    "gzip of noise": Row(gzip.compress(os.urandom(4096))),
+    "gzip in a gzip": Row(gzip.compress(ZIPPED)),
+    "gzip with a wrong sum": Row(ZIPPED[:-8] + bytes(8), ("a", "b")),
+    **{f"cut at {part} of 8": Row(ZIPPED[: len(ZIPPED) * part // 8]) for part in range(1, 8)},
+    "case alone tells them apart": Row(tar("x", "X"), ("X", "x")),
+    "rights of the superuser": Row(tar(special(tarfile.REGTYPE, mode=0o7777, uid=0)), ("x",)),
+    "a dot before each": Row(tar("./x", "./d/y"), ("d/y", "x")),
+    "bytes behind its end": Row(tar("x") + b"more" * 1000, ("x",)),
+    "two gzips, one behind the other": Row(gzip.compress(tar("x")[:512]) + gzip.compress(tar("x")[512:]), ("x",)),
+}
+
+
+@pytest.mark.parametrize("what", CORPUS)
+def test_what_an_archive_holds_stays_in_its_folder_or_it_is_refused(client, tmp_path, what):
+    """Over HTTP it is 422 and is not kept; unpacked, nothing but plain files is made, and none outside."""
+    row = CORPUS[what]
+    answer = put(client, row.data)
+    assert answer.status_code == (422 if row.kept is None else 201), answer.text
+    places = client.app.state.service.places
+    assert (places.archives / hashlib.sha256(row.data).hexdigest()).exists() == (row.kept is not None)
+    assert not list(places.archives.glob(".*"))
+    path, into = tmp_path / "archive", tmp_path / "in" / "to"
+    path.write_bytes(row.data)
+    if row.kept is None:
+        with pytest.raises(Problem) as refused:
+            unpack(path, into, Limits())
+        assert refused.value.status == 422
+    else:
+        unpack(path, into, Limits())
+        made = sorted(each for each in into.rglob("*") if not each.is_dir())
+        assert tuple(each.relative_to(into).as_posix() for each in made) == row.kept
+        assert all(each.is_file() and not each.is_symlink() for each in made)
+        assert all(each.stat().st_mode & 0o7000 == 0 for each in made)
+    assert not OUTSIDE.exists()
+    assert {each.name for each in tmp_path.iterdir()} == {"archive", "in"}
+    assert {each.name for each in (tmp_path / "in").iterdir()} == {"to"}
+
+
+SMALL = Limits(archive_bytes=10_000, members=10, file_bytes=1000, total_bytes=5000)
+BOMBS = {
+    "members": tar(*map(str, range(11))),
+    "one file": tar("x", body=b"0" * 1001),
+    "all files": tar(*"abcdef", body=b"0" * 900),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_a_bomb_ends_at_its_limit(tmp_path, what):
+    path = tmp_path / "bomb"
+    path.write_bytes(BOMBS[what])
+    with pytest.raises(Problem) as refused:
+        unpack(path, tmp_path / "out", SMALL)
+    assert refused.value.status == 422
+    assert sum(file.stat().st_size for file in (tmp_path / "out").rglob("*") if file.is_file()) <= SMALL.total_bytes
+
+
+def test_a_gzip_of_zeros_is_not_unzipped_to_its_end(tmp_path):
+    """64 MiB of zeros in 64 KiB, behind a header that names no end."""
+    path = tmp_path / "bomb"
+    path.write_bytes(gzip.compress(tar("x") + b"\0" * 2**26))
+    unpack(path, None, SMALL)  # tar ends at its two blocks of zeros, whatever follows
+    long_name = tarfile.TarInfo("n")
+    long_name.type, long_name.size = tarfile.GNUTYPE_LONGNAME, 2**26
+    path.write_bytes(gzip.compress(long_name.tobuf() + b"a" * 2**20))
+    with pytest.raises(Problem, match="longer than any name"):
+        unpack(path, None, SMALL)
+
+
+def test_an_archive_that_the_disk_has_no_room_for_is_507(client):
+    """Nothing of it is kept, and once there is room it is taken."""
+    data = archive(x=os.urandom(2**20).hex())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))  # the kernel refuses what goes beyond
+    try:
+        answer = put(client, data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (answer.status_code, "Nothing was kept" in answer.json()["detail"]) == (507, True)
+    assert not list(client.app.state.service.places.archives.glob(".*"))
+    assert put(client, data).status_code == 201

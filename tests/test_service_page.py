@@ -1,0 +1,59 @@
+"""The page in headless Chromium: what it shows, on a phone, by keyboard, in the dark."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `service` is not installed")
+
+import uvicorn
+from service_runs import OPTIONS
+
+from autotune.service.service import open_service
+from autotune.service.web.app import make_app
+from benchmarks.chromium import Page, missing
+from benchmarks.service_page import fill
+
+pytestmark = pytest.mark.skipif(missing(), reason="Chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A server with a search of 120 trials, and its page."""
+    state = tmp_path_factory.mktemp("page") / "state"
+    search_id = fill(state, 120)
+    service = open_service(state, None, OPTIONS, on_loopback=True)
+    server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/#/", search_id
+    server.should_exit = True
+    thread.join()
+
+
+def test_a_search_is_shown_on_a_phone_in_the_dark_and_by_keyboard(shown):
+    """A row for each trial up to a hundred, and its plan; nothing is wider than the window; the arrow keys go from
+    dot to dot; the background is dark; no error is in the console. Enter opens a search of the list."""
+    url, search_id = shown
+    with Page(390, 844, dark=True) as page:
+        page.ask("Page.navigate", url=url)
+        page.until("document.querySelectorAll('.card').length === 4")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.evaluate(f"document.querySelector('a[href=\"#/{search_id}\"]').focus()")
+        page.press("Enter")
+        page.until("document.querySelectorAll('tbody tr').length === 100 && document.querySelector('pre').textContent")
+        assert page.evaluate("document.querySelector('h2').textContent") == "gpt2-medium on one card"
+        assert "line 7 of the report" in page.evaluate("document.querySelector('pre').textContent")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.evaluate("document.querySelector('svg').focus()")
+        words = []
+        for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+            page.press(key)
+            words.append(page.evaluate("document.querySelector('figcaption').textContent"))
+        assert words[0] == words[2] != words[1]
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 17, 22)"
+        assert page.complaints == []
