@@ -22,8 +22,8 @@ pytest.importorskip("ray", reason="Ray is not installed")
 SPACE = "schema: autotune/space@1\nprecision: auto\n"
 JOBS = """
 jobs:
-  - {name: one, task: healthy.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2}
-  - {name: other, task: another.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2}
+  - {name: one, task: healthy.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 20s}
+  - {name: other, task: another.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 20s}
 """
 TOKEN = {"RAY_AUTH_MODE": "token"}
 
@@ -56,7 +56,7 @@ def second_node(ray_executor: Executor, tmp_path: Path) -> Iterator[None]:
 def test_both_nodes_run_trials_and_the_summary_says_how_busy_they_were(ray_executor, second_node, folder):
     """Two jobs at once: neither node is idle for the whole of it. What no node has is refused before anything runs."""
     running = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, **TOKEN)
-    ended = running.finish()
+    ended = running.finish(timeout_s=240)
     assert ended.returncode == 0, ended.stderr
     summary = yaml.safe_load((folder / "plans" / "summary.yaml").read_text())
     assert [job["state"] for job in summary["jobs"]] == ["done", "done"]

@@ -261,8 +261,10 @@ class _Cluster:
         """The types of each node's devices, as it reads them; of one that does not answer, nothing."""
         if not nodes:
             return {}
-        probe = ray.remote(types_here).options(num_cpus=0)
-        asked = {id: probe.options(scheduling_strategy=_on(id)).remote(self._options.device) for id in nodes}
+        probe = ray.remote(types_here)
+        asked = {
+            id: probe.options(num_cpus=0, scheduling_strategy=_on(id)).remote(self._options.device) for id in nodes
+        }
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PROBE_S)
         found = {}
         for id, answer in asked.items():
