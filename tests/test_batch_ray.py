@@ -22,8 +22,8 @@ pytest.importorskip("ray", reason="Ray is not installed")
 SPACE = "schema: autotune/space@1\nprecision: auto\n"
 JOBS = """
 jobs:
-  - {name: one, task: healthy.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 20s}
-  - {name: other, task: another.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 20s}
+  - {name: one, task: healthy.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 60s}
+  - {name: other, task: another.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 60s}
 """
 TOKEN = {"RAY_AUTH_MODE": "token"}
 
