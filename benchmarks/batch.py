@@ -2,6 +2,7 @@
 
     python -m benchmarks.batch --keep
 
+Trials of the batch run on two devices, whose clock stands still while searches think (bar: each busy 90 % of the time).
 Trials are answered from the tables of benchmarks/replay, through the whole driver, and take as long as they took when
 the tables were recorded; a fresh interpreter adds what importing torch takes. Runs are all measured ones, canaries and
 finalists included; inspections and predictions are left out on both sides. Bars: at most 60 % of the trials and 60 % of
