@@ -2,6 +2,7 @@
 
     python -m benchmarks.batch --keep
 
+Trials of the batch run on two devices, whose clock stands still while searches think (bar: each busy 90 % of the time).
 Trials are answered from the tables of benchmarks/replay, through the whole driver, and take as long as they took when
 the tables were recorded; a fresh interpreter adds what importing torch takes. Runs are all measured ones, canaries and
 finalists included; inspections and predictions are left out on both sides. Bars: at most 60 % of the trials and 60 % of
@@ -35,12 +36,13 @@ from autotune.workers import Executor, Measured, MeasureRequest, Outcome, OutOfM
 from autotune.workers.pool import done
 from autotune.workers.table import TableExecutor
 
+from .batch_nodes import Nodes
 from .replay.play import seconds_of
 from .replay.table import BUDGETS, Entry, Table, Truth, load_table
 from .rows import HERE, save_rows
 
 MODELS = ("bert_modules", "char_gpt", "digits_cnn", "gru_writer")
-BAR, WITHIN = 0.6, 0.02
+BAR, WITHIN, BUSY = 0.6, 0.02, 0.9
 TASK = "def build_model(): ...\ndef build_dataset(): ...\ndef compute_loss(model, batch): ...\n"
 
 
@@ -164,10 +166,17 @@ def compare(seed: int) -> Iterator[dict[str, Any]]:
         jobs = Jobs(jobs=tuple(job(name, budget, models[name].table, seed) for name in MODELS for budget in BUDGETS))
         apart = [(each, *alone(each, models[each.name.partition("-")[0]], seed)) for each in jobs.jobs]
         together = Timed({n: t for m in models.values() for n, t in m.executor(seed).tables.items()})
+        nodes = Nodes(together)
         batch = prepare_batch(
-            jobs, Path("plans"), {"cpu": together}, Results("sqlite:///results.db"), threading.Event()
+            jobs,
+            Path("plans"),
+            {"cpu": nodes},
+            Results("sqlite:///results.db"),
+            threading.Event(),
+            clock=nodes.clock,
         )
-        batch.run()
+        with nodes.going(batch.turns["cpu"]):
+            batch.run()
         shared = {run.job.name: run for run in batch.jobs}
     behind, found_by = {}, {}
     for each, _, found in apart:
@@ -183,6 +192,7 @@ def compare(seed: int) -> Iterator[dict[str, Any]]:
         "jobs": len(apart),
         "apart": _sums([executor for _, executor, _ in apart]),
         "together": _sums([together]),
+        "busy": {each["name"]: each["busy"] for each in batch.devices()},
         "behind": behind,
         "by_job": found_by,
     }
@@ -226,6 +236,8 @@ def report(row: Mapping[str, Any]) -> str:
         lines.append(f"  {what:8} {apart:8.0f} apart, {together:8.0f} together: {together / apart:.0%} (bar {BAR:.0%})")
     worst = max(row["behind"], key=row["behind"].get)
     lines.append(f"  plans: the most behind is {worst}, by {row['behind'][worst]:.1%} (bar {WITHIN:.0%})")
+    busy = ", ".join(f"{share:.0%}" for share in row["busy"].values())
+    lines.append(f"  devices: busy {busy} of the time (bar {BUSY:.0%})")
     return "\n".join(lines)
 
 

@@ -182,6 +182,7 @@ def test_a_search_says_why_there_are_no_weights(here, quality, executor, said):
 
 def test_a_distillation_that_the_job_would_not_have_is_refused(here):
     Path("space.yaml").write_text("schema: autotune/space@1\npruning: auto\n")
-    asked = options(max_quality_drop=Drop(1.0, is_share=False), distill=True)
+    asked, executor = options(max_quality_drop=Drop(1.0, is_share=False), distill=True), TableExecutor(JUDGED, [])
     with pytest.raises(PlanError, match=r"--distill: .* Give --keep-weights too"):
-        run_search(asked, known=JUDGED)
+        run_search(asked, known=JUDGED, executor=executor)
+    assert executor.requests == []  # before the task is inspected

@@ -220,3 +220,14 @@ def test_of_each_combination_the_batches_about_the_largest_predicted_to_fit_are_
 
 def test_where_nothing_is_predicted_every_batch_is_kept():
     assert len(sampler(predicts=False).configurations.derived(300 * MIB)) == 12
+
+
+def test_where_little_is_expected_of_what_is_left_that_may_be_enough():
+    """As where other searches have measured something: it stops with the first that fits, and says why."""
+    own = sampler(enough=math.log(9))
+    found = study(own)
+    found.optimize(objective, n_trials=12, callbacks=[own.stop_when_settled])
+    patient = study(sampler())
+    patient.optimize(objective, n_trials=12, callbacks=[patient.sampler.stop_when_settled])
+    assert len(found.trials) < len(patient.trials)
+    assert "trials: what is left is expected to gain " in own.stop_reason(found)

@@ -100,3 +100,11 @@ def test_a_shared_folder_that_is_none_is_refused(here, tmp_path):
 def test_serve_refuses_to_be_reached_without_a_token(here, tmp_path):
     ended = here("serve", "--host", "0.0.0.0", cwd=tmp_path)
     assert (ended.returncode, "there is no token" in ended.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("server", ["ftp://host", "localhost:8470", "http://"])
+def test_a_server_has_an_http_url(here, tmp_path, server):
+    """Each is no URL that a request can be made to."""
+    ended = here("status", "--server", server, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "--server: a URL such as http://127.0.0.1:8470 was expected, but got" in ended.stderr

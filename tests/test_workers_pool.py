@@ -21,6 +21,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Scripted:
     """A slot that answers from a list."""
 
+    name = ""
+
     def __init__(self, *answers):
         self.answers = list(answers)
 
@@ -89,3 +91,42 @@ def test_after_close_a_request_is_answered_and_not_run():
     pool = SlotPool([Scripted(Failed(message="ran"))])
     pool.close()
     assert pool.submit(REQUEST).result() == Crashed(message="stopped: the executor was closed")
+
+
+def test_an_outcome_names_the_device_that_ran_it():
+    slot = Scripted(Failed(message="ran"))
+    slot.name = "node-1"
+    with SlotPool([slot]) as pool:
+        assert pool.submit(REQUEST).result().where == "node-1"
+
+
+def test_a_device_that_has_gone_gives_its_trial_back_and_gets_no_other():
+    """The trial runs on the other, once that is free; without the first's third try."""
+    going, staying = Scripted(Lost(message="gone")), Scripted(Failed(message="a"), Failed(message="b"))
+    with SlotPool([staying, going], lambda slot: slot is not going) as pool:
+        assert pool.submit(REQUEST).result() == Failed(message="a")
+        assert pool.num_slots == 1
+        assert pool.submit(REQUEST).result() == Failed(message="b")
+
+
+def test_where_no_device_is_left_it_is_said_at_once():
+    going = Scripted(Lost(message="gone"))
+    with SlotPool([going], lambda slot: False) as pool:
+        assert pool.submit(REQUEST).result() == Lost(message="gone; no device is left")
+        assert pool.submit(REQUEST).result() == Lost(message="no device is left")
+
+
+def test_a_device_that_joins_later_is_used():
+    """A second trial runs while the first still does."""
+    both = threading.Barrier(2)
+
+    class Meeting(Scripted):
+        def run(self, request):
+            both.wait(timeout=60)
+            return super().run(request)
+
+    with SlotPool([Meeting(Failed(message="a"))]) as pool:
+        futures = [pool.submit(REQUEST) for _ in range(2)]
+        pool.add(Meeting(Failed(message="b")))
+        assert pool.num_slots == 2
+        assert sorted(future.result().message for future in futures) == ["a", "b"]

@@ -44,6 +44,8 @@ class Executor(ABC):
 
     num_slots: int
     """Trials that run at once: one per device."""
+    device_type: str = ""
+    """Name and memory of its devices, which are all alike; empty where nothing says."""
 
     @abstractmethod
     def submit(self, request: TrialRequest) -> Future[Outcome]:

@@ -36,7 +36,7 @@ from .protocol import receive, send
 from .request import TrialRequest
 from .scratch import Scratch, remove_abandoned
 
-__all__ = ["WORKER_CONFIG", "Answer", "Ask", "ClusterOptions", "RayExecutor", "Ready", "Refused"]
+__all__ = ["WORKER_CONFIG", "Answer", "Ask", "Changed", "ClusterOptions", "RayExecutor", "Ready", "Refused"]
 
 _MARK = "AUTOTUNE_CLUSTER"
 _CORE = ("raylet", "gcs_server")
@@ -70,7 +70,7 @@ class ClusterOptions(_Frozen):
     """What the process that Ray lives in is told first."""
 
     device: Literal["cpu", "cuda"]
-    num_slots: int | None
+    device_name: str | None
     address: str | None
     working_dir: str | None
     folder: str
@@ -84,6 +84,13 @@ class Ready(_Frozen):
     num_slots: int
     address: str
     """Where its control process (GCS) listens."""
+    device_type: str
+
+
+class Changed(_Frozen):
+    """Devices have come or gone."""
+
+    num_slots: int
 
 
 class Ask(_Frozen):
@@ -107,15 +114,17 @@ class Answer(_Frozen):
 
 
 _FIRST: TypeAdapter[Ready | Refused] = TypeAdapter(Ready | Refused)
+_LATER: TypeAdapter[Answer | Changed] = TypeAdapter(Answer | Changed)
 
 
 class RayExecutor(Executor):
-    """Runs each trial under a Ray actor, which has a device to itself."""
+    """Runs each trial under a Ray actor, which has a device to itself: a GPU, or a machine for the CPU. What joins the
+    cluster later is used, too."""
 
     def __init__(
         self,
         device: Literal["cpu", "cuda"] = "cpu",
-        num_slots: int | None = None,
+        device_name: str | None = None,
         address: str | None = None,
         working_dir: Path | None = None,
     ) -> None:
@@ -123,12 +132,13 @@ class RayExecutor(Executor):
 
         Args:
             device: torch's device type.
-            num_slots: trials at once; None is one per GPU of the cluster, or one per machine for the CPU.
+            device_name: part of a device's name and memory, where there are unlike ones.
             address: a cluster's; None starts one, which ends with this executor.
             working_dir: the folder that is shipped to the cluster at ``address``; tasks lie in it.
 
         Raises:
-            UserError: Ray is not installed, there is no cluster at ``address``, or it lacks the device.
+            UserError: Ray is not installed, there is no cluster at ``address``, it lacks the device, or several unlike
+                ones are meant.
             TrialsLost: a cluster cannot be started here.
         """
         if importlib.util.find_spec("ray") is None:
@@ -150,7 +160,7 @@ class RayExecutor(Executor):
             shipped = str(self._shipped) if self._shipped else None
             options = ClusterOptions(
                 device=device,
-                num_slots=num_slots,
+                device_name=device_name,
                 address=address,
                 working_dir=shipped,
                 folder=str(self._scratch.path),
@@ -160,7 +170,7 @@ class RayExecutor(Executor):
         except BaseException:
             self._end(0.0)
             raise
-        self.num_slots, self.address = ready.num_slots, ready.address
+        self.num_slots, self.address, self.device_type = ready.num_slots, ready.address, ready.device_type
         self._is_watched = address is not None and self._answers()
         self._listener = threading.Thread(target=self._listen, name="autotune-ray", daemon=True)
         self._listener.start()
@@ -250,8 +260,11 @@ class RayExecutor(Executor):
             if text is None:
                 reason = "was lost"
             else:
-                answer = Answer.model_validate_json(text)
-                self._asked.pop(answer.number).set_result(answer.outcome)
+                answer = _LATER.validate_json(text)
+                if isinstance(answer, Changed):
+                    self.num_slots = max(answer.num_slots, 1)  # without any, a trial says so
+                else:
+                    self._asked.pop(answer.number).set_result(answer.outcome)
         with self._lock:
             if not self._is_closed:
                 self._failure = TrialsLost(f"{self._where} {reason}.")

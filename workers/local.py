@@ -9,8 +9,8 @@ from typing import Literal
 
 from ..errors import UserError
 from .client import ForkServer
-from .devices import visible_gpus
 from .outcome import Failed, Lost, Outcome
+from .placement import choose_type, gpus_here, types_here
 from .pool import SlotPool
 from .request import TrialRequest
 from .trial.environment import trial_environment
@@ -21,36 +21,37 @@ __all__ = ["LocalExecutor", "LocalSlot"]
 class LocalExecutor(SlotPool):
     """Runs each trial in a process of its own on this machine; one slot for the CPU, or one for each GPU."""
 
-    def __init__(self, device: Literal["cpu", "cuda"] = "cpu", num_slots: int | None = None) -> None:
+    def __init__(self, device: Literal["cpu", "cuda"] = "cpu", device_name: str | None = None) -> None:
         """Start nothing yet.
 
         Args:
             device: torch's device type.
-            num_slots: trials at once; None is one for the CPU, or one for each visible GPU.
+            device_name: part of a device's name and memory, where there are unlike ones.
 
         Raises:
-            UserError: no such device, or fewer than ``num_slots`` GPUs.
+            UserError: no such device, or several unlike ones are meant.
         """
         if device == "cpu":
-            extras: list[dict[str, str]] = [{} for _ in range(num_slots or 1)]
+            self.device_type, _ = choose_type({"cpu": types_here("cpu")}, device, device_name)
+            slots = [LocalSlot(os.environ, name="cpu")]
         else:
-            gpus = visible_gpus()
-            if not gpus or (num_slots or 0) > len(gpus):
-                raise UserError(f"{num_slots or 1} CUDA device(s) were wanted, but {len(gpus)} are visible here.")
-            extras = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:num_slots]]
-        super().__init__([LocalSlot({**os.environ, **extra}) for extra in extras])
+            self.device_type, chosen = choose_type(gpus_here(), device, device_name)
+            slots = [LocalSlot({**os.environ, "CUDA_VISIBLE_DEVICES": gpu}, name=gpu) for gpu in chosen]
+        super().__init__(slots)
 
 
 class LocalSlot:
     """Fork servers by environment, one trial at a time."""
 
-    def __init__(self, base: Mapping[str, str], working_dir: str | None = None) -> None:
+    def __init__(self, base: Mapping[str, str], working_dir: str | None = None, name: str = "") -> None:
         """Start nothing yet.
 
         Args:
             base: variables that trials start with, besides those of the request and its plan.
             working_dir: the folder that trials start in; None is this process's.
+            name: of its device.
         """
+        self.name = name
         self._base = base
         self._working_dir = working_dir
         self._servers: dict[frozenset[tuple[str, str]], ForkServer] = {}

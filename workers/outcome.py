@@ -39,6 +39,8 @@ class _Outcome(BaseModel):
     """What the trial printed, captured at file-descriptor level: the first and the last 32 KiB."""
     seconds: float = 0.0
     """Wall time of the whole trial, as its parent saw it."""
+    where: str = ""
+    """The device that ran it, as its executor names it; empty where nothing does."""
 
 
 class Inspected(_Outcome):

@@ -21,8 +21,13 @@ class Overheard(Executor):
             executor: runs the trials, and is closed with this.
             hear: is given a request's name and what it printed, in a thread of the executor's. It never raises.
         """
-        self.num_slots = executor.num_slots
+        self.device_type = executor.device_type
         self._executor, self._hear = executor, hear
+
+    @property
+    def num_slots(self) -> int:  # type: ignore[override]
+        """The executor's."""
+        return self._executor.num_slots
 
     def submit(self, request: TrialRequest) -> Future[Outcome]:
         """Queue a request."""

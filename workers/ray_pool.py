@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import shutil
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal
 
 import ray
+from pydantic import BaseModel
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors import UserError
-from .cluster import WORKER_CONFIG, Answer, Ask, ClusterOptions, Ready, Refused
+from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused
 from .local import LocalSlot
 from .orphans import adopt_orphans, end_orphans
 from .outcome import OUTCOME, Lost, Outcome
-from .pool import SlotPool
+from .placement import choose_type, types_here
+from .pool import Slot, SlotPool
 from .protocol import receive, send
 from .request import REQUEST, TrialRequest
 from .trial.environment import THREAD_VARIABLES
@@ -34,6 +35,10 @@ __all__ = ["main"]
 _GRACE_S = 300.0
 """How long over a trial's deadline an actor may stay silent: it may have to be started on another machine."""
 _CLOSE_S = 30.0
+_LOOK_S = 2.0
+"""How often to look for nodes that have come or gone."""
+_PROBE_S = 60.0
+"""How long a node may take to say what devices it has: a worker of its own is started."""
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only requests and outcomes cross Ray."""
 _NOT_SHIPPED = [".git", ".venv", ".autotune", "__pycache__"]
@@ -73,29 +78,36 @@ def _leave_nothing(options: ClusterOptions) -> None:
 
 
 def _serve(connection: socket.socket, options: ClusterOptions, started: threading.Event) -> None:
+    # On this machine a trial sees what a job started here would; elsewhere, what Ray's worker has less Ray's part.
+    base = None if options.address else options.environment
     try:
         _connect(options)
-        placements = _placements(options.device, options.num_slots, reserve=options.address is not None)
+        cluster = _Cluster(options, base)
+        slots = cluster.slots()
     except UserError as error:
         send(connection, Refused(reason=str(error)).model_dump_json())
         return
     adopt_orphans()
-    # On this machine a trial sees what a job started here would; elsewhere, what Ray's worker has less Ray's part.
-    base = None if options.address else options.environment
-    lock = threading.Lock()
+    lock, ended = threading.Lock(), threading.Event()
 
-    def tell(number: int, future: Future[Outcome]) -> None:
-        answer = Answer(number=number, outcome=future.result())
+    def tell(said: BaseModel) -> None:
         with lock, contextlib.suppress(OSError):  # the driver has gone, which ends us, too
-            send(connection, answer.model_dump_json(by_alias=True))
+            send(connection, said.model_dump_json(by_alias=True))
 
-    with SlotPool([_RaySlot(placement, base) for placement in placements]) as pool:
+    def answer(number: int, future: Future[Outcome]) -> None:
+        tell(Answer(number=number, outcome=future.result()))
+
+    with SlotPool(slots, cluster.has) as pool:
         started.set()
         address = ray.get_runtime_context().gcs_address
-        send(connection, Ready(num_slots=pool.num_slots, address=address).model_dump_json())
+        tell(Ready(num_slots=pool.num_slots, address=address, device_type=cluster.type))
+        if options.address:
+            follow = (pool, lambda: tell(Changed(num_slots=pool.num_slots)), ended)
+            threading.Thread(target=cluster.follow, args=follow, daemon=True).start()
         while (text := receive(connection)) is not None:
             ask = Ask.model_validate_json(text)
-            pool.submit(ask.request).add_done_callback(partial(tell, ask.number))
+            pool.submit(ask.request).add_done_callback(partial(answer, ask.number))
+        ended.set()
 
 
 class _TrialActor:
@@ -121,7 +133,8 @@ class _TrialActor:
 class _RaySlot:
     """One actor, started when it is needed, and again after it was lost."""
 
-    def __init__(self, options: Mapping[str, Any], base: Mapping[str, str] | None) -> None:
+    def __init__(self, name: str, node: str, options: Mapping[str, Any], base: Mapping[str, str] | None) -> None:
+        self.name, self.node = name, node
         self._options = options
         self._base = base
         self._actor: Any = None
@@ -189,26 +202,93 @@ def _connect(options: ClusterOptions) -> None:
         raise UserError(f"{where} could not be reached: {said}.{token} Or use --executor local.") from None
 
 
-def _placements(device: Literal["cpu", "cuda"], num_slots: int | None, reserve: bool) -> list[dict[str, Any]]:
-    """Ray options of each slot's actor: a GPU, or a machine, with its processors where others may want them.
-
-    Raises:
-        UserError: the cluster has fewer GPUs than slots.
-    """
-    every = {"max_concurrency": 2}  # run, and close meanwhile
-    if device == "cuda":
-        num_gpus = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
-        if not num_gpus or (num_slots or 0) > num_gpus:
-            raise UserError(f"{num_slots or 1} CUDA device(s) were wanted, but the Ray cluster has {num_gpus}.")
-        return [{**every, "num_gpus": 1} for _ in range(num_slots or num_gpus)]
+def _nodes(device: Literal["cpu", "cuda"]) -> dict[str, dict[str, Any]]:
+    """What Ray says of the nodes that have such devices, by their ids."""
     known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    nodes = [node for node in known if node["Alive"] and node["Resources"].get("CPU")]
-    per_node = math.ceil((num_slots or len(nodes)) / len(nodes))
-    return [
-        {
-            **every,
-            "num_cpus": int(node["Resources"]["CPU"]) // per_node if reserve else 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=True),
+    wanted = {"cpu": "CPU", "cuda": "GPU"}[device]
+    return {node["NodeID"]: node for node in known if node["Alive"] and node["Resources"].get(wanted, 0) >= 1}
+
+
+def _on(node: str) -> NodeAffinitySchedulingStrategy:
+    """There or nowhere: what waits for another machine would wait for one that is full."""
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+class _Cluster:
+    """The devices of one type, on the nodes that there are at the moment."""
+
+    def __init__(self, options: ClusterOptions, base: Mapping[str, str] | None) -> None:
+        self._options, self._base = options, base
+        self._types: dict[str, list[str]] = {}
+        self.type = ""
+        """What comes later is to be like it."""
+
+    def has(self, slot: Slot) -> bool:
+        """Whether its node is still there."""
+        return isinstance(slot, _RaySlot) and slot.node in _nodes(self._options.device)
+
+    def slots(self) -> list[_RaySlot]:
+        """Of the nodes that are here now.
+
+        Raises:
+            UserError: none has such a device, or they have several types.
+        """
+        nodes = _nodes(self._options.device)
+        kind = self._options.device
+        if self._options.address is None:
+            self._types = {id: self._counted(node, types_here(kind)) for id, node in nodes.items()}
+        else:
+            self._types = self._types_on(nodes)
+        self.type, chosen = choose_type(self._types, kind, self._options.device_name)
+        return [slot for node, number in chosen.items() for slot in self._slots_of(nodes[node], number)]
+
+    def follow(self, pool: SlotPool, tell: Callable[[], None], ended: threading.Event) -> None:
+        """In a thread: nodes come and go."""
+        while not ended.wait(_LOOK_S):
+            nodes = _nodes(self._options.device)
+            gone, new = self._types.keys() - nodes, {id: node for id, node in nodes.items() if id not in self._types}
+            if not gone and not new:
+                continue
+            pool.retire(lambda slot, gone=gone: slot.node in gone)  # type: ignore[misc]
+            self._types = {id: row for id, row in self._types.items() if id not in gone} | self._types_on(new)
+            for id, node in new.items():
+                if set(self._types.get(id, ())) == {self.type}:
+                    for slot in self._slots_of(node, len(self._types[id])):
+                        pool.add(slot)
+            tell()
+
+    def _types_on(self, nodes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
+        """The types of each node's devices, as it reads them; of one that does not answer, nothing."""
+        if not nodes:
+            return {}
+        probe = ray.remote(types_here)
+        asked = {
+            id: probe.options(num_cpus=0, scheduling_strategy=_on(id)).remote(self._options.device) for id in nodes
         }
-        for node in (nodes[slot % len(nodes)] for slot in range(num_slots or len(nodes)))
-    ]
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PROBE_S)
+        found = {}
+        for id, answer in asked.items():
+            with contextlib.suppress(RayError):
+                found[id] = self._counted(nodes[id], ray.get(answer, timeout=0))
+        return found
+
+    def _counted(self, node: Mapping[str, Any], types: list[str]) -> list[str]:
+        """As many as Ray has to give."""
+        number = 1 if self._options.device == "cpu" else int(node["Resources"]["GPU"])
+        if len(set(types)) == 1:
+            return types[:1] * number
+        return types or ["GPU"] * number
+
+    def _slots_of(self, node: Mapping[str, Any], number: int) -> list[_RaySlot]:
+        """A GPU each; or the machine, with its processors where others may want them."""
+        resources: dict[str, Any] = {"num_gpus": 1}
+        if self._options.device == "cpu":
+            resources = {"num_cpus": int(node["Resources"]["CPU"]) if self._options.address else 0}
+        placed = {
+            "max_concurrency": 2,  # run, and close meanwhile
+            "scheduling_strategy": _on(node["NodeID"]),
+            **resources,
+        }
+        name = f"{node['NodeManagerHostname']}/{node['NodeID'][:6]}"
+        names = [f"{name} GPU {place}" if self._options.device == "cuda" else name for place in range(number)]
+        return [_RaySlot(each, node["NodeID"], placed, self._base) for each in names]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import UserError
 from ..files import read_text
@@ -19,6 +19,7 @@ from ..search.options import SamplerName, SearchOptions
 from ..search_spaces import load_space
 from ..task_file import refuse_script, task_file
 from ..units import MIB, parse_bytes, parse_duration, parse_percent
+from ..workers.devices import split_device
 
 __all__ = ["FOLDER", "SUMMARY", "Job", "Jobs", "load_jobs"]
 
@@ -51,6 +52,12 @@ def _words(text: Any) -> Any:
     return tuple(shlex.split(text)) if isinstance(text, str) else text
 
 
+def _device(text: str | None) -> str | None:
+    if text is not None:
+        split_device(text)
+    return text
+
+
 _Seconds = Annotated[float, BeforeValidator(_duration)]
 
 
@@ -67,8 +74,9 @@ class Job(BaseModel):
     """In place of a task: what starts a script, such as ``python train.py --batch-size {batch.micro=32}``."""
     budget: Annotated[int | float | None, BeforeValidator(_budget)] = None
     """``8GiB``, or ``90%`` of what the job takes as it stands."""
-    device: Literal["cpu", "cuda"] | None = None
-    """torch's device type; cuda where this machine has it, else cpu."""
+    device: Annotated[str | None, AfterValidator(_device)] = None
+    """torch's device type, ``cpu`` or ``cuda``, or one type of such devices by a part of its name and memory:
+    ``cuda:A100-SXM4-80GB``. Else cuda where this machine has it, else cpu."""
     space: str = SearchOptions.space
     """A preset's name or a YAML file."""
     priority: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -94,7 +102,7 @@ class Job(BaseModel):
             raise ValueError("write either `task: model.py` or `command: python train.py …`")
         return self
 
-    def options(self, folder: Path, device: Literal["cpu", "cuda"], resume: bool) -> SearchOptions:
+    def options(self, folder: Path, device: str, resume: bool) -> SearchOptions:
         """Of its search.
 
         Args:
@@ -114,7 +122,7 @@ class Job(BaseModel):
             budget_bytes=self.budget if isinstance(self.budget, int) else None,
             budget_share=self.budget if isinstance(self.budget, float) else None,
             output=self.plan(folder),
-            device=self.device or device,
+            device=split_device(self.device or device)[0],
             space=self.space,
             trials=self.trials,
             max_time_s=self.max_time,

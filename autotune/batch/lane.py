@@ -8,10 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from ..workers import Executor, MeasureRequest, Outcome, TrialRequest
+from ..workers import Executor, Inspected, InspectRequest, MeasureRequest, Outcome, TrialRequest
+from ..workers.pool import done
 from .turns import Turn
 
-__all__ = ["References", "Sharing"]
+__all__ = ["Inspecting", "References", "Sharing"]
 
 _RECENT_S = 300.0
 """Seconds for which a run of the reference may be shared with another job's winner."""
@@ -63,3 +64,35 @@ class Sharing(Executor):
 
     def close(self) -> None:
         """The executor is not its own."""
+
+
+@dataclass(eq=False)
+class Inspecting(Executor):
+    """An executor that inspects a task once for all jobs that ask for the same."""
+
+    executor: Executor
+    known: dict[str, Outcome]
+    """What was found, by the request."""
+
+    @property
+    def num_slots(self) -> int:  # type: ignore[override]
+        """The executor's."""
+        return self.executor.num_slots
+
+    def submit(self, request: TrialRequest) -> Future[Outcome]:
+        """Queue a request, or give what is known."""
+        if not isinstance(request, InspectRequest):
+            return self.executor.submit(request)
+        key = request.model_copy(update={"deadline_s": 1.0}).model_dump_json()
+        if key in self.known:
+            return done(self.known[key])
+        future = self.executor.submit(request)
+        future.add_done_callback(lambda ended: self._keep(key, ended))
+        return future
+
+    def close(self) -> None:
+        """The executor is not its own."""
+
+    def _keep(self, key: str, ended: Future[Outcome]) -> None:
+        if ended.exception() is None and isinstance(found := ended.result(), Inspected):
+            self.known[key] = found

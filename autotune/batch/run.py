@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +25,14 @@ from ..search.store.results import Key, Results
 from ..search.time_budget import NUM_REPEATS, TimeBudget
 from ..task_file import task_file
 from ..techniques import Device
-from ..workers import Executor, Measured
+from ..workers import Executor, Measured, Outcome
 from .code import code_hash
 from .jobs import SUMMARY, Job, Jobs
-from .lane import References, Sharing
+from .lane import Inspecting, References, Sharing
 from .reuse import Reuse
 from .turns import Turn, Turns
 
-__all__ = ["Batch", "JobRun", "State", "code_of", "prepare_batch"]
+__all__ = ["Batch", "JobRun", "State", "code_of", "job_run", "prepare_batch"]
 
 State = Literal["waiting", "running", "done", "nothing fits", "interrupted", "failed", "bug"]
 _LOOK_S = 0.1
@@ -48,6 +49,8 @@ class JobRun:
 
     job: Job
     options: SearchOptions
+    where: str = "cpu"
+    """The device that it asks for: ``cuda``, or ``cuda:A100``."""
     state: State = "waiting"
     device: Device | None = None
     """As the worker read it."""
@@ -108,8 +111,8 @@ class Batch:
     lanes: list[list[JobRun]]
     folder: Path
     results: Results
-    turns: Mapping[Literal["cpu", "cuda"], Turns]
-    """By torch's device type."""
+    turns: Mapping[str, Turns]
+    """By the device that jobs ask for; one for several names of one type."""
     stop: threading.Event
     observe: Callable[[JobRun, Event], None]
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -144,10 +147,16 @@ class Batch:
         """
         with self._lock:
             rows = [run.as_row() for run in self.jobs]
-            write_text(self.folder / SUMMARY, dump_yaml({"schema": "autotune/batch@1", "jobs": rows}), UserError)
+            document = {"schema": "autotune/batch@1", "jobs": rows, "devices": self.devices()}
+            write_text(self.folder / SUMMARY, dump_yaml(document), UserError)
+
+    def devices(self) -> list[dict[str, Any]]:
+        """For the summary: what each device that has a name had to run, in this process."""
+        rows = (row for turns in dict.fromkeys(self.turns.values()) for row in turns.busy().items())
+        return [{"name": name, "busy": round(share, 3), "runs": runs} for name, (share, runs) in rows]
 
     def _join(self, run: JobRun) -> Turn:
-        return self.turns[run.options.device].join(run.job.name, run.job.priority)
+        return self.turns[run.where].join(run.job.name, run.job.priority)
 
     def _start(self, what: Callable[..., None], run: JobRun, *args: Any) -> threading.Thread:
         thread = threading.Thread(target=what, args=args, name=f"autotune-{run.job.name}", daemon=True)
@@ -156,10 +165,12 @@ class Batch:
 
     def _run_lane(self, lane: Sequence[JobRun], turn: Turn) -> None:
         """One job after the other explores; those of one priority then settle their finalists together."""
-        references, threads = References(), []
+        references, inspected, threads = References(), dict[str, Outcome](), []
         for number, run in enumerate(lane):
             group = [other for other in lane if other.job.priority == run.job.priority]
-            threads.append(self._start(self._run_job, run, run, turn, references, group))
+            threads.append(
+                self._start(self._run_job, run, run, Inspecting(Sharing(turn, references), inspected), turn, group)
+            )
             while not run.settled.wait(_LOOK_S):
                 pass
             if number + 1 < len(lane):
@@ -170,13 +181,13 @@ class Batch:
         for thread in threads:
             thread.join()
 
-    def _run_job(self, run: JobRun, turn: Turn, references: References, group: Sequence[JobRun]) -> None:
+    def _run_job(self, run: JobRun, executor: Executor, turn: Turn, group: Sequence[JobRun]) -> None:
         """A job that fails stops no other."""
         run.state = "running"
         try:
             if self.stop.is_set():
                 raise Interrupted("not begun")
-            run.plan = self._search(run, turn, references, group)
+            run.plan = self._search(run, executor, turn, group)
             was_stopped = run.plan.search is not None and run.plan.search.stopped == INTERRUPTED
             run.state, run.why = ("interrupted", "the best so far") if was_stopped else ("done", "")
         except (NothingFits, OutOfTime) as error:
@@ -195,7 +206,7 @@ class Batch:
         run.settled.set()
         turn.turns.leave(turn)
 
-    def _search(self, run: JobRun, turn: Turn, references: References, group: Sequence[JobRun]) -> Plan:
+    def _search(self, run: JobRun, executor: Executor, turn: Turn, group: Sequence[JobRun]) -> Plan:
         options = run.options
         reuse = Reuse(self.results, options, code_of(run), self.name, self._checked)
 
@@ -209,7 +220,7 @@ class Batch:
             self.observe(run, event)
 
         time_budget = TimeBudget(options.trial_time_s, options.max_time_s, turn.clock)
-        return search(options, Sharing(turn, references), observe, self.stop, time_budget, reuse)
+        return search(options, executor, observe, self.stop, time_budget, reuse)
 
     def _wait_for(self, group: Sequence[JobRun], turn: Turn) -> None:
         """Wait until the other jobs have explored too, so that all finalists run with one reference."""
@@ -223,24 +234,26 @@ class Batch:
 def prepare_batch(
     jobs: Jobs,
     folder: Path,
-    executors: Mapping[Literal["cpu", "cuda"], Executor],
+    executors: Mapping[str, Executor],
     results: Results,
     stop: threading.Event,
     resume: bool = False,
     observe: Callable[[JobRun, Event], None] = lambda run, event: None,
-    default_device: Literal["cpu", "cuda"] = "cpu",
+    default_device: str = "cpu",
+    clock: Callable[[], float] = time.monotonic,
 ) -> Batch:
     """Make a batch ready to run.
 
     Args:
         jobs: what is asked for.
         folder: where plans, studies and the summary go.
-        executors: by torch's device type; the caller closes them.
+        executors: by the device that jobs ask for; the caller closes them.
         results: where measurements are kept.
         stop: once set, running trials end and each job writes its best so far.
         resume: leave out what is done, and go on with the studies of the rest.
         observe: is told what happens, in the threads of the jobs.
         default_device: of jobs that name none.
+        clock: seconds since some moment.
 
     Raises:
         UserError: the folder cannot be written, or its summary cannot be read.
@@ -249,7 +262,7 @@ def prepare_batch(
         (folder / "studies").mkdir(parents=True, exist_ok=True)
     except OSError as reason:
         raise UserError(f"{folder}: cannot be made: {reason.strerror}. Choose another folder with -o.") from None
-    lanes = [[JobRun(job, job.options(folder, default_device, resume)) for job in lane] for lane in jobs.lanes()]
+    lanes = [[job_run(job, folder, default_device, resume) for job in lane] for lane in jobs.lanes()]
     earlier = _earlier(folder / SUMMARY) if resume else {}
     for run in (run for lane in lanes for run in lane):
         row = earlier.get(run.job.name)
@@ -260,8 +273,9 @@ def prepare_batch(
             and run.options.output.exists()
         ):
             run.state, run.plan = "done", load_plan(run.options.output)
-            run.device_s = float(row.get("device_s", 0.0))
-    turns = {device: Turns(executor) for device, executor in executors.items()}
+            run.device_s = row.get("device_s", 0.0)
+    made = {id(executor): Turns(executor, clock) for executor in executors.values()}
+    turns = {device: made[id(executor)] for device, executor in executors.items()}
     return Batch(lanes, folder, results, turns, stop, observe)
 
 
@@ -275,9 +289,20 @@ def _earlier(path: Path) -> dict[str, dict[str, Any]]:
         rows = read_yaml(read_text(path, "summary", UserError), str(path), UserError).get("jobs")
     except FileNotFoundError:
         return {}
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
+    if not isinstance(rows, list) or not all(map(_is_row, rows)):
         raise UserError(f"{path}: no summary of a batch. Move it aside, or leave out --resume.")
     return {str(row["name"]): row for row in rows}
+
+
+def _is_row(row: Any) -> bool:
+    """Whether it may be a job's row: what a resume reads of it is there, and of the right kind."""
+    is_number = isinstance(row, dict) and isinstance(row.get("device_s", 0.0), int | float)
+    return is_number and "name" in row
+
+
+def job_run(job: Job, folder: Path, default_device: str, resume: bool) -> JobRun:
+    """A job that has not begun."""
+    return JobRun(job, job.options(folder, default_device, resume), job.device or default_device)
 
 
 def code_of(run: JobRun) -> str:

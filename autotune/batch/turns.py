@@ -17,7 +17,7 @@ from functools import partial
 from ..workers import STOPPED, Executor, Outcome, TrialRequest
 from ..workers.pool import done
 
-__all__ = ["Turn", "Turns"]
+__all__ = ["Turn", "Turns", "Used"]
 
 _PATIENCE_S = 2.0
 """Seconds for which a free device waits for searches that are choosing their next trial."""
@@ -35,6 +35,14 @@ class _Waiting:
     """Trials of its priority that ran before it."""
 
 
+@dataclass
+class Used:
+    """What a device has done."""
+
+    seconds: float = 0.0
+    num_runs: int = 0
+
+
 class Turns:
     """Queue of requests, which chooses the one to run next."""
 
@@ -50,6 +58,10 @@ class Turns:
         self._num_running = 0
         self._free_since = clock()
         self.lock = threading.RLock()
+        self.used: dict[str, Used] = {}
+        """What each device has done, by its name."""
+        self.span: tuple[float, float] | None = None
+        """When the first run began and the last one ended."""
         self._is_over = False
 
     def join(self, name: str, priority: float) -> Turn:
@@ -78,7 +90,7 @@ class Turns:
         """Start trials on free devices. To be called now and then: a search that takes its time is not waited for
         without end."""
         with self.lock:
-            while self._waiting and self._num_running < self.executor.num_slots and not self._is_awaited():
+            while self._waiting and self._num_running < self.executor.num_slots and not self.is_awaited():
                 chosen = self._choose()
                 self._waiting.remove(chosen)
                 for other in self._waiting:
@@ -101,7 +113,7 @@ class Turns:
         self.advance()
         return future
 
-    def _is_awaited(self) -> bool:
+    def is_awaited(self) -> bool:
         """Whether an idle search may be about to submit a request."""
         if self.clock() - self._free_since >= _PATIENCE_S:
             return False
@@ -118,6 +130,21 @@ class Turns:
         overdue = [one for one in alike if one.passed >= most]
         return max(overdue, key=lambda one: one.passed) if overdue else best
 
+    def busy(self) -> dict[str, tuple[float, int]]:
+        """By a device's name, the share of the time from the first run's begin to the last one's end in which it had
+        something to run, and how many runs it had. Devices that had none are not there."""
+        with self.lock:
+            whole_s = self.span[1] - self.span[0] if self.span else 0.0
+            rows = ((name, used) for name, used in sorted(self.used.items()) if name)
+            return {name: (used.seconds / whole_s if whole_s else 0.0, used.num_runs) for name, used in rows}
+
+    def _count(self, began: float, ran: Future[Outcome]) -> None:
+        now = self.clock()
+        self.span = (min(self.span[0], began) if self.span else began, now)
+        used = self.used.setdefault("" if ran.exception() else ran.result().where, Used())
+        used.seconds += now - began
+        used.num_runs += 1
+
     def _start(self, chosen: _Waiting) -> None:
         self._num_running += 1
         chosen.turn.changed(waiting=-1, running=1)
@@ -131,6 +158,7 @@ class Turns:
             chosen.turn.changed(running=-1)
             chosen.turn.device_s += self._free_since - began
             chosen.turn.num_runs += 1
+            self._count(began, ran)
         error = ran.exception()
         if error is not None:
             chosen.future.set_exception(error)

@@ -21,6 +21,7 @@ __all__ = [
     "Depth",
     "Device",
     "DeviceMemory",
+    "DeviceOfType",
     "Distill",
     "DryRun",
     "EffectiveBatch",
@@ -78,6 +79,17 @@ def _budget(text: str) -> int:
     if num_bytes <= 0:
         raise typer.BadParameter(f"a budget of {text} leaves no memory at all. Write for example 8GiB, 512 MiB or 8GB.")
     return num_bytes
+
+
+def _device_of_type(text: str) -> str:
+    """``cpu``, ``cuda``, or one type of these."""
+    from ..workers.devices import split_device
+
+    try:
+        split_device(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+    return text
 
 
 def _budget_or_share(text: str) -> float:
@@ -304,6 +316,16 @@ DryRun = Annotated[
 Device = Annotated[
     Literal["cpu", "cuda"] | None,
     typer.Option(help="Device type that trials run on.", show_default="cuda where this machine has it, else cpu"),
+]
+DeviceOfType = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        parser=_device_of_type,
+        metavar="cpu|cuda[:NAME]",
+        help="Device type that trials run on; where there are unlike ones, a part of their name and memory: cuda:A100.",
+        show_default="cuda where this machine has it, else cpu",
+    ),
 ]
 DeviceMemory = Annotated[
     int | None,

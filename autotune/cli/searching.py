@@ -14,7 +14,7 @@ from .arguments import (
     AllowSplit,
     Budget,
     BundleFolder,
-    Device,
+    DeviceOfType,
     Distill,
     DryRun,
     EffectiveBatch,
@@ -78,7 +78,7 @@ def search(  # the command's options, one line each: typer's form
     ablate: Ablate = SearchOptions.ablate,
     progress: ProgressFile = SearchOptions.progress,
     dry_run: DryRun = False,
-    device: Device = None,
+    device: DeviceOfType = None,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -90,7 +90,9 @@ def search(  # the command's options, one line each: typer's form
     Ctrl-C once finishes the running trials and writes the best so far; twice stops at once.
     """
     from ..commands.where import Where, default_device
+    from ..workers.devices import split_device
 
+    kind, device_name = split_device(device or default_device())
     is_script = len(job) > 1
     if is_script:
         from ..script.command import script_name
@@ -120,14 +122,14 @@ def search(  # the command's options, one line each: typer's form
         resume=resume,
         ablate=ablate,
         progress=progress,
-        device=device or default_device(),
+        device=kind,
     )
     if dry_run:
         from ..commands.preview import preview as command
     else:
         from ..commands.search import search as command
     with one_document(json):
-        where = Where(executor, address, is_script, verbose)
+        where = Where(executor, address, is_script, verbose, device_name)
         raise typer.Exit(command(options, where, json))
 
 

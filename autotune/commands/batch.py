@@ -8,27 +8,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..batch.jobs import FOLDER, SUMMARY, Jobs, load_jobs
-from ..batch.run import Batch, JobRun, code_of, prepare_batch
+from ..batch.lane import Inspecting
+from ..batch.run import Batch, JobRun, code_of, job_run, prepare_batch
 from ..errors import AutotuneError, Interrupted
 from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
+from ..report.words import count
 from ..results import PreviewedJob
 from ..search.store.results import Results
 from ..search.store.storage import default_storage
 from ..techniques import Facts
+from ..units import format_percent
+from ..workers.devices import split_device
 from .interrupts import interrupts
 from .preview import preview_search
 from .where import Where, default_device, trials
 
 if TYPE_CHECKING:
-    from ..workers import Executor
+    from ..workers import Executor, Outcome
 
 __all__ = ["WhatToTune", "batch"]
 
-Devices = Mapping[Literal["cpu", "cuda"], "Executor"]
+Devices = Mapping[str, "Executor"]
 _CODES = {"bug": 1, "failed": 2, "nothing fits": 3}
 """Exit codes by the state of a job; the first that any has."""
 
@@ -72,16 +76,24 @@ def batch(what: WhatToTune, where: Where, dry_run: bool, json: bool) -> int:
 
 @contextmanager
 def _devices(jobs: Jobs, path: Path, where: Where) -> Iterator[Devices]:
-    """An executor for each device type that the jobs name. A cluster is shipped the folder of the jobs' file."""
+    """An executor for each device that the jobs ask for, one where several mean the same. A cluster is shipped the
+    folder of the jobs' file."""
     with ExitStack() as stack:
-        wanted = sorted({job.device or default_device() for job in jobs.jobs})
-        shipping = replace(where, is_script=True)  # it looks at no task: each job's was looked at
-        yield {device: stack.enter_context(trials(shipping, str(path), device)) for device in wanted}
+        found: dict[str, Executor] = {}
+        by_type: dict[tuple[str, str], Executor] = {}
+        for wanted in sorted({job.device or default_device() for job in jobs.jobs}):
+            device, name = split_device(wanted)
+            shipping = replace(where, is_script=True, device_name=name)  # it looks at no task: each job's was looked at
+            executor = stack.enter_context(trials(shipping, str(path), device))
+            found[wanted] = by_type.setdefault((device, executor.device_type), executor)
+        yield found
 
 
 def _told(found: Batch, was_stopped: bool, json: bool) -> int:
     with suppress(OSError):  # the plans are written, whoever listens
         print_words(sys.stderr, outcome_table(found.jobs))
+        for device in found.devices() if len(found.devices()) > 1 else ():
+            tell(f"{device['name']}: {count(device['runs'], 'run')}, busy {format_percent(device['busy'])} of the time")
         for run in found.jobs:
             if run.state in ("failed", "bug", "nothing fits"):
                 tell(f"\n{run.job.name}: {run.why}")
@@ -89,7 +101,8 @@ def _told(found: Batch, was_stopped: bool, json: bool) -> int:
     code = Interrupted.exit_code if was_stopped else code
     if json:
         rows: list[dict[str, Any]] = [run.as_row() for run in found.jobs]
-        print_json({"exit_code": code, "summary": str(found.folder / SUMMARY), "jobs": rows})
+        document = {"exit_code": code, "summary": str(found.folder / SUMMARY), "jobs": rows}
+        print_json({**document, "devices": found.devices()})
     else:
         with listened_to(sys.stdout):
             print(found.folder / SUMMARY)
@@ -101,9 +114,10 @@ def _preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results,
     tell("reading the tasks; no trial is run")
     for lane in jobs.lanes():
         before: PreviewedJob | None = None
+        inspected: dict[str, Outcome] = {}
         for job in lane:
-            run = JobRun(job, job.options(what.folder, default_device(), what.resume))
-            before = _preview_job(run, executors[run.options.device], results, before)
+            run = job_run(job, what.folder, default_device(), what.resume)
+            before = _preview_job(run, Inspecting(executors[run.where], inspected), results, before)
             found.append(before)
     if json:
         print_json({"jobs": [_as_json(one) for one in found]})

@@ -33,6 +33,8 @@ class Where:
     """The job is a script, and not a task file."""
     verbose: bool = False
     """Show on stderr what the task prints."""
+    device_name: str | None = None
+    """Part of a device's name and memory, where there are unlike ones."""
 
     def open(self, task: str, device: Literal["cpu", "cuda"]) -> Executor:
         """An executor; the caller closes it.
@@ -49,10 +51,10 @@ class Where:
                 raise UserError("--address names a Ray cluster, but --executor is local. Leave one of them out.")
             from ..workers.local import LocalExecutor
 
-            return LocalExecutor(device=device)
+            return LocalExecutor(device, self.device_name)
         from ..workers.cluster import RayExecutor
 
-        return RayExecutor(device=device, address=self.address, working_dir=path)
+        return RayExecutor(device, self.device_name, self.address, path)
 
 
 def default_device() -> Literal["cpu", "cuda"]:

@@ -158,5 +158,6 @@ def explain_previews(found: Sequence[PreviewedJob]) -> RenderableType:
 
 def _devices(batch: Batch) -> str:
     """``2 devices (cuda)``."""
-    slots = {device: turns.executor.num_slots for device, turns in batch.turns.items()}
-    return f"{count(sum(slots.values()), 'device')} ({', '.join(slots)})"
+    slots = {turns: (device, turns.executor.num_slots) for device, turns in batch.turns.items()}
+    names = ", ".join(device for device, _ in slots.values())
+    return f"{count(sum(number for _, number in slots.values()), 'device')} ({names})"

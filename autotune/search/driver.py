@@ -89,6 +89,7 @@ def _run(
     known: Known | None,
 ) -> Plan:
     _check_output(options)
+    _check_distills(options)
     space = load_space(options.preset)
     found = inspected(options, executor, time_budget)
     options, facts, said = by_own_flags(options, found.facts)
@@ -116,17 +117,24 @@ def _run(
 
 
 def _check_evaluates(options: SearchOptions, facts: Facts) -> None:
-    """Refuse ``--max-quality-drop`` for a task that does not define ``evaluate``, and a distillation that is lost.
+    """Refuse ``--max-quality-drop`` for a task that does not define ``evaluate``.
 
     Raises:
         TaskError: the task does not say how good a model is.
-        PlanError: recovered weights are not kept.
     """
     if options.max_quality_drop is not None and not facts.evaluates:
         raise TaskError(
             f"{options.task}: --max-quality-drop {options.max_quality_drop} needs evaluate, which says how good a "
             f"model is. Wanted: {SIGNATURES['evaluate']}."
         )
+
+
+def _check_distills(options: SearchOptions) -> None:
+    """Refuse a distillation that is lost.
+
+    Raises:
+        PlanError: recovered weights are not kept.
+    """
     if options.distill and not options.keep_weights:
         raise PlanError(
             "--distill: the job that the plan is for has no teacher: what is judged then must be what it trains on "

@@ -44,6 +44,8 @@ class Client:
         timeout = httpx.Timeout(60.0, connect=10.0)
         try:
             self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+            if self._http.base_url.scheme not in ("http", "https") or not self._http.base_url.host:
+                raise httpx.InvalidURL(url)
         except httpx.InvalidURL:
             raise ServiceError(
                 f"--server: a URL such as http://127.0.0.1:8470 was expected, but got {url!r}."

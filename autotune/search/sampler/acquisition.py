@@ -140,10 +140,22 @@ class Acquisition:
 
         By joint draws from all that is believed, of the most promising that are left.
         """
+        return float((self._draw_gains(seed) > GAIN).any(1).mean())
+
+    def gain_left(self, seed: int) -> float:
+        """What the fastest that is left and can be used is expected to gain over the best, as a logarithm; infinite
+        where nothing that was measured can be used. By the same draws."""
+        gains = self._draw_gains(seed)
+        return float(gains.max(1, initial=0.0).mean())
+
+    def _draw_gains(self, seed: int) -> Array:
+        """(draws, configurations): how much faster than the best, as a logarithm, the most promising are that are left;
+        minus infinity of what cannot be used, and infinity of what can where nothing else can."""
         asked, generator = self._most_promising(), np.random.default_rng(seed)
-        if len(asked) == 0:
-            return 0.0
         usable = np.ones((_NUM_DRAWS, len(asked)), dtype=bool)
+        gains = np.full(usable.shape, np.inf)
+        if len(asked) == 0:
+            return gains
         if self.peak is not None:
             noise = math.sqrt(self.peak.noise_variance) * generator.standard_normal(usable.shape)
             usable &= _draw(self.peak, asked, generator) + noise <= self._room[asked]
@@ -151,12 +163,12 @@ class Acquisition:
             usable &= _draw(self.failure, asked, generator) <= _FAILS
         if self.best is not None:
             speeds = _draw(self.speed, np.append(asked, self.best), generator)
-            usable &= speeds[:, :-1] > speeds[:, -1:] + GAIN
+            gains = speeds[:, :-1] - speeds[:, -1:]
         if self.quality is not None:
             functions, of_each = np.unique(self._priors.function[asked], return_inverse=True)
             kept = _draw(self.quality, functions, generator) <= _ALLOWED
             usable &= (kept & ~np.isin(functions, self._dropped))[:, of_each]
-        return float(usable.any(1).mean())
+        return np.where(usable, gains, -np.inf)
 
     def may_need_less(self) -> bool:
         """Whether anything left is expected to need less memory than everything that was tried."""

@@ -31,6 +31,8 @@ Point = Mapping[str, Technique]
 Predict = Callable[[Settings], Prediction | None]
 """Predicts a configuration's memory and work; None where nothing is known."""
 
+_ENOUGH = math.log(1.01)
+"""Logarithm of the expected gain that is not worth a trial where other searches have measured something of the task."""
 _MOST = 10_000
 """Most configurations that the sampler compares."""
 
@@ -159,7 +161,13 @@ class ConfigurationSpace:
         known = [row.settings for row in study.tried if row.known and self.params(row.settings) is not None]
         configurations = configurations.joined(self._configuration(one, record.facts) for one in known)
         margin = record.budget.margin
-        return ExpectedGainSampler(configurations, limit_bytes=record.limit_bytes, margin=margin, seed=record.seed)
+        return ExpectedGainSampler(
+            configurations,
+            limit_bytes=record.limit_bytes,
+            margin=margin,
+            seed=record.seed,
+            enough=_ENOUGH if known else 0.0,
+        )
 
     def _configuration(self, settings: Settings, facts: Facts) -> Configuration:
         micro_batch = settings.batch.micro if settings.batch else None

@@ -75,6 +75,7 @@ class ExpectedGainSampler(BaseSampler):
         limit_bytes: int | None = None,
         margin: float = 0.03,
         seed: int = 0,
+        enough: float = 0.0,
     ) -> None:
         """Take the configurations.
 
@@ -83,10 +84,11 @@ class ExpectedGainSampler(BaseSampler):
             limit_bytes: what the peak times ``1 + margin`` must not exceed; None for no limit.
             margin: share of the peak.
             seed: the same gives the same proposals.
+            enough: it also stops where what is left is expected to gain no more than this, as a logarithm.
         """
         self.configurations = configurations
         self._limit, self._margin = limit_bytes, margin
-        self._seed = seed
+        self._seed, self._enough = seed, enough
         self._priors = Priors.of(configurations, limit_bytes)
         self._acquisition: Acquisition | None = None
 
@@ -153,6 +155,10 @@ class ExpectedGainSampler(BaseSampler):
             return None
         chance = acquisition.chance_left(self._seed)
         if chance >= _SETTLED:
+            gain_left = acquisition.gain_left(self._seed)
+            if gain_left <= self._enough:
+                said = f"what is left is expected to gain {math.expm1(gain_left):.1%} at most"
+                return f"stopped after {_num_measured(study)} trials: {said}"
             return None
         gain = "fits" if acquisition.best is None else f"is more than {math.expm1(GAIN):.0%} faster"
         return f"stopped after {_num_measured(study)} trials: {chance:.0%} chance that anything left {gain}"

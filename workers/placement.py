@@ -1,0 +1,58 @@
+"""Which devices of a machine or a cluster trials run on: those of one type, told apart by name and memory."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from ..errors import UserError
+from ..machine import device_name
+from .devices import gpu_types, type_text, visible_gpus
+
+__all__ = ["choose_type", "gpus_here", "types_here"]
+
+
+def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
+    """This machine's devices by name and memory: its CPU with all of its memory, or each GPU."""
+    if kind == "cuda":
+        return list(gpu_types().values())
+    return [type_text(device_name("cpu"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))]
+
+
+def gpus_here() -> dict[str, list[str]]:
+    """The type of each GPU that this process may use, by what ``CUDA_VISIBLE_DEVICES`` may name it."""
+    by_uuid = gpu_types()
+    by_number = {str(number): name for number, name in enumerate(by_uuid.values())}
+    return {gpu: [{**by_uuid, **by_number}.get(gpu, "GPU")] for gpu in visible_gpus()}
+
+
+def choose_type(
+    found: Mapping[str, Sequence[str]], kind: Literal["cpu", "cuda"], wanted: str | None
+) -> tuple[str, dict[str, int]]:
+    """The type of device that is meant, and how many each place has.
+
+    Args:
+        found: by place, such as a node, its devices' types. A place that has several counts for none: which of them a
+            trial gets there cannot be chosen.
+        kind: torch's device type.
+        wanted: part of a type, in upper or lower case; None where there is but one.
+
+    Raises:
+        UserError: there is none of it, or several are meant.
+    """
+    types = Counter(row[0] for row in found.values() for _ in row if len(set(row)) == 1)
+    there = "; ".join(f"{number} x {name}" for name, number in sorted(types.items())) or "none"
+    if mixed := sorted(place for place, row in found.items() if len(set(row)) > 1):
+        there += f"; not counting unlike ones in one machine ({', '.join(mixed)})"
+    asked = kind if wanted is None else f"{kind}:{wanted}"
+    meant = [name for name in types if wanted is None or wanted.lower() in name.lower()]
+    if not meant:
+        raise UserError(f"device {asked}: there is no such device. There are: {there}.")
+    if len(meant) > 1:
+        raise UserError(
+            f"device {asked}: means unlike devices, whose measurements do not go together. There are: {there}. Name "
+            f"one type, such as {kind}:{min(meant)}."
+        )
+    return meant[0], {place: len(row) for place, row in found.items() if set(row) == {meant[0]}}
