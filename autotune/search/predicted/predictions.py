@@ -64,6 +64,8 @@ class _Foresight:
         """Chosen blocks, by ``settings.canonical()`` of the configuration with all blocks recomputed."""
         self._session = session
         self._num_asked = 0
+        self._is_left_out = False
+        """Whether there was no time to ask."""
         most_s = _MOST_S if session.options.max_time_s is None else _PART * session.options.max_time_s
         self._ends_s = session.time_budget.elapsed_s() + most_s
 
@@ -117,7 +119,7 @@ class _Foresight:
         session.observe(PredictionEnded(num_known, num_asked))
 
     def _tell_of_time(self) -> None:
-        self._ends_s = self._session.time_budget.elapsed_s()
+        self._is_left_out = True
         self._session.warn(
             f"memory is not predicted: reading the task takes {self._session.time_budget.read_s:.0f} s, and --max-time "
             "leaves no time for it beside the trials. They learn it instead."
@@ -129,7 +131,9 @@ class _Foresight:
         if not missing or self._session.stop.is_set():
             return
         why = "what each block keeps could not be traced."
-        if self._session.time_budget.elapsed_s() >= self._ends_s - self._session.time_budget.read_s:
+        if self._is_left_out:
+            why = "memory is not predicted."
+        elif self._session.time_budget.elapsed_s() >= self._ends_s - self._session.time_budget.read_s:
             why = "the time for predictions ran out."
             if self._session.options.max_time_s is not None:
                 why += f" They get {_PART:.0%} of --max-time: allow more."
