@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Randomness", "random_state", "seed_everything", "set_random_state", "undisturbed"]
+__all__ = ["Randomness", "alike", "random_state", "seed_everything", "set_random_state", "undisturbed"]
 
 
 def seed_everything(seed: int) -> None:
@@ -64,6 +64,11 @@ def random_state() -> dict[str, Any]:
     }
 
 
+def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the same numbers come of two states, on the CPU."""
+    return all(_bytes_of(one[name]) == _bytes_of(other[name]) for name in ("python", "numpy", "torch"))
+
+
 def set_random_state(state: dict[str, Any]) -> None:
     """Go on from a :func:`random_state`; those that were not in use are left alone, and a device that is not there."""
     random.setstate(state["python"])
@@ -73,6 +78,12 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())  # a checkpoint may have been mapped to a device
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+def _bytes_of(state: Any) -> Any:
+    if isinstance(state, tuple):
+        return tuple(map(_bytes_of, state))
+    return state.tolist() if isinstance(state, torch.Tensor) else state
 
 
 def _of_numpy(state: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -158,7 +158,7 @@ class Task:
 
         Args:
             build_trainer: returns the Trainer as the job builds it, without a plan. It is called as the file is read,
-                and again for each model, once everything is seeded.
+                and again for each model after the first, or where everything is seeded otherwise than with 0.
             **fields: any other field of a task, or one in the place of what the Trainer says.
 
         Returns:

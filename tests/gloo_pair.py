@@ -11,6 +11,11 @@ from typing import Any
 
 def found_by_two(file: str, folder: Path) -> list[dict[str, Any]]:
     """Run the file with the folder as its argument; it leaves a ``rank-N.json`` of each process there."""
-    done = subprocess.run([sys.executable, file, str(folder)], capture_output=True, text=True)
+    return told_by_two(file, folder)[0]
+
+
+def told_by_two(file: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """The same, and what they printed on stderr."""
+    done = subprocess.run([sys.executable, file, str(folder)], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], done.stderr

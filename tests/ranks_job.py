@@ -1,14 +1,23 @@
-"""An epoch of the small CNN in Accelerate, and one in a Trainer, in each of torchrun's processes."""
+"""An epoch of the small CNN in Accelerate, and one in a Trainer, in each of two processes as torchrun starts them."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import Accelerator
 from conformance import plan_of, watched
 from integration_models import LEARNING_RATE, Numbered, adamw, build_cnn, mean_loss
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+from autotune.integrations import accelerate as planned_accelerate
+from autotune.integrations import transformers as planned_trainer
 
 PLAN = plan_of(
     batch={"micro": 2, "accumulate": 6},
@@ -23,14 +32,9 @@ def loss_of(model: Any, batch: dict[str, Any]) -> Any:
 
 
 def accelerate_job() -> tuple[Any, Any]:
-    from accelerate import Accelerator
-    from torch.utils.data import DataLoader
-
-    from autotune.integrations.accelerate import arguments, prepare
-
-    accelerator, model = Accelerator(cpu=True, **arguments(PLAN)), build_cnn()
+    accelerator, model = Accelerator(cpu=True, **planned_accelerate.arguments(PLAN)), build_cnn()
     loader = DataLoader(Numbered(), batch_size=4)
-    three = prepare(PLAN, accelerator, model, adamw(model.parameters()), loader, loss=loss_of)
+    three = planned_accelerate.prepare(PLAN, accelerator, model, adamw(model.parameters()), loader, loss=loss_of)
     wrapped, optimizer, loader = accelerator.prepare(*three)
 
     def train(drawn: list[int]) -> str:
@@ -45,12 +49,8 @@ def accelerate_job() -> tuple[Any, Any]:
     return model, train
 
 
-def trainer_job() -> tuple[Any, Any]:
-    from transformers import Trainer, TrainingArguments
-
-    from autotune.integrations.transformers import PlanMixin, arguments
-
-    class Planned(PlanMixin, Trainer):
+def trainer_job(folder: str) -> tuple[Any, Any]:
+    class Planned(planned_trainer.PlanMixin, Trainer):
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
             drawn.extend(inputs["index"].tolist())
             return loss_of(model, inputs)
@@ -59,7 +59,7 @@ def trainer_job() -> tuple[Any, Any]:
     stock = {"use_cpu": True, "report_to": [], "num_train_epochs": 1, "max_grad_norm": 0, "save_strategy": "no"}
     stock |= {"lr_scheduler_type": "constant", "learning_rate": LEARNING_RATE, "disable_tqdm": True}
     stock |= {"optim": "adamw_torch", "train_sampling_strategy": "sequential", "remove_unused_columns": False}
-    given = TrainingArguments(os.environ["OUT"] + "-trainer", **stock, **arguments(PLAN))
+    given = TrainingArguments(folder, **stock, **planned_trainer.arguments(PLAN))
     trainer = Planned(build_cnn(), given, train_dataset=Numbered(), plan=PLAN)
     trainer.create_optimizer()  # looks at two samples
     drawn.clear()
@@ -72,17 +72,30 @@ def trainer_job() -> tuple[Any, Any]:
     return trainer.model, train
 
 
-def main() -> None:
+def main(folder: str) -> None:
     said: dict[str, Any] = {}
-    for framework, build in (("accelerate", accelerate_job), ("trainer", trainer_job)):
+    for framework, build in (("accelerate", accelerate_job), ("trainer", lambda: trainer_job(folder))):
         model, train = build()
         samples: list[int] = []
         with watched(model, "cnn") as seen:
             wrapper = train(samples)
         weights = sum(float(p.detach().double().abs().sum()) for p in model.parameters())
         said[framework] = {"samples": samples, "steps": seen.steps, "weights": weights, "wrapper": wrapper}
-    Path(os.environ["OUT"], os.environ["RANK"]).write_text(json.dumps(said))
+    Path(folder, f"rank-{os.environ['RANK']}.json").write_text(json.dumps(said))
+
+
+def fork_a_pair(folder: str) -> int:
+    """Two processes from one that has imported everything, and computed nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    second = os.fork()
+    rank = str(int(second == 0))
+    os.environ.update({"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    torch.set_num_threads(1)
+    main(folder)
+    return os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(fork_a_pair(sys.argv[1]))

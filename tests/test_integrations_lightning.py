@@ -17,7 +17,8 @@ import autotune
 from autotune.errors import PlanError, TaskError
 from autotune.integrations.checks import TRIED
 from autotune.integrations.lightning import trainer_arguments, written
-from autotune.measure import MeasureOptions
+from autotune.measure import InspectOptions, MeasureOptions
+from autotune.measure.inspect import inspect_task
 from autotune.plan import Budget, Plan, TaskRef
 from autotune.randomness import seed_everything
 from autotune.techniques import Settings
@@ -36,8 +37,7 @@ from autotune.techniques.recomputed import recomputed
 from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import identify
-from autotune.workers import InspectRequest, MeasureRequest
-from autotune.workers.outcome import Inspected, Measured
+from autotune.workers import Measured, MeasureRequest
 
 pytest.importorskip("lightning", reason="Lightning is not installed")
 
@@ -462,18 +462,21 @@ def test_what_to_write_runs_as_it_is_written():
     assert "# PlanCallback: batches of 4, memory-saving layers" in text
 
 
-def test_a_task_of_a_lightning_job_is_inspected_and_measured(local_executor):
-    """In processes that import its file again; the reference is the job with its Trainer's arguments."""
-    file = Path(__file__).parent / "tasks" / "lightning_job.py"
-    outcome = local_executor.submit(InspectRequest(id="look", task=str(file), device="cpu")).result()
-    assert isinstance(outcome, Inspected), outcome
-    facts = outcome.facts
+FILE = Path(__file__).parent / "tasks" / "lightning_job.py"
+
+
+def test_the_reference_of_a_task_is_the_job_with_its_trainers_arguments():
+    facts = inspect_task(autotune.load_task(str(FILE)), InspectOptions(), "cpu")
     assert (facts.effective_batch, facts.micro_batch, facts.precision, facts.max_grad_norm) == (8, 4, "bf16", 1.0)
     assert facts.even_batches
     assert facts.optimizer == "AdamW"
+
+
+def test_a_task_of_a_lightning_job_is_measured(local_executor):
+    """In a process that imports its file again."""
     request = MeasureRequest(
         id="measure",
-        task=str(file),
+        task=str(FILE),
         device="cpu",
         plan=of(batch=Batch(micro=8), checkpointing=Checkpointing(kind="blocks"), layers=Layers(kind="exact")),
         options=MeasureOptions(trial_time_s=0.2, parity_batch=8),

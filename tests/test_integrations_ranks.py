@@ -1,17 +1,11 @@
-"""A plan of two processes in Accelerate and in a Trainer under torchrun: its batch is that of both."""
+"""A plan of two processes in Accelerate and in a Trainer: its batch is that of both."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from conformance import trace
+from gloo_pair import told_by_two
 from integration_models import task_of
-from ranks_job import PLAN
 
 from autotune.errors import PlanError
 from autotune.integrations.checks import of_one_rank
@@ -19,21 +13,19 @@ from autotune.techniques.parallel import Parallel
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-TESTS = Path(__file__).parent
+
+import ranks_job
+from ranks_job import PLAN
+
 ALONE = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"parallel": Parallel()})})
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
-    """What each rank says of each framework, and what it printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "ranks_job.py"]
-    out = tmp_path_factory.mktemp("ranks")
-    paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OUT": str(out)}
-    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = [line for line in done.stderr.splitlines() if line.startswith("autotune: in force by")]
-    return [{**json.loads(path.read_text()), "said": said} for path in sorted(out.iterdir())]
+    """What each rank says of each framework, and what both printed."""
+    found, printed = told_by_two(ranks_job.__file__, tmp_path_factory.mktemp("ranks"))
+    said = [line for line in printed.splitlines() if line.startswith("autotune: in force by")]
+    return [{**one, "said": said} for one in found]
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "trainer"])

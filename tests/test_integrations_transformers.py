@@ -12,7 +12,7 @@ from conformance import ROWS, expected, plan_of, rounding, state_of, trace, watc
 from integration_models import BUILD, DATA, LEARNING_RATE, Cnn, Images, build_cnn, build_gpt, task_of
 from torch import nn
 
-from autotune import Plan, Task, apply_to_model, load_task
+from autotune import Plan, Task, apply, apply_to_model, load_task
 from autotune.errors import PlanError, TaskError
 from autotune.integrations.transformers import PlanMixin, arguments, written
 from autotune.measure.checks.quality import evaluate
@@ -298,6 +298,23 @@ def test_models_of_a_task_are_built_anew_from_its_seed(arguments_of):
         torch.manual_seed(seed)
         drawn.append(task.build_model().stem.weight.sum().item())
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_trial_builds_the_trainer_once(arguments_of):
+    """As a job does: not a second dataset beside the first. The model is the one that another build makes."""
+    built = []
+
+    def build_trainer() -> Any:
+        built.append(transformers.Trainer(Cnn(), arguments_of(), train_dataset=Images()))
+        return built[-1]
+
+    task = Task.from_trainer(build_trainer)
+    first = apply(plan_of(), task).model
+    assert len(built) == 1
+    again = apply(plan_of(), task).model
+    assert len(built) == 2
+    assert all(map(torch.equal, first.parameters(), again.parameters()))
+    assert first is not again
 
 
 @pytest.mark.parametrize(

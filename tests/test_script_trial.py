@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import time
 from pathlib import Path
 
 import numpy
@@ -20,15 +21,26 @@ from autotune.search.requests import failure
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.optimizer import Optimizer
-from autotune.workers import Crashed, Failed, Inspected, InspectRequest, Measured, MeasureRequest, NonFinite, TimedOut
+from autotune.workers import (
+    STOPPED,
+    Crashed,
+    Failed,
+    Inspected,
+    InspectRequest,
+    Measured,
+    MeasureRequest,
+    NonFinite,
+    TimedOut,
+)
+from autotune.workers.local import LocalExecutor
 
 SCRIPTS = Path(__file__).with_name("scripts")
 PYTHON = sys.executable
 ENDLESS = (PYTHON, str(SCRIPTS / "mlp.py"), "--steps=100000000")
 
 
-def measured(executor, command, deadline_s=120.0, scratch=None, **settings):
-    request = MeasureRequest(
+def requested(command, deadline_s=120.0, scratch=None, **settings):
+    return MeasureRequest(
         scratch=scratch,
         id="trial",
         task="script.py",
@@ -38,7 +50,10 @@ def measured(executor, command, deadline_s=120.0, scratch=None, **settings):
         options=MeasureOptions(trial_time_s=1.0, parity_batch=None),
         deadline_s=deadline_s,
     )
-    return executor.submit(request).result()
+
+
+def measured(executor, command, **options):
+    return executor.submit(requested(command, **options)).result()
 
 
 def write_script(folder, body):
@@ -285,3 +300,23 @@ def test_what_a_script_starts_does_not_outlive_its_trial(local_executor, script)
     started = [line.split()[1] for line in outcome.output.splitlines() if line.startswith("started")]
     assert len(started) == 3
     assert [pid for pid in started if Path("/proc", pid).exists()] == []
+
+
+def test_a_script_that_takes_no_signals_ends_soon_once_its_search_does(script):
+    """As on a second Ctrl-C, or some seconds after SIGTERM: nothing is asked of the script."""
+    body = (
+        "import pathlib, signal, time\n"
+        "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n    signal.signal(number, signal.SIG_IGN)\n"
+        "pathlib.Path(__file__).with_name('pid').write_text(str(os.getpid()))\n"
+        "while True:\n    try:\n        step()\n        time.sleep(600)\n    except BaseException:\n        pass\n"
+    )
+    command = script(body)
+    told = Path(command[-1]).with_name("pid")
+    with LocalExecutor() as executor:
+        future = executor.submit(requested(command))
+        while not told.exists() or not told.read_text():
+            time.sleep(0.02)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 20
+    assert future.result() == STOPPED
+    assert not Path("/proc", told.read_text()).exists()

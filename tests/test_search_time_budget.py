@@ -9,7 +9,7 @@ import pytest
 from search_tables import configurations, facts, is_again, options, row, run_search
 
 from autotune.errors import TaskError
-from autotune.search.events import Stopped
+from autotune.search.events import Stopped, Warned
 from autotune.search.requests import reference_settings
 from autotune.search.time_budget import LEAST_SHARE_S, NUM_REPEATS, TimeBudget
 from autotune.techniques import Facts
@@ -135,3 +135,41 @@ def test_without_time_to_compare_the_fastest_of_the_search_is_repeated_the_refer
     run = run_search(options(max_time_s=45.0), executor=executor, clock=executor.clock)
     assert reference_settings(facts()) in run.again
     assert len(set(run.again)) == 2
+
+
+class SlowToRead(Clocked):
+    """Each process that inspects or predicts imports for so long before it answers."""
+
+    def __init__(self, read_s: float) -> None:
+        super().__init__(facts(), 0.5)
+        self.read_s = read_s
+
+    def _answer(self, request: TrialRequest) -> Outcome:
+        outcome = super()._answer(request)
+        if request.kind == "measure":
+            return outcome
+        self.now += self.read_s
+        return outcome.model_copy(update={"seconds": self.read_s})
+
+    def predictions(self) -> list[TrialRequest]:
+        return [request for request in self.requests if request.kind == "predict"]
+
+
+def test_the_time_of_predictions_begins_once_the_task_was_read():
+    """A tenth of the time went to importing transformers, and the second request had what was left of it."""
+    executor = SlowToRead(8.0)
+    run_search(options(max_time_s=100.0), executor=executor, clock=executor.clock)
+    first, second = executor.predictions()
+    assert first.options.most_s == pytest.approx(10.0)
+    assert second.options.most_s == pytest.approx(9.5)  # less what the first took beside its reading
+    assert first.deadline_s >= 8.0 + first.options.most_s
+    assert executor.now <= 100.0
+
+
+def test_what_would_be_cut_off_before_it_is_read_is_not_asked_for_and_that_is_said():
+    executor = SlowToRead(8.0)
+    run = run_search(options(max_time_s=40.0), executor=executor, clock=executor.clock)
+    assert executor.predictions() == []
+    (said,) = [event.message for event in run.seen(Warned) if "predicted" in event.message]
+    assert said.startswith("memory is not predicted: reading the task takes 8 s, and --max-time leaves no time for it")
+    assert executor.now <= 40.0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from conformance import plan_of
 
 from autotune.integrations import flags
 from autotune.integrations.transformers import written
+from autotune.script.command import own_batch
+from autotune.script.flags import with_placeholders
+from autotune.script.parsers import NANOGPT, TIMM, TRAINING_ARGUMENTS
 
 PLAN = plan_of(
     precision={"kind": "bf16"},
@@ -46,9 +50,24 @@ def test_flags_of_known_parsers():
         "--optim adamw_torch_fused --activation_checkpointing True "
         """--activation_checkpointing_kwargs '{"every_n_layers": 2}'"""
     ) in lines
-    assert "--mixed_precision bf16 --gradient_accumulation_steps 3" in lines
+    assert "--gradient_accumulation_steps 3 --mixed_precision bf16" in lines
     assert "--batch-size 2 --grad-accum-steps 3 --amp --amp-dtype bfloat16 --workers 2" in lines
     assert "--batch_size=2 --gradient_accumulation_steps=3 --dtype=bfloat16 --compile=False" in lines
+
+
+@pytest.mark.parametrize("parser", [TRAINING_ARGUMENTS, TIMM, NANOGPT])
+def test_what_is_written_for_a_parser_is_read_again(parser):
+    words = " ".join(parser.flags(PLAN.settings.batch)).split()
+    found = with_placeholders([sys.executable, "train.py", *words])
+    assert found is not None
+    assert own_batch(found) == PLAN.settings.batch
+
+
+def test_flags_of_several_processes_are_each_ones():
+    """timm's ``--batch-size`` is one process's, as TrainingArguments' is."""
+    text = flags.written(plan_of(batch={"micro": 2, "accumulate": 6}, parallel={"kind": "ddp", "processes": 2}))
+    assert "--batch-size 2 --grad-accum-steps 3" in text
+    assert "--per_device_train_batch_size 2 --gradient_accumulation_steps 3" in text
 
 
 def test_as_json(shown):

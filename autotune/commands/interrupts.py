@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 __all__ = ["ignore_interrupts", "interruptible", "interrupts"]
+
+_PATIENCE_S = 20.0
+"""How long running trials may take to end where a system, or a terminal that has closed, asks for it: nobody is there
+to ask twice, and who asks mostly kills soon."""
 
 
 @contextmanager
@@ -43,7 +47,7 @@ def interrupts(
 ) -> Iterator[None]:
     """The first Ctrl-C sets ``stop``; the second also ends the running trials; a third gives up waiting for either.
 
-    SIGTERM and a terminal that closes count as one.
+    SIGTERM and a terminal that closes count as one, and as the second after :data:`_PATIENCE_S`.
 
     Args:
         stop: is set by the first.
@@ -52,13 +56,22 @@ def interrupts(
     """
     closer = threading.Thread(target=close, name="close")  # not in the handler: what it interrupts may hold a lock
 
+    def end_trials() -> None:
+        with suppress(RuntimeError):  # it is under way
+            closer.start()
+
+    patience = threading.Timer(_PATIENCE_S, end_trials)
+    patience.daemon = True
+
     def handle(signum: int, frame: FrameType | None) -> None:
         is_first = not stop.is_set()
         stop.set()
         if is_first and interrupted is not None and not interrupted():
+            if signum != signal.SIGINT:
+                patience.start()
             return
         if closer.ident is None:
-            closer.start()
+            end_trials()
         else:
             raise KeyboardInterrupt
 
@@ -68,6 +81,9 @@ def interrupts(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        patience.cancel()
+        if patience.ident is not None:
+            patience.join()
         if closer.ident is not None:
             closer.join()
 

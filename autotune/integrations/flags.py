@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..plan import Plan
+from ..script.parsers import ACCELERATE, NANOGPT, TIMM, TRAINING_ARGUMENTS
 from ..techniques import Settings
 from . import transformers
+from .checks import even_batch
 
 __all__ = ["written"]
 
 
 def written(plan: Plan) -> str:
-    """The flags of each parser that is known, and what none of them says."""
-    settings = plan.settings
-    parsers = {
-        "a script that parses transformers.TrainingArguments": " ".join(_of_transformers(plan)),
-        "accelerate launch (a script that takes both from its Accelerator)": " ".join(_of_accelerate(settings)),
-        "timm's train.py": " ".join(_of_timm(settings)),
-        "nanoGPT's train.py": " ".join(_of_nanogpt(settings)),
+    """The flags of each parser that is known, and what none of them says.
+
+    Raises:
+        PlanError: the plan is in uneven micro-batches.
+    """
+    settings, batch = plan.settings, even_batch(plan, "a script")
+    known = {
+        "a script that parses transformers.TrainingArguments": (TRAINING_ARGUMENTS, _of_transformers(plan)),
+        "accelerate launch (a script that takes both from its Accelerator)": (ACCELERATE, _of_accelerate(settings)),
+        "timm's train.py": (TIMM, _of_timm(settings)),
+        "nanoGPT's train.py": (NANOGPT, _of_nanogpt(settings)),
     }
+    parsers = {name: " ".join([*parser.flags(batch), *others]) for name, (parser, others) in known.items()}
     lines = [line for name, flags in parsers.items() if flags for line in (f"# {name}", flags, "")]
     rows = ", ".join(row.name for row in settings.chosen() if row.name != "batch")
     lines += [
@@ -31,13 +38,9 @@ def written(plan: Plan) -> str:
 
 
 def _of_transformers(plan: Plan) -> Iterator[str]:
-    off = (False, None)
-    yield from (
-        f"--{name} {value}"
-        for name, value in transformers.arguments(plan).items()
-        if value not in off or value == 0
-        if value is not False
-    )
+    without_batch = plan.settings.model_copy(update={"batch": None})
+    arguments = transformers.arguments(plan.model_copy(update={"settings": without_batch}))
+    yield from (f"--{name} {value}" for name, value in arguments.items() if value is not None and value is not False)
     if plan.settings.optimizer.kind == "fused":
         yield "--optim adamw_torch_fused"
     if plan.settings.checkpointing.kind == "blocks":
@@ -48,13 +51,9 @@ def _of_transformers(plan: Plan) -> Iterator[str]:
 def _of_accelerate(settings: Settings) -> Iterator[str]:
     if settings.precision.kind in ("bf16", "fp16"):
         yield f"--mixed_precision {settings.precision.kind}"
-    if settings.batch is not None:
-        yield f"--gradient_accumulation_steps {settings.batch.accumulate}"
 
 
 def _of_timm(settings: Settings) -> Iterator[str]:
-    if settings.batch is not None:
-        yield f"--batch-size {settings.batch.micro} --grad-accum-steps {settings.batch.accumulate}"
     if settings.precision.kind in ("bf16", "fp16"):
         yield f"--amp --amp-dtype {'bfloat16' if settings.precision.kind == 'bf16' else 'float16'}"
     if settings.memory_format.kind == "channels_last":
@@ -66,8 +65,6 @@ def _of_timm(settings: Settings) -> Iterator[str]:
 
 
 def _of_nanogpt(settings: Settings) -> Iterator[str]:
-    if settings.batch is not None:
-        yield f"--batch_size={settings.batch.micro} --gradient_accumulation_steps={settings.batch.accumulate}"
     dtypes = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     if (dtype := dtypes.get(settings.precision.kind)) is not None:
         yield f"--dtype={dtype}"

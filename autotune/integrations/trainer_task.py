@@ -12,11 +12,15 @@ from torch import nn
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from ..errors import TaskError
+from ..randomness import alike, random_state, seed_everything, set_random_state, undisturbed
 from ..task import Task
 from .checks import check_version
 from .counted import ignores_count
 
 __all__ = ["task_of"]
+
+_SEED = 0
+"""Of the Trainer that is built as the file is read: that of a search and of its trials, where nobody gives another."""
 
 
 def task_of(build_trainer: Callable[[], Any], fields: Mapping[str, Any]) -> Task:
@@ -87,14 +91,21 @@ def _higher(args: Any, metrics: Mapping[str, float]) -> float:
 
 
 class _Job:
-    """One Trainer, whose model is let go once it is known what the job does, and models built anew, each from its own
-    start."""
+    """One Trainer, by which it is known what the job does. Its model is the first that is asked for, where that is
+    seeded as it was; others are built anew, each from its own start."""
 
     def __init__(self, build_trainer: Callable[[], Any]) -> None:
         self._build = build_trainer
-        self.trainer = trainer = self._built()
+        with undisturbed():
+            seed_everything(_SEED)
+            self._seeded = random_state()
+            self.trainer = trainer = self._built()
+            self._built_state = random_state()
         self.loader: Any = trainer.get_train_dataloader()
         _check(trainer, self.loader)
+        self._first: tuple[Any, Any] | None = None
+        if trainer.model_init is None:  # else the Trainer has seeded its model by its own arguments
+            self._first = (trainer.model, trainer.optimizer)
         self._optimizer: Any = None
         self._has_own = trainer.optimizer is not None
         self._ignores_count = ignores_count(trainer, trainer.model, self.loader)
@@ -109,9 +120,14 @@ class _Job:
 
     def build_model(self) -> nn.Module:
         """As the Trainer trains it."""
-        if self.trainer.model_init is not None:
+        first, self._first = self._first, None
+        if first is not None and alike(random_state(), self._seeded):
+            model, self._optimizer = first
+            set_random_state(self._built_state)
+        elif self.trainer.model_init is not None:
             model = self.trainer.call_model_init()
         else:
+            del first  # before another is built
             other = self._built()
             model, self._optimizer = other.model, other.optimizer
         model.train()

@@ -7,33 +7,10 @@ from collections.abc import Sequence
 
 from ..techniques.batch import Batch
 from .command import ADD_PATH, BATCH, filled, own_batch, placeholders, under_launcher
+from .parsers import has_both, stands_for
 
 __all__ = ["flags_of", "told", "with_placeholders"]
 
-_HUGGING_FACE = "per_device_train_batch_size"
-"""Its parser takes ``--gradient_accumulation_steps`` too, which is 1 where it is left out."""
-_NAMES = {
-    "batch.micro": (
-        "b",
-        "bs",
-        "batch_size",
-        "micro_batch_size",
-        "device_batch_size",
-        "train_batch_size",
-        _HUGGING_FACE,
-    ),
-    "batch.accumulate": (
-        "accum_iter",
-        "accum_steps",
-        "accumulate",
-        "accumulate_grad_batches",
-        "accumulation_steps",
-        "grad_accum",
-        "grad_accum_steps",
-        "gradient_accumulation_steps",
-    ),
-}
-"""What known parsers call them, without dashes, ``-`` as ``_``, and less what stands before a dot."""
 _WITH_VALUE = re.compile(r"(-{0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
 _FLAG, _NUMBER = re.compile(r"--?[A-Za-z][\w.-]*"), re.compile(r"[1-9]\d*")
 
@@ -55,16 +32,18 @@ def with_placeholders(command: Sequence[str], own: Batch | None = None) -> list[
     tail = launched[launched.index("autotune.script") + 1 :]
     start, words = len(command) - len(tail) + (tail[0] == ADD_PATH) + 1, list(command)
     found: dict[str, list[int]] = {name: [] for name in BATCH}
-    for place in range(start, len(words)):
-        flag, value = _read(words, place)
-        for name in BATCH:
-            if value is not None and flag in _NAMES[name]:
-                at = place if "=" in words[place] else place + 1
-                words[at] = words[at].removesuffix(value) + f"{{{name}={value}}}"
-                found[name].append(place)
-                if flag == _HUGGING_FACE and not _states(command[start:], "batch.accumulate"):
-                    found["batch.accumulate"].append(place)
-                    words += ["--gradient_accumulation_steps", "{batch.accumulate=1}"]
+    for place in range(start, len(command)):
+        flag, value = _read(command, place)
+        name = stands_for(flag)
+        if name is None or value is None:
+            continue
+        at = place if "=" in words[place] else place + 1
+        words[at] = words[at].removesuffix(value) + f"{{{name}={value}}}"
+        found[name].append(place)
+        other = has_both(flag)
+        if other is not None and not _states(command[start:], "batch.accumulate"):
+            found["batch.accumulate"].append(place)
+            words += [other, "{batch.accumulate=1}"]
     if any(len(places) != 1 for places in found.values()):
         return None
     return words if own is None or own_batch(words) == own else None
@@ -97,17 +76,13 @@ def flags_of(command: Sequence[str], batch: Batch | None = None) -> str:
 
 
 def _read(words: Sequence[str], place: int) -> tuple[str, str | None]:
-    """A flag's bare name, and its whole number; None where it is none."""
+    """A flag, and its whole number; None where it is none."""
     if match := _WITH_VALUE.fullmatch(words[place]):
-        return _bare(match[1].removesuffix("=")), match[2]
+        return match[1], match[2]
     if _FLAG.fullmatch(words[place]) and place + 1 < len(words) and _NUMBER.fullmatch(words[place + 1]):
-        return _bare(words[place]), words[place + 1]
+        return words[place], words[place + 1]
     return "", None
 
 
-def _bare(flag: str) -> str:
-    return flag.rpartition(".")[2].lstrip("-").replace("-", "_")
-
-
 def _states(words: Sequence[str], name: str) -> bool:
-    return any(_bare(word.partition("=")[0]) in _NAMES[name] for word in words)
+    return any(stands_for(word.partition("=")[0]) == name for word in words)

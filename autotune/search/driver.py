@@ -92,6 +92,7 @@ def _run(
     _check_distills(options)
     space = load_space(options.preset)
     found = inspected(options, executor, time_budget)
+    time_budget.read_s = found.seconds
     options, facts, said = by_own_flags(options, found.facts)
     found = found.model_copy(update={"facts": facts})
     observe(Inspected(found.facts))

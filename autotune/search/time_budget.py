@@ -33,6 +33,8 @@ _LOAD_LIMIT_S = 600.0
 _LEAST_LIMIT_S = 60.0
 _SLOWER_BY = 10.0
 """A trial counts as hanging from this many times the reference's overhead on."""
+_READS = 2.0
+"""A process that predicts has so many times what it took to read the task: in that, one can be traced too."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class TimeBudget:
     """``--max-time``."""
     clock: Callable[[], float] = time.monotonic
     """Seconds since some moment."""
+    read_s: float = 0.0
+    """Seconds that a process took to read the task and look at it once; 0 until one did."""
     started: float = field(init=False)
     _overheads_s: list[float] = field(default_factory=list, init=False)
     _fresh_overheads_s: list[float] = field(default_factory=list, init=False)
@@ -94,6 +98,15 @@ class TimeBudget:
         limit = share_s + (known if self._overheads_s else _LOAD_LIMIT_S)
         left = self.left_s() - (self._reserve_s() if spare_finalists else 0.0)
         return max(LEAST_SHARE_S, min(limit, left))
+
+    def may_predict(self) -> bool:
+        """Whether a process can read the task, predict, and leave time for a trial."""
+        left_s = self.left_s() - self._reserve_s()
+        return left_s >= _READS * self.read_s + self._overhead_s() + LEAST_SHARE_S
+
+    def prediction_deadline_s(self, most_s: float) -> float:
+        """When a process that predicts for ``most_s`` counts as hanging: it reads the task first."""
+        return self.deadline_s(most_s + _READS * self.read_s, spare_finalists=True)
 
     def finalist_runs(self, num_candidates: int, num_references: int) -> tuple[int, int]:
         """How many candidates the first round compares (1: no round is needed), and how many repeats are reported.

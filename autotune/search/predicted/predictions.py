@@ -21,7 +21,8 @@ __all__ = ["foresee"]
 _EVIDENCE = "predicted"
 """Prefix of the keys under which the study stores predictions."""
 _PART = 0.1
-"""Largest share of ``--max-time`` that predictions take; the combinations with the fewest changes come first."""
+"""Largest share of ``--max-time`` that predictions take, once their process has read the task; the combinations with
+the fewest changes come first."""
 _MOST_S = 1800.0
 """Most seconds that predictions take without ``--max-time``."""
 _LEAST_S = 0.1
@@ -63,6 +64,8 @@ class _Foresight:
         """Chosen blocks, by ``settings.canonical()`` of the configuration with all blocks recomputed."""
         self._session = session
         self._num_asked = 0
+        self._is_left_out = False
+        """Whether there was no time to ask."""
         most_s = _MOST_S if session.options.max_time_s is None else _PART * session.options.max_time_s
         self._ends_s = session.time_budget.elapsed_s() + most_s
 
@@ -92,14 +95,18 @@ class _Foresight:
         session, num_asked = self._session, len(named) + len(to_choose)
         if not num_asked or session.stop.is_set() or session.time_budget.elapsed_s() > self._ends_s:
             return
-        session.observe(PredictionStarted(num_asked))
         asked = hashlib.sha256(repr((*named, "", *to_choose)).encode()).hexdigest()
         key = f"{_EVIDENCE}:{asked[:12]}"
         outcome = session.study.evidence(key)
+        if outcome is None and not session.time_budget.may_predict():
+            self._tell_of_time()
+            return
+        session.observe(PredictionStarted(num_asked))
         if outcome is None:
             request = self._request(named, to_choose)
             outcome = session.executor.ask(request)
             session.keep_output(request.id, outcome)
+            self._ends_s += session.time_budget.read_s  # their time begins once the task was read
             if isinstance(outcome, Predicted):
                 session.study.keep_evidence(key, outcome)
         num_known = 0
@@ -111,13 +118,22 @@ class _Foresight:
             session.warn(f"memory cannot be predicted, so that trials are spent on learning it: {why}")
         session.observe(PredictionEnded(num_known, num_asked))
 
+    def _tell_of_time(self) -> None:
+        self._is_left_out = True
+        self._session.warn(
+            f"memory is not predicted: reading the task takes {self._session.time_budget.read_s:.0f} s, and --max-time "
+            "leaves no time for it beside the trials. They learn it instead."
+        )
+
     def tell_of_choices(self, every: Sequence[Settings]) -> None:
         """Warn of configurations with all blocks recomputed because none could be chosen."""
         missing = sum(self.blocks(settings) is None for settings in every)
         if not missing or self._session.stop.is_set():
             return
         why = "what each block keeps could not be traced."
-        if self._session.time_budget.elapsed_s() >= self._ends_s:
+        if self._is_left_out:
+            why = "memory is not predicted."
+        elif self._session.time_budget.elapsed_s() >= self._ends_s - self._session.time_budget.read_s:
             why = "the time for predictions ran out."
             if self._session.options.max_time_s is not None:
                 why += f" They get {_PART:.0%} of --max-time: allow more."
@@ -129,7 +145,7 @@ class _Foresight:
     def _request(self, named: Sequence[Settings], to_choose: Sequence[Settings]) -> PredictRequest:
         time_budget = self._session.time_budget
         most_s = max(self._ends_s - time_budget.elapsed_s(), _LEAST_S)
-        deadline_s = time_budget.deadline_s(most_s, spare_finalists=True)
+        deadline_s = time_budget.prediction_deadline_s(most_s)
         self._num_asked += 1
         request = self._session.requests.predict_request(named, most_s, deadline_s, to_choose)
         return request.model_copy(update={"id": f"predict-{self._num_asked}"})

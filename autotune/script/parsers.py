@@ -1,0 +1,66 @@
+"""The flags by which well-known scripts take their batch: one table, by which commands are read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..techniques.batch import Batch
+
+__all__ = ["ACCELERATE", "NANOGPT", "TIMM", "TRAINING_ARGUMENTS", "Parser", "bare", "has_both", "stands_for"]
+
+
+@dataclass(frozen=True)
+class Parser:
+    """How a script's parser calls micro-batch and accumulation, with its dashes; ``=`` at the end joins the value."""
+
+    micro: tuple[str, ...] = ()
+    """The first is the one that is written."""
+    accumulate: tuple[str, ...] = ()
+    takes_both: bool = False
+    """Whoever takes the one takes the other too, which is 1 where it is left out."""
+
+    def flags(self, batch: Batch | None) -> Iterator[str]:
+        """What states a batch, of one process, to this parser."""
+        if batch is not None:
+            yield from (_stated(name, batch.micro) for name in self.micro[:1])
+            yield from (_stated(name, batch.accumulate) for name in self.accumulate[:1])
+
+
+TRAINING_ARGUMENTS = Parser(("--per_device_train_batch_size",), ("--gradient_accumulation_steps",), takes_both=True)
+ACCELERATE = Parser((), ("--gradient_accumulation_steps",))
+TIMM = Parser(("--batch-size", "-b"), ("--grad-accum-steps",))
+NANOGPT = Parser(("--batch_size=",), ("--gradient_accumulation_steps=",))
+_LIGHTNING = Parser(("--data.batch_size",), ("--trainer.accumulate_grad_batches",))
+_OTHERS = Parser(
+    ("--bs", "--micro-batch-size", "--device-batch-size", "--train-batch-size"),
+    ("--accum-iter", "--accum-steps", "--accumulate", "--accumulation-steps", "--grad-accum"),
+)
+_PARSERS = (TRAINING_ARGUMENTS, ACCELERATE, TIMM, NANOGPT, _LIGHTNING, _OTHERS)
+
+
+def bare(flag: str) -> str:
+    """A flag's name without dashes, ``-`` as ``_``, and less what stands before a dot: parsers differ in that alone."""
+    return flag.removesuffix("=").rpartition(".")[2].lstrip("-").replace("-", "_")
+
+
+_MEANINGS = {
+    **{bare(flag): "batch.micro" for parser in _PARSERS for flag in parser.micro},
+    **{bare(flag): "batch.accumulate" for parser in _PARSERS for flag in parser.accumulate},
+}
+_BOTH = {bare(flag): parser for parser in _PARSERS if parser.takes_both for flag in parser.micro}
+
+
+def stands_for(flag: str) -> str | None:
+    """``batch.micro`` or ``batch.accumulate``; None for a flag that is not known."""
+    return _MEANINGS.get(bare(flag))
+
+
+def has_both(flag: str) -> str | None:
+    """The flag for accumulation that is there beside this one for the micro-batch, in any case; None for others."""
+    parser = _BOTH.get(bare(flag))
+    return parser.accumulate[0] if parser is not None else None
+
+
+def _stated(name: str, value: int) -> str:
+    return f"{name}{value}" if name.endswith("=") else f"{name} {value}"

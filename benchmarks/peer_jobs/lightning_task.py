@@ -1,0 +1,7 @@
+"""The job of lightning_images.py as a task: `autotune search lightning_task.py`."""
+
+from lightning_images import Classifier, build_loader
+
+import autotune
+
+task = autotune.Task.from_lightning(Classifier, build_loader)
