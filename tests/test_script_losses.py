@@ -98,7 +98,7 @@ def test_a_split_that_the_script_weighs_keeps_the_losses_and_one_that_it_does_no
 @pytest.mark.parametrize("dropout", [0, 0.5])
 def test_the_first_steps_tell_whether_losses_can_be_compared(dropout, watch):
     request = InspectRequest(id="x", task="train.py", device="cpu", options=InspectOptions())
-    outcome = watch(lambda found, answer: Look(request, found, answer), 4, 4, 4, dropout)
+    outcome = watch(lambda found, answer: Look(request, found, 1, answer), 4, 4, 4, dropout)
     assert isinstance(outcome, Inspected), outcome
     assert len(outcome.facts.first_losses) == 3
     reason = outcome.facts.not_comparable

@@ -289,10 +289,11 @@ def test_what_a_script_starts_does_not_outlive_its_trial(local_executor, script)
     body = (
         "import signal, subprocess, sys, time\n"
         "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n    signal.signal(number, signal.SIG_IGN)\n"
-        "print('started', subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\n"
+        "def tell(pid): os.write(1, f'started {pid}\\n'.encode())  # at once: several processes write\n"
+        "tell(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)\n"
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-        "        print('started', os.getpid(), flush=True)\n        time.sleep(600)\n    os._exit(0)\n"
-        "if (child := os.fork()) != 0:\n    print('started', child, flush=True)\n"
+        "        tell(os.getpid())\n        time.sleep(600)\n    os._exit(0)\n"
+        "if (child := os.fork()) != 0:\n    tell(child)\n"
         "while True: step()\n"
     )
     outcome = measured(local_executor, script(body))

@@ -183,7 +183,7 @@ def test_a_search_without_time_for_any_trial_writes_no_plan_and_says_what_it_nee
 
     class Slow(TableExecutor):
         def _answer(self, request: TrialRequest):
-            now[0] += 30.0
+            now[0] += min(30.0, request.deadline_s)
             return super()._answer(request)
 
     executor = Slow(facts(), [row(settings) for settings in configurations(facts())])

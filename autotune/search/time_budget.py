@@ -24,6 +24,8 @@ LEAST_SHARE_S = 1.0
 """Shortest timed windows of a trial, seconds: shorter ones say little."""
 _FINALISTS_PART = 1 / 3
 """Largest part of ``--max-time`` that is reserved for finalists."""
+_LATER_PART = 0.5
+"""Largest part of ``--max-time`` that predictions and finalists take, in what a search says that it needs."""
 _GUESSED_OVERHEAD_S = 2.0
 """Seconds of a trial outside its timed windows, until one was measured."""
 _FRESH_EXTRA_S = 3.0
@@ -84,7 +86,7 @@ class TimeBudget:
     def least_s(self) -> float:
         """The least ``--max-time`` with room for one more trial, by the durations known so far."""
         spent_s = self.elapsed_s() + self._overhead_s() + LEAST_SHARE_S
-        return min(spent_s / (1 - _FINALISTS_PART), spent_s + self._finalists_s())
+        return min(spent_s / (1 - _LATER_PART), spent_s + self._finalists_s())
 
     def most_trials(self) -> int:
         """How many more trials there is time for, one after the other."""
