@@ -15,7 +15,7 @@ from ..plan import Budget
 from ..task import Task
 from ..techniques.replica import within
 from ..training.training import Training
-from .checks.quality import evaluate
+from .checks.quality import call_evaluate
 from .measurement import Evaluated, EvaluationOptions, MeasureOptions
 from .memory import Charge
 
@@ -40,7 +40,7 @@ def measure_evaluations(
         What each took; none where nothing is asked for.
 
     Raises:
-        TaskError: ``evaluate`` raised, returned no number, or changed the model.
+        TaskError: ``evaluate`` raised, or changed the model.
         torch.OutOfMemoryError, MemoryError: memory ran out at the first batch.
     """
     asked = options.evaluation
@@ -75,7 +75,7 @@ def _evaluate(training: Training, task: Task, batch: int | None, watch: _Watch) 
     watch.begin()
     with watch.on(model):
         try:
-            evaluate(task, model, batch)
+            call_evaluate(task, model, batch)  # a model that has hardly learned may well be worth NaN
         except _Enough:
             is_whole = False
         if training.device.type == "cuda":
