@@ -158,8 +158,10 @@ def _checked(said: Any, where: str) -> tuple[float, float]:
 
 
 def _bits(tensor: torch.Tensor) -> int:
-    """The sum of a tensor's bits, read as whole numbers: another where a value is, without a copy of them."""
-    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    """The sum of a tensor's bits, read as whole numbers: another where a value is, without a copy of them. Of a tensor
+    that is sharded over ranks, of this one's part."""
+    values = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    values = torch.view_as_real(values.detach()) if values.is_complex() else values.detach()
     whole = values.reshape(-1).view(_WHOLE[values.element_size()])
     return sum([int(part.sum()) for part in torch.split(whole, _PART)])
 
