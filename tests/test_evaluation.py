@@ -131,6 +131,13 @@ def test_one_that_raises_is_the_users_error():
         measure_evaluations(training_of(task), task, options(), ByTable())
 
 
+def test_what_it_returns_is_not_judged():
+    """A perplexity that overflows after a handful of steps says nothing of the memory."""
+    for said in (float("nan"), float("inf"), torch.tensor(1.0)):
+        task = line(floats(4), batch_size=2, evaluate=lambda model, said=said: said)
+        assert measure_evaluations(training_of(task), task, options(), ByTable())
+
+
 def test_a_model_that_is_changed_and_put_back_was_not_changed():
     """As a weight average is put in, and taken out again."""
 

@@ -136,6 +136,15 @@ def test_verify_measures_the_plans_evaluation_batch():
     assert not verify_plan(smaller, "model.py", executor, lambda event: None).holds
 
 
+def test_verify_evaluates_a_plan_without_a_batch_as_its_job_does():
+    """At the task's own 200, which ``apply`` takes then, and not at a trial's micro-batch."""
+    known = facts(evaluates=True, evaluation_batch=200)
+    plan = search(known=known).plan.model_copy(update={"evaluation": None})
+    executor = Evaluating(known, [row(plan.settings)])
+    verify_plan(plan, "model.py", executor, lambda event: None)
+    assert {one.plan.evaluation for one in executor.requests if one.kind == "measure"} == {None}
+
+
 def test_a_task_that_lets_no_batch_be_chosen_is_not_asked_for_one():
     run = search(known=facts(evaluates=True), budget_bytes=2500 * MIB)
     assert requests(run, "evaluation") == []

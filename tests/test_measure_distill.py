@@ -49,6 +49,13 @@ def test_half_of_the_loss_is_the_divergence_from_the_teacher():
     assert loss_of(taught) == pytest.approx(0.5 * 1 + 0.5 * 4 * divergence, rel=1e-5)
 
 
+def test_it_is_evaluated_at_the_batch_of_its_training():
+    task = task_of(evaluate=lambda model, batch_size: 0.0)
+    training = training_of(task)
+    training.evaluation_batch = 64
+    assert distilled(training, task, build_teacher(task)).evaluation_batch == 64
+
+
 def test_who_says_what_the_teacher_says_learns_nothing_more():
     task = task_of()
     assert loss_of(distilled(training_of(task), task, build_teacher(task))) == pytest.approx(0.5)

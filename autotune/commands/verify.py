@@ -20,7 +20,7 @@ from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warne
 from ..search.options import ANY_DROP, SearchOptions
 from ..search.requests import Requests, check_plan, failure, inspect
 from ..search.time_budget import NUM_REPEATS, TimeBudget
-from ..search.winner.evaluation import evaluation_of, with_batch
+from ..search.winner.evaluation import evaluation_of
 from ..search.winner.evidence import combine
 from ..task_file import split_source
 from ..techniques import Facts
@@ -140,8 +140,8 @@ def verify_plan(
         measure = requests.measure_options(plan.settings, trial_time_s, None)
         deadline_s = time_budget.deadline_s(trial_time_s, spare_finalists=False)
         request = requests.request(f"verify-{number}", plan.settings, measure, deadline_s)
-        request = with_batch(request, plan.evaluation.batch if plan.evaluation is not None else None)
-        outcome = executor.ask(request.model_copy(update={"fresh": True}))
+        as_job = request.plan.model_copy(update={"evaluation": plan.evaluation})  # without one, the task's own batch
+        outcome = executor.ask(request.model_copy(update={"fresh": True, "plan": as_job}))
         observe(FinalistEnded(0, plan.settings, number, outcome, NUM_REPEATS))
         if isinstance(outcome, OutOfMemory):
             at = format_bytes(ceil_mib(outcome.peak_bytes))

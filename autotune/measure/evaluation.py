@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -12,10 +13,11 @@ from torch import nn
 
 from ..nested import tensors_in
 from ..plan import Budget
+from ..ranks import of_first, this_rank, world_size
 from ..task import Task
 from ..techniques.replica import within
 from ..training.training import Training
-from .checks.quality import evaluate
+from .checks.quality import call_evaluate
 from .measurement import Evaluated, EvaluationOptions, MeasureOptions
 from .memory import Charge
 
@@ -40,8 +42,8 @@ def measure_evaluations(
         What each took; none where nothing is asked for.
 
     Raises:
-        TaskError: ``evaluate`` raised, returned no number, or changed the model.
-        torch.OutOfMemoryError, MemoryError: memory ran out at the first batch.
+        TaskError: ``evaluate`` raised, or changed the model.
+        torch.OutOfMemoryError, MemoryError: memory ran out at the first batch; of several ranks, at any.
     """
     asked = options.evaluation
     if asked is None or task.evaluate is None:
@@ -49,15 +51,15 @@ def measure_evaluations(
     budget = options.budget if options.enforce else None
     found: list[Evaluated] = []
     for batch in asked.batches or (training.evaluation_batch,):
-        if not _may_fit(found, budget):
+        if not of_first(_may_fit(found, budget)):
             break
         try:
-            found.append(_evaluate(training, task, batch, _Watch(asked, charge, budget)))
+            found.append(_evaluate(training, task, batch, _Watch(asked, charge, budget, _Stop())))
         except (MemoryError, torch.OutOfMemoryError):
-            if not found:
+            if not found or world_size() > 1:  # others may wait for this process
                 raise
             break
-        if batch is not None and 0 < found[-1].largest_call < batch:
+        if of_first(batch is not None and 0 < found[-1].largest_call < batch):
             break
     return tuple(found)
 
@@ -75,7 +77,7 @@ def _evaluate(training: Training, task: Task, batch: int | None, watch: _Watch) 
     watch.begin()
     with watch.on(model):
         try:
-            evaluate(task, model, batch)
+            call_evaluate(task, model, batch)  # a model that has hardly learned may well be worth NaN
         except _Enough:
             is_whole = False
         if training.device.type == "cuda":
@@ -87,11 +89,44 @@ class _Enough(BaseException):
     """The evaluation was watched for long enough. No ``except Exception`` of the task's takes it for its own."""
 
 
+class _Stop:
+    """Tells at which call of the model an evaluation stops.
+
+    Ranks may wait for each other in each call, or after it. So the first names the next but one as that call, while the
+    others cannot have begun it.
+    """
+
+    _numbers = itertools.count()
+    """The same of an evaluation in every rank."""
+
+    def __init__(self) -> None:
+        """An evaluation begins, in every rank."""
+        self._ranks, self._store, self._key = this_rank(), None, f"autotune: evaluation {next(self._numbers)} stops at"
+        if self._ranks.size > 1:
+            from torch.distributed import distributed_c10d
+
+            self._store = distributed_c10d._get_default_store()
+
+    def is_at(self, num_calls: int, is_enough: bool) -> bool:
+        """
+        Args:
+            num_calls: that were made.
+            is_enough: whether this process has seen enough.
+        """
+        if self._store is None:
+            return is_enough and num_calls > 0
+        if self._store.check([self._key]):
+            return num_calls >= int(self._store.get(self._key))
+        if is_enough and self._ranks.rank == 0:
+            self._store.set(self._key, str(num_calls + 1))
+        return False
+
+
 class _Watch:
     """Looks at each call of the model while it is evaluated, and ends that where it takes too long or too much."""
 
-    def __init__(self, options: EvaluationOptions, charge: Charge, budget: Budget | None) -> None:
-        self._options, self._charge, self._budget = options, charge, budget
+    def __init__(self, options: EvaluationOptions, charge: Charge, budget: Budget | None, stop: _Stop) -> None:
+        self._options, self._charge, self._budget, self._stop = options, charge, budget, stop
         self._num_calls = self._num_samples = self._largest = self._high_bytes = 0
         self._before_bytes, self._began_s, self._is_over = 0, 0.0, False
 
@@ -137,7 +172,8 @@ class _Watch:
         self._charge.sample_descendants(every_s=1.0)
         if (high_bytes := self._charge.high_water_bytes()) > self._high_bytes:
             self._high_bytes, self._is_over = high_bytes, self._charge.exceeds(self._budget)
-        if self._num_calls and (self._is_over or perf_counter() - self._began_s > self._options.most_s):
+        is_enough = self._is_over or perf_counter() - self._began_s > self._options.most_s
+        if self._stop.is_at(self._num_calls, is_enough):
             raise _Enough
         num_samples = next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0)
         self._num_calls += 1

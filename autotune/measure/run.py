@@ -50,7 +50,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         ``phases_s`` holds ``parity``, ``warmup``, ``timed`` and ``evaluation``.
 
     Raises:
-        TaskError: the task's ``evaluate`` raised, returned no number, or changed the model.
+        TaskError: the task's ``evaluate`` raised, or changed the model.
         NonFiniteLoss: a loss was NaN or infinite.
         Exception: whatever the user's code raises.
     """

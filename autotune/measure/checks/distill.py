@@ -53,7 +53,9 @@ def distilled(training: Training, task: Task, teacher: nn.Module) -> Training:
         teacher: of :func:`build_teacher`; it goes to the training's device.
     """
     taught = replace(task, compute_loss=_with_soft_targets(task, teacher.to(training.device)))
-    return Training(training.model, training.optimizer, training.loader, taught, training.settings)
+    other = Training(training.model, training.optimizer, training.loader, taught, training.settings)
+    other.evaluation_batch = training.evaluation_batch
+    return other
 
 
 def _with_soft_targets(task: Task, teacher: nn.Module) -> Callable[[nn.Module, Any], Any]:

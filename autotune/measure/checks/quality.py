@@ -22,7 +22,7 @@ from ...training.training import Training
 from ..measurement import Quality, QualityOptions
 from ..steps import Steps
 
-__all__ = ["evaluate", "measure_quality"]
+__all__ = ["call_evaluate", "evaluate", "measure_quality"]
 
 _STATISTICS = 10
 """Micro-batches that BatchNorm's statistics are averaged over before recovery."""
@@ -92,19 +92,29 @@ def _measure_statistics(training: Training, task: Task) -> None:
 def evaluate(task: Task, model: nn.Module, batch: int | None = None) -> tuple[float, float]:
     """The task's judgement of a model, and its standard error: 0 where it gives none.
 
-    Train and eval modes, and everything random, are afterwards as they were before. Next to no memory is taken beside
-    what ``evaluate`` itself takes.
-
     Args:
         task: whose ``evaluate`` it is.
         model: what is judged.
         batch: its ``batch_size``; None where it takes none.
 
     Raises:
-        TaskError: there is no ``evaluate``, or it raised, returned no finite number, or changed the model.
+        TaskError: :func:`call_evaluate` raised it, or there is no finite number.
         torch.OutOfMemoryError, MemoryError: memory ran out in it.
     """
-    where = f"{task.source or 'task'}: evaluate(model)"
+    return _checked(call_evaluate(task, model, batch), _where(task))
+
+
+def call_evaluate(task: Task, model: nn.Module, batch: int | None = None) -> Any:
+    """What the task's ``evaluate`` returns, whatever that is: its arguments are :func:`evaluate`'s.
+
+    Train and eval modes, and everything random, are afterwards as they were before. Next to no memory is taken beside
+    what ``evaluate`` itself takes.
+
+    Raises:
+        TaskError: there is no ``evaluate``, or it raised, or changed the model.
+        torch.OutOfMemoryError, MemoryError: memory ran out in it.
+    """
+    where = _where(task)
     if task.evaluate is None:
         raise TaskError(f"{task.source or 'task'}: evaluate is missing. Wanted: {SIGNATURES['evaluate']}.")
     before = {name: _bits(tensor) for name, tensor in model.state_dict().items()}
@@ -115,7 +125,10 @@ def evaluate(task: Task, model: nn.Module, batch: int | None = None) -> tuple[fl
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise TaskError(f"{where} raised {type(error).__name__}: {error}.") from error
+            raise TaskError(
+                f"{where} raised {type(error).__name__}: {error}. Trials call it for the memory that it takes: see to "
+                "that, or leave evaluate out of the task."
+            ) from error
     after = model.state_dict()
     changed = [name for name, bits in before.items() if _bits(after[name]) != bits]
     if changed:
@@ -124,7 +137,11 @@ def evaluate(task: Task, model: nn.Module, batch: int | None = None) -> tuple[fl
             f"{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}. A BatchNorm in train mode does: call "
             "model.eval() first; modes are put back afterwards."
         )
-    return _checked(said, where)
+    return said
+
+
+def _where(task: Task) -> str:
+    return f"{task.source or 'task'}: evaluate(model)"
 
 
 def _checked(said: Any, where: str) -> tuple[float, float]:
@@ -141,8 +158,10 @@ def _checked(said: Any, where: str) -> tuple[float, float]:
 
 
 def _bits(tensor: torch.Tensor) -> int:
-    """The sum of a tensor's bits, read as whole numbers: another where a value is, without a copy of them."""
-    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    """The sum of a tensor's bits, read as whole numbers: another where a value is, without a copy of them. Of a tensor
+    that is sharded over ranks, of this one's part."""
+    values = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    values = torch.view_as_real(values.detach()) if values.is_complex() else values.detach()
     whole = values.reshape(-1).view(_WHOLE[values.element_size()])
     return sum([int(part.sum()) for part in torch.split(whole, _PART)])
 

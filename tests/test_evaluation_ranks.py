@@ -1,0 +1,125 @@
+"""An evaluation in two processes that wait for each other in each of its calls: both stop at the same one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo_pair import found_by_two
+from torch import nn
+
+import autotune
+from autotune.errors import TaskError
+from autotune.measure.evaluation import measure_evaluations
+from autotune.measure.measurement import EvaluationOptions, MeasureOptions
+from autotune.measure.memory import Charge
+from autotune.plan import Plan
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.parallel import Parallel
+
+SLOW_S, MOST_S = 1.0, 0.5
+"""One process is late with its third call, and only then beyond the time that an evaluation has."""
+
+
+CASES = {"first": ("fsdp", 0, False), "second": ("fsdp", 1, False), "averages": ("ddp", 0, True)}
+"""How they wait for each other, who is late, and whether each call's result is averaged."""
+
+
+def task_of(evaluate: Any) -> autotune.Task:
+    return autotune.Task(
+        build_model=lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)),
+        build_dataset=lambda: list(torch.ones(16, 4)),
+        compute_loss=lambda model, batch: model(batch).square().mean(),
+        batch_size=8,
+        evaluate=evaluate,
+    )
+
+
+def evaluated(kind: Any, late: int, averages: bool) -> list[Any]:
+    """The calls that this process made, and whether that was all."""
+
+    def evaluate(model: nn.Module) -> float:
+        for number in range(50):
+            if number == 2 and dist.get_rank() == late:
+                time.sleep(SLOW_S)
+            said = model(torch.ones(2, 4)).mean()
+            if averages:
+                dist.all_reduce(said)
+        return 0.0
+
+    task = task_of(evaluate)
+    training = autotune.apply(plan_of(kind), task)
+    asked = MeasureOptions(parity_batch=None, evaluation=EvaluationOptions(most_s=MOST_S))
+    (found,) = measure_evaluations(training, task, asked, Charge(training.device))
+    return [found.num_samples // 2, found.is_whole]
+
+
+def plan_of(kind: Any) -> Plan:
+    return Plan(settings=Settings(batch=Batch(micro=2, accumulate=4), parallel=Parallel(kind=kind, processes=2)))
+
+
+def changed() -> str:
+    def evaluate(model: nn.Module) -> float:
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+        return 0.0
+
+    task = task_of(evaluate)
+    training = autotune.apply(plan_of("fsdp"), task)
+    asked = MeasureOptions(parity_batch=None, evaluation=EvaluationOptions(most_s=MOST_S))
+    try:
+        measure_evaluations(training, task, asked, Charge(training.device))
+    except TaskError as error:
+        return str(error)
+    return ""
+
+
+def in_each(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        found[name] = evaluated(*case)
+    found["changed"] = changed()
+    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return found_by_two(__file__, tmp_path_factory.mktemp("pair"))
+
+
+@pytest.mark.parametrize("name", ["first", "averages"])
+def test_both_stop_one_call_after_the_first_has_seen_enough(pair, name):
+    """It is late with its third, which it makes still."""
+    assert [one[name] for one in pair] == [[3, False], [3, False]]
+
+
+def test_both_go_on_until_the_first_has_seen_enough(pair):
+    """The second is late with its third; the first waits for it there, and says at its fourth that this is the last."""
+    assert [one["second"] for one in pair] == [[4, False], [4, False]]
+
+
+def test_a_sharded_model_that_is_changed_is_the_users_error(pair):
+    assert all("evaluate(model) changed the model: 0.weight and" in one["changed"] for one in pair)
+
+
+def fork_a_pair(folder: str) -> int:
+    second = os.fork()
+    in_each(int(second == 0), folder)
+    return os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0
+
+
+if __name__ == "__main__":
+    sys.exit(fork_a_pair(sys.argv[1]))
