@@ -140,9 +140,10 @@ def test_processes_that_are_not_joined_by_ddp_are_refused(answered, tmp_path, bo
         f"{body}optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "while True:\n    optimizer.zero_grad(); model(torch.ones(2, 2)).sum().backward(); optimizer.step()\n"
     )
-    outcome, _ = answered(InspectRequest, command=(*TORCHRUN, str(path)))
+    outcome, _ = answered(InspectRequest, command=(*TORCHRUN, str(path)), deadline_s=90)
     assert isinstance(outcome, Failed), outcome
     assert reason in outcome.message
+    assert outcome.seconds < 90  # the other process, which waits for nobody, is ended with the first
 
 
 def test_each_process_is_told_its_share():

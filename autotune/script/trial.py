@@ -16,7 +16,7 @@ from ..measure.processes import end_with
 from ..plan import Plan
 from ..ranks import this_rank
 from ..techniques import Settings
-from ..workers import Failed, Measured, Outcome
+from ..workers import Failed, Inspected, Measured, Outcome
 from ..workers.request import InspectRequest, MeasureRequest
 from ..workers.trial.folder import TrialFolder
 from ..workers.trial.stacks import write_stacks_to
@@ -136,10 +136,12 @@ class ScriptTrial:
 
     def _end(self, outcome: Outcome | None) -> NoReturn:
         """Write the outcome and end the script as by ``sys.exit``, within some seconds; a forked copy ends at once."""
+        failed = not isinstance(outcome, Measured | Inspected | None)
+        code = int(failed and self._several is not None)  # torchrun ends the others, which may wait for this process
         if os.getpid() == self._process:
             self._write(outcome)
-            threading.Thread(target=_end_soon, name="autotune-grace", daemon=True).start()
-        raise SystemExit(0)
+            threading.Thread(target=_end_soon, args=(code,), name="autotune-grace", daemon=True).start()
+        raise SystemExit(code)
 
     def _write(self, outcome: Outcome | None) -> None:
         """None is of a process that another answers for."""
@@ -156,8 +158,8 @@ class ScriptTrial:
             self._folder.write_first_outcome(self._several.together(outcome))
 
 
-def _end_soon() -> None:
+def _end_soon(code: int) -> None:
     time.sleep(_GRACE_S)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(0)
+    os._exit(code)
