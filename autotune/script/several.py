@@ -83,11 +83,8 @@ class Several:
             self._folder.write_peak(self._ranks.rank, self._charge.peak())
 
     def together(self, outcome: Outcome) -> Outcome:
-        """The first process's measurement, at the memory of all: their sum, or the largest device's. Of anything that
-        cannot be measured, the others end with their next optimizer step."""
+        """The first process's measurement, at the memory of all: their sum, or the largest device's."""
         if not isinstance(outcome, Measured):
-            if not isinstance(outcome, Inspected):
-                self._folder.write_last_step(0)
             return outcome
         until_s, others = time.monotonic() + _PATIENCE_S, range(1, self._ranks.size)
         while (missing := [rank for rank in others if self._folder.read_peak(rank) is None]) and (
