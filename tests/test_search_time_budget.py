@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from search_tables import configurations, facts, is_again, options, row, run_search
+from search_tables import configurations, facts, is_again, measurement, options, row, run_search
 
 from autotune.errors import TaskError
+from autotune.measure.measurement import Quality
 from autotune.search.events import Stopped, Warned
 from autotune.search.requests import reference_settings
 from autotune.search.time_budget import LEAST_SHARE_S, NUM_REPEATS, TimeBudget
@@ -173,3 +175,15 @@ def test_what_would_be_cut_off_before_it_is_read_is_not_asked_for_and_that_is_sa
     (said,) = [event.message for event in run.seen(Warned) if "predicted" in event.message]
     assert said.startswith("memory is not predicted: reading the task takes 8 s, and --max-time leaves no time for it")
     assert executor.now <= 40.0
+
+
+def test_the_references_quality_is_no_part_of_what_another_trial_takes():
+    """70 s, of which 2 were timed and 60 its recovery: others take 9 s with a second of windows, and there is time for
+    9 of them in the two thirds of 130 s that finalists leave. One hangs after ten times 68 s."""
+    quality = Quality(value=0.9, error=0.0, seconds=60.0)
+    judged = measurement(1.0).model_copy(update={"phases_s": {"timed": 2.0}, "quality": quality})
+    for max_time_s, most, deadline_s in ((130.0, 9, 130.0), (None, sys.maxsize, 682.0)):
+        time_budget = TimeBudget(trial_time_s=2.0, max_time_s=max_time_s, clock=lambda: 0.0)
+        time_budget.learn(Measured(measurement=judged, seconds=70.0), fresh=False)
+        assert time_budget.most_trials() == most
+        assert time_budget.deadline_s(2.0, spare_finalists=False) == deadline_s

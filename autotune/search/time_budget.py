@@ -54,6 +54,8 @@ class TimeBudget:
     started: float = field(init=False)
     _overheads_s: list[float] = field(default_factory=list, init=False)
     _fresh_overheads_s: list[float] = field(default_factory=list, init=False)
+    _judged_s: float = field(default=0.0, init=False)
+    """Training and evaluation by which the reference's quality was judged."""
 
     def __post_init__(self) -> None:
         """Time runs from here."""
@@ -71,6 +73,9 @@ class TimeBudget:
         """Take in a trial's duration."""
         if isinstance(outcome, Measured):
             overhead = max(0.0, outcome.seconds - outcome.measurement.phases_s.get("timed", 0.0))
+            if not self._overheads_s and outcome.measurement.quality is not None:  # the reference alone is judged
+                self._judged_s = outcome.measurement.quality.seconds  # without need: most others compute the same
+                overhead = max(0.0, overhead - self._judged_s)
             (self._fresh_overheads_s if fresh else self._overheads_s).append(overhead)
 
     def trial_share_s(self, trials_left: int) -> float | None:
@@ -96,7 +101,8 @@ class TimeBudget:
 
     def deadline_s(self, share_s: float, spare_finalists: bool) -> float:
         """Seconds after which a trial counts as hanging: well above the reference's, within the time that is left."""
-        known = max(_LEAST_LIMIT_S, _SLOWER_BY * max(self._overheads_s[:1] + self._fresh_overheads_s[:1], default=0.0))
+        first_s = max(self._overheads_s[:1] + self._fresh_overheads_s[:1], default=0.0) + self._judged_s
+        known = max(_LEAST_LIMIT_S, _SLOWER_BY * first_s)
         limit = share_s + (known if self._overheads_s else _LOAD_LIMIT_S)
         left = self.left_s() - (self._reserve_s() if spare_finalists else 0.0)
         return max(LEAST_SHARE_S, min(limit, left))
