@@ -4,7 +4,8 @@
 
 The server is a process of its own, the clients are another; drivers take no time, so that all searches end. Each client
 submits its searches under keys, every one twice, then reads states in turn: without a pause at first, then at
-``--pause`` until all have ended. Bars: none lost, none run twice, p95 of a read under 100 ms, memory flat.
+``--pause`` until all have ended. Bars: none lost, none run twice, p95 of a read under 100 ms, memory flat from the
+burst's end on: at its beginning the server has neither its threads nor their connections.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         for _ in range(200):
             list(server.client.searches())
         before, cpu_before = server.resident_bytes(), server.cpu_s()
-        clients = Clients(server.port, token, archive, server.cpu_s)
+        clients = Clients(server, token, archive)
         began = time.monotonic()
         asyncio.run(clients.run(arguments.clients, arguments.searches, arguments.burst, arguments.pause))
         took = time.monotonic() - began
@@ -89,15 +89,18 @@ def _measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "burst_s": arguments.burst,
         **{f"burst_{name}_ms": value for name, value in burst.items()},
         "burst_cpu_ms_a_read": round(1000 * clients.burst_cpu_s / len(clients.burst_ms), 2),
+        "burst_server_cpu_s": round(clients.burst_cpu_s, 1),
+        "burst_server_waits_s": round(clients.burst_wait_s, 1),
         "calm_reads": len(clients.calm_ms),
         **{f"calm_{name}_ms": value for name, value in calm.items()},
         "pause_s": arguments.pause,
         "mib_before": round(before / 2**20),
+        "mib_after_burst": round(clients.burst_bytes / 2**20),
         "mib_after": round(after / 2**20),
         "server_cpu_s": round(cpu, 1),
         "seconds": round(took, 1),
         "load_average": round(os.getloadavg()[0], 1),
-        "holds": exact and max(burst["p95"], calm["p95"]) < BAR_MS and after < before * (1 + MOST_GROWTH),
+        "holds": exact and max(burst["p95"], calm["p95"]) < BAR_MS and after < clients.burst_bytes * (1 + MOST_GROWTH),
     }
 
 
@@ -109,14 +112,17 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 class Clients:
     """Connections that are kept open, with as little work for each request as there can be."""
 
-    def __init__(self, port: int, token: str, archive: str, cpu_s: Callable[[], float]) -> None:
-        self._port, self._archive, self._cpu_s = port, archive, cpu_s
+    def __init__(self, server: Server, token: str, archive: str) -> None:
+        self._server, self._archive = server, archive
         self._head = f"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
         self.burst_ms: list[float] = []
         self.calm_ms: list[float] = []
         self.submits = self.failed = 0
-        self.burst_cpu_s = 0.0
-        """Of the server, while reads have no pause; with what it does for searches that run meanwhile."""
+        self.burst_cpu_s = self.burst_wait_s = 0.0
+        """Of the server, while reads have no pause: on a processor, and ready to run while others had them; with what
+        it does for searches that run meanwhile."""
+        self.burst_bytes = 0
+        """Resident, at the burst's end: each thread that answers has its connection to the database by then."""
 
     async def run(self, num_clients: int, num_searches: int, burst_s: float, pause_s: float) -> None:
         """Until every search has ended."""
@@ -126,7 +132,7 @@ class Clients:
         )
 
     async def _client(self, name: int, numbers: range, burst_s: float, pause_s: float) -> None:
-        connection = await asyncio.open_connection("127.0.0.1", self._port)
+        connection = await asyncio.open_connection("127.0.0.1", self._server.port)
         ids = []
         for number in numbers:
             spec = {"task": "model.py", "archive": self._archive, "name": f"n{number}"}
@@ -134,11 +140,12 @@ class Clients:
             self.failed += first != again
             ids.append(first)
         await self._gate.wait()
-        until, cpu_s = time.monotonic() + burst_s, self._cpu_s()
+        until, cpu_s, wait_s = time.monotonic() + burst_s, self._server.cpu_s(), self._server.wait_s()
         while time.monotonic() < until:
             await self._read(connection, ids[len(self.burst_ms) % len(ids)], self.burst_ms)
         if name == 0:
-            self.burst_cpu_s = self._cpu_s() - cpu_s
+            self.burst_cpu_s, self.burst_wait_s = self._server.cpu_s() - cpu_s, self._server.wait_s() - wait_s
+            self.burst_bytes = self._server.resident_bytes()
         open_ids = list(ids)
         while open_ids:
             await asyncio.sleep(pause_s)

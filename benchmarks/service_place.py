@@ -102,6 +102,11 @@ class Server:
         fields: Sequence[str] = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def wait_s(self) -> float:
+        """How long its threads were ready to run, and others had the processors, since its start."""
+        stats = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(each.read_text().split()[1]) for each in stats) / 1e9
+
 
 def _serve(
     state: Path,

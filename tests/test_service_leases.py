@@ -6,6 +6,7 @@ import io
 import os
 import tarfile
 import threading
+import time
 
 import pytest
 
@@ -17,6 +18,7 @@ from autotune.errors import UserError
 from autotune.service.archives import pack
 from autotune.service.client import Client, ServiceError
 from autotune.service.documents import Documents
+from autotune.service.runner import Runner, RunnerOptions
 from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database, now
 from autotune.service.store.leases import Leases, Stale
@@ -24,6 +26,7 @@ from autotune.service.store.searches import Searches
 from autotune.service.store.states import ENDS as END_STATES
 from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
 from autotune.service.store.tables import METADATA, SEARCHES
+from autotune.service.supervisor import Places
 from benchmarks.postgresql import Cluster, missing
 from benchmarks.service_faults.races import race
 
@@ -248,3 +251,30 @@ def test_a_folder_packs_to_the_same_bytes_whenever(tmp_path):
     assert pack(tmp_path) == first
     with tarfile.open(fileobj=io.BytesIO(first)) as tar:
         assert tar.getnames() == ["data/x.bin", "model.py"]
+
+
+def test_a_submit_makes_the_server_look_for_work_and_not_for_leases_that_ended(tmp_path):
+    """A query for each submit is saved: leases end by time alone."""
+    asked = []
+
+    class Empty:
+        def expired(self, *, all_held):
+            asked.append("expired")
+            return []
+
+        def claim(self):
+            asked.append("claim")
+
+    runner = Runner(Empty(), Places(tmp_path), RunnerOptions(beat_s=60.0))
+    runner.start()
+    try:
+        for claims in range(2, 6):
+            runner.wake()
+            until = time.monotonic() + 30
+            while asked.count("claim") < claims and time.monotonic() < until:
+                time.sleep(0.005)
+                runner.wake()
+    finally:
+        runner.close()
+    assert asked.count("claim") >= 5
+    assert asked.count("expired") == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from autotune.plan import Evidence, KeptWeights, Peak, Plan, QualityEvidence, Speed
+from autotune.report.printing import print_words
 from autotune.report.show import explain
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -79,3 +80,13 @@ def test_a_plan_by_hand_says_nothing_of_it():
     words = said(exactness={}, measured=None, reference=None)
     assert not any(word in words for word in ("Lossy", "Exact,", "Rounding:", "checked"))
     assert "exactness" not in Plan(settings=SETTINGS).to_yaml()
+
+
+def test_a_report_for_a_file_has_the_same_words_without_colours():
+    """What the service stores is what ``autotune show`` prints into a pipe."""
+    plan = Plan.from_yaml("schema: autotune/plan@1\nsettings: {}\n", "plan.yaml")
+    files = io.StringIO(), io.StringIO()
+    for coloured, file in zip((True, False), files, strict=True):
+        print_words(file, explain(plan, Path("plan.yaml"), coloured=coloured), 110)
+    assert files[0].getvalue() == files[1].getvalue()
+    assert "autotune.load_plan" in files[0].getvalue()

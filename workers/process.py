@@ -68,11 +68,11 @@ def with_variable(assignment: str) -> list[ProcessId]:
     """
     wanted = assignment.encode()
     found = []
-    for entry in _PROC.iterdir() if _PROC.is_dir() else ():
-        if not entry.name.isdigit():
+    for name in os.listdir(_PROC) if _PROC.is_dir() else ():
+        if not name.isdigit():
             continue
-        with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0") and (process := identify(int(entry.name))):
+        with contextlib.suppress(OSError), open(f"{_PROC}/{name}/environ", "rb", buffering=0) as file:
+            if wanted in file.read().split(b"\0") and (process := identify(int(name))):
                 found.append(process)
     return found
 

@@ -37,6 +37,6 @@ def read_documents(path: Path) -> Documents | None:
     except (AutotuneError, OSError, ValueError):
         return None
     words = io.StringIO()
-    print_words(words, explain(plan, Path(path.name)), _WIDTH)
+    print_words(words, explain(plan, Path(path.name), coloured=False), _WIDTH)
     files = {name: base64.b64encode(content).decode() for name, content in plan.settings.files().items()}
     return Documents(text, words.getvalue(), files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,12 +79,13 @@ class Runner:
         self._pool.shutdown(wait=True)
 
     def _run(self) -> None:
-        everything = True
+        everything, look_at = True, 0.0
         while not self._stop.is_set():
             self._wake.clear()
             try:
-                self._recover(all_held=everything)
-                everything = False
+                if time.monotonic() >= look_at:  # leases end by time alone: nothing that wakes it ends one
+                    self._recover(all_held=everything)
+                    everything, look_at = False, time.monotonic() + 2 * self._options.beat_s
                 while len(self._held) < self._options.num_searches and (lease := self._leases.claim()):
                     self._begin(lease)
             except SQLAlchemyError as reason:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, Subquery, and_, case, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, Subquery, and_, case, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..documents import Documents
@@ -61,6 +61,8 @@ class Leases:
             lease_s: how long a lease lasts without a sign of life, seconds.
         """
         self._database, self._home, self._lease_s = database, home, lease_s
+        self._waits = _waits(home)
+        self._next = _next(self._waits)
 
     def claim(self) -> Lease | None:
         """Take the search that is next: what is to be cancelled, then by priority; within one, of the owner with the
@@ -69,22 +71,9 @@ class Leases:
         Returns:
             The lease; None where nothing waits.
         """
-        here = SEARCHES.c.home.is_(None) | (SEARCHES.c.home == self._home)
-        waits = and_(SEARCHES.c.state == State.QUEUED, here)
-        turns = _turns()
-        order = (
-            case((SEARCHES.c.cancel_mode.is_(None), 1), else_=0),
-            SEARCHES.c.priority.desc(),
-            func.coalesce(turns.c.num_held, 0),
-            func.coalesce(turns.c.last, 0.0),
-            SEARCHES.c.number,
-        )
-        joined = SEARCHES.outerjoin(turns, turns.c.owner == SEARCHES.c.owner)
-        chosen = select(SEARCHES.c.id).select_from(joined).where(waits).order_by(*order).limit(1)
-        chosen = chosen.with_for_update(skip_locked=True, of=SEARCHES)
         token = secrets.token_hex(16)
         with self._database.writing() as connection:
-            search_id = connection.scalar(chosen)
+            search_id = connection.scalar(self._next)
             if search_id is None:
                 return None
             changes = {
@@ -97,7 +86,7 @@ class Leases:
             }
             append(
                 connection,
-                and_(SEARCHES.c.id == search_id, waits),
+                and_(SEARCHES.c.id == search_id, self._waits),
                 [("state", {"state": State.LEASED})],
                 state=State.LEASED,
                 **changes,
@@ -217,6 +206,27 @@ class Leases:
         with self._database.writing() as connection:
             if not append(connection, whose, said, state=state, message=message, **free, **changes):
                 raise Stale
+
+
+def _waits(home: str) -> ColumnElement[bool]:
+    """Of searches that a server with this state folder may take."""
+    here = SEARCHES.c.home.is_(None) | (SEARCHES.c.home == home)
+    return and_(SEARCHES.c.state == State.QUEUED, here)
+
+
+def _next(waits: ColumnElement[bool]) -> Select[Any]:
+    """The id of the search whose turn it is, locked where the database locks rows."""
+    turns = _turns()
+    order = (
+        case((SEARCHES.c.cancel_mode.is_(None), 1), else_=0),
+        SEARCHES.c.priority.desc(),
+        func.coalesce(turns.c.num_held, 0),
+        func.coalesce(turns.c.last, 0.0),
+        SEARCHES.c.number,
+    )
+    joined = SEARCHES.outerjoin(turns, turns.c.owner == SEARCHES.c.owner)
+    chosen = select(SEARCHES.c.id).select_from(joined).where(waits).order_by(*order).limit(1)
+    return chosen.with_for_update(skip_locked=True, of=SEARCHES)
 
 
 def _turns() -> Subquery:
