@@ -73,8 +73,8 @@ class TimeBudget:
         """Take in a trial's duration."""
         if isinstance(outcome, Measured):
             overhead = max(0.0, outcome.seconds - outcome.measurement.phases_s.get("timed", 0.0))
-            if not self._overheads_s and outcome.measurement.quality is not None:  # the reference alone is judged
-                self._judged_s = outcome.measurement.quality.seconds  # without need: most others compute the same
+            if not self._overheads_s and outcome.measurement.quality is not None:  # most others are not judged
+                self._judged_s = outcome.measurement.quality.seconds
                 overhead = max(0.0, overhead - self._judged_s)
             (self._fresh_overheads_s if fresh else self._overheads_s).append(overhead)
 
@@ -113,8 +113,11 @@ class TimeBudget:
         return left_s >= _READS * self.read_s + self._overhead_s() + LEAST_SHARE_S
 
     def prediction_deadline_s(self, most_s: float) -> float:
-        """When a process that predicts for ``most_s`` counts as hanging: it reads the task first."""
-        return self.deadline_s(most_s + _READS * self.read_s, spare_finalists=True)
+        """Seconds after which a process that predicts for ``most_s`` counts as hanging: it reads the task first, and
+        leaves time for a trial."""
+        room_s = self.left_s() - self._reserve_s() - self._overhead_s() - LEAST_SHARE_S
+        deadline_s = self.deadline_s(most_s + _READS * self.read_s, spare_finalists=True)
+        return max(LEAST_SHARE_S, min(deadline_s, room_s))
 
     def finalist_runs(self, num_candidates: int, num_references: int) -> tuple[int, int]:
         """How many candidates the first round compares (1: no round is needed), and how many repeats are reported.
