@@ -14,11 +14,11 @@ from ..data.loader import Loader
 from ..data.positions import Position
 from ..errors import TaskError
 from ..randomness import random_state, set_random_state
-from ..ranks import summed
 from ..task import Task
 from ..techniques import Settings
 from ..techniques.batch import Batch
 from ..techniques.replica import Replica, within
+from .gradients import Count, Gradients, divisor, read_loss
 from .guard import Guard
 from .halving import Halving
 from .resume import check_state
@@ -35,7 +35,7 @@ class StepResult:
     """The micro-batch's mean loss, detached."""
     stepped: bool
     """Whether the optimizer stepped (a loss scaler that found infinite gradients skips its step)."""
-    count: float | torch.Tensor
+    count: Count
     """What the mean is over: samples, or the count that came with the loss, on its device."""
 
     @property
@@ -79,14 +79,10 @@ class Training:
         scales = any(technique.scales_loss for technique in settings.techniques())
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scales)
         self._task, self._compute_loss = task, task.compute_loss
-        self._weight: float | torch.Tensor = 0.0
-        self._expected: float | torch.Tensor = 0.0
-        self._micro_batches = 0
-        self._position: Position | None = None
         self._done: Position | None = None
         self._guard = Guard(optimizer)
         self._halving = Halving(loader.batch.micro, halve_when_out_of_memory, self._together)
-        self._ranks = loader.ranks
+        self._gradients = Gradients(optimizer, loader, lambda: self._halving.parts)
         self._own = within(model)
 
     def with_loader(self, loader: Loader) -> Training:
@@ -122,21 +118,22 @@ class Training:
                 of the task raised after the backward pass or the step.
         """
         position = self.loader.positions.take(batch)  # before the loss, which may take a batch apart
-        left = self._position is not None and position is not None and position.epoch != self._position.epoch
-        begins = not self._micro_batches or left
-        mean, count = self._halving.run(batch, position, begins, self._pass, self._begin_step)
+        last = self._gradients.position
+        left = last is not None and position is not None and position.epoch != last.epoch
+        begins = not self._gradients.num_added or left
+        mean, count = self._halving.run(batch, position, begins, self._pass, self._gradients.clear)
         stepped = self.optimizer_step()
-        if not self._micro_batches:
+        if not self._gradients.num_added:
             self._halving.forget()
         return StepResult(mean, stepped, count)
 
-    def _pass(self, batch: Any, position: Position | None) -> tuple[torch.Tensor, float | torch.Tensor]:
+    def _pass(self, batch: Any, position: Position | None) -> tuple[torch.Tensor, Count]:
         """Forward and backward; the detached mean loss, and what it is over."""
         self.loader.positions.pass_over()
         with self._forward_of(position):
             loss = self._compute_loss(self.model, batch)
         count = self._add(loss, position)
-        mean = loss[0] / _divisor(count) if isinstance(loss, tuple) else loss
+        mean = loss[0] / divisor(count) if isinstance(loss, tuple) else loss
         return mean.detach(), count
 
     def forward_context(self) -> AbstractContextManager[Any]:
@@ -147,7 +144,7 @@ class Training:
     def _forward_of(self, position: Position | None) -> AbstractContextManager[Any]:
         if isinstance(self.model, Replica) and torch.is_grad_enabled():
             ends = position is not None and position.ends_step
-            self.model.begin(averages=ends or self._micro_batches + 1 >= self.batch.accumulate)
+            self.model.begin(averages=ends or self._gradients.num_added + 1 >= self.batch.accumulate)
         return self.settings.forward_context(self.device.type)
 
     def backward(self, loss: torch.Tensor | tuple[torch.Tensor, Any], batch: Any = None) -> bool:
@@ -172,7 +169,7 @@ class Training:
         value = loss[0] if isinstance(loss, tuple) else loss
         if not (value.is_leaf or value._is_view()):  # torch does not detach a view in place
             value.detach_()
-        return self._is_whole
+        return self._gradients.is_whole
 
     @property
     def epoch(self) -> int:
@@ -191,7 +188,7 @@ class Training:
         Raises:
             TaskError: a step's gradients are whole, and the step is not taken.
         """
-        if self._is_whole:
+        if self._gradients.is_whole:
             raise TaskError(
                 "state_dict was called between training.backward, which made an optimizer step's gradients whole, and "
                 "training.optimizer_step(). Call it after that."
@@ -211,12 +208,14 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        self._begin_step()
+        self._gradients.clear()
         self._done = None
         self._guard.stepped()
         self._halving.forget(has_all=not state["step"])
         if state["step"]:
-            self._go_on(state["step"])
+            self._gradients.load_state_dict(state["step"])
+            self._guard.begin()
+            self._guard.look()
         self.loader.load_state_dict(state["loader"])
         set_random_state(state["random"])
 
@@ -228,100 +227,46 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "step": self._half_step(),
+            "step": self._gradients.state_dict(),
             "loader": self.loader.state_dict(self._done),
             "random": random_state(),
         }
 
-    def _half_step(self) -> dict[str, Any] | None:
-        if not self._micro_batches or self._position is None:
-            return None
-        num_samples, _, epoch, place, *_ = self._position
-        return {
-            "gradients": [parameter.grad for parameter in self._parameters()],
-            "weight": self._weight,
-            "expected": self._expected,
-            "micro_batches": self._micro_batches,
-            "position": (num_samples, epoch, place),
-        }
-
-    def _go_on(self, step: dict[str, Any]) -> None:
-        for parameter, gradient in zip(self._parameters(), step["gradients"], strict=True):
-            parameter.grad = None if gradient is None else gradient.detach().clone().to(parameter.device)
-        self._weight, self._expected = (
-            one.to(self.device) if isinstance(one, torch.Tensor) else one for one in (step["weight"], step["expected"])
-        )
-        self._micro_batches = step["micro_batches"]
-        num_samples, epoch, place = step["position"]
-        self._position = Position(num_samples, ends_step=False, epoch=epoch, place=place)
-        self._guard.begin()
-        self._guard.look()
-
-    def _parameters(self) -> list[nn.Parameter]:
-        """The optimizer's parameters, in its own order."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def _add(self, loss: Any, position: Position | None) -> float | torch.Tensor:
+    def _add(self, loss: Any, position: Position | None) -> Count:
         """Backward of the micro-batch's share of its optimizer step; returns what its mean is over."""
-        value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise TaskError(f"compute_loss must return a scalar tensor, or (loss_sum, count), but got {got}.")
-        if self._is_whole:
+        value, count = read_loss(loss)
+        gradients = self._gradients
+        if gradients.is_whole:
             raise TaskError(self._guard.not_taken())
         self._done = position or self._done
         position = position or self._assumed_position()
-        if self._position is not None and position.epoch != self._position.epoch:
-            self._drop(self._position, position)
-        if self._micro_batches:
+        if gradients.position is not None and position.epoch != gradients.position.epoch:
+            self._drop(gradients.position, position)
+        if gradients.num_added:
             self._guard.check_between()
         else:
             self._guard.begin()
-        weight: float | torch.Tensor = float(position.num_samples) if count is None else _scalar(count)
-        if self._micro_batches == 0:
-            self._expected = self._expected_of(position, weight, counts=count is not None)
-        self._position = position
-        self._micro_batches += 1
-        self._weight = self._weight + weight
-        share = value * (weight / self._expected) if count is None else value / self._expected
-        if self._ranks.size > 1:
-            share = share * self._ranks.size  # ranks' gradients are averaged
+        share, weight = gradients.share(value, count, position, in_step=self._together is None)
         try:
-            self.scaler.scale(share.reshape(())).backward()  # type: ignore[no-untyped-call]
+            self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
         except BaseException:  # out of memory, and the loop may go on: half a backward pass is no gradient
-            self._begin_step()
+            gradients.clear()
             raise
         if isinstance(self.model, Replica):
-            self.model.check(averages=self._is_whole)
-        if self._is_whole:
+            self.model.check(averages=gradients.is_whole)
+        if gradients.is_whole:
             self._finish_gradients(counts=count is not None)
-            self.scaler.unscale_(self.optimizer)
-            self._task.call("after_backward", self._own)
         self._guard.look()
         return weight
 
-    def _expected_of(self, position: Position, weight: float | torch.Tensor, counts: bool) -> float | torch.Tensor:
-        """What a step's losses are divided by before its actual total is known: the same in every rank."""
-        if self._ranks.size > 1 and not counts:
-            whole = self._ranks.num_samples or self.batch.num_samples * self._ranks.size
-            return float(position.step_samples or whole)
-        # A step of one micro-batch, a short tail too, is divided by its own total, as a stock loop does.
-        whole = position.num_samples if position.ends_step else self.batch.num_samples
-        times = whole / position.num_samples
-        if self._ranks.size > 1 and self._together is None:  # else nobody waits for another within a pass
-            return _divisor(summed(weight * times, self.device))
-        return _divisor(weight) * times
-
-    @property
-    def _is_whole(self) -> bool:
-        """Whether the current optimizer step has its last micro-batch: counted, since a loop may leave some out."""
-        ends = self._position is not None and self._position.ends_step
-        return ends or self._micro_batches >= self._num_passes
-
-    @property
-    def _num_passes(self) -> int:
-        """Micro-batches in an optimizer step."""
-        return self.loader.batch.accumulate * self._halving.parts
+    def _finish_gradients(self, counts: bool) -> None:
+        """All backward passes of the step are made: its gradients become the true ones."""
+        self._halving.agree()
+        self._gradients.settle(counts, in_step=self._together is None)
+        if self._together is not None:
+            self._together.exchange()
+        self.scaler.unscale_(self.optimizer)
+        self._task.call("after_backward", self._own)
 
     def optimizer_step(self) -> bool:
         """Clip and step the optimizer if the current micro-batch ends its optimizer step.
@@ -333,25 +278,20 @@ class Training:
             TaskError: the optimizer was stepped already, or the gradients are gone, or the task's ``after_step``
                 raised.
         """
-        if not self._is_whole:
+        if not self._gradients.is_whole:
             return False
         self._guard.check_before_step()
         if self._task.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self._clipped(), self._task.max_grad_norm)
+            self._gradients.clip(self.model, self._task.max_grad_norm)
         before = self.scaler.get_scale() if self.scaler.is_enabled() else 0.0
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self._begin_step()
+        self._gradients.clear()
         self._guard.stepped()
         has_stepped = not self.scaler.is_enabled() or self.scaler.get_scale() >= before
         if has_stepped:
             self._task.call("after_step", self._own)
         return has_stepped
-
-    def _begin_step(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self._weight = self._expected = 0.0
-        self._micro_batches, self._position = 0, None
 
     def _drop(self, left: Position, begun: Position) -> None:
         """The loop left its last step half done, and iterates the loader anew: drop its gradients."""
@@ -360,53 +300,17 @@ class Training:
                 f"training.loader is iterated twice at once, and optimizer steps of {self.batch.accumulate} "
                 "micro-batches are made of both. Take a step's micro-batches from one iteration."
             )
-        self._guard.dropped(self._micro_batches, self.batch.accumulate)
-        self._begin_step()
-
-    def _clipped(self) -> list[nn.Parameter]:
-        """The optimizer's parameters, in the model's order: a norm's bits depend on it."""
-        known = dict.fromkeys(self._parameters())
-        return list(dict.fromkeys(p for p in self.model.parameters() if p in known) | known)
+        self._guard.dropped(self._gradients.num_added, self.batch.accumulate)
+        self._gradients.clear()
 
     def _assumed_position(self) -> Position:
         """For batches that are not our loader's: full micro-batches, ``accumulate`` of them to a step."""
-        if self._micro_batches == 0:
+        if not self._gradients.num_added:
             warnings.warn(
                 f"a batch that is not training.loader's: it is taken for {self.batch.micro} samples, and "
                 f"{self.batch.accumulate} of them for one optimizer step.",
                 stacklevel=4,
             )
-        epoch = self._position.epoch if self._position else 0
-        return Position(self.batch.micro, self._micro_batches + 1 >= self._num_passes, epoch)
-
-    def _finish_gradients(self, counts: bool) -> None:
-        """All backward passes of the step are made: its gradients become the true ones."""
-        self._halving.agree()
-        if self._micro_batches > 1 or self._ranks.shares or self._together is not None:  # other ranks may have more
-            self._settle_gradients(counts)
-        if self._together is not None:
-            self._together.exchange()
-
-    def _settle_gradients(self, counts: bool) -> None:
-        """A short tail, or counts that varied: what was divided by the expected total is divided by the actual one."""
-        if self._ranks.size > 1:
-            if not counts:  # the total was known
-                return
-            self._weight = summed(self._weight, self.device)
-        if not isinstance(self._weight, torch.Tensor) and self._weight == self._expected:
-            return
-        factor = self._expected / _divisor(self._weight)
-        for gradient in (p.grad for p in self._parameters() if p.grad is not None):
-            gradient.mul_(factor)
-
-
-def _scalar(count: Any) -> float | torch.Tensor:
-    """A count as it came: a tensor stays on its device, so that no step waits for it."""
-    return count.detach().reshape(()) if isinstance(count, torch.Tensor) else float(count)
-
-
-def _divisor(count: float | torch.Tensor) -> float | torch.Tensor:
-    """The count, or 1 where there is none: micro-batches without a valid token add nothing, instead of 0 / 0."""
-    if isinstance(count, torch.Tensor):
-        return torch.where(count == 0, 1, count)
-    return count or 1.0
+        epoch = self._gradients.position.epoch if self._gradients.position else 0
+        ends = self._gradients.num_added + 1 >= self._gradients.num_passes
+        return Position(self.batch.micro, ends, epoch)

@@ -30,7 +30,7 @@ def main() -> None:
     with Timed(flags.out, flags.steps, flags.batch_size * flags.grad_accum) as timed:
         for number, batch in enumerate(loader, 1):
             loss = model(**batch)["loss"]
-            timed.losses.append(loss.detach())
+            timed.losses.append(loss.item())  # a kept tensor would pin the heap around it
             (loss / flags.grad_accum).backward()
             if number % flags.grad_accum == 0:
                 optimizer.step()

@@ -31,7 +31,7 @@ class Timed:
             num_steps: that are timed.
             samples_per_step: in each.
         """
-        self.losses: list[torch.Tensor] = []
+        self.losses: list[float] = []
         """Of micro-batches, for a job that tells them."""
         self._out, self._num_steps, self._samples = Path(out), num_steps, samples_per_step
         self._seen, self._began_s = 0, 0.0
@@ -56,7 +56,7 @@ class Timed:
             "samples_per_s": self._num_steps * self._samples / seconds,
             "peak_bytes": int(status.partition("VmHWM:")[2].split()[0]) * 1024,
             "threads": torch.get_num_threads(),
-            "losses": [float(loss).hex() for loss in self.losses],
+            "losses": [loss.hex() for loss in self.losses],
         }
         self._out.write_text(json.dumps(row))
         raise _Ended
