@@ -1,7 +1,7 @@
 """A plan beside what a user would pick instead, at the same budget on the same job in one run.
 
-For each job, at a loose budget (1.1 times what the job takes) and a tight one (what the process takes before its model,
-and a share of what the job adds to it): the job as it is; the batch that transformers' `auto_find_batch_size` and
+For each job, at a loose budget (1.1 times what the job takes) and a tight one (what it takes with a batch of one, and a
+quarter of what its own batch adds to that): the job as it is; the batch that transformers' `auto_find_batch_size` and
 Lightning's `scale_batch_size` come to, which tune nothing else; by hand; `torch.compile` alone; the plan of a search.
 Then all that fit, in turn, round by round, each in a fresh process, through the code that `autotune verify` measures
 by.
@@ -20,7 +20,6 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +40,17 @@ from .batch_rules import auto_find_sizes, first_that_fits, power_sizes
 from .rows import EXAMPLES, HERE, save_rows
 
 LOOSE = 1.1
+TIGHT = 0.25
+"""Share of what the job's own batch adds to a batch of one."""
 NEVER_SLOWER, TIGHT_MEAN = 0.97, 1.3
 FIT_S = 0.2
 """Timed seconds of a run that only tells whether a configuration fits."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A job and its tight budget."""
-
-    task: Path
-    tight: float
-    """Share of what the job adds to the process."""
-
-
 CASES = {
-    "digits_cnn": Case(EXAMPLES / "digits_cnn" / "model.py", 0.45),
-    "char_gpt": Case(EXAMPLES / "char_gpt" / "model.py", 0.4),
-    "gpt2": Case(HERE / "jobs" / "gpt2.py", 0.4),
+    "digits_cnn": EXAMPLES / "digits_cnn" / "model.py",
+    "char_gpt": EXAMPLES / "char_gpt" / "model.py",
+    "gpt2": HERE / "jobs" / "gpt2.py",
 }
 
 
@@ -85,8 +77,7 @@ def main() -> None:
 
 def compare(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each budget of a job."""
-    case, rows = CASES[name], []
-    task = str(case.task)
+    task, rows = str(CASES[name]), []
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
@@ -94,9 +85,11 @@ def compare(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ):
         facts = inspect(SearchOptions(task, device="cpu"), executor, TimeBudget(600.0, None))
         runs = Runs(executor, Requests(task, 0, Budget(device="cpu"), facts))
-        own_bytes, process_bytes = runs.peak_bytes(reference_settings(facts)), facts.process_bytes or 0
-        assert own_bytes is not None
-        tight_bytes = process_bytes + case.tight * (own_bytes - process_bytes)
+        own_bytes, one_bytes = (
+            runs.peak_bytes(settings) or 0 for settings in (reference_settings(facts), Settings(batch=Batch(micro=1)))
+        )
+        assert own_bytes > one_bytes > 0, "the job trains, and its batch takes memory"
+        tight_bytes = one_bytes + TIGHT * (own_bytes - one_bytes)
         for budget, limit in (("loose", int(LOOSE * own_bytes)), ("tight", int(tight_bytes))):
             picked = {**others(facts, runs, limit), "the plan": planned(task, limit, executor, arguments)}
             measured = in_turn(runs, picked, arguments.rounds, arguments.trial_time)

@@ -274,6 +274,16 @@ def test_a_reference_over_the_budget_is_said_and_never_chosen():
     assert run.plan.gain.speed > 1
 
 
+def test_a_reference_over_the_budget_teaches_how_fast_others_are(study):
+    """It takes 840 MiB of 300, so that its batch is not among those that may fit."""
+    run_search(
+        options(budget_bytes=300 * MIB, trials=2), predict=lambda settings: Prediction(peak_bytes=peak(settings))
+    )
+    first = study().trials[1]
+    forecast = first.user_attrs["forecast"]["samples_per_s"]
+    assert forecast["low"] < math.exp(first.value) < forecast["high"] < 100 * forecast["low"]
+
+
 def test_a_reference_that_fits_nowhere_leaves_the_gain_null_with_a_reason():
     run = run_search(
         options(budget_bytes=600 * MIB),

@@ -158,15 +158,16 @@ class ConfigurationSpace:
             if not self.is_needless(settings, record.usable_bytes):
                 rows.append(self._configuration(settings, record.facts))
         configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
-        known = [row.settings for row in study.tried if row.known and self.params(row.settings) is not None]
-        configurations = configurations.joined(self._configuration(one, record.facts) for one in known)
+        tried = [row for row in study.tried if self.params(row.settings) is not None]
+        # What was tried teaches, the reference above all, whose batch need not be about the largest that fits.
+        configurations = configurations.joined(self._configuration(row.settings, record.facts) for row in tried)
         margin = record.budget.margin
         return ExpectedGainSampler(
             configurations,
             limit_bytes=record.limit_bytes,
             margin=margin,
             seed=record.seed,
-            enough=_ENOUGH if known else 0.0,
+            enough=_ENOUGH if any(row.known for row in tried) else 0.0,
         )
 
     def _configuration(self, settings: Settings, facts: Facts) -> Configuration:
