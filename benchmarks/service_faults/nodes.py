@@ -80,7 +80,12 @@ class Nodes:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
-        self.start()
+        self._running: list[subprocess.Popen[bytes]] = []
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def start(self) -> None:
         """Also where the cluster that was there has died."""
@@ -93,6 +98,7 @@ class Nodes:
         command = [*_RAY, _SIZE, f"--temp-dir={self.folder / name}", *options]
         with log.open("w") as file:
             node = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        self._running.append(node)
         while "Ray runtime started" not in log.read_text():
             assert node.poll() is None, log.read_text()[-2000:]
             time.sleep(0.05)
@@ -105,7 +111,8 @@ class Nodes:
 
     def end(self) -> None:
         """End both, with all that came of them."""
-        for node in (self.second, self.head):
+        while self._running:
+            node = self._running.pop()
             pids = (node.pid, *descendants(node.pid))
             end([process for pid in pids if (process := identify(pid))])
             node.wait()

@@ -103,6 +103,7 @@ _KNOWN = {"name": "if-none-match", "in": "header", "schema": {"type": "string", 
 async def get_search(request: Request) -> Response:
     """One search; with ``wait`` seconds, once it has ended if it does meanwhile. The ``ETag`` is another whenever the
     search is."""
+    request.scope["route"] = STATUS  # by whose path requests are counted
     await let_in(request, Role.read)
     search_id, wait_s = request.path_params["search_id"], _wait_s(request.query_params.get("wait", "0"))
     if not re.fullmatch("[0-9a-f]{16}", search_id):
