@@ -3,7 +3,7 @@
     python -m benchmarks.service_faults [--kinds KIND...] [--only NAME]... [--at POINT]... [--races 1000] [--keep]
 
 The driver takes no time, and holds where it is told to; then the fault is done, what was broken is healed, and the
-search let go. Faults of ``nodes`` are done to a real search over two Ray nodes, in a measurement. Held against: every
+search let go. Faults of ``nodes`` are done to a real search over two Ray nodes, while it measures. Held against: every
 search that was accepted ends, as it should; nothing is measured twice or lost, or told twice; events have no gaps, and
 follow the table of states; there is a plan exactly where there is one; no process is left; no token is printed. In a
 race, exactly one has the search. Not tried here: what happens to trials (``benchmarks.faults`` does), GPUs, a cut

@@ -1,5 +1,5 @@
-"""Faults of what runs the trials: a real search in the service, over a Ray cluster of two nodes, while it measures on
-the second."""
+"""Faults of what runs the trials: a real search in the service, over a Ray cluster, while it measures on one of two
+nodes."""
 
 from __future__ import annotations
 
@@ -59,22 +59,21 @@ def compute_loss(model, batch):
     num_losses += type(inputs) is torch.Tensor  # a prediction's are not
     if num_losses == 30:  # an inspection has fewer
         (folder / f"begun-{{os.getpid()}}").touch()
-        while not any((folder / go).exists() for go in ("go", f"go-{{os.getpid()}}")):
+        while not (folder / "go").exists():
             time.sleep(0.02)
-    time.sleep(0.002 if torch.is_autocast_enabled("cpu") else 0.006)  # one is faster beyond doubt: there are few rounds
     return nn.functional.mse_loss(model(inputs), targets)
 '''
 _PAUSE_S = 10.0
 """How long a node is stopped: less than Ray takes to call it dead."""
-_RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0")
+_RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-gpus=0")
 _SIZE = "--object-store-memory=100000000"
 
 
 class Nodes:
-    """A cluster of two nodes."""
+    """A cluster: a head that runs no trials, and two nodes that do."""
 
     def __init__(self) -> None:
-        """Start both, and wait until they are up."""
+        """Start all, and wait until they are up."""
         os.environ["RAY_AUTH_MODE"] = "disabled"  # drivers inherit it; else it goes by whether the user has a token
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets have short paths
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -90,8 +89,9 @@ class Nodes:
     def start(self) -> None:
         """Also where the cluster that was there has died."""
         head = ("--head", "--node-ip-address=127.0.0.1", f"--port={self.port}")
-        self.head = self._start("head", *head, "--include-dashboard=false")
-        self.second = self._start("second", f"--address={self.address}", "--node-ip-address=127.0.0.1")
+        self.head = self._start("head", *head, "--include-dashboard=false", "--num-cpus=0")
+        node = (f"--address={self.address}", "--node-ip-address=127.0.0.1", "--num-cpus=1")
+        self.workers = [self._start(name, *node) for name in ("one", "other")]
 
     def _start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         log = self.folder / f"{name}.log"
@@ -110,7 +110,7 @@ class Nodes:
         return next(process.pid for process in below if name_of(process) == name)
 
     def end(self) -> None:
-        """End both, with all that came of them."""
+        """End all, with all that came of them."""
         while self._running:
             node = self._running.pop()
             pids = (node.pid, *descendants(node.pid))
@@ -118,13 +118,13 @@ class Nodes:
             node.wait()
 
     def close(self) -> None:
-        """End both, and remove their files."""
+        """End all, and remove their files."""
         self.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Searching(Scene):
-    """A search that is held in a measurement on the second node."""
+    """A search that is held in a measurement on a node."""
 
     bound_s = 300.0
 
@@ -135,25 +135,23 @@ class Searching(Scene):
         return replace(super().make_options(), program=PROGRAM, driver_options=ray)
 
     def hold(self, point: str, **script: Any) -> None:
-        """Submit the search, and wait until it is there; measurements on the first node go on."""
+        """Submit the search, and wait until it is there."""
         self.point = point
         job = self.folder / "job"
         job.mkdir()
         (job / "model.py").write_text(TASK.format(folder=str(self.folder)))
         (job / "space.yaml").write_text(SPACE)
-        spec = {"task": "model.py", "space": "space.yaml", "trials": 2, "trial_time": "0.2s", "device": "cpu"}
+        spec = {"task": "model.py", "space": "space.yaml", "trials": 1, "trial_time": "0.2s", "device": "cpu"}
         self.search_id = str(self.server.client.submit(job, **spec)["id"])
-        self.until(self._is_held, "a measurement on the second node")
+        self.until(self._is_held, "a measurement")
 
     def _begun(self) -> set[int]:
         return {int(path.name.partition("-")[2]) for path in self.folder.glob("begun-*")}
 
     def _is_held(self) -> bool:
-        begun = self._begun()
-        here = begun & {*descendants(self.nodes.second.pid)}
-        for pid in begun - here:
-            (self.folder / f"go-{pid}").touch()
-        self.held = max(here, default=0)
+        for node in self.nodes.workers:
+            for pid in self._begun() & {*descendants(node.pid)}:
+                self.held, self.node = pid, node
         return self.held > 0
 
     def parent(self, name: str) -> int:
@@ -203,13 +201,13 @@ def _kill_fork_server(the: Searching) -> None:
 
 def _kill_node(the: Searching) -> None:
     """SIGKILL of the node's raylet."""
-    os.kill(the.nodes.part("raylet", the.nodes.second), signal.SIGKILL)
+    os.kill(the.nodes.part("raylet", the.node), signal.SIGKILL)
     the.go()
 
 
 def _pause_node(the: Searching) -> None:
     """SIGSTOP of the node's raylet for a while."""
-    raylet = the.nodes.part("raylet", the.nodes.second)
+    raylet = the.nodes.part("raylet", the.node)
     os.kill(raylet, signal.SIGSTOP)
     the.go()
     time.sleep(_PAUSE_S)
@@ -219,14 +217,14 @@ def _pause_node(the: Searching) -> None:
 def _drain_node(the: Searching) -> None:
     """The node drains; what it measures ends, and then the node."""
     the.most_lost = 0
-    the.nodes.second.send_signal(signal.SIGTERM)
+    the.node.send_signal(signal.SIGTERM)
     the.go()
-    the.until(lambda: the.nodes.second.poll() is not None, "the node's end")
+    the.until(lambda: the.node.poll() is not None, "the node's end")
 
 
 def _drain_and_kill_node(the: Searching) -> None:
     """The node drains, and is killed in what it measures."""
-    the.nodes.second.send_signal(signal.SIGTERM)
+    the.node.send_signal(signal.SIGTERM)
     time.sleep(3.0)
     _kill_node(the)
 
@@ -242,7 +240,7 @@ def _kill_cluster(the: Searching) -> None:
 
 def _kill_node_and_cancel(the: Searching) -> None:
     """The node is killed, and then the search is cancelled, with the best so far."""
-    os.kill(the.nodes.part("raylet", the.nodes.second), signal.SIGKILL)
+    os.kill(the.nodes.part("raylet", the.node), signal.SIGKILL)
     the.server.client.cancel(the.search_id)
     the.go()
 
