@@ -1,72 +1,215 @@
-"""A batch over a Ray cluster of two nodes."""
+"""A batch over a Ray cluster of two nodes, of which one is killed; a third joins later, and drains."""
 
 from __future__ import annotations
 
 import os
-import shutil
+import re
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 import yaml
-from command_line import start
+from command_line import Ended, Running, start
 
 from autotune.measure.processes import descendants
+from autotune.testing.executors import wait_for_end
 from autotune.workers import Executor
-from autotune.workers.process import end, identify
+from autotune.workers.process import ProcessId, end, identify, name_of
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
 SPACE = "schema: autotune/space@1\nprecision: auto\n"
 JOBS = """
 jobs:
-  - {name: one, task: healthy.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 60s}
-  - {name: other, task: another.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 60s}
+  - {name: one, task: one.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 1}
+  - {name: other, task: other.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 1}
 """
+HELD = '''
+"""{name}: each measurement says that it has begun, and waits until it may go on."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+batch_size = 8
+folder = Path({folder!r})
+num_losses = 0
+
+
+def build_model():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def build_dataset():
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+
+
+def compute_loss(model, batch):
+    global num_losses
+    inputs, targets = batch
+    num_losses += type(inputs) is torch.Tensor  # a prediction's are not
+    if num_losses == 30:  # an inspection has fewer
+        (folder / f"begun-{{os.getpid()}}").touch()
+        while not any((folder / go).exists() for go in ("go", f"go-{{os.getpid()}}")):
+            time.sleep(0.02)
+    return nn.functional.mse_loss(model(inputs), targets)
+'''
 TOKEN = {"RAY_AUTH_MODE": "token"}
+LOOK = threading.Event()
+"""Nobody sets it."""
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for name in ("healthy.py", "another.py"):
-        shutil.copy(Path(__file__).parent / "tasks" / "healthy.py", tmp_path / name)
-    (tmp_path / "space.yaml").write_text(SPACE)
-    (tmp_path / "jobs.yaml").write_text(JOBS)
-    return tmp_path
-
-
-@pytest.fixture
-def second_node(ray_executor: Executor, tmp_path: Path) -> Iterator[None]:
+@dataclass(frozen=True)
+class Node:
     """Another node of the session's cluster, on this machine."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def raylet(self) -> ProcessId:
+        """The process without which there is no node."""
+        below = filter(None, map(identify, descendants(self.process.pid)))
+        return next(process for process in below if name_of(process) == "raylet")
+
+
+@contextmanager
+def node(address: str, log: Path) -> Iterator[Node]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0"]
-    sized = ["--object-store-memory=100000000", f"--address={ray_executor.address}"]
-    with (tmp_path / "node.log").open("w+") as log:
-        node = subprocess.Popen([*command, *sized], env={**os.environ, **TOKEN}, stdout=log, stderr=log)
+    with tempfile.TemporaryDirectory(prefix="autotune-node-", ignore_cleanup_errors=True) as own, log.open("w") as file:
+        # in a folder of its own, as on another machine: nodes of one folder unpack the tasks into one place
+        command += ["--object-store-memory=100000000", f"--address={address}", f"--temp-dir={own}"]
+        started = Node(subprocess.Popen(command, env={**os.environ, **TOKEN}, stdout=file, stderr=file), log)
         try:
-            while "Ray runtime started" not in (tmp_path / "node.log").read_text():
-                assert node.poll() is None, (tmp_path / "node.log").read_text()
-            yield
+            while "Ray runtime started" not in log.read_text():
+                assert started.process.poll() is None, log.read_text()
+                LOOK.wait(0.05)
+            yield started
         finally:
-            end([process for pid in (node.pid, *descendants(node.pid)) if (process := identify(pid))])
-            node.wait()
+            pids = (started.process.pid, *descendants(started.process.pid))
+            end([process for pid in pids if (process := identify(pid))])
+            started.process.wait()
 
 
-def test_both_nodes_run_trials_and_the_summary_says_how_busy_they_were(ray_executor, second_node, folder):
-    """Two jobs at once: neither node is idle for the whole of it. What no node has is refused before anything runs."""
-    running = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, **TOKEN)
-    ended = running.finish(timeout_s=240)
+@dataclass(frozen=True)
+class Measurements:
+    """Those of a batch, each held until it is let go."""
+
+    folder: Path
+    running: Running
+
+    def begun(self) -> set[int]:
+        """Pids, also of those that have ended."""
+        return {int(path.name.partition("-")[2]) for path in self.folder.glob("begun-*")}
+
+    def let_go(self, pids: set[int]) -> None:
+        for pid in pids:
+            (self.folder / f"go-{pid}").touch()
+
+    def held_on(self, where: Node) -> ProcessId:
+        """One that is held on a node."""
+        while True:
+            here = self.begun() & {*descendants(where.process.pid)}
+            for process in filter(None, map(identify, here)):
+                return process
+            self.wait()
+
+    def wait(self) -> None:
+        """A moment, in which the batch goes on."""
+        if self.running.process.poll() is not None:
+            raise AssertionError(f"the batch has ended: {self.running.finish()}")
+        LOOK.wait(0.05)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of the batch."""
+
+    folder: Path
+    ended: Ended
+    summary: dict[str, Any]
+    killed: ProcessId
+    """The measurement that was held on the node that was killed."""
+    drained: str
+    """What the node said that was told to drain."""
+
+
+@pytest.fixture(scope="module")
+def seen(ray_executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """Two jobs. SIGKILL to the second node's raylet while both nodes measure. A third gets what was lost, for the first
+    is held, and SIGTERM in the middle of that, which may end."""
+    folder = tmp_path_factory.mktemp("batch")
+    for name in ("one", "other"):
+        (folder / f"{name}.py").write_text(HELD.format(name=name, folder=str(folder)))
+    (folder / "space.yaml").write_text(SPACE)
+    (folder / "jobs.yaml").write_text(JOBS)
+    with node(ray_executor.address, folder / "dies.log") as dies:
+        running = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, **TOKEN)
+        measurements = Measurements(folder, running)
+        killed = measurements.held_on(dies)
+        os.kill(dies.raylet().pid, signal.SIGKILL)
+        with node(ray_executor.address, folder / "drains.log") as drains:
+            measurements.held_on(drains)
+            drains.process.send_signal(signal.SIGTERM)
+            while drains.process.poll() is None:
+                measurements.let_go(measurements.begun())
+                measurements.wait()
+        (folder / "go").touch()
+        ended = running.finish(timeout_s=500)
     assert ended.returncode == 0, ended.stderr
     summary = yaml.safe_load((folder / "plans" / "summary.yaml").read_text())
-    assert [job["state"] for job in summary["jobs"]] == ["done", "done"]
-    assert len(summary["devices"]) == 2
-    for device in summary["devices"]:
+    return Seen(folder, ended, summary, killed, (folder / "drains.log").read_text())
+
+
+def test_a_batch_ends_with_its_plans_though_nodes_die_and_drain(seen):
+    """What runs on a lost node runs again elsewhere: no outcome is of the loss."""
+    assert [job["state"] for job in seen.summary["jobs"]] == ["done", "done"]
+    for job in seen.summary["jobs"]:
+        assert (seen.folder / job["plan"]).exists()
+        storage = f"sqlite:///{seen.folder}/plans/studies/{job['name']}.db"
+        trials = optuna.load_study(study_name=f"{job['name']}-1", storage=storage).trials
+        told = [trial.user_attrs["outcome"]["kind"] for trial in trials]
+        assert told == ["measured"] * job["trials"]
+
+
+def test_each_trial_is_told_once_and_nothing_is_left_of_the_lost_one(seen):
+    """One of the two references was measured on the node that was killed."""
+    told = re.findall(r"^(one|other) \[[^]]*\] reference: .* samples/s", seen.ended.stderr, re.MULTILINE)
+    assert sorted(told) == ["one", "other"]
+    assert wait_for_end([seen.killed]) == []
+
+
+def test_the_summary_says_how_busy_each_node_was(seen):
+    """The first node, and the one that joined later."""
+    assert len(seen.summary["devices"]) >= 2
+    for device in seen.summary["devices"]:
         assert device["runs"] > 0
         assert 0 < device["busy"] <= 1
-    assert all(device["name"] in ended.stderr for device in summary["devices"])
+        assert device["name"] in seen.ended.stderr
 
-    (folder / "jobs.yaml").write_text(JOBS.replace("device: cpu", "device: 'cpu:abacus'"))
-    refused = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, **TOKEN).finish()
+
+def test_a_node_that_drains_ends_as_soon_as_its_trial_has(seen):
+    """Its actor is let go, and nothing else is begun there: it would be killed after 30 s otherwise."""
+    assert "finished draining" in seen.drained
+    assert "did not finish draining" not in seen.drained
+
+
+def test_a_device_that_no_node_has_is_refused_before_anything_runs(ray_executor, tmp_path):
+    (tmp_path / "one.py").write_text(HELD.format(name="one", folder=str(tmp_path)))
+    (tmp_path / "jobs.yaml").write_text("jobs: [{name: one, task: one.py, device: 'cpu:abacus'}]\n")
+    refused = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=tmp_path, **TOKEN).finish()
     assert refused.returncode == 2
-    assert "device cpu:abacus: there is no such device. There are: 2 x" in refused.stderr
+    assert "device cpu:abacus: there is no such device. There are: 1 x" in refused.stderr

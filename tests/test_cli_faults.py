@@ -112,7 +112,8 @@ def test_a_joined_cluster_that_dies_is_an_error_with_what_to_do(folder: Path):
 
     with RayExecutor() as cluster:
         options = ("--address", cluster.address, "--trials", "9", *SHORT)
-        running = start("search", "healthy.py", *options, cwd=folder, RAY_AUTH_MODE="token")
+        variables = {"RAY_AUTH_MODE": "token", "RAY_gcs_rpc_server_reconnect_timeout_s": "15"}
+        running = start("search", "healthy.py", *options, cwd=folder, **variables)
         said = running.read_until("trial 1 starts")
         below = filter(None, map(identify, descendants(cluster._process.pid)))  # the session may have another
         (control,) = (process for process in below if name_of(process) == "gcs_server")

@@ -67,9 +67,12 @@ def test_what_is_old_is_forgotten_with_its_files(client):
 
 
 def test_what_ran_the_trials_and_failed_is_not_the_users_fault(client):
-    """Exit code 2, as of a user's mistake; but it says nothing of what was submitted, and can be resumed."""
-    search = until(client, submit(client, error="the cluster has gone", exit_code=2, kind="TrialsLost"), *ENDS)
-    assert (search["state"], search["message"]) == ("ERROR", "the cluster has gone")
+    """Exit code 2, as of a user's mistake; but it says nothing of what was submitted. It is tried again, three times in
+    all, and can be resumed."""
+    lost = "the cluster has gone.\n--resume goes on"
+    search = until(client, submit(client, error=lost, exit_code=2, kind="TrialsLost"), *ENDS)
+    assert (search["state"], search["attempt"]) == ("ERROR", 3)
+    assert search["message"].startswith("the cluster has gone. That was 3 times in a row.")
     assert client.post(f"/v1/searches/{search['id']}/resume").status_code == 202
 
 

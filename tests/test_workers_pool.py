@@ -130,3 +130,51 @@ def test_a_device_that_joins_later_is_used():
         pool.add(Meeting(Failed(message="b")))
         assert pool.num_slots == 2
         assert sorted(future.result().message for future in futures) == ["a", "b"]
+
+
+def test_a_loss_that_its_device_went_with_is_none_of_the_trials_tries():
+    """However many go."""
+    going = [Scripted(Lost(message="gone")) for _ in range(5)]
+    with SlotPool([Scripted(Failed(message="ran")), *going], lambda slot: slot not in going) as pool:
+        assert pool.submit(REQUEST).result() == Failed(message="ran")
+        assert pool.num_slots == 1
+
+
+class Slow(Scripted):
+    """Says that it runs, and waits."""
+
+    def __init__(self, *answers):
+        super().__init__(*answers)
+        self.runs, self.may_end, self.closed = threading.Event(), threading.Event(), threading.Event()
+
+    def run(self, request):
+        self.runs.set()
+        self.may_end.wait(timeout=60)
+        return super().run(request)
+
+    def close(self):
+        self.closed.set()
+        self.may_end.set()
+
+
+def test_a_device_that_is_about_to_go_ends_its_trial_and_is_let_go():
+    """An idle one at once."""
+    busy, idle = Slow(Failed(message="ran")), Slow()
+    with SlotPool([idle, busy]) as pool:
+        future = pool.submit(REQUEST)
+        assert busy.runs.wait(timeout=60)
+        pool.retire(lambda slot: True)
+        assert idle.closed.wait(timeout=60)
+        assert not busy.closed.is_set()
+        busy.may_end.set()
+        assert future.result() == Failed(message="ran")
+        assert busy.closed.wait(timeout=60)
+
+
+def test_close_ends_what_still_runs_on_a_device_that_is_about_to_go():
+    leaving = Slow(Lost(message="closed"))
+    with SlotPool([leaving]) as pool:
+        future = pool.submit(REQUEST)
+        assert leaving.runs.wait(timeout=60)
+        pool.retire(lambda slot: True)
+    assert future.result() == Crashed(message="stopped: the executor was closed")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from command_line import start
 
 from autotune.measure.processes import descendants
 from autotune.testing.executors import IsolationContract, wait_for_end
-from autotune.workers import Failed, Measured
-from autotune.workers.cluster import RayExecutor
+from autotune.workers import Failed, Lost, Measured
+from autotune.workers.cluster import ClusterOptions, RayExecutor
 from autotune.workers.outcome import OUTCOME
 from autotune.workers.process import identify
 
@@ -107,3 +108,24 @@ class TestRayExecutor(IsolationContract):
         assert isinstance(outcome, Failed), outcome
         assert outcome.message == "IndexError: list index out of range"
         assert "/_ray_pkg_" in outcome.traceback
+
+
+def test_a_failure_that_nobody_foresaw_is_answered():
+    """The driver would wait for ever."""
+    from autotune.workers.ray_pool import _outcome_of
+
+    future = Future()
+    future.set_exception(ValueError("no handle"))
+    assert _outcome_of(future) == Lost(message="ValueError: no handle")
+
+
+def test_nodes_stay_known_while_the_cluster_cannot_be_asked():
+    """Here it never can: this process has no cluster."""
+    from autotune.workers.ray_pool import _Cluster, _RaySlot
+
+    options = dict.fromkeys(("device_name", "address", "working_dir"))
+    cluster = _Cluster(ClusterOptions(device="cpu", folder="", environment={}, **options), None)
+    slot = _RaySlot("node", "a", {}, None)
+    assert not cluster.has(slot)
+    cluster._seen = {"a": {}}
+    assert cluster.has(slot)

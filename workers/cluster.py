@@ -43,8 +43,11 @@ _CORE = ("raylet", "gcs_server")
 """Without these processes there is no cluster; workers come and go."""
 _LOOK_S = 2.0
 """How often to look whether the cluster still lives."""
-_MOST_SILENT = 5
-"""Looks in a row at which a joined cluster does not answer; Ray itself would wait for a minute."""
+_RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_RAYS_PATIENCE_S = float(os.environ.get(_RAYS_PATIENCE, "60"))
+"""How long Ray's processes wait for the cluster's control process (GCS), which may be started again; then they end."""
+_MOST_SILENT = max(1, int(_RAYS_PATIENCE_S * 2 / 3 / _LOOK_S))
+"""Looks in a row at which a joined cluster does not answer: it is said before Ray ends the process that it is in."""
 _CLOSE_S = 30.0
 """How long a cluster may take to end."""
 _SHORT_FOLDER = "/tmp" if os.access("/tmp", os.W_OK) else None
@@ -101,9 +104,11 @@ class Ask(_Frozen):
 
 
 class Refused(_Frozen):
-    """Its first answer: why there is no cluster."""
+    """Its first answer: why there is no cluster, or none that is meant."""
 
     reason: str
+    is_lost: bool
+    """It does not answer, or did not come up: nothing that the user asked for is at fault."""
 
 
 class Answer(_Frozen):
@@ -137,9 +142,8 @@ class RayExecutor(Executor):
             working_dir: the folder that is shipped to the cluster at ``address``; tasks lie in it.
 
         Raises:
-            UserError: Ray is not installed, there is no cluster at ``address``, it lacks the device, or several unlike
-                ones are meant.
-            TrialsLost: a cluster cannot be started here.
+            UserError: Ray is not installed, the cluster lacks the device, or several unlike ones are meant.
+            TrialsLost: there is no cluster at ``address``, or none can be started here.
         """
         if importlib.util.find_spec("ray") is None:
             raise UserError("--executor ray needs Ray: `pip install ray`, or use --executor local.")
@@ -237,7 +241,7 @@ class RayExecutor(Executor):
             raise TrialsLost(f"{self._where} could not be reached: {said} Or use --executor local.")
         answer = _FIRST.validate_json(text)
         if isinstance(answer, Refused):
-            raise UserError(answer.reason)
+            raise (TrialsLost if answer.is_lost else UserError)(answer.reason)
         self._core |= {process for process in self._below() if name_of(process) in _CORE}
         return answer
 

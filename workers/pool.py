@@ -16,7 +16,8 @@ from .request import TrialRequest
 __all__ = ["Slot", "SlotPool", "done"]
 
 _PAUSES_S = (0.0, 3.0)
-"""Before each further try: a server that was killed is started again at once, a full disk may be cleared soon."""
+"""Before each further try: a server that was killed is started again at once, a full disk may be cleared soon. A loss
+whose device has gone with it is none of these tries."""
 _LOOK_S = 0.5
 """How often who waits for a slot looks whether any is left."""
 _MOST_THREADS = 4096
@@ -53,6 +54,7 @@ class SlotPool(Executor):
             is_there: whether the device of a slot whose trial was lost has not gone for good.
         """
         self._slots, self._is_there = list(slots), is_there
+        self._leaving: list[Slot] = []
         self._free: queue.LifoQueue[Slot] = queue.LifoQueue()  # a slot that has run is warm
         for slot in slots:
             self._free.put(slot)
@@ -70,10 +72,18 @@ class SlotPool(Executor):
         self._free.put(slot)
 
     def retire(self, has_gone: Callable[[Slot], bool]) -> None:
-        """Devices have gone: nothing is started there any more, and what runs there is lost, and run elsewhere."""
+        """Devices have gone, or are about to: nothing is started there any more. What runs there may end; what is lost
+        is run elsewhere."""
         for slot in [slot for slot in self._slots if has_gone(slot)]:
             with contextlib.suppress(ValueError):  # another thread has
                 self._slots.remove(slot)
+                self._leaving.append(slot)
+        idle = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                idle.append(self._free.get_nowait())
+        for slot in reversed(idle):
+            self._release(slot)
 
     def submit(self, request: TrialRequest) -> Future[Outcome]:
         """Queue a request."""
@@ -85,32 +95,38 @@ class SlotPool(Executor):
     def close(self) -> None:
         """End every process of every slot. Futures still open get ``Crashed``."""
         self._closing.set()
-        for slot in list(self._slots):
+        for slot in [*self._slots, *self._leaving]:
             slot.close()
         self._threads.shutdown()
 
     def _run(self, request: TrialRequest) -> Outcome:
-        """An outcome is never asked for again; a loss says nothing of the trial, so that is, twice. Each try has all of
-        its deadline: with what another has left of it, a trial would seem to hang."""
+        """An outcome is never asked for again; a loss says nothing of the trial, so that is, twice, and once more where
+        the device has gone. Each try has all of its deadline: with what another has left of it, a trial would seem to
+        hang."""
         losses: list[str] = []
+        pauses_s = [0.0, *_PAUSES_S]
         slot = self._take()
         try:
-            for pause_s in (0.0, *_PAUSES_S):
-                if self._closing.wait(pause_s):
+            while slot is not None and pauses_s:
+                if self._closing.wait(pauses_s[0]):
                     return STOPPED
-                if slot is None:
-                    losses.append("no device is left")
-                    break
                 outcome = slot.run(request)
                 if not isinstance(outcome, Lost):
                     return outcome.model_copy(update={"where": slot.name})
                 losses.append(outcome.message)
-                slot = self._another(slot)
+                if self._closing.is_set():
+                    return STOPPED
+                if self._has_gone(slot):
+                    self._release(slot)
+                    slot = self._take()
+                else:
+                    del pauses_s[0]
+                    slot = self._another(slot)
         finally:
             if slot is not None:
-                self._free.put(slot)
-        if self._closing.is_set():
-            return STOPPED
+                self._release(slot)
+        if slot is None:
+            losses.append("no device is left")
         return Lost(message="; ".join(dict.fromkeys(losses)))
 
     def _take(self) -> Slot | None:
@@ -120,17 +136,31 @@ class SlotPool(Executor):
                 slot = self._free.get(timeout=_LOOK_S)
                 if slot in self._slots:
                     return slot
+                self._release(slot)
         return None
 
-    def _another(self, slot: Slot) -> Slot | None:
-        """A free slot in exchange for one that was lost; the same where no other is free, unless that has gone."""
+    def _has_gone(self, slot: Slot) -> bool:
         if not self._is_there(slot):
             self.retire(lambda other: other is slot)
-        if slot not in self._slots:
-            return self._take()
-        try:
+        return slot not in self._slots
+
+    def _another(self, slot: Slot) -> Slot:
+        """A free slot in exchange for one that was lost; the same where no other is free."""
+        with contextlib.suppress(queue.Empty):
             other = self._free.get_nowait()
-        except queue.Empty:
-            return slot
-        self._free.put(slot)
-        return other if other in self._slots else self._another(other)
+            self._release(slot)
+            return other
+        return slot
+
+    def _release(self, slot: Slot) -> None:
+        """A slot has nothing to run: the next trial may have it, unless its device goes."""
+        if slot in self._slots:
+            self._free.put(slot)
+            return
+        with contextlib.suppress(RuntimeError):  # closed, with all slots
+            self._threads.submit(self._end, slot)
+
+    def _end(self, slot: Slot) -> None:
+        slot.close()
+        with contextlib.suppress(ValueError):  # another thread has
+            self._leaving.remove(slot)

@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 import ray
 from pydantic import BaseModel
+from ray._private.state import state
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..errors import UserError
+from ..errors import TrialsLost, UserError
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused
 from .local import LocalSlot
 from .orphans import adopt_orphans, end_orphans
@@ -85,7 +86,8 @@ def _serve(connection: socket.socket, options: ClusterOptions, started: threadin
         cluster = _Cluster(options, base)
         slots = cluster.slots()
     except UserError as error:
-        send(connection, Refused(reason=str(error)).model_dump_json())
+        refused = Refused(reason=str(error), is_lost=isinstance(error, TrialsLost))
+        send(connection, refused.model_dump_json())
         return
     adopt_orphans()
     lock, ended = threading.Lock(), threading.Event()
@@ -95,7 +97,7 @@ def _serve(connection: socket.socket, options: ClusterOptions, started: threadin
             send(connection, said.model_dump_json(by_alias=True))
 
     def answer(number: int, future: Future[Outcome]) -> None:
-        tell(Answer(number=number, outcome=future.result()))
+        tell(Answer(number=number, outcome=_outcome_of(future)))
 
     with SlotPool(slots, cluster.has) as pool:
         started.set()
@@ -108,6 +110,12 @@ def _serve(connection: socket.socket, options: ClusterOptions, started: threadin
             ask = Ask.model_validate_json(text)
             pool.submit(ask.request).add_done_callback(partial(answer, ask.number))
         ended.set()
+
+
+def _outcome_of(future: Future[Outcome]) -> Outcome:
+    """Also of a failure that nobody foresaw: the driver waits for an answer."""
+    error = future.exception()
+    return future.result() if error is None else Lost(message=f"{type(error).__name__}: {error}")
 
 
 class _TrialActor:
@@ -183,7 +191,7 @@ def _connect(options: ClusterOptions) -> None:
     """Quietly: no dashboard, no logs of workers.
 
     Raises:
-        UserError: no cluster answers at the address, or none can be started here.
+        TrialsLost: no cluster answers at the address, or none can be started here.
     """
     address = options.address
     chosen: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
@@ -199,14 +207,17 @@ def _connect(options: ClusterOptions) -> None:
         where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
         said = " ".join(str(error).split()) or type(error).__name__
         token = " If it asks for a token, set RAY_AUTH_MODE=token." if address else ""
-        raise UserError(f"{where} could not be reached: {said}.{token} Or use --executor local.") from None
+        raise TrialsLost(f"{where} could not be reached: {said}.{token} Or use --executor local.") from None
 
 
 def _nodes(device: Literal["cpu", "cuda"]) -> dict[str, dict[str, Any]]:
-    """What Ray says of the nodes that have such devices, by their ids."""
+    """What Ray says of the nodes that have such devices, by their ids, without those that drain: what is placed there
+    waits, and they end once nothing runs there."""
     known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    draining: Mapping[str, int] = state.get_draining_nodes()  # Ray has no public word for it; Ray Train asks so, too
     wanted = {"cpu": "CPU", "cuda": "GPU"}[device]
-    return {node["NodeID"]: node for node in known if node["Alive"] and node["Resources"].get(wanted, 0) >= 1}
+    here = [node for node in known if node["Alive"] and node["NodeID"] not in draining]
+    return {node["NodeID"]: node for node in here if node["Resources"].get(wanted, 0) >= 1}
 
 
 def _on(node: str) -> NodeAffinitySchedulingStrategy:
@@ -220,12 +231,13 @@ class _Cluster:
     def __init__(self, options: ClusterOptions, base: Mapping[str, str] | None) -> None:
         self._options, self._base = options, base
         self._types: dict[str, list[str]] = {}
+        self._seen: dict[str, dict[str, Any]] = {}
         self.type = ""
         """What comes later is to be like it."""
 
     def has(self, slot: Slot) -> bool:
-        """Whether its node is still there."""
-        return isinstance(slot, _RaySlot) and slot.node in _nodes(self._options.device)
+        """Whether its node is still there, and stays."""
+        return isinstance(slot, _RaySlot) and slot.node in self._look()
 
     def slots(self) -> list[_RaySlot]:
         """Of the nodes that are here now.
@@ -233,7 +245,7 @@ class _Cluster:
         Raises:
             UserError: none has such a device, or they have several types.
         """
-        nodes = _nodes(self._options.device)
+        nodes = self._seen = _nodes(self._options.device)
         kind = self._options.device
         if self._options.address is None:
             self._types = {id: self._counted(node, types_here(kind)) for id, node in nodes.items()}
@@ -245,7 +257,7 @@ class _Cluster:
     def follow(self, pool: SlotPool, tell: Callable[[], None], ended: threading.Event) -> None:
         """In a thread: nodes come and go."""
         while not ended.wait(_LOOK_S):
-            nodes = _nodes(self._options.device)
+            nodes = self._look()
             gone, new = self._types.keys() - nodes, {id: node for id, node in nodes.items() if id not in self._types}
             if not gone and not new:
                 continue
@@ -256,6 +268,12 @@ class _Cluster:
                     for slot in self._slots_of(node, len(self._types[id])):
                         pool.add(slot)
             tell()
+
+    def _look(self) -> dict[str, dict[str, Any]]:
+        """The nodes that there are; where the cluster's control process (GCS) is away for a moment, as it was."""
+        with contextlib.suppress(RayError):
+            self._seen = _nodes(self._options.device)
+        return self._seen
 
     def _types_on(self, nodes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
         """The types of each node's devices, as it reads them; of one that does not answer, nothing."""

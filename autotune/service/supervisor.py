@@ -166,10 +166,14 @@ class Supervisor:
         was_ended = code == _INTERRUPTED or (was_asked and (code == -signal.SIGTERM or (code < 0 and at_once)))
         if found is not None and (code == 0 or (code == _INTERRUPTED and mode == "finish")):
             self._finish(State.SUCCEEDED, "" if code == 0 else "ended early: the best so far", found)
+        elif kind == TrialsLost.__name__ and mode == "now":
+            self._finish(State.CANCELLED, "cancelled")
         elif code == 0:
             self._finish(State.ERROR, "the driver ended well, and left no plan that can be read.")
+        elif kind == TrialsLost.__name__ and mode != "now":
+            self._give_back(error.partition("\n")[0], is_failure=True)
         elif code in _ENDS:
-            self._finish(State.ERROR if kind in _OURS else _ENDS[code], error or self._last_words())
+            self._finish(State.ERROR if kind == StudyError.__name__ else _ENDS[code], error or self._last_words())
         elif was_ended and (mode == "now" or (mode == "finish" and not self._stop.is_set())):
             self._finish(State.CANCELLED, error or "cancelled")
         elif was_ended and self._stop.is_set():
@@ -215,6 +219,4 @@ class Supervisor:
 
 
 _ENDS = {1: State.ERROR, 2: State.FAILED, 3: State.NOTHING_FITS}
-"""What a driver's exit code says."""
-_OURS = (TrialsLost.__name__, StudyError.__name__)
-"""Errors whose exit code is a user's, and whose cause is not: trials that could not be run, a study in our folder."""
+"""What a driver's exit code says; a ``StudyError`` has a user's, and the study lies in our folder."""

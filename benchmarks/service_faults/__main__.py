@@ -3,10 +3,11 @@
     python -m benchmarks.service_faults [--kinds KIND...] [--only NAME]... [--at POINT]... [--races 1000] [--keep]
 
 The driver takes no time, and holds where it is told to; then the fault is done, what was broken is healed, and the
-search let go. Held against: every search that was accepted ends, as it should; nothing is measured twice or lost, or
-told twice; events have no gaps, and follow the table of states; there is a plan exactly where there is one; no process
-is left; no token is printed. In a race, exactly one has the search. Not tried here: what happens to trials and to Ray
-(``benchmarks.faults`` does), GPUs, a cut between two machines.
+search let go. Faults of ``nodes`` are done to a real search over two Ray nodes, while it measures. Held against: every
+search that was accepted ends, as it should; nothing is measured twice or lost, or told twice; events have no gaps, and
+follow the table of states; there is a plan exactly where there is one; no process is left; no token is printed. In a
+race, exactly one has the search. Not tried here: what happens to trials (``benchmarks.faults`` does), GPUs, a cut
+between two machines.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from autotune.service.store.database import Database
 from ..faults.place import may_mount
 from ..postgresql import Cluster, missing
 from ..rows import save_rows
-from . import databases, disks, drivers, requests, servers
+from . import databases, disks, drivers, nodes, requests, servers
 from .core import Fault, attempt
 from .races import race
 from .scene import POINTS, make_template
 
-KINDS = {module.__name__.rpartition(".")[2]: module.FAULTS for module in (servers, drivers, databases, disks, requests)}
+_MODULES = (servers, drivers, databases, disks, requests, nodes)
+KINDS = {module.__name__.rpartition(".")[2]: module.FAULTS for module in _MODULES}
 
 
 def main() -> None:

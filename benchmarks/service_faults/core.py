@@ -28,6 +28,7 @@ class Fault:
     script: tuple[tuple[str, int], ...] = ()
     """What the driver does besides."""
     on_postgresql: bool = False
+    scene: type[Scene] = Scene
 
 
 def attempt(fault: Fault, point: str, folder: Path, template: Template) -> str | None:
@@ -38,7 +39,7 @@ def attempt(fault: Fault, point: str, folder: Path, template: Template) -> str |
     """
     log = ""
     try:
-        with scene(folder, template) as the:
+        with scene(fault.scene, folder, template) as the:
             try:
                 the.hold(point, **dict(fault.script))
                 fault.do(the)

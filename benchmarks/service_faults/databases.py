@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -123,12 +125,42 @@ def _cut_before_commit(the: Scene) -> None:
     engine.dispose()
 
 
+def _refuse_schema(the: Scene, change: str, words: str) -> None:
+    """While there is no server the schema becomes another: the next refuses it, and changes nothing. Then it is put
+    back."""
+    the.server.end(signal.SIGKILL)
+    path = the.state / "service.db"
+    was = the.row(the.search_id)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        kept = path.read_bytes()
+        connection.executescript(change)
+    with pytest.raises(RuntimeError, match=words):
+        the.restart()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    (other := the.folder / "changed.db").write_bytes(kept)
+    with closing(sqlite3.connect(other)) as changed, closing(sqlite3.connect(path)) as left:
+        changed.executescript(change)
+        assert [*left.iterdump()] == [*changed.iterdump()], "the refused database was changed"
+    path.write_bytes(kept)
+    assert the.row(the.search_id) == was
+    the.restart()
+    the.go()
+
+
+_NEWER = "UPDATE alembic_version SET version_num = '9999'"
+_HALF_MADE = "DELETE FROM alembic_version; DROP TABLE trials"
+
+
 FAULTS = (
     Fault("database locked past the lease", _lock),
     Fault("clock an hour ahead", _jump_forward),
     Fault("clock an hour behind", _jump_back),
     Fault("clock an hour behind, server killed", _jump_back_and_kill),
     Fault("writes under a stale token", _write_late),
+    Fault("a newer schema", partial(_refuse_schema, change=_NEWER, words="which a newer autotune wrote")),
+    Fault("a schema half made", partial(_refuse_schema, change=_HALF_MADE, words="It is half made")),
     Fault("PostgreSQL stopped past the lease", _stop, on_postgresql=True),
     Fault("PostgreSQL cuts connections", _cut, on_postgresql=True),
     Fault("PostgreSQL cuts what is not committed", _cut_before_commit, on_postgresql=True),

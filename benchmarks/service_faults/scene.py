@@ -20,6 +20,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.ext.compiler import compiles
 
 from autotune.service import supervisor
+from autotune.service.runner import RunnerOptions
 from autotune.service.service import open_database
 from autotune.service.store.database import Database, now
 from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
@@ -60,6 +61,9 @@ def make_template(folder: Path, cluster: Cluster | None = None) -> Template:
 class Scene:
     """A server with one search of interest."""
 
+    bound_s = BOUND_S
+    """Longest wait for anything."""
+
     def __init__(self, folder: Path, template: Template) -> None:
         self.folder, self.template, self.cluster = folder, template, template.cluster
         self.state = folder / "state"
@@ -69,7 +73,7 @@ class Scene:
         if self.cluster is not None:
             self.url = self.cluster.create(self._database, "filled")
         self.set_clock(0.0)
-        self.options = replace(OPTIONS, num_searches=1, lease_s=LEASE_S)
+        self.options = self.make_options()
         self.server = self.start()
         self.others: list[Server] = []
         self.point = ""
@@ -77,6 +81,10 @@ class Scene:
         self.blocker: str | None = None
         self.more: list[str] = []
         """Searches that a fault has added, and that end as any."""
+
+    def make_options(self) -> RunnerOptions:
+        """How searches are run."""
+        return replace(OPTIONS, num_searches=1, lease_s=LEASE_S)
 
     def start(self) -> Server:
         """A server on the state folder."""
@@ -151,9 +159,9 @@ class Scene:
         Raises:
             AssertionError: it does not come.
         """
-        ends = time.monotonic() + BOUND_S
+        ends = time.monotonic() + self.bound_s
         while not is_so():
-            assert time.monotonic() < ends, f"waited {BOUND_S:.0f} s for: {what}"
+            assert time.monotonic() < ends, f"waited {self.bound_s:.0f} s for: {what}"
             time.sleep(0.02)
 
     def go(self) -> None:
@@ -197,19 +205,11 @@ class Scene:
         for before, after in itertools.pairwise(states):
             assert after in NEXT[before] or (before is after and before in OPEN), f"{before} became {after}"
         assert states[-1] == search["state"]
-        trials = [each["number"] for each in client.trials(search_id)]
+        trials = list(client.trials(search_id))
         told = [each["data"]["number"] for each in events if each["kind"] == "trial_ended"]
         assert len(told) == len(set(told)), f"told twice: {told}"
-        proof_file = self.path(search_id) / "proof"
-        proof = proof_file.read_text().split() if proof_file.exists() else []
-        assert len(proof) == len(set(proof)), f"measured twice: {proof}"
-        assert trials == [*range(len(trials))], f"trials {trials}"
-        assert {str(n) for n in trials} <= set(proof), "an outcome without a proof"
-        if search["state"] == State.SUCCEEDED:
-            assert client.text(search_id, "plan") == PLAN
-            is_cut = self.point == "cancelling" or State.CANCELLING in states or search_id in self.more
-            assert is_cut or len(trials) == NUM_TRIALS, trials
-            assert len(trials) == len(proof), f"a trial was lost: {trials} of {proof}"
+        assert [each["number"] for each in trials] == [*range(len(trials))], f"trials {trials}"
+        self.check_trials(search, states, trials)
         assert with_variable(f"AUTOTUNE_SERVICE_SEARCH={search_id}") == [], "a process is left"
         printed = [
             self.server.log,
@@ -218,6 +218,23 @@ class Scene:
         ]
         token = self.template.token.encode()
         assert not any(token in path.read_bytes() for path in printed), "the token was printed"
+
+    def check_trials(self, search: dict[str, Any], states: list[State], trials: list[dict[str, Any]]) -> None:
+        """Hold them against what their driver has left as a proof.
+
+        Raises:
+            AssertionError: they are others.
+        """
+        search_id = search["id"]
+        proof_file = self.path(search_id) / "proof"
+        proof = proof_file.read_text().split() if proof_file.exists() else []
+        assert len(proof) == len(set(proof)), f"measured twice: {proof}"
+        assert {str(each["number"]) for each in trials} <= set(proof), "an outcome without a proof"
+        if search["state"] == State.SUCCEEDED:
+            assert self.server.client.text(search_id, "plan") == PLAN
+            is_cut = self.point == "cancelling" or State.CANCELLING in states or search_id in self.more
+            assert is_cut or len(trials) == NUM_TRIALS, trials
+            assert len(trials) == len(proof), f"a trial was lost: {trials} of {proof}"
 
     def close(self) -> None:
         """End all that is left."""
@@ -232,10 +249,10 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path, template: Template) -> Iterator[Scene]:
+def scene(kind: type[Scene], folder: Path, template: Template) -> Iterator[Scene]:
     """A scene, with its folders."""
     folder.mkdir()
-    made = Scene(folder, template)
+    made = kind(folder, template)
     try:
         yield made
     finally:

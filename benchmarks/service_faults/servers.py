@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from ..service_place import Server
 from .core import Fault
 from .scene import LEASE_S, Scene
 
@@ -79,6 +80,13 @@ def _start_second(the: Scene) -> None:
     the.go()
 
 
+def _share_the_file(the: Scene) -> None:
+    """A second server with a state folder of its own, on the same SQLite file, refuses, and changes nothing."""
+    with pytest.raises(RuntimeError, match=r"service\.db\.lock: another server uses this"):
+        Server(the.folder / "elsewhere", the.url, the.options)
+    the.go()
+
+
 FAULTS = (
     Fault("server killed", kill_server),
     Fault("server killed twice", _kill_twice),
@@ -88,4 +96,5 @@ FAULTS = (
     Fault("server stopped past its lease", _pause),
     Fault("server replaced while stopped", _replace),
     Fault("a second server", _start_second),
+    Fault("a second server on the same SQLite file", _share_the_file),
 )

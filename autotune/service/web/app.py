@@ -25,7 +25,7 @@ from .metrics import Metrics
 from .observe import Observe
 from .page import PAGE
 from .reads import Reads
-from .routes import ROUTES
+from .routes import ROUTES, STATUS
 
 __all__ = ["make_app"]
 
@@ -67,6 +67,7 @@ def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: f
     )
     metrics = Metrics(service)
     answer_problems(app)
+    app.router.routes.append(STATUS)
     app.include_router(ROUTES)
     app.include_router(PAGE)
 
