@@ -84,6 +84,12 @@ class ScriptTrial:
         request = self._request
         torch.manual_seed(self._seed)
         if request.device == "cuda":
+            if torch.cuda.device_count() == 0:
+                raise Refused(
+                    "the script sees no CUDA device (CUDA_VISIBLE_DEVICES = "
+                    f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}), but --device is cuda. Let it see one, or search "
+                    "with --device cpu."
+                )
             torch.cuda.set_device(self._ranks.rank % torch.cuda.device_count())
             limit = (
                 request.plan.budget.limit if isinstance(request, MeasureRequest) and request.options.enforce else None
