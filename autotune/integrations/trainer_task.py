@@ -100,7 +100,8 @@ def _higher(args: Any, metrics: Mapping[str, float]) -> float | NoQuality:
 
 def _metrics(trainer: Any) -> dict[str, float]:
     """What evaluating on its data, or each of several, comes to."""
-    data, found = trainer.eval_dataset, {}
+    data = trainer.eval_dataset
+    found: dict[str, float] = {}
     loss_alone = True if trainer.compute_metrics is None else None
     for name in data if isinstance(data, Mapping) else (None,):
         loader, prefix = trainer.get_eval_dataloader(name), "eval" if name is None else f"eval_{name}"

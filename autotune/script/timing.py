@@ -62,8 +62,8 @@ class Timing(Observer):
         self._is_of_step = False
         """Whether it evaluates after each."""
         self._pause = _Pause(self._device, self._compile_time)
-        planned = request.plan.evaluation
-        self._evaluations = Evaluations(planned and planned.batch, self._device, self._compile_time)
+        planned = request.plan.evaluation.batch if request.plan.evaluation is not None else None
+        self._evaluations = Evaluations(planned, self._device, self._compile_time)
         self._windows: list[Window] = []
         self._rule: StoppingRule | None = None
 

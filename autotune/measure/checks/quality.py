@@ -80,7 +80,8 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
 
 def _quality_of(training: Training, task: Task) -> tuple[float, float]:
     context = evaluation_context(training, task)
-    return of_first(evaluate(task, within(training.model), training.evaluation_batch, context))
+    found: tuple[float, float] = of_first(evaluate(task, within(training.model), training.evaluation_batch, context))
+    return found
 
 
 def evaluation_context(training: Training, task: Task) -> AbstractContextManager[Any]:
