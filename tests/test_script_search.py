@@ -9,7 +9,7 @@ import pytest
 from search_tables import MIB, REFERENCE, SMALL, configurations, every, facts, options, row, run_search
 
 from autotune.errors import StudyError
-from autotune.measure.measurement import Evaluated
+from autotune.measure.measurement import NO_EVALUATION, Evaluated
 from autotune.plan import Peak, load_plan
 from autotune.search.events import Warned
 from autotune.search_spaces import load_space
@@ -91,6 +91,21 @@ def test_the_evaluation_batch_of_a_script_is_found_by_a_run_each_and_measured_an
     plan = load_plan("plan.yaml")
     assert (plan.evaluation.batch, plan.evaluation.training) == (256, None)
     assert plan.measured.peak.process == (150 + 8 * 256) * MIB
+
+
+def test_a_trial_that_saw_no_evaluation_leaves_its_batch_to_a_run_of_its_own():
+    class Late(Evaluating):
+        def _answer(self, request):
+            outcome = super()._answer(request)
+            if not request.id.startswith("trial") or not isinstance(outcome, Measured):
+                return outcome
+            changed = outcome.measurement.model_copy(update={"evaluations": (), "warnings": (NO_EVALUATION,)})
+            return outcome.model_copy(update={"measurement": changed})
+
+    run = evaluating(Late, budget_bytes=2500 * MIB)
+    assert told_to_evaluate(run, "evaluation")[:2] == ["--eval=32", "--eval=64"]
+    assert run.plan.evaluation.batch == 256
+    assert NO_EVALUATION not in run.plan.notes
 
 
 def test_a_larger_evaluation_batch_that_brings_nothing_is_not_taken():

@@ -80,32 +80,35 @@ def evaluation_of(repeats: Sequence[Measurement]) -> Evaluation | None:
 
 
 def _by_runs(session: Session, winner: Tried, least: int) -> int | None:
-    """A script is told its batch as it starts, so each has a run of its own, up to one that brings nothing."""
+    """A script is told its evaluation batch as it starts, so each has a run, up to one that brings nothing."""
     assert isinstance(winner.outcome, Measured), "it is feasible"
-    best, batch = _seen(winner.outcome.measurement, least), least
-    if best is None:
+    best = _seen(winner.outcome.measurement, least)
+    batch = least if best is None else 2 * least
+    while batch <= least << _DOUBLINGS and not session.stop.is_set():
+        found = _run_at(session, winner, batch)
+        if found is None or (best is not None and _rate(found) < _WORTH * _rate(best)):
+            break
+        best, batch = found, 2 * batch
+    return None if best is None or best.batch == least else best.batch
+
+
+def _run_at(session: Session, winner: Tried, batch: int) -> Evaluated | None:
+    """The winner's evaluation with this batch, in a run of its own; None where it cannot be had, or in no time."""
+    key, name = f"evaluation:{len(session.study.tried)}:{winner.number}:{batch}", f"evaluation-at-{batch}"
+    outcome = session.study.evidence(key)
+    if outcome is None:
+        share_s = session.time_budget.finalist_share_s(0, 1 + 2 * NUM_REPEATS)
+        if share_s is None:
+            return None
+        request = session.request(name, winner.applied, share_s, finalist_round=1)
+        outcome = session.executor.ask(session.requests.evaluating(request, batch))
+        if session.was_cut_off(outcome):
+            return None
+        session.study.keep_evidence(key, outcome)
+        session.learn(name, outcome, fresh=True)
+    if not isinstance(outcome, Measured) or not session.budget.holds(outcome.measurement.peak.process):
         return None
-    while batch < least << _DOUBLINGS and not session.stop.is_set():
-        batch *= 2
-        key, name = f"evaluation:{len(session.study.tried)}:{winner.number}:{batch}", f"evaluation-at-{batch}"
-        outcome = session.study.evidence(key)
-        if outcome is None:
-            share_s = session.time_budget.finalist_share_s(0, 1 + 2 * NUM_REPEATS)
-            if share_s is None:
-                break
-            request = session.request(name, winner.applied, share_s, finalist_round=1)
-            outcome = session.executor.ask(session.requests.evaluating(request, batch))
-            if session.was_cut_off(outcome):
-                break
-            session.study.keep_evidence(key, outcome)
-            session.learn(name, outcome, fresh=True)
-        if not isinstance(outcome, Measured) or not session.budget.holds(outcome.measurement.peak.process):
-            break
-        found = _seen(outcome.measurement, batch)
-        if found is None or _rate(found) < _WORTH * _rate(best):
-            break
-        best = found
-    return None if best.batch == least else best.batch
+    return _seen(outcome.measurement, batch)
 
 
 def _seen(measurement: Measurement, batch: int) -> Evaluated | None:
