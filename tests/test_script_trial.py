@@ -146,7 +146,10 @@ def test_a_script_that_cannot_be_measured_says_why(what, local_executor, script)
 
 
 def test_a_script_that_hides_all_devices_says_so(local_executor, tmp_path):
-    (tmp_path / "script.py").write_text("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''\nimport torch\n")
+    (tmp_path / "script.py").write_text(
+        "import os, sys\nassert 'torch' not in sys.modules, 'variables would be set too late'\n"
+        "os.environ['CUDA_VISIBLE_DEVICES'] = ''\nimport torch\n"
+    )
     request = requested((PYTHON, str(tmp_path / "script.py"))).model_copy(update={"device": "cuda"})
     outcome = local_executor.submit(request).result()
     assert isinstance(outcome, Failed), outcome
