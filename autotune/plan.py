@@ -144,11 +144,11 @@ class Evaluation(_Section):
     """How the job evaluates between its steps, which its peak includes."""
 
     batch: Annotated[_Whole, Field(gt=0)] | None = None
-    """Samples at once: the ``batch_size`` of ``evaluate``; absent where that takes none."""
+    """Samples at once: the ``batch_size`` of ``evaluate``, or of a script's own flag; absent where neither is."""
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """One evaluation; absent where it was always stopped before its end."""
+    """One evaluation; absent where it was always stopped before its end, or none was seen."""
     training: Bytes | None = None
-    """The largest peak of training alone."""
+    """The largest peak of training alone; absent of a script."""
 
 
 class QualityEvidence(_Section):

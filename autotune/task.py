@@ -39,10 +39,8 @@ REQUIRED = ("build_model", "build_dataset", "compute_loss")
 """``build_loader`` may take the place of ``build_dataset``."""
 _OF_DATASET = ("build_dataset", "collate", "build_sampler", "loader_options", "shards_by_worker")
 """What a task that builds its loaders itself has no use for."""
-_LOADER_OPTIONS = frozenset(
-    {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn"}
-    | {"multiprocessing_context", "generator", "drop_last"}
-)
+_LOADER_OPTIONS = {"num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn"}
+_LOADER_OPTIONS |= {"multiprocessing_context", "generator", "drop_last"}
 
 
 def _not_given(*_: Any) -> Any:
@@ -101,14 +99,15 @@ class Task:
     scaler skips the step."""
     evaluate: Callable[..., float | tuple[float, float]] | None = None
     """(model) or (model, batch_size) -> quality on data held out, higher is better; or (quality, standard error).
-    Trials run it once, so that their peak includes it; lossy techniques are judged by it. A default of ``batch_size``
-    is what the job evaluates with today."""
+    Trials run it once, for their peak; lossy techniques are judged by it. A default of ``batch_size`` is today's."""
+    evaluates_in_context: bool = False
+    """Whether the job evaluates in the precision that it trains in, as frameworks do; False leaves that to
+    ``evaluate``."""
     weights: str | Path | Callable[[], Mapping[str, torch.Tensor]] | None = None
     """What the job trains on from: a state dict's file (relative to the task's), or a function that returns a state
     dict; None is the model as ``build_model`` leaves it."""
     variants: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
-    """Smaller models that may do as well, by name: functions that build one, as ``build_model`` does. Their initial
-    weights are their own: ``weights`` is not loaded into them."""
+    """Smaller models that may do as well, by name: functions that build one. ``weights`` is not loaded into them."""
     batch_size: int | None = None
     """The effective batch that the user trains with, held fixed; None leaves it free."""
     micro_batch_size: int | None = None
@@ -139,9 +138,9 @@ class Task:
 
         Args:
             build_module: builds the LightningModule, whose ``training_step`` is the loss.
-            build_data: builds its training DataLoader, or a LightningDataModule.
+            build_data: builds its training DataLoader, a pair of that and one for validation, or a LightningDataModule.
             trainer: what the job gives its Trainer today; precision, accumulate_grad_batches and gradient_clip_val
-                become the task's, the rest does not bear on it.
+                become the task's; limit_val_batches and a callback's monitor bear on its evaluation.
             **fields: any other field of a task, or one in the place of what Lightning says.
 
         Raises:

@@ -8,15 +8,19 @@ import pytest
 import torch
 from line_task import floats, line, training_of
 from torch import nn
+from torch._dynamo.callback import CallbackTrigger, callback_handler
 
 import autotune
 from autotune.errors import TaskError
+from autotune.measure import evaluation
 from autotune.measure.evaluation import measure_evaluations
 from autotune.measure.measurement import EvaluationOptions, MeasureOptions
+from autotune.measure.timing import compile_time
 from autotune.plan import Budget, Evaluation, Peak, Plan
 from autotune.search.verdict import judge
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.precision import Precision
 from autotune.workers import Measured, MeasureRequest
 
 MIB = 2**20
@@ -149,6 +153,39 @@ def test_a_model_that_is_changed_and_put_back_was_not_changed():
 
     task = line(floats(4), batch_size=2, evaluate=evaluate)
     assert measure_evaluations(training_of(task), task, options(), ByTable())
+
+
+def test_compiling_takes_none_of_an_evaluations_time(monkeypatch):
+    """Nor is it stopped for that: torch says when it compiles, here for a thousand seconds."""
+    now = [0.0]
+    for module in (evaluation, compile_time):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+
+    def evaluate(model: nn.Module) -> float:
+        for _ in range(2):
+            with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+                now[0] += 1000
+            now[0] += 1
+            model(torch.ones(2))
+        return 0.0
+
+    task = line(floats(4), batch_size=2, evaluate=evaluate)
+    (found,) = measure_evaluations(training_of(task), task, options(), ByTable())
+    assert (found.seconds, found.is_whole) == (2.0, True)
+
+
+def test_a_task_that_evaluates_in_its_precision_is_evaluated_in_the_plans():
+    seen = []
+
+    def evaluate(model: nn.Module) -> float:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return 0.0
+
+    settings = Settings(batch=Batch(micro=2), precision=Precision(kind="bf16"))
+    for evaluates_in_context in (True, False):
+        task = line(floats(4), batch_size=2, evaluate=evaluate, evaluates_in_context=evaluates_in_context)
+        measure_evaluations(autotune.apply(Plan(settings=settings), task), task, options(), ByTable())
+    assert seen == [True, False]
 
 
 def test_the_batch_of_an_evaluation_is_the_plans_or_the_tasks_own_or_the_micro_batch():

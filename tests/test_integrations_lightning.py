@@ -19,6 +19,7 @@ from autotune.integrations.checks import TRIED
 from autotune.integrations.lightning import trainer_arguments, written
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.measure.inspect import inspect_task
+from autotune.measure.measurement import EvaluationOptions
 from autotune.plan import Budget, Plan, TaskRef
 from autotune.randomness import seed_everything
 from autotune.techniques import Settings
@@ -479,11 +480,13 @@ def test_a_task_of_a_lightning_job_is_measured(local_executor):
         task=str(FILE),
         device="cpu",
         plan=of(batch=Batch(micro=8), checkpointing=Checkpointing(kind="blocks"), layers=Layers(kind="exact")),
-        options=MeasureOptions(trial_time_s=0.2, parity_batch=8),
+        options=MeasureOptions(trial_time_s=0.2, parity_batch=8, evaluation=EvaluationOptions(most_s=10)),
         deadline_s=60.0,
     )
     outcome = local_executor.submit(request).result()
     assert isinstance(outcome, Measured), outcome
+    (validation,) = outcome.measurement.evaluations
+    assert (validation.batch, validation.num_samples) == (4, 64)
 
 
 class Several(Job):

@@ -7,7 +7,9 @@ import sys
 import pytest
 from search_tables import options, run_search
 
-from autotune.script.flags import flags_of, told, with_placeholders
+from autotune.errors import UserError
+from autotune.script.command import filled, own_batch, own_evaluation
+from autotune.script.flags import flags_of, told, with_evaluation, with_placeholders
 from autotune.search.events import Warned
 from autotune.techniques.batch import Batch
 
@@ -57,6 +59,43 @@ def test_a_plans_batch_goes_into_flags_that_state_another():
     assert said == "the plan's batch is in the script's own flags: --bs=2 --grad-accum 4."
     assert told(command, Batch(micro=8)) == (command, None)
     assert told(command, None) == (command, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--per_device_eval_batch_size 8 --bf16", "--per_device_eval_batch_size {evaluation.batch=8} --bf16"),
+        ("-b 32 -vb 64", "-b 32 -vb {evaluation.batch=64}"),
+        ("--data.eval_batch_size=4", "--data.eval_batch_size={evaluation.batch=4}"),
+        ("--batch-size 32 --grad-accum 1", None),
+        ("--eval-batch-size 4 --test-batch-size 8", None),
+        ("--eval-batch-size {evaluation.batch=4} --test-batch-size 8", None),
+    ],
+)
+def test_the_flag_of_the_evaluation_batch(words, expected):
+    assert with_evaluation([*START, *words.split()]) == (expected and [*START, *expected.split()])
+
+
+def test_a_placeholder_for_evaluation_is_none_for_training():
+    command = [*START, "--bs=8", "--grad-accum=1", "--eval={evaluation.batch=4}"]
+    assert own_batch(command) is None
+    assert own_evaluation(command) == 4
+    assert with_placeholders(command)[-1] == command[-1]
+    assert filled(command, None)[-1] == "--eval=4"
+    assert filled(command, None, 64)[-1] == "--eval=64"
+    with pytest.raises(UserError, match=r"Write it into the braces: \{evaluation\.batch=64\}"):
+        filled([*START, "--eval={evaluation.batch}"], None)
+
+
+def test_a_plans_evaluation_batch_goes_into_its_flag():
+    command = [*START, "--bs=8", "--grad-accum=1", "--eval-batch-size", "4"]
+    changed, said = told(command, Batch(micro=8), 64)
+    assert changed == [*command[:-1], "64"]
+    assert said == "the plan's batch is in the script's own flags: --eval-batch-size 64."
+    assert told(command, Batch(micro=8), 4) == told(command, Batch(micro=8)) == (command, None)
+    both, said = told(command, Batch(micro=2, accumulate=4), 64)
+    assert both[2:] == ["--bs=2", "--grad-accum=4", "--eval-batch-size", "64"]
+    assert said.endswith("--bs=2 --grad-accum=4 --eval-batch-size 64.")
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from autotune.measure import InspectOptions, MeasureOptions
-from autotune.plan import Plan
-from autotune.script import timing
+from autotune.plan import Evaluation, Plan
+from autotune.script import evaluations, timing
 from autotune.script.applied import InScript
 from autotune.script.hooks import ScriptHooks
 from autotune.script.look import Look
@@ -134,13 +134,15 @@ EVALUATES = """
 def timed(watch, tmp_path, monkeypatch):
     """The measurement and the observer of a script, of whose evaluation each batch takes a thousand seconds."""
     passed = [0.0]
-    monkeypatch.setattr(timing, "perf_counter", lambda: time.perf_counter() + passed[0])
+    for module in (timing, evaluations):
+        monkeypatch.setattr(module, "perf_counter", lambda: time.perf_counter() + passed[0])
     monkeypatch.setattr(torch, "time_passes", lambda: passed.append(passed.pop() + 1000), raising=False)
 
-    def timed(script):
+    def timed(script, evaluation=None):
         (tmp_path / "train.py").write_text(script)
         options = MeasureOptions(trial_time_s=0.3, parity_batch=None)
-        request = MeasureRequest(id="x", task="train.py", device="cpu", plan=Plan(settings=Settings()), options=options)
+        plan = Plan(settings=Settings(), evaluation=evaluation)
+        request = MeasureRequest(id="x", task="train.py", device="cpu", plan=plan, options=options)
         seen = []
 
         def observe(_, answer):
@@ -160,6 +162,18 @@ def test_an_evaluation_is_left_out_of_the_speed_unless_each_step_makes_one(every
     measurement, _ = timed(SCRIPT + EVALUATES.format(every=every))
     assert (measurement.samples_per_s.value < 1) == counts
     assert measurement.warnings == ()
+
+
+def test_an_evaluation_is_measured_where_the_script_was_told_its_batch(timed):
+    """Two calls of 32 samples, a thousand seconds each."""
+    script = SCRIPT + EVALUATES.format(every=5)
+    (found,) = timed(script, Evaluation(batch=32))[0].evaluations
+    assert (found.batch, found.num_samples, found.largest_call, found.is_whole) == (32, 64, 32, True)
+    assert 2000 <= found.seconds < 2100
+    assert found.before_bytes is None
+    assert timed(script)[0].evaluations == ()
+    (unseen,) = timed(SCRIPT, Evaluation(batch=32))[0].evaluations
+    assert (unseen.batch, unseen.num_samples, unseen.is_whole) == (32, 0, False)
 
 
 def test_batches_that_are_drawn_to_evaluate_are_no_samples_of_training(timed):

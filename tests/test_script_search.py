@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
-from search_tables import MIB, facts, options, run_search
+from search_tables import MIB, REFERENCE, SMALL, configurations, every, facts, options, row, run_search
 
 from autotune.errors import StudyError
+from autotune.measure.measurement import NO_EVALUATION, Evaluated
+from autotune.plan import Peak, load_plan
 from autotune.search.events import Warned
-from autotune.workers import MeasureRequest, PredictRequest
+from autotune.search_spaces import load_space
+from autotune.workers import Measured, MeasureRequest, PredictRequest
+from autotune.workers.table import TableExecutor
 
 COMMAND = (sys.executable, "train.py", "--lr", "0.1", "--bs={batch.micro=64}", "--acc={batch.accumulate}")
 
@@ -41,6 +46,86 @@ def test_without_placeholders_the_batch_is_left_as_it_is_and_that_is_said():
     assert {settings.batch.micro for settings in run.measured} == {64}
     said = [event.message for event in run.events if isinstance(event, Warned)]
     assert any("batch is left out: the command has no {batch.accumulate} and no {batch.micro}" in one for one in said)
+
+
+class Evaluating(TableExecutor):
+    """Scripts that evaluate 6,000 samples: 8 MiB for each of a batch on 150 MiB, the faster, the larger the batch."""
+
+    fills = 10**9
+    """Most samples that are evaluated at once."""
+
+    def _answer(self, request):
+        outcome = super()._answer(request)
+        if not isinstance(outcome, Measured) or request.plan.evaluation is None:
+            return outcome
+        batch = request.plan.evaluation.batch
+        peak_bytes = max(outcome.measurement.peak.process, (150 + 8 * batch) * MIB)
+        made = {"batch": batch, "seconds": 10 * (1 + 64 / batch), "num_samples": 6000, "peak_bytes": peak_bytes}
+        one = Evaluated(**made, largest_call=min(batch, self.fills))
+        changed = outcome.measurement.model_copy(update={"peak": Peak(process=peak_bytes), "evaluations": (one,)})
+        return outcome.model_copy(update={"measurement": changed})
+
+
+EVALUATION = "{evaluation.batch=32}"
+
+
+def evaluating(kind=Evaluating, words=(f"--eval={EVALUATION}",), **asked):
+    known = facts()
+    Path("space.yaml").write_text(SMALL)
+    rows = [row(settings) for settings in configurations(known, load_space("space.yaml"))]
+    command = (*COMMAND[:4], "--bs=64", "--acc=1", *words)
+    return run_search(every(task="train.py", command=command, **asked), known=known, executor=kind(known, rows))
+
+
+def told_to_evaluate(run, kind):
+    measured = [one for one in run.executor.requests if isinstance(one, MeasureRequest) and one.id.startswith(kind)]
+    return [one.command[-1] for one in measured if one.plan.settings != REFERENCE]
+
+
+def test_the_evaluation_batch_of_a_script_is_found_by_a_run_each_and_measured_and_written():
+    """2,500 MiB hold 283 samples: 256, which are 7 % faster than 128."""
+    run = evaluating(budget_bytes=2500 * MIB)
+    assert {*told_to_evaluate(run, "trial")} == {"--eval=32"}
+    assert told_to_evaluate(run, "evaluation") == ["--eval=64", "--eval=128", "--eval=256", "--eval=512"]
+    assert {*told_to_evaluate(run, "finalist")} >= {"--eval=256"}
+    plan = load_plan("plan.yaml")
+    assert (plan.evaluation.batch, plan.evaluation.training) == (256, None)
+    assert plan.measured.peak.process == (150 + 8 * 256) * MIB
+
+
+def test_a_trial_that_saw_no_evaluation_leaves_its_batch_to_a_run_of_its_own():
+    class Late(Evaluating):
+        def _answer(self, request):
+            outcome = super()._answer(request)
+            if not request.id.startswith("trial") or not isinstance(outcome, Measured):
+                return outcome
+            changed = outcome.measurement.model_copy(update={"evaluations": (), "warnings": (NO_EVALUATION,)})
+            return outcome.model_copy(update={"measurement": changed})
+
+    run = evaluating(Late, budget_bytes=2500 * MIB)
+    assert told_to_evaluate(run, "evaluation")[:2] == ["--eval=32", "--eval=64"]
+    assert run.plan.evaluation.batch == 256
+    assert NO_EVALUATION not in run.plan.notes
+
+
+def test_a_larger_evaluation_batch_that_brings_nothing_is_not_taken():
+    class Full(Evaluating):
+        fills = 64
+
+    assert evaluating(Full, budget_bytes=2500 * MIB).plan.evaluation.batch == 64
+
+
+def test_a_script_without_the_placeholder_is_not_told_what_to_evaluate():
+    run = evaluating(words=())
+    assert run.plan.evaluation is None
+    assert told_to_evaluate(run, "evaluation") == []
+
+
+def test_a_known_flag_takes_the_evaluation_batch_unless_flags_are_off():
+    run = evaluating(words=("--eval-batch-size=32",), budget_bytes=1300 * MIB)
+    assert run.plan.evaluation.batch == 128
+    assert "--eval-batch-size={evaluation.batch=32}" in run.plan.notes[0]
+    assert evaluating(words=("--eval-batch-size=32",), flags="off").plan.evaluation is None
 
 
 def test_a_study_of_another_command_is_not_resumed():

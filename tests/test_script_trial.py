@@ -145,6 +145,17 @@ def test_a_script_that_cannot_be_measured_says_why(what, local_executor, script)
         assert "argument --x: invalid choice: 2" in failure(outcome)
 
 
+def test_a_script_that_hides_all_devices_says_so(local_executor, tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import os, sys\nassert 'torch' not in sys.modules, 'variables would be set too late'\n"
+        "os.environ['CUDA_VISIBLE_DEVICES'] = ''\nimport torch\n"
+    )
+    request = requested((PYTHON, str(tmp_path / "script.py"))).model_copy(update={"device": "cuda"})
+    outcome = local_executor.submit(request).result()
+    assert isinstance(outcome, Failed), outcome
+    assert "the script sees no CUDA device (CUDA_VISIBLE_DEVICES = ''), but --device is cuda" in outcome.message
+
+
 def test_a_script_without_an_optimizer_step_ends_at_its_deadline(local_executor, script):
     """And what it was doing is said, by its own line."""
     outcome = measured(

@@ -83,7 +83,7 @@ class Measured(_Outcome):
 
 def _together(by_rank: tuple[Evaluated, ...]) -> Evaluated:
     """The first process's evaluation, at the memory of all."""
-    totals = {name: sum(getattr(one, name) for one in by_rank) for name in ("before_bytes", "peak_bytes")}
+    totals = {name: sum(getattr(one, name) or 0 for one in by_rank) for name in ("before_bytes", "peak_bytes")}
     return by_rank[0].model_copy(update=totals)
 
 

@@ -28,8 +28,9 @@ def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
         raise UserError("no command was given. Write it after --: `autotune run plan.yaml -- python train.py`.")
     if command[0].startswith("-"):
         raise UserError(f"{command[0]}: options stand before the plan: `autotune run {command[0]} {path} -- python …`.")
-    settings = load_plan(path).settings
-    command, changed = told(command, own_share(settings))
+    plan = load_plan(path)
+    settings, evaluation = plan.settings, plan.evaluation.batch if plan.evaluation is not None else None
+    command, changed = told(command, own_share(settings), evaluation)
     if changed is not None:
         tell(f"autotune: {changed}")
     launched = under_launcher(command)

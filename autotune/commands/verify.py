@@ -53,7 +53,8 @@ def verify(
     if scratch is not None and not where.is_script:
         raise UserError("--scratch is for a script's trials. Give the command that starts it, behind --.")
     plan = load_plan(path).on(default_device())
-    command, changed = told(job, own_share(plan.settings)) if where.is_script and job else (None, None)
+    evaluation = plan.evaluation.batch if plan.evaluation is not None else None
+    command, changed = told(job, own_share(plan.settings), evaluation) if where.is_script and job else (None, None)
     task = script_name(command) if command else job[0] if job else _beside(path, plan)
     if changed is not None:
         tell(changed)

@@ -23,7 +23,7 @@ def written(plan: Plan) -> str:
     known = {
         "a script that parses transformers.TrainingArguments": (TRAINING_ARGUMENTS, _of_transformers(plan)),
         "accelerate launch (a script that takes both from its Accelerator)": (ACCELERATE, _of_accelerate(settings)),
-        "timm's train.py": (TIMM, _of_timm(settings)),
+        "timm's train.py": (TIMM, _of_timm(plan)),
         "nanoGPT's train.py": (NANOGPT, _of_nanogpt(settings)),
     }
     parsers = {name: " ".join([*parser.flags(batch), *others]) for name, (parser, others) in known.items()}
@@ -53,7 +53,10 @@ def _of_accelerate(settings: Settings) -> Iterator[str]:
         yield f"--mixed_precision {settings.precision.kind}"
 
 
-def _of_timm(settings: Settings) -> Iterator[str]:
+def _of_timm(plan: Plan) -> Iterator[str]:
+    settings = plan.settings
+    if plan.evaluation is not None and plan.evaluation.batch is not None:
+        yield f"{TIMM.evaluation[0]} {plan.evaluation.batch}"
     if settings.precision.kind in ("bf16", "fp16"):
         yield f"--amp --amp-dtype {'bfloat16' if settings.precision.kind == 'bf16' else 'float16'}"
     if settings.memory_format.kind == "channels_last":

@@ -70,6 +70,7 @@ def written(plan: Plan) -> str:
         if "mixed" in (name or "")
         else "",
         f"PlanCallback: {', '.join(applied)}" if applied else "",
+        f"and validation in batches of {found.batch}" if (found := plan.evaluation) and found.batch else "",
     ]
     return "\n".join(
         [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ from ..techniques import Settings
 from ..techniques._base import Run
 from ..techniques.precision import Precision
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
-from ..training.data_loader import changed_loader
+from ..training.data_loader import changed_loader, has_own_batches, rebatched
 from .checks import check_model, check_version, refuse_other_models, tell
 from .lightning_checks import check_job
+from .lightning_hooks import is_own
 from .lightning_precision import PlanPrecision
 from .lightning_task import training_loss
 
@@ -36,7 +37,8 @@ class PlanCallback(Callback):
     """Applies a plan as ``Trainer.fit`` sets a job up, and says in one line what is in force.
 
     The model is changed after ``configure_model`` and before ``configure_optimizers``, the optimizer after its state
-    is resumed, the training loader as it is asked for. Fitting again changes nothing that is in force already.
+    is resumed, the training loader as it is asked for; those for validation too, where the plan has a batch for it.
+    Fitting again changes nothing that is in force already.
 
     Raises, from ``Trainer.fit``:
         PlanError: the plan cannot be in force in this job, with the reason and what to do.
@@ -73,6 +75,7 @@ class PlanCallback(Callback):
             self._notes.append("Lightning's own autocast casts weights at each use; trainer_arguments(plan) keeps them")
         self._set_batch(trainer, pl_module)
         self._watch_loader(trainer)
+        self._watch_validation(trainer)
         _wrap(pl_module, "configure_model", functools.partial(self._configure, trainer, pl_module), is_seen=False)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -80,6 +83,7 @@ class PlanCallback(Callback):
         _unwrap(pl_module, "training_step")
         _unwrap(pl_module, "configure_model")
         _unwrap(trainer.fit_loop._data_source.instance, "train_dataloader")
+        _unwrap(trainer.fit_loop.epoch_loop.val_loop._data_source.instance, "val_dataloader")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the plan on the optimizer, whose state is resumed by now, and say what is in force."""
@@ -126,6 +130,17 @@ class PlanCallback(Callback):
             _wrap(holder, "train_dataloader", functools.partial(self._change_loader, trainer))
         else:
             source.instance = self._changed_loader(trainer, source.instance)
+
+    def _watch_validation(self, trainer: Trainer) -> None:
+        """Have the job validate in the plan's evaluation batch."""
+        if self.plan.evaluation is None or (batch := self.plan.evaluation.batch) is None:
+            return
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        loop._combined_loader, source = None, loop._data_source
+        if not source.is_module():
+            source.instance = _in_batches(batch, source.instance)
+        elif is_own(source.instance, "val_dataloader"):
+            _wrap(source.instance, "val_dataloader", lambda original: _in_batches(batch, original()))
 
     def _change_loader(self, trainer: Trainer, original: Callable[[], Any]) -> Any:
         kept, self._loader = self._loader, None
@@ -185,6 +200,26 @@ class PlanCallback(Callback):
                 return training_loss(model, batch, getattr(trainer, "datamodule", None))
 
         return run
+
+
+def _in_batches(batch: int, loaders: Any) -> Any:
+    """Copies of loaders for validation, with batches of this size.
+
+    Raises:
+        PlanError: one makes its batches in a way of its own.
+    """
+    if isinstance(loaders, (list, tuple)):
+        return [_in_batches(batch, one) for one in loaders]
+    if isinstance(loaders, Mapping):
+        return {name: _in_batches(batch, one) for name, one in loaders.items()}
+    if loaders is None or getattr(getattr(loaders, "batch_sampler", None), "batch_size", None) == batch:
+        return loaders
+    if has_own_batches(loaders):
+        raise PlanError(
+            f"evaluation.batch: the plan validates in batches of {batch}, which cannot be made of a "
+            f"{type(loaders).__name__} that makes its own. Make batches of {batch} there, or leave that row out."
+        )
+    return rebatched(loaders, batch)
 
 
 def _step(settings: Settings, device_type: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import TaskError
 from ..task import Task
 from .checks import check_version
+from .lightning_hooks import batch_hook, is_own, logging_to, nowhere
 
 __all__ = ["task_of", "training_loss"]
 
@@ -35,7 +35,8 @@ def task_of(
 
     Args:
         build_module: builds the LightningModule.
-        build_data: builds its training DataLoader, or a LightningDataModule; called once, and seeded.
+        build_data: builds its training DataLoader, that and those for validation as a pair, or a LightningDataModule;
+            called once, and seeded.
         trainer: arguments of the Trainer that the job has today.
         fields: of the task, in the place of what these say.
 
@@ -50,7 +51,9 @@ def task_of(
                 f"{type(function).__name__}. Use lambda: ..."
             )
     check_version("lightning")
-    data, loader = _loader(build_data)
+    from .lightning_evaluation import evaluation_of
+
+    data, loader, held_out = _loaders(build_data)
     accumulate = trainer.get("accumulate_grad_batches", 1)
     found: dict[str, Any] = {
         "build_model": functools.partial(_built, build_module),
@@ -62,6 +65,8 @@ def task_of(
         "batch_size": loader.batch_size * accumulate,
         "micro_batch_size": loader.batch_size,
         "even_batches": True,
+        "evaluate": evaluation_of(held_out, data, trainer),
+        "evaluates_in_context": True,
         **_stated(trainer),
     }
     if loader.drop_last:
@@ -85,9 +90,9 @@ def training_loss(module: Any, batch: Any, data: Any = None) -> Any:
     Raises:
         TaskError: the step returned no loss.
     """
-    with _unlogged(module):
+    with logging_to(module, nowhere):
         for name in ("on_before_batch_transfer", "on_after_batch_transfer"):
-            batch = getattr(data if name in vars(type(data)) else module, name)(batch, 0)
+            batch = batch_hook(module, data, name)(batch, 0)
         takes = [name for name in inspect.signature(module.training_step).parameters if name == "batch_idx"]
         result = module.training_step(batch, **dict.fromkeys(takes, 0))
     loss = result.get("loss") if isinstance(result, Mapping) else result
@@ -97,19 +102,6 @@ def training_loss(module: Any, batch: Any, data: Any = None) -> Any:
             'a dict with "loss".'
         )
     return loss
-
-
-@contextmanager
-def _unlogged(module: Any) -> Iterator[None]:
-    module.log = _nowhere
-    try:
-        yield
-    finally:
-        del module.log
-
-
-def _nowhere(*_: Any, **__: Any) -> None:
-    """In the place of ``LightningModule.log``, which works within a trainer's loop alone."""
 
 
 def _compute_loss(data: Any, model: Any, batch: Any) -> Any:
@@ -129,7 +121,7 @@ def _built(build_module: Callable[[], Any]) -> Any:
         )
     module.setup("fit")
     module.configure_model()
-    left_out = [name for name in _LEFT_OUT if _is_own(module, name)]
+    left_out = [name for name in _LEFT_OUT if is_own(module, name)]
     if left_out:
         warnings.warn(
             f"{type(module).__name__} has {', '.join(left_out)}, which trials do not call. State what they do as "
@@ -137,12 +129,6 @@ def _built(build_module: Callable[[], Any]) -> Any:
             stacklevel=2,
         )
     return module
-
-
-def _is_own(module: Any, name: str) -> bool:
-    """Whether a class of the job's, and none of Lightning's, has the method."""
-    home = next(one for one in type(module).__mro__ if name in vars(one))
-    return home.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 def _build_optimizer(model: Any) -> Any:
@@ -173,31 +159,35 @@ def _listed(made: Any) -> list[Any]:
     return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
-def _loader(build_data: Callable[[], Any]) -> tuple[Any, Any]:
-    """A datamodule or None, and the training loader."""
+def _loaders(build_data: Callable[[], Any]) -> tuple[Any, Any, list[Any]]:
+    """A datamodule or None, the training loader, and those for validation."""
     from torch.utils.data import BatchSampler, DataLoader
 
     from ..randomness import seed_everything, undisturbed
+    from .lightning_evaluation import held_out_loaders
 
     with undisturbed():
         seed_everything(0)
-        made = build_data()
+        made, held_out = build_data(), None
         data = made if hasattr(made, "train_dataloader") else None
         if data is not None:
             data.prepare_data()
             data.setup("fit")
             made = data.train_dataloader()
+            held_out = data.val_dataloader() if is_own(data, "val_dataloader") else None
+        elif isinstance(made, tuple) and len(made) == 2:
+            made, held_out = made
     if not isinstance(made, DataLoader):
         raise TaskError(
-            f"Task.from_lightning: build_data made {type(made).__name__}. Wanted: one torch DataLoader, or a "
-            "LightningDataModule that has one for training."
+            f"Task.from_lightning: build_data made {type(made).__name__}. Wanted: one torch DataLoader, a pair of that "
+            "and one for validation, or a LightningDataModule that has one for training."
         )
     if type(made.batch_sampler) is not BatchSampler:
         raise TaskError(
             "Task.from_lightning: the training DataLoader makes its batches by "
             f"{type(made.batch_sampler).__name__}, so that other sizes cannot be tried. Give it batch_size."
         )
-    return data, made
+    return data, made, held_out_loaders(held_out)
 
 
 def _order(loader: Any) -> Callable[[Any], Any] | None:

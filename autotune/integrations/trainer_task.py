@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from ..errors import TaskError
+from ..measure.checks.quality import NoQuality
 from ..randomness import alike, random_state, seed_everything, set_random_state, undisturbed
 from ..task import Task
 from .checks import check_version
@@ -63,8 +65,8 @@ def task_of(build_trainer: Callable[[], Any], fields: Mapping[str, Any]) -> Task
         "precision": _precision(trainer),
         "max_grad_norm": args.max_grad_norm or None,
     }
-    if trainer.eval_dataset is not None and not isinstance(trainer.eval_dataset, Mapping):
-        found["evaluate"] = job.evaluation()
+    if trainer.eval_dataset is not None:
+        found |= {"evaluate": job.evaluation(), "evaluates_in_context": True}
     return Task(**{**found, **fields})
 
 
@@ -82,12 +84,43 @@ def _precision(trainer: Any) -> Any:
     return "tf32" if trainer.args.tf32 else None
 
 
-def _higher(args: Any, metrics: Mapping[str, float]) -> float:
+def _higher(args: Any, metrics: Mapping[str, float]) -> float | NoQuality:
     """What the Trainer keeps its best model by, so that higher is better; the loss, unless it says another."""
     name = (args.metric_for_best_model or "loss").removeprefix("eval_")
     name, is_higher = (name, bool(args.greater_is_better)) if f"eval_{name}" in metrics else ("loss", False)
+    if f"eval_{name}" not in metrics:
+        found = ", ".join(sorted(one.removeprefix("eval_") for one in metrics)) or "no metric"
+        return NoQuality(
+            f"the Trainer evaluates without a loss, since its eval_dataset has no labels, and to {found}. Give it "
+            "compute_metrics, and metric_for_best_model with greater_is_better; or Task.from_trainer(..., evaluate=...)"
+        )
     value = float(metrics[f"eval_{name}"])
     return value if is_higher else -value
+
+
+def _metrics(trainer: Any) -> dict[str, float]:
+    """What evaluating on its data, or each of several, comes to."""
+    data = trainer.eval_dataset
+    found: dict[str, float] = {}
+    loss_alone = True if trainer.compute_metrics is None else None
+    for name in data if isinstance(data, Mapping) else (None,):
+        loader, prefix = trainer.get_eval_dataloader(name), "eval" if name is None else f"eval_{name}"
+        found |= trainer.evaluation_loop(loader, "Evaluation", loss_alone, metric_key_prefix=prefix).metrics
+    return found
+
+
+@contextmanager
+def _precision_around(trainer: Any) -> Iterator[None]:
+    """Have Accelerate compute in the autocast that is on here, which is the plan's, and in none where none is."""
+    accelerator, device = trainer.accelerator, trainer.args.device.type
+    own = accelerator.native_amp, accelerator.state._mixed_precision
+    is_on = torch.is_autocast_enabled(device)
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype(device), "no")
+    accelerator.native_amp, accelerator.state._mixed_precision = is_on, name if is_on else "no"
+    try:
+        yield
+    finally:
+        accelerator.native_amp, accelerator.state._mixed_precision = own
 
 
 class _Job:
@@ -107,7 +140,7 @@ class _Job:
         if trainer.model_init is None:  # else the Trainer has seeded its model by its own arguments
             self._first = (trainer.model, trainer.optimizer)
         self._optimizer: Any = None
-        self._has_own = trainer.optimizer is not None
+        self._has_own = trainer.optimizer is not None and trainer.model_init is None
         self._ignores_count = ignores_count(trainer, trainer.model, self.loader)
         if self._ignores_count and trainer.args.gradient_accumulation_steps > 1:
             warnings.warn(
@@ -120,7 +153,7 @@ class _Job:
 
     def build_model(self) -> nn.Module:
         """As the Trainer trains it."""
-        first, self._first = self._first, None
+        (first, self._first), self._optimizer = (self._first, None), None
         if first is not None and alike(random_state(), self._seeded):
             model, self._optimizer = first
             set_random_state(self._built_state)
@@ -138,7 +171,8 @@ class _Job:
     def build_optimizer(self, model: nn.Module) -> Any:
         """The one that was given to the Trainer, or that it builds."""
         if self._has_own:
-            return self._optimizer
+            optimizer, self._optimizer = self._optimizer, None  # which would keep the model's parameters
+            return optimizer
         self.trainer.model = model
         try:
             return self.trainer.create_optimizer()
@@ -157,19 +191,18 @@ class _Job:
             return trainer.compute_loss(model, dict(batch))
         return trainer.compute_loss(model, dict(batch), num_items_in_batch=torch.ones_like(count)), count
 
-    def evaluation(self) -> Callable[..., float]:
-        """The task's ``evaluate``: the Trainer's own evaluation, in the precision that it has today, and not logged."""
+    def evaluation(self) -> Callable[..., float | NoQuality]:
+        """The task's ``evaluate``: the Trainer's own evaluation, in the plan's precision, and not logged."""
         own = self.trainer.args.per_device_eval_batch_size
 
-        def evaluate(model: nn.Module, batch_size: int = own) -> float:
+        def evaluate(model: nn.Module, batch_size: int = own) -> float | NoQuality:
             trainer = self.trainer
             trainer.args.per_device_eval_batch_size = batch_size
             trainer.model, trainer.model_wrapped, trainer.is_in_train = model, model, True  # it is never cast then
             vars(trainer).pop("_eval_dataloaders", None)  # which persistent workers keep, with their batch
             try:
-                loss_alone = True if trainer.compute_metrics is None else None
-                loader = trainer.get_eval_dataloader()
-                return _higher(trainer.args, trainer.evaluation_loop(loader, "Evaluation", loss_alone).metrics)
+                with _precision_around(trainer):
+                    return _higher(trainer.args, _metrics(trainer))
             finally:
                 trainer.args.per_device_eval_batch_size = own
                 trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
@@ -191,6 +224,8 @@ class _Job:
     def _let_go(self) -> None:
         trainer = self.trainer
         trainer.model = trainer.model_wrapped = trainer.callback_handler.model = None
+        trainer.optimizer = trainer.callback_handler.optimizer = None  # they would keep the first model's parameters
+        trainer.lr_scheduler = trainer.callback_handler.lr_scheduler = None
         gc.collect()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()

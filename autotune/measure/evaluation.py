@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -17,11 +17,22 @@ from ..ranks import of_first, this_rank, world_size
 from ..task import Task
 from ..techniques.replica import within
 from ..training.training import Training
-from .checks.quality import call_evaluate
+from .checks.quality import call_evaluate, evaluation_context
 from .measurement import Evaluated, EvaluationOptions, MeasureOptions
 from .memory import Charge
+from .timing.compile_time import CompileTime
 
-__all__ = ["measure_evaluations"]
+__all__ = ["measure_evaluations", "tell_of_batch"]
+
+_listeners: list[Callable[[Any], None]] = []
+"""Who watches the evaluation that is under way, innermost last."""
+
+
+def tell_of_batch(batch: Any) -> None:
+    """An evaluation that may call parts of its model alone is about to evaluate a batch: whoever measures it counts the
+    batch's samples, in the place of what the model is called with, and may end it here."""
+    for listen in _listeners[-1:]:
+        listen(batch)
 
 
 def measure_evaluations(
@@ -69,7 +80,7 @@ def _may_fit(found: Sequence[Evaluated], budget: Budget | None) -> bool:
     if not found or budget is None:
         return True
     last = found[-1]
-    return budget.holds(last.peak_bytes + 2 * (last.peak_bytes - last.before_bytes))
+    return budget.holds(last.peak_bytes + 2 * (last.peak_bytes - (last.before_bytes or 0)))
 
 
 def _evaluate(training: Training, task: Task, batch: int | None, watch: _Watch) -> Evaluated:
@@ -77,7 +88,8 @@ def _evaluate(training: Training, task: Task, batch: int | None, watch: _Watch) 
     watch.begin()
     with watch.on(model):
         try:
-            call_evaluate(task, model, batch)  # a model that has hardly learned may well be worth NaN
+            # a model that has hardly learned may well be worth NaN
+            call_evaluate(task, model, batch, evaluation_context(training, task))
         except _Enough:
             is_whole = False
         if training.device.type == "cuda":
@@ -128,15 +140,20 @@ class _Watch:
     def __init__(self, options: EvaluationOptions, charge: Charge, budget: Budget | None, stop: _Stop) -> None:
         self._options, self._charge, self._budget, self._stop = options, charge, budget, stop
         self._num_calls = self._num_samples = self._largest = self._high_bytes = 0
-        self._before_bytes, self._began_s, self._is_over = 0, 0.0, False
+        self._before_bytes, self._began_s, self._is_over, self._is_told = 0, 0.0, False, False
+        self._compile_time = CompileTime()
 
     def begin(self) -> None:
-        """Time runs from here."""
-        self._before_bytes, self._began_s = self._charge.peak().process, perf_counter()
+        """Time runs from here, but for what compiling takes, which a job does once."""
+        self._before_bytes, self._began_s = self._charge.peak().process, 0.0
+        self._began_s = self._seconds()
+
+    def _seconds(self) -> float:
+        return perf_counter() - self._compile_time.seconds() - self._began_s
 
     def ended(self, batch: int | None, is_whole: bool) -> Evaluated:
         """What it came to."""
-        seconds = perf_counter() - self._began_s
+        seconds = self._seconds()
         self._charge.sample_descendants()
         return Evaluated(
             batch=batch,
@@ -156,23 +173,30 @@ class _Watch:
         inner = model._compiled_call_impl or model._call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._look((args, kwargs))
+            if not self._is_told:
+                self._look((args, kwargs))
             return inner(*args, **kwargs)
 
         vars(model)["_compiled_call_impl"] = call  # not through setattr, which would hand it on
+        _listeners.append(self._hear)
         try:
             yield
         finally:
+            _listeners.pop()
             if own is None:
                 del vars(model)["_compiled_call_impl"]
             else:
                 vars(model)["_compiled_call_impl"] = own
 
+    def _hear(self, batch: Any) -> None:
+        self._is_told = True
+        self._look(batch)
+
     def _look(self, inputs: Any) -> None:
         self._charge.sample_descendants(every_s=1.0)
         if (high_bytes := self._charge.high_water_bytes()) > self._high_bytes:
             self._high_bytes, self._is_over = high_bytes, self._charge.exceeds(self._budget)
-        is_enough = self._is_over or perf_counter() - self._began_s > self._options.most_s
+        is_enough = self._is_over or self._seconds() > self._options.most_s
         if self._stop.is_at(self._num_calls, is_enough):
             raise _Enough
         num_samples = next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0)

@@ -144,8 +144,8 @@ class Evaluated(_Frozen):
     """Samples in the largest of these."""
     is_whole: bool = True
     """Whether it came to its end; False where it was stopped for time or memory."""
-    before_bytes: int = Field(ge=0)
-    """Peak of the process before it."""
+    before_bytes: int | None = Field(default=None, ge=0)
+    """Peak of the process before it; None of a script, which may evaluate before it trains."""
     peak_bytes: int = Field(ge=0)
     """Peak of the process after it."""
 
@@ -187,4 +187,5 @@ class Measurement(_Frozen):
     @property
     def training_bytes(self) -> int:
         """The peak of training alone."""
-        return self.evaluations[0].before_bytes if self.evaluations else self.peak.process
+        before_bytes = self.evaluations[0].before_bytes if self.evaluations else None
+        return self.peak.process if before_bytes is None else before_bytes

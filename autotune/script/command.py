@@ -17,9 +17,11 @@ from ..techniques.batch import Batch
 __all__ = [
     "ADD_PATH",
     "BATCH",
+    "EVALUATION",
     "FENCES",
     "filled",
     "own_batch",
+    "own_evaluation",
     "own_share",
     "placeholders",
     "script_name",
@@ -27,7 +29,9 @@ __all__ = [
 ]
 
 BATCH = ("batch.micro", "batch.accumulate")
-"""Placeholders that a command may have in braces."""
+"""Placeholders of what a script trains on, in braces."""
+EVALUATION = "evaluation.batch"
+"""Of the samples that it evaluates at once, in each process."""
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\.([a-z_]+)(?:=(\d+))?\}")
 ADD_PATH = "--add-path"
 """Tells the launcher to put the script's folder first on ``sys.path``, as Python does."""
@@ -156,19 +160,43 @@ def _check_has_autotune(python: str, options: tuple[str, ...]) -> None:
 
 
 def placeholders(command: Sequence[str]) -> frozenset[str]:
-    """Of :data:`BATCH`, what the command has in braces, with the job's own value or without: ``{batch.micro=32}``.
+    """Of :data:`BATCH` and :data:`EVALUATION`, what the command has in braces, with the job's own value or without:
+    ``{batch.micro=32}``.
 
     Raises:
         UserError: it has another technique's in braces.
     """
+    known = {*BATCH, EVALUATION}
     found = {match for word in command for match in _PLACEHOLDER.findall(word)}
-    names = {f"{technique}.{key}" for technique, key, _ in found if technique in TECHNIQUES}
-    if unknown := sorted(names - {*BATCH}):
+    names = {f"{part}.{key}" for part, key, _ in found if part in (*TECHNIQUES, "evaluation")}
+    if unknown := sorted(names - known):
         raise UserError(
-            f"{{{unknown[0]}}}: a command may have {' and '.join(f'{{{name}}}' for name in BATCH)} in it, which a "
-            "script's own flags take. Everything else is applied without a flag: leave it out."
+            f"{{{unknown[0]}}}: a command may have {', '.join(f'{{{name}}}' for name in sorted(known))} in it, which "
+            "a script's own flags take. Everything else is applied without a flag: leave it out."
         )
     return frozenset(names)
+
+
+def _stated(command: Sequence[str]) -> dict[str, int]:
+    """The job's own values, of the placeholders that have one."""
+    pairs = (match for word in command for match in _PLACEHOLDER.findall(word))
+    return {f"{part}.{key}": int(value) for part, key, value in pairs if value}
+
+
+def own_evaluation(command: Sequence[str]) -> int | None:
+    """The job's own evaluation batch, as its placeholder states it: ``{evaluation.batch=64}``; None without one.
+
+    Raises:
+        UserError: it states none.
+    """
+    if EVALUATION not in placeholders(command):
+        return None
+    if not (own := _stated(command).get(EVALUATION)):
+        raise UserError(
+            "{evaluation.batch}: how many samples does the job evaluate at once today? Write it into the braces: "
+            "{evaluation.batch=64}."
+        )
+    return own
 
 
 def own_batch(command: Sequence[str], effective: int | None = None) -> Batch | None:
@@ -181,10 +209,9 @@ def own_batch(command: Sequence[str], effective: int | None = None) -> Batch | N
     Raises:
         UserError: they state none.
     """
-    if not (names := placeholders(command)):
+    if not (names := placeholders(command) & {*BATCH}):
         return None
-    pairs = (match for word in command for match in _PLACEHOLDER.findall(word))
-    stated = {f"{technique}.{key}": int(value) for technique, key, value in pairs if value}
+    stated = _stated(command)
     micro, accumulate = stated.get("batch.micro"), stated.get("batch.accumulate", 1)
     if "batch.micro" in names and micro is None:
         if effective is None:
@@ -233,14 +260,28 @@ def own_share(settings: Settings) -> Batch | None:
     return batch.share(parallel.processes)
 
 
-def filled(command: Sequence[str], batch: Batch | None) -> list[str]:
+def filled(command: Sequence[str], batch: Batch | None, evaluation: int | None = None) -> list[str]:
     """The command with a plan's batch in place of its placeholders.
+
+    Args:
+        command: with its placeholders.
+        batch: of one process.
+        evaluation: samples that it evaluates at once; None is what the placeholder states.
 
     Raises:
         UserError: the plan has no batch, or one that a script cannot be told of.
     """
-    if not placeholders(command):
-        return list(command)
+    values = {EVALUATION: evaluation or own_evaluation(command)}
+    if placeholders(command) & {*BATCH}:
+        values |= _values_of(batch)
+
+    def value(match: re.Match[str]) -> str:
+        return str(values.get(f"{match[1]}.{match[2]}", match[0]))
+
+    return [_PLACEHOLDER.sub(value, word) for word in command]
+
+
+def _values_of(batch: Batch | None) -> dict[str, int | None]:
     if batch is None:
         raise UserError("the command has {batch.micro} or {batch.accumulate} in it, but the plan states no batch.")
     if batch.effective is not None:
@@ -248,9 +289,4 @@ def filled(command: Sequence[str], batch: Batch | None) -> list[str]:
             f"the plan's last micro-batch is smaller ({batch.describe()}), which {{batch.micro}} and "
             "{batch.accumulate} cannot say. Search again with a batch size that is a power of two."
         )
-    values = {"batch.micro": batch.micro, "batch.accumulate": batch.accumulate}
-
-    def value(match: re.Match[str]) -> str:
-        return str(values.get(f"{match[1]}.{match[2]}", match[0]))
-
-    return [_PLACEHOLDER.sub(value, word) for word in command]
+    return {"batch.micro": batch.micro, "batch.accumulate": batch.accumulate}

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from ..techniques.batch import Batch
-from .command import ADD_PATH, BATCH, filled, own_batch, placeholders, under_launcher
+from .command import ADD_PATH, BATCH, EVALUATION, filled, own_batch, own_evaluation, placeholders, under_launcher
 from .parsers import has_both, stands_for
 
-__all__ = ["flags_of", "told", "with_placeholders"]
+__all__ = ["flags_of", "told", "with_evaluation", "with_placeholders"]
 
 _WITH_VALUE = re.compile(r"(-{0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
 _FLAG, _NUMBER = re.compile(r"--?[A-Za-z][\w.-]*"), re.compile(r"[1-9]\d*")
@@ -26,31 +26,61 @@ def with_placeholders(command: Sequence[str], own: Batch | None = None) -> list[
     Returns:
         None where it has placeholders, or not one known flag each of micro-batch and accumulation.
     """
-    launched = under_launcher(command)
-    if launched is None or placeholders(command):
+    start = _own_words(command)
+    if start is None or placeholders(command) & {*BATCH}:
         return None
-    tail = launched[launched.index("autotune.script") + 1 :]
-    start, words = len(command) - len(tail) + (tail[0] == ADD_PATH) + 1, list(command)
-    found: dict[str, list[int]] = {name: [] for name in BATCH}
-    for place in range(start, len(command)):
-        flag, value = _read(command, place)
-        name = stands_for(flag)
-        if name is None or value is None:
-            continue
-        at = place if "=" in words[place] else place + 1
-        words[at] = words[at].removesuffix(value) + f"{{{name}={value}}}"
-        found[name].append(place)
-        other = has_both(flag)
-        if other is not None and not _states(command[start:], "batch.accumulate"):
-            found["batch.accumulate"].append(place)
-            words += [other, "{batch.accumulate=1}"]
+    words, found = _put(command, start, BATCH)
+    micro = next((command[place].partition("=")[0] for place in found["batch.micro"]), "")
+    other = has_both(micro)
+    if other is not None and not any(stands_for(word.partition("=")[0]) == BATCH[1] for word in command[start:]):
+        found["batch.accumulate"].append(len(words))
+        words += [other, "{batch.accumulate=1}"]
     if any(len(places) != 1 for places in found.values()):
         return None
     return words if own is None or own_batch(words) == own else None
 
 
-def told(command: Sequence[str], batch: Batch | None) -> tuple[list[str], str | None]:
+def with_evaluation(command: Sequence[str]) -> list[str] | None:
+    """The command with a placeholder for the evaluation batch that a known flag states: ``--eval-batch-size 8`` becomes
+    ``--eval-batch-size {evaluation.batch=8}``; None where it has that placeholder, or not one such flag."""
+    start = _own_words(command)
+    if start is None or EVALUATION in placeholders(command):
+        return None
+    words, found = _put(command, start, (EVALUATION,))
+    return words if len(found[EVALUATION]) == 1 else None
+
+
+def _own_words(command: Sequence[str]) -> int | None:
+    """Where the script's own words begin; None where Python runs no script."""
+    launched = under_launcher(command)
+    if launched is None:
+        return None
+    tail = launched[launched.index("autotune.script") + 1 :]
+    return len(command) - len(tail) + (tail[0] == ADD_PATH) + 1
+
+
+def _put(command: Sequence[str], start: int, names: Sequence[str]) -> tuple[list[str], dict[str, list[int]]]:
+    """The command with placeholders of these names in the flags that are known, and where those are."""
+    words: list[str] = list(command)
+    found: dict[str, list[int]] = {name: [] for name in names}
+    for place in range(start, len(command)):
+        flag, value = _read(command, place)
+        name = stands_for(flag)
+        if name is None or name not in found or value is None:
+            continue
+        at = place if "=" in words[place] else place + 1
+        words[at] = words[at].removesuffix(value) + f"{{{name}={value}}}"
+        found[name].append(place)
+    return words, found
+
+
+def told(command: Sequence[str], batch: Batch | None, evaluation: int | None = None) -> tuple[list[str], str | None]:
     """A command with a plan's batch in its placeholders or, where it has none, in the flags that are known.
+
+    Args:
+        command: as the user gave it.
+        batch: that each process trains on; None where the plan states none.
+        evaluation: samples that each evaluates at once; None where the plan states none.
 
     Returns:
         The command, and in words which flags of the user's were changed; None where none was.
@@ -59,14 +89,23 @@ def told(command: Sequence[str], batch: Batch | None) -> tuple[list[str], str | 
         UserError: the plan has no batch for a placeholder, or one that a script cannot be told of.
     """
     guessed = with_placeholders(command) if batch is not None and batch.effective is None else None
-    if guessed is None or own_batch(guessed) == batch:
-        return filled(command, batch), None
-    return filled(guessed, batch), f"the plan's batch is in the script's own flags: {flags_of(guessed, batch)}."
+    words = list(command) if guessed is None or own_batch(guessed) == batch else guessed
+    guessed = with_evaluation(words) if evaluation is not None else None
+    words = words if guessed is None or own_evaluation(guessed) == evaluation else guessed
+    whole = filled(words, batch, evaluation)
+    if words == list(command):
+        return whole, None
+    return whole, f"the plan's batch is in the script's own flags: {flags_of(words, whole)}."
 
 
-def flags_of(command: Sequence[str], batch: Batch | None = None) -> str:
-    """The words that tell the batch, with their placeholders or a batch in them: ``--batch-size {batch.micro=32}``."""
-    words = filled(command, batch) if batch is not None else list(command)
+def flags_of(command: Sequence[str], words: Sequence[str] | None = None) -> str:
+    """The words that tell the batch: ``--batch-size {batch.micro=32}``.
+
+    Args:
+        command: with its placeholders.
+        words: the same with a batch in their place; None leaves the placeholders.
+    """
+    words = command if words is None else words
     found = [
         " ".join(words[place - ("=" not in word.partition("{")[0]) : place + 1])
         for place, word in enumerate(command)
@@ -82,7 +121,3 @@ def _read(words: Sequence[str], place: int) -> tuple[str, str | None]:
     if _FLAG.fullmatch(words[place]) and place + 1 < len(words) and _NUMBER.fullmatch(words[place + 1]):
         return words[place], words[place + 1]
     return "", None
-
-
-def _states(words: Sequence[str], name: str) -> bool:
-    return any(stands_for(word.partition("=")[0]) == name for word in words)

@@ -119,9 +119,9 @@ class ScriptHooks:
         self._note_evaluation(module)
         return original(module, *args, **kwargs)
 
-    def _note_evaluation(self, module: Any) -> None:
+    def _note_evaluation(self, module: Any, inputs: Any = None) -> None:
         if self.observer is not None and not module.training and not torch.is_grad_enabled():
-            self.observer.evaluated()
+            self.observer.evaluated(inputs)
 
     def _is_model(self, module: Any) -> bool:
         """Whether it holds all that an optimizer steps; one that does not is another, or a part."""
@@ -155,7 +155,7 @@ class ScriptHooks:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._depth:
                 return inner(*args, **kwargs)
-            self._note_evaluation(model)
+            self._note_evaluation(model, (args, kwargs))
             self._open.close()
             self._note_inputs((args, kwargs))
             self._depth += 1

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..nested import tensors_in
 from ..ranks import world_size
 
-__all__ = ["Observer"]
+__all__ = ["Observer", "samples_in"]
 
 
 class _Draw(NamedTuple):
@@ -58,7 +58,7 @@ class Observer:
                 observer.training_goes_on()
             asked_s = perf_counter()
             batch = original(iterator)
-            observer._count(_Draw(iterator, _first_dimension(batch), perf_counter() - asked_s))
+            observer._count(_Draw(iterator, samples_in(batch), perf_counter() - asked_s))
             return batch
 
         _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
@@ -80,12 +80,16 @@ class Observer:
     def forward(self, inputs: Any) -> None:
         """The model is called, and a graph recorded."""
         self.training_goes_on()
-        self._seen += _first_dimension(inputs)
+        self._seen += samples_in(inputs)
         self._trained_on.update(draw.iterator for draw in self._unused)
         self._unused.clear()
 
-    def evaluated(self) -> None:
-        """A module was called to evaluate: in eval mode, without gradients. What was drawn for that does not count."""
+    def evaluated(self, inputs: Any = None) -> None:
+        """A module was called to evaluate: in eval mode, without gradients. What was drawn for that does not count.
+
+        Args:
+            inputs: of the script's model; None of a module that may be a part of it.
+        """
         for draw in self._unused:
             if draw.iterator not in self._trained_on:
                 self.num_batches -= 1
@@ -106,5 +110,6 @@ class Observer:
         self.num_steps += 1
 
 
-def _first_dimension(nested: Any) -> int:
+def samples_in(nested: Any) -> int:
+    """By the first dimension of the first tensor."""
     return next((len(tensor) for tensor in tensors_in(nested) if tensor.dim()), 0)

@@ -12,11 +12,13 @@ __all__ = ["ACCELERATE", "NANOGPT", "TIMM", "TRAINING_ARGUMENTS", "Parser", "bar
 
 @dataclass(frozen=True)
 class Parser:
-    """How a script's parser calls micro-batch and accumulation, with its dashes; ``=`` at the end joins the value."""
+    """How a script's parser calls micro-batch, accumulation and evaluation batch, with its dashes; ``=`` at the end
+    joins the value."""
 
     micro: tuple[str, ...] = ()
     """The first is the one that is written."""
     accumulate: tuple[str, ...] = ()
+    evaluation: tuple[str, ...] = ()
     takes_both: bool = False
     """Whoever takes the one takes the other too, which is 1 where it is left out."""
 
@@ -27,14 +29,20 @@ class Parser:
             yield from (_stated(name, batch.accumulate) for name in self.accumulate[:1])
 
 
-TRAINING_ARGUMENTS = Parser(("--per_device_train_batch_size",), ("--gradient_accumulation_steps",), takes_both=True)
+TRAINING_ARGUMENTS = Parser(
+    ("--per_device_train_batch_size",),
+    ("--gradient_accumulation_steps",),
+    ("--per_device_eval_batch_size",),
+    takes_both=True,
+)
 ACCELERATE = Parser((), ("--gradient_accumulation_steps",))
-TIMM = Parser(("--batch-size", "-b"), ("--grad-accum-steps",))
+TIMM = Parser(("--batch-size", "-b"), ("--grad-accum-steps",), ("--validation-batch-size", "-vb"))
 NANOGPT = Parser(("--batch_size=",), ("--gradient_accumulation_steps=",))
 _LIGHTNING = Parser(("--data.batch_size",), ("--trainer.accumulate_grad_batches",))
 _OTHERS = Parser(
     ("--bs", "--micro-batch-size", "--device-batch-size", "--train-batch-size"),
     ("--accum-iter", "--accum-steps", "--accumulate", "--accumulation-steps", "--grad-accum"),
+    ("--eval-batch-size", "--val-batch-size", "--test-batch-size"),
 )
 _PARSERS = (TRAINING_ARGUMENTS, ACCELERATE, TIMM, NANOGPT, _LIGHTNING, _OTHERS)
 
@@ -47,12 +55,13 @@ def bare(flag: str) -> str:
 _MEANINGS = {
     **{bare(flag): "batch.micro" for parser in _PARSERS for flag in parser.micro},
     **{bare(flag): "batch.accumulate" for parser in _PARSERS for flag in parser.accumulate},
+    **{bare(flag): "evaluation.batch" for parser in _PARSERS for flag in parser.evaluation},
 }
 _BOTH = {bare(flag): parser for parser in _PARSERS if parser.takes_both for flag in parser.micro}
 
 
 def stands_for(flag: str) -> str | None:
-    """``batch.micro`` or ``batch.accumulate``; None for a flag that is not known."""
+    """``batch.micro``, ``batch.accumulate`` or ``evaluation.batch``; None for a flag that is not known."""
     return _MEANINGS.get(bare(flag))
 
 

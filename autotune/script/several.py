@@ -6,12 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..measure.memory import Charge
 from ..ranks import Ranks
 from ..workers import Failed, Inspected, Measured, Outcome
 from ..workers.trial.folder import TrialFolder
+
+if TYPE_CHECKING:
+    from ..measure.memory import Charge
 
 __all__ = ["Several"]
 

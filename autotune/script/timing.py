@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from time import perf_counter, process_time
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,7 +18,8 @@ from ..measure.timing.disturbance import OtherWork, Pauses, missing_share
 from ..measure.timing.speed import FEWEST_WINDOWS, SHORTEST_S, StoppingRule, Window, rate_of, settled
 from ..workers import Measured, NonFinite, Outcome
 from ..workers.request import MeasureRequest
-from .observer import Observer
+from .evaluations import Evaluations
+from .observer import Observer, samples_in
 
 __all__ = ["Timing"]
 
@@ -61,13 +62,17 @@ class Timing(Observer):
         self._is_of_step = False
         """Whether it evaluates after each."""
         self._pause = _Pause(self._device, self._compile_time)
+        planned = request.plan.evaluation.batch if request.plan.evaluation is not None else None
+        self._evaluations = Evaluations(planned, self._device, self._compile_time)
         self._windows: list[Window] = []
         self._rule: StoppingRule | None = None
 
-    def evaluated(self) -> None:
+    def evaluated(self, inputs: Any = None) -> None:
         """An evaluation was seen: the peak includes it, and the windows leave it out."""
-        super().evaluated()
+        super().evaluated(inputs)
         self._has_evaluated = True
+        if inputs is not None:
+            self._evaluations.call(samples_in(inputs))
         if self._evaluated_after != self.num_steps:
             self._is_of_step = self._evaluated_after == self.num_steps - 1
             self._evaluated_after = self.num_steps
@@ -77,6 +82,7 @@ class Timing(Observer):
     def training_goes_on(self) -> None:
         """An evaluation is over, if there was one."""
         self._pause.end()
+        self._evaluations.end(lambda: self._charge.peak().process)
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """A step has ended: warm up, or close the window if it is long enough."""
@@ -115,6 +121,7 @@ class Timing(Observer):
                 disturbed=min(1.0, max(missing_share(self._windows), others_s / elapsed_s)),
                 epoch_start_s=0.0,
                 compile_s=self._compile_time.seconds(),
+                evaluations=self._evaluations.found(),
                 phases_s=self._phases_s,
                 warnings=() if self._has_evaluated else (NO_EVALUATION,),
             )

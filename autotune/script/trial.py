@@ -1,4 +1,5 @@
-"""Runs a script as a trial: observes it until there is an outcome, writes that, and ends the script."""
+"""Runs a script as a trial: observes it until there is an outcome, writes that, and ends the script. Torch is left to
+the script to import, which may set variables before that."""
 
 from __future__ import annotations
 
@@ -22,7 +23,6 @@ from ..workers.trial.folder import TrialFolder
 from ..workers.trial.stacks import write_stacks_to
 from .applied import InScript, Refused
 from .arrival import when_imported
-from .observer import Observer
 from .scratch import Scratch, work_in
 from .several import Several
 
@@ -79,11 +79,18 @@ class ScriptTrial:
         from ..measure.memory import Charge, enforce_budget
         from .hooks import ScriptHooks
         from .look import Look
+        from .observer import Observer
         from .timing import Timing
 
         request = self._request
         torch.manual_seed(self._seed)
         if request.device == "cuda":
+            if torch.cuda.device_count() == 0:
+                raise Refused(
+                    "the script sees no CUDA device (CUDA_VISIBLE_DEVICES = "
+                    f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}), but --device is cuda. Let it see one, or search "
+                    "with --device cpu."
+                )
             torch.cuda.set_device(self._ranks.rank % torch.cuda.device_count())
             limit = (
                 request.plan.budget.limit if isinstance(request, MeasureRequest) and request.options.enforce else None

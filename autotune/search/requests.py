@@ -87,8 +87,14 @@ class Requests:
             plan=Plan(settings=settings, budget=self.budget, evaluation=Evaluation(batch=batch) if batch else None),
             options=measure,
             deadline_s=deadline_s,
-            **_started(self.command, own_share(settings), self.scratch),
+            **_started(self.command, own_share(settings), self.scratch, batch),
         )
+
+    def evaluating(self, request: MeasureRequest, batch: int) -> MeasureRequest:
+        """The same request, with another evaluation batch in its plan, and in the script's flags."""
+        plan = request.plan.model_copy(update={"evaluation": Evaluation(batch=batch)})
+        started = _started(self.command, own_share(plan.settings), self.scratch, batch)
+        return request.model_copy(update={"plan": plan, **started})
 
     def evaluation_batch(self, settings: Settings) -> int | None:
         """Samples that a trial evaluates at once; None where the task lets none be chosen."""
@@ -139,13 +145,15 @@ class Requests:
         )
 
 
-def _started(command: Sequence[str] | None, batch: Batch | None, scratch: Scratch | None) -> dict[str, Any]:
-    """How a trial's process is started, where the job is a script: with the batch in its flags, and what it might tell
-    others of itself kept here. A task's is started as it is."""
+def _started(
+    command: Sequence[str] | None, batch: Batch | None, scratch: Scratch | None, evaluation: int | None = None
+) -> dict[str, Any]:
+    """How a trial's process is started, where the job is a script: with the batches in its flags, and what it might
+    tell others of itself kept here. A task's is started as it is."""
     threads = own_thread_variables()
     if command is None:
         return {"environment": threads}
-    launched = under_launcher(filled(command, batch))
+    launched = under_launcher(filled(command, batch, evaluation))
     assert launched is not None, "the command line sees to it"
     fences = {name: value for name, value in FENCES.items() if name not in os.environ}
     return {"command": tuple(launched), "environment": {**fences, **threads}, "scratch": scratch}

@@ -13,7 +13,7 @@ from ..errors import PlanError
 from ..plan import Plan
 from .apply_pieces import apply_to_loader
 
-__all__ = ["OPTIONS", "changed_loader", "put_options"]
+__all__ = ["OPTIONS", "changed_loader", "has_own_batches", "put_options", "rebatched"]
 
 OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 """DataLoader options that a plan may change."""
@@ -79,15 +79,31 @@ def _put_batch(plan: Plan, loader: DataLoader[Any]) -> None:
     sampler = loader.batch_sampler
     if getattr(sampler, "batch_size", None) == batch.micro:
         return
-    if type(sampler) is not BatchSampler:
+    if has_own_batches(loader):
         got = "makes its batches in the dataset (batch_size=None)" if sampler is None else f"has {_named(sampler)}"
         raise PlanError(
             f"settings.batch.micro: the plan trains on micro-batches of {batch.micro}, but the training DataLoader "
             f"{got}, whose batches cannot be made so. Make batches of {batch.micro} there."
         )
-    loader.__dict__.update(
-        batch_sampler=BatchSampler(loader.sampler, batch.micro, sampler.drop_last), batch_size=batch.micro
-    )
+    _put_size(loader, batch.micro)
+
+
+def has_own_batches(loader: Any) -> bool:
+    """Whether it makes its batches in a way of its own, so that others cannot be made of its samples."""
+    return not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler
+
+
+def rebatched(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
+    """A copy of a DataLoader that makes batches of another size; all else stays the user's."""
+    changed = copy.copy(loader)
+    changed.__dict__["_iterator"] = None
+    _put_size(changed, batch_size)
+    return changed
+
+
+def _put_size(loader: Any, size: int) -> None:
+    drop_last = loader.batch_sampler.drop_last
+    loader.__dict__.update(batch_sampler=BatchSampler(loader.sampler, size, drop_last), batch_size=size)
 
 
 def _named(sampler: Any) -> str:

@@ -30,6 +30,9 @@ class Module(pl.LightningModule):
         self.log("loss", loss)
         return {"loss": loss}
 
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx)["loss"])
+
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 10)]
@@ -40,4 +43,4 @@ def build_loader():
     return DataLoader(TensorDataset(inputs), batch_size=4, shuffle=True)
 
 
-task = autotune.Task.from_lightning(Module, build_loader, TRAINER)
+task = autotune.Task.from_lightning(Module, lambda: (build_loader(), build_loader()), TRAINER)

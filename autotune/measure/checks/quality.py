@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from numbers import Real
 from time import perf_counter
 from typing import Any
@@ -22,7 +23,7 @@ from ...training.training import Training
 from ..measurement import Quality, QualityOptions
 from ..steps import Steps
 
-__all__ = ["call_evaluate", "evaluate", "measure_quality"]
+__all__ = ["NoQuality", "call_evaluate", "evaluate", "evaluation_context", "measure_quality"]
 
 _STATISTICS = 10
 """Micro-batches that BatchNorm's statistics are averaged over before recovery."""
@@ -30,6 +31,14 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of a value."""
 _PART = 2**20
 """Values that are summed at once."""
+
+
+@dataclass(frozen=True)
+class NoQuality:
+    """What an ``evaluate`` returns that has nothing to judge a model by: trials measure its memory all the same."""
+
+    reason: str
+    """With what to do."""
 
 
 def measure_quality(training: Training, task: Task, options: QualityOptions) -> Quality:
@@ -61,12 +70,23 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
         num_samples += steps.step().num_samples
         if early is None and num_samples >= options.num_samples / 4:
             steps.settle()
-            early, error = of_first(evaluate(task, within(training.model), training.evaluation_batch))
+            early, error = _quality_of(training, task)
             if options.least_early is not None and early < options.least_early:
                 return Quality(value=early, error=error, early=early, is_whole=False, seconds=perf_counter() - began_s)
     steps.settle()
-    value, error = of_first(evaluate(task, within(training.model), training.evaluation_batch))
+    value, error = _quality_of(training, task)
     return Quality(value=value, error=error, early=early, seconds=perf_counter() - began_s)
+
+
+def _quality_of(training: Training, task: Task) -> tuple[float, float]:
+    context = evaluation_context(training, task)
+    found: tuple[float, float] = of_first(evaluate(task, within(training.model), training.evaluation_batch, context))
+    return found
+
+
+def evaluation_context(training: Training, task: Task) -> AbstractContextManager[Any]:
+    """What the job evaluates in: the plan's precision, where the task says so; else ``evaluate`` itself sees to it."""
+    return training.settings.forward_context(training.device.type) if task.evaluates_in_context else nullcontext()
 
 
 def _measure_statistics(training: Training, task: Task) -> None:
@@ -89,22 +109,33 @@ def _measure_statistics(training: Training, task: Task) -> None:
         one.momentum = momentum
 
 
-def evaluate(task: Task, model: nn.Module, batch: int | None = None) -> tuple[float, float]:
+def evaluate(
+    task: Task,
+    model: nn.Module,
+    batch: int | None = None,
+    context: AbstractContextManager[Any] | None = None,
+) -> tuple[float, float]:
     """The task's judgement of a model, and its standard error: 0 where it gives none.
 
     Args:
         task: whose ``evaluate`` it is.
         model: what is judged.
         batch: its ``batch_size``; None where it takes none.
+        context: in which it is called; of :func:`evaluation_context`.
 
     Raises:
         TaskError: :func:`call_evaluate` raised it, or there is no finite number.
         torch.OutOfMemoryError, MemoryError: memory ran out in it.
     """
-    return _checked(call_evaluate(task, model, batch), _where(task))
+    return _checked(call_evaluate(task, model, batch, context), _where(task))
 
 
-def call_evaluate(task: Task, model: nn.Module, batch: int | None = None) -> Any:
+def call_evaluate(
+    task: Task,
+    model: nn.Module,
+    batch: int | None = None,
+    context: AbstractContextManager[Any] | None = None,
+) -> Any:
     """What the task's ``evaluate`` returns, whatever that is: its arguments are :func:`evaluate`'s.
 
     Train and eval modes, and everything random, are afterwards as they were before. Next to no memory is taken beside
@@ -119,7 +150,7 @@ def call_evaluate(task: Task, model: nn.Module, batch: int | None = None) -> Any
         raise TaskError(f"{task.source or 'task'}: evaluate is missing. Wanted: {SIGNATURES['evaluate']}.")
     before = {name: _bits(tensor) for name, tensor in model.state_dict().items()}
     takes_batch = task.evaluation_batch(1) is not None and batch is not None
-    with _modes_kept(model), undisturbed(), torch.no_grad():
+    with _modes_kept(model), undisturbed(), torch.no_grad(), context or nullcontext():
         try:
             said = task.evaluate(model, batch_size=batch) if takes_batch else task.evaluate(model)
         except (MemoryError, torch.OutOfMemoryError):
@@ -146,6 +177,8 @@ def _where(task: Task) -> str:
 
 def _checked(said: Any, where: str) -> tuple[float, float]:
     """The value and its standard error, 0 where there is none."""
+    if isinstance(said, NoQuality):
+        raise TaskError(f"{where} has nothing to judge a model by: {said.reason}.")
     pair = said if isinstance(said, tuple) else (said, 0.0)
     if len(pair) != 2 or not all(isinstance(one, Real) and not isinstance(one, bool) for one in pair):
         what = f"a tuple of {len(said)}" if isinstance(said, tuple) else type(said).__name__

@@ -183,7 +183,8 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     yield from _batch_notes(session, winner.settings)
     if (command := session.options.command) is not None:
         yield f"start the job by `autotune run {session.options.output} -- {shlex.join(command)}`"
-    if isinstance(winner.outcome, Measured) and NO_EVALUATION in winner.outcome.measurement.warnings:
+    runs = [winner.outcome.measurement, *final.repeats] if isinstance(winner.outcome, Measured) else []
+    if runs and all(NO_EVALUATION in run.warnings for run in runs):
         yield NO_EVALUATION
     for technique in winner.settings.techniques():
         if technique.exactness(facts) == "lossy":

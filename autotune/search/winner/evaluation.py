@@ -12,7 +12,7 @@ from ...units import ceil_mib
 from ...workers import Measured, MeasureRequest, OutOfMemory
 from ..session import Session
 from ..store.study import Tried
-from ..time_budget import LEAST_SHARE_S
+from ..time_budget import LEAST_SHARE_S, NUM_REPEATS
 
 __all__ = ["evaluation_of", "find_batch", "with_batch"]
 
@@ -25,7 +25,8 @@ _SHARE = 0.25
 
 
 def find_batch(session: Session, winner: Tried, share_s: float | None) -> int | None:
-    """Evaluate the winner at its own batch and at doublings of it, in one fresh process, while memory lasts.
+    """Evaluate the winner at its own batch and at doublings of it while memory lasts: in one fresh process, or in one
+    run each of a script.
 
     Args:
         session: the search.
@@ -39,6 +40,8 @@ def find_batch(session: Session, winner: Tried, share_s: float | None) -> int | 
     least = session.requests.evaluation_batch(winner.settings)
     if least is None or share_s is None or session.stop.is_set():
         return None
+    if session.options.command is not None:
+        return _by_runs(session, winner, least)
     batches = [least << doublings for doublings in range(_DOUBLINGS + 1)]
     while len(batches) > 1:
         key = f"evaluation:{len(session.study.tried)}:{winner.number}:{batches[-1]}"
@@ -58,11 +61,9 @@ def find_batch(session: Session, winner: Tried, share_s: float | None) -> int | 
     return None
 
 
-def with_batch(request: MeasureRequest, batch: int | None) -> MeasureRequest:
+def with_batch(session: Session, request: MeasureRequest, batch: int | None) -> MeasureRequest:
     """The same, with another evaluation batch in its plan; None changes nothing."""
-    if batch is None:
-        return request
-    return request.model_copy(update={"plan": request.plan.model_copy(update={"evaluation": Evaluation(batch=batch)})})
+    return request if batch is None else session.requests.evaluating(request, batch)
 
 
 def evaluation_of(repeats: Sequence[Measurement]) -> Evaluation | None:
@@ -74,8 +75,46 @@ def evaluation_of(repeats: Sequence[Measurement]) -> Evaluation | None:
     return Evaluation(
         batch=found[0].batch,
         seconds=float(f"{statistics.median(whole):.3g}") if whole else None,
-        training=ceil_mib(max(one.before_bytes for one in found)),
+        training=ceil_mib(max(before)) if (before := [b for one in found if (b := one.before_bytes)]) else None,
     )
+
+
+def _by_runs(session: Session, winner: Tried, least: int) -> int | None:
+    """A script is told its evaluation batch as it starts, so each has a run, up to one that brings nothing."""
+    assert isinstance(winner.outcome, Measured), "it is feasible"
+    best = _seen(winner.outcome.measurement, least)
+    batch = least if best is None else 2 * least
+    while batch <= least << _DOUBLINGS and not session.stop.is_set():
+        found = _run_at(session, winner, batch)
+        if found is None or (best is not None and _rate(found) < _WORTH * _rate(best)):
+            break
+        best, batch = found, 2 * batch
+    return None if best is None or best.batch == least else best.batch
+
+
+def _run_at(session: Session, winner: Tried, batch: int) -> Evaluated | None:
+    """The winner's evaluation with this batch, in a run of its own; None where it cannot be had, or in no time."""
+    key, name = f"evaluation:{len(session.study.tried)}:{winner.number}:{batch}", f"evaluation-at-{batch}"
+    outcome = session.study.evidence(key)
+    if outcome is None:
+        share_s = session.time_budget.finalist_share_s(0, 1 + 2 * NUM_REPEATS)
+        if share_s is None:
+            return None
+        request = session.request(name, winner.applied, share_s, finalist_round=1)
+        outcome = session.executor.ask(session.requests.evaluating(request, batch))
+        if session.was_cut_off(outcome):
+            return None
+        session.study.keep_evidence(key, outcome)
+        session.learn(name, outcome, fresh=True)
+    if not isinstance(outcome, Measured) or not session.budget.holds(outcome.measurement.peak.process):
+        return None
+    return _seen(outcome.measurement, batch)
+
+
+def _seen(measurement: Measurement, batch: int) -> Evaluated | None:
+    """A script's evaluation with batches of this size; None where none was seen, or with others."""
+    found = next(iter(measurement.evaluations), None)
+    return found if found is not None and found.largest_call == batch and found.seconds else None
 
 
 def _request(session: Session, winner: Tried, name: str, batches: Sequence[int], share_s: float) -> MeasureRequest:

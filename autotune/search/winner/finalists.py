@@ -269,7 +269,7 @@ class _Finals:
             name = run_name(row, number)
             session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
             request = session.request(name, row.applied, share_s, number, judged)
-            outcome = session.executor.ask(with_batch(request, evaluation_batch))
+            outcome = session.executor.ask(with_batch(session, request, evaluation_batch))
             is_late = isinstance(outcome, TimedOut) and session.time_budget.left_s() < LEAST_SHARE_S
             if is_late or session.was_cut_off(outcome):
                 raise _OutOfTime

@@ -1,0 +1,35 @@
+"""Hooks and logging of a LightningModule that has no Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["batch_hook", "is_own", "logging_to", "nowhere"]
+
+
+def is_own(module: Any, name: str) -> bool:
+    """Whether a class of the job's, and none of Lightning's, has the method."""
+    home = next(one for one in type(module).__mro__ if name in vars(one))
+    return home.__module__.partition(".")[0] not in ("lightning", "pytorch_lightning")
+
+
+def batch_hook(module: Any, data: Any, name: str) -> Callable[..., Any]:
+    """A hook around a batch's transfer: the datamodule's, where that has it, else the module's."""
+    hook: Callable[..., Any] = getattr(data if data is not None and is_own(data, name) else module, name)
+    return hook
+
+
+@contextmanager
+def logging_to(module: Any, log: Callable[..., None]) -> Iterator[None]:
+    """Have ``log`` called in the place of ``LightningModule.log``, which works within a Trainer's loop alone."""
+    module.log = log
+    try:
+        yield
+    finally:
+        del module.log
+
+
+def nowhere(*_: Any, **__: Any) -> None:
+    """A ``log`` that keeps nothing."""

@@ -1,0 +1,60 @@
+"""A script's own evaluations in a trial: how many samples at once, and how long the last one took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from ..measure.measurement import Evaluated
+from ..measure.timing.compile_time import CompileTime
+
+__all__ = ["Evaluations"]
+
+
+class Evaluations:
+    """Told of each call of the model to evaluate, and of the end of each evaluation."""
+
+    def __init__(self, batch: int | None, device: torch.device, compile_time: CompileTime) -> None:
+        """
+        Args:
+            batch: samples that the script was told to evaluate at once; None where it was told of none.
+            device: that it runs on.
+            compile_time: left out of an evaluation's time.
+        """
+        self._batch, self._device, self._compile_time = batch, device, compile_time
+        self._num_samples = self._largest = 0
+        self._began_s: float | None = None
+        self._last: Evaluated | None = None
+
+    def call(self, num_samples: int) -> None:
+        """The model evaluates so many samples."""
+        if self._began_s is None:
+            self._began_s, self._num_samples, self._largest = self._now_s(), 0, 0
+        self._num_samples += num_samples
+        self._largest = max(self._largest, num_samples)
+
+    def end(self, peak_bytes: Callable[[], int]) -> None:
+        """Training goes on, after an evaluation or not."""
+        if self._began_s is None:
+            return
+        seconds, self._began_s = self._now_s() - self._began_s, None
+        self._last = Evaluated(
+            batch=self._batch,
+            seconds=seconds,
+            num_samples=self._num_samples,
+            largest_call=self._largest,
+            peak_bytes=peak_bytes(),
+        )
+
+    def found(self) -> tuple[Evaluated, ...]:
+        """The last of them, which nothing was new to; none of a script that was not told how many samples to take."""
+        if self._batch is None:
+            return ()
+        return (self._last or Evaluated(batch=self._batch, seconds=0.0, is_whole=False, peak_bytes=0),)
+
+    def _now_s(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return perf_counter() - self._compile_time.seconds()
