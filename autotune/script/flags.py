@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from ..techniques.batch import Batch
 from .command import ADD_PATH, BATCH, filled, own_batch, placeholders, under_launcher
-from .parsers import has_both, stands_for
+from .parsers import has_both, makes_up_total, stands_for
 
 __all__ = ["flags_of", "told", "with_placeholders"]
 
-_WITH_VALUE = re.compile(r"(-{0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
+_WITH_VALUE = re.compile(r"((?:-|\+){0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
 _FLAG, _NUMBER = re.compile(r"--?[A-Za-z][\w.-]*"), re.compile(r"[1-9]\d*")
 
 
@@ -24,7 +24,8 @@ def with_placeholders(command: Sequence[str], own: Batch | None = None) -> list[
         own: what the script was seen to train with; flags that state something else are not the batch's.
 
     Returns:
-        None where it has placeholders, or not one known flag each of micro-batch and accumulation.
+        None where it has placeholders, or not one known flag each of micro-batch and accumulation. Where a script makes
+        up a total by itself, no flag is wanted for accumulation.
     """
     launched = under_launcher(command)
     if launched is None or placeholders(command):
@@ -44,9 +45,14 @@ def with_placeholders(command: Sequence[str], own: Batch | None = None) -> list[
         if other is not None and not _states(command[start:], "batch.accumulate"):
             found["batch.accumulate"].append(place)
             words += [other, "{batch.accumulate=1}"]
-    if any(len(places) != 1 for places in found.values()):
+    micro, accumulate = (len(places) for places in found.values())
+    makes_up = accumulate == 0 and makes_up_total(command[start:])
+    if micro != 1 or not (accumulate == 1 or makes_up):
         return None
-    return words if own is None or own_batch(words) == own else None
+    stated = own_batch(words)
+    assert stated is not None, "it has placeholders"
+    is_own = own is None or stated == own or (makes_up and stated.micro == own.micro)
+    return words if is_own else None
 
 
 def told(command: Sequence[str], batch: Batch | None) -> tuple[list[str], str | None]:
@@ -59,7 +65,7 @@ def told(command: Sequence[str], batch: Batch | None) -> tuple[list[str], str | 
         UserError: the plan has no batch for a placeholder, or one that a script cannot be told of.
     """
     guessed = with_placeholders(command) if batch is not None and batch.effective is None else None
-    if guessed is None or own_batch(guessed) == batch:
+    if guessed is None or own_batch(guessed) == batch or filled(guessed, batch) == list(command):
         return filled(command, batch), None
     return filled(guessed, batch), f"the plan's batch is in the script's own flags: {flags_of(guessed, batch)}."
 
