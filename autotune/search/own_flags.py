@@ -18,7 +18,7 @@ def by_own_flags(options: SearchOptions, facts: Facts) -> tuple[SearchOptions, F
     Returns:
         Options and facts, with the batch searched where it can be, and what to say of that.
     """
-    if options.command is None or options.flags == "off":
+    if options.command is None or options.flags == "off" or facts.batch_varies:
         return options, facts, None
     command = with_placeholders(options.command, Batch.reference(facts).share(facts.ranks))
     if command is None:
