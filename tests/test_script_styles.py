@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import autotune
 from search_tables import facts, options, run_search
 from torch import nn
 
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
+from autotune.report.words import settings_words
 from autotune.script.applied import InScript, ScriptJob
 from autotune.script.command import under_launcher
 from autotune.script.hooks import ScriptHooks
@@ -43,6 +45,11 @@ NO_BACKWARD = (
     "model, x = nn.Linear(4, 2), torch.randn(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
     "while True:\n    gradients = torch.autograd.grad(model(x).sum(), model.parameters())\n"
     "    for p, gradient in zip(model.parameters(), gradients): p.grad = gradient\n    optimizer.step()\n"
+)
+COMPILED = (
+    "model, x = nn.Linear(4, 2), torch.randn(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "@torch.compile(backend='eager')\ndef loss_of(x):\n    return model(x).sum()\n"
+    "loss_of(x).backward(); optimizer.step()\n"
 )
 CLOSURE = (
     "model = nn.Linear(4, 2)\nx = torch.randn(8, 4)\noptimizer = torch.optim.LBFGS(model.parameters())\n"
@@ -157,6 +164,7 @@ def test_a_plan_for_a_batch_that_varies_states_none(tmp_path, monkeypatch, in_me
     run = run_search(options(task="train.py", command=command, trials=6), known=known)
     assert {settings.batch for settings in run.measured} == {None}
     assert run.plan.settings.batch is None
+    assert settings_words(Settings()) == "as it stands"
     assert "batch is left out: of now more samples." in [e.message for e in run.events if isinstance(e, Warned)]
 
 
@@ -176,6 +184,14 @@ def test_parts_are_not_compiled_as_one(run, looked_at, capsys):
     found = looked_at(TWO_PARTS + "while True:\n    decoder(encoder(x)).sum().backward(); optimizer.step()\n")
     assert "one by one" in found.left_out["compile"]
     assert found.effective_batch == 8
+
+
+def test_a_model_called_in_a_compiled_function_is_refused(write, tmp_path):
+    """In a process of its own: what others have compiled in this one changes what torch.compile sees."""
+    (tmp_path / "plan.yaml").write_text("schema: autotune/plan@1\nsettings: {layers: {kind: exact}}\n")
+    ended = autotune("run", "plan.yaml", "--", sys.executable, write(COMPILED), cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "within a function that torch.compile compiles" in ended.stderr
 
 
 def test_a_script_that_steps_by_hand_is_refused_soon(run, capsys):

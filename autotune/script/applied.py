@@ -20,12 +20,16 @@ from .shards import mismatch, shared_by, unwrapped, wrappers
 if TYPE_CHECKING:
     from .hooks import ScriptHooks
 
-__all__ = ["NO_MODEL", "InScript", "Refused", "ScriptJob", "is_success", "refuse"]
+__all__ = ["InScript", "Refused", "ScriptJob", "is_success", "refuse", "why_no_model"]
 
-NO_MODEL = (
+_NO_MODEL = (
     "no module was called that holds what the optimizer steps. Name it, once it is built: `model, optimizer, loader = "
     "autotune.prepare(model, optimizer, loader)`; several as one: `autotune.prepare(nn.ModuleList([encoder, decoder]), "
     "optimizer, loader)`."
+)
+_CALLED_COMPILED = (
+    "the script calls its model within a function that torch.compile compiles, where no plan can be put on it. Compile "
+    "the model there, or leave compiling to the plan."
 )
 
 
@@ -88,6 +92,12 @@ def _beyond(plan: Plan) -> str | None:
     if any(technique.scales_loss for technique in settings.techniques()):
         return "precision: fp16 needs a loss scaler, which is the script's. Use bf16, or autotune.apply."
     return None
+
+
+def why_no_model() -> str:
+    """Why no call of a model was seen, though an optimizer steps."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return _CALLED_COMPILED if dynamo is not None and dynamo.counters["frames"]["ok"] else _NO_MODEL
 
 
 def is_success(error: BaseException | None) -> bool:
@@ -219,7 +229,7 @@ class InScript:
             sizes: of the first two dimensions of the model's inputs.
         """
         if self.wants_model and self.model is None:
-            refuse(f"{NO_MODEL} So the plan could not be applied.")
+            refuse(f"{why_no_model()} So the plan could not be applied.")
         if self.wants_loader and self.loader is None:
             refuse(
                 "data_loading: the script iterates over no torch.utils.data.DataLoader. Leave the row out of "

@@ -29,7 +29,7 @@ from ..training.data_loader import OPTIONS
 from ..training.fingerprint import identify
 from ..workers import Failed, Inspected, Outcome
 from ..workers.request import InspectRequest
-from .applied import NO_MODEL, InScript
+from .applied import InScript, why_no_model
 from .observer import Observer
 from .shards import shared_by, unwrapped
 
@@ -94,7 +94,7 @@ class Look(Observer):
         if self.num_steps < _NUM_STEPS:
             return
         if self._found.model is None:
-            self._refuse(NO_MODEL)
+            self._refuse(why_no_model())
         if not self._num_passes:
             self._refuse(
                 "the script's optimizer steps without a backward pass. Gradients are seen to be made by "
