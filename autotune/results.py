@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -49,6 +49,8 @@ class Preview:
     """Of those, how many the sampler likely takes before it stops by itself."""
     expected: Expected
     """How long it would take, finalists included."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What the space has and the job is searched without, and why."""
 
 
 @dataclass(frozen=True)

@@ -93,20 +93,19 @@ def facts(**changes: Any) -> Facts:
 
 def speed(settings: Settings) -> float:
     """Samples per second: 1/time, a sample's time and a micro-batch's overhead."""
-    assert settings.batch is not None
+    batch = settings.batch or Batch(micro=64)
     per_sample = 0.010 * (0.6 if settings.precision.kind == "bf16" else 1.0)
     if settings.checkpointing.kind == "blocks":
         per_sample *= 1 + 0.33 / settings.checkpointing.every
     if settings.allocator.kind == "tcmalloc":
         per_sample *= 0.95
-    step = per_sample * settings.batch.num_samples + 0.02 * settings.batch.accumulate
-    return settings.batch.num_samples / step
+    return batch.num_samples / (per_sample * batch.num_samples + 0.02 * batch.accumulate)
 
 
 def peak(settings: Settings) -> int:
     """Bytes: 200 MiB, and 10 MiB of activations for each sample of a micro-batch, less what is recomputed."""
-    assert settings.batch is not None
-    activations = 10 * MIB * settings.batch.micro * (0.6 if settings.precision.kind == "bf16" else 1.0)
+    batch = settings.batch or Batch(micro=64)
+    activations = 10 * MIB * batch.micro * (0.6 if settings.precision.kind == "bf16" else 1.0)
     if settings.checkpointing.kind == "blocks":
         activations *= 1 - 0.8 / settings.checkpointing.every
     total = 200 * MIB + activations

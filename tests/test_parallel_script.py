@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.plan import Plan
-from autotune.script.applied import Refused, apply_to_script
+from autotune.script.applied import Refused, ScriptJob
 from autotune.script.shards import mismatch, unwrapped
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -110,7 +110,7 @@ def test_a_plan_of_another_number_of_processes_is_refused(settings, size, rank, 
     monkeypatch.setenv("WORLD_SIZE", size)
     monkeypatch.setenv("RANK", rank)
     with pytest.raises(Refused):
-        apply_to_script(tmp_path / "plan.yaml")
+        ScriptJob(tmp_path / "plan.yaml")
     said = capsys.readouterr().err
     is_told = rank == "0" or size == "1"
     assert ("settings.parallel: the plan is for " in said) == is_told

@@ -26,6 +26,13 @@ KNOWN = {
     "--per_device_train_batch_size 8 --bf16": (
         "--per_device_train_batch_size {batch.micro=8} --bf16 --gradient_accumulation_steps {batch.accumulate=1}"
     ),
+    "data.batchSize=4 --gradient_accumulate_every=8": (
+        "data.batchSize={batch.micro=4} --gradient_accumulate_every={batch.accumulate=8}"
+    ),
+    "data.batch_size=4 +trainer.accumulate_grad_batches=8": (
+        "data.batch_size={batch.micro=4} +trainer.accumulate_grad_batches={batch.accumulate=8}"
+    ),
+    "--device-batch-size=8 --total-batch-size=4096": "--device-batch-size={batch.micro=8} --total-batch-size=4096",
 }
 UNKNOWN = [
     "--batch-size 32",
@@ -96,6 +103,19 @@ def test_a_plans_evaluation_batch_goes_into_its_flag():
     both, said = told(command, Batch(micro=2, accumulate=4), 64)
     assert both[2:] == ["--bs=2", "--grad-accum=4", "--eval-batch-size", "64"]
     assert said.endswith("--bs=2 --grad-accum=4 --eval-batch-size 64.")
+
+
+def test_a_script_that_accumulates_up_to_a_total_is_told_its_micro_batch_alone():
+    command = [*START, "--batch_size", "8", "--total_batch_size=64"]
+    own = Batch(micro=8, accumulate=4)  # tokens, or samples: what it was seen to do counts
+    assert flags_of(with_placeholders(command, own)) == "--batch_size {batch.micro=8}"
+    assert with_placeholders(command, Batch(micro=4, accumulate=8)) is None
+    changed, said = told(command, Batch(micro=2, accumulate=16))
+    assert (changed[2:4], said) == (
+        ["--batch_size", "2"],
+        "the plan's batch is in the script's own flags: --batch_size 2.",
+    )
+    assert told(command, own) == (command, None)
 
 
 @pytest.fixture

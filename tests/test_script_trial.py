@@ -102,6 +102,7 @@ def test_facts_come_from_the_scripts_first_steps(local_executor):
 
 BAD = {
     "ends before its windows do": ("step(); step()\n", Failed, "the script ended before it could be measured"),
+    "makes no step": ("print(1)\n", Failed, "the script ended without an optimizer step in this process"),
     "raises": ("step()\nraise RuntimeError('no more data')\n", Failed, "RuntimeError: no more data"),
     "os._exit": ("step()\nos._exit(0)\n", Crashed, "exited with code 0 and without an answer while training"),
     "a parser that refuses": (

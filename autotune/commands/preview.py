@@ -61,6 +61,7 @@ def preview_search(
     choices = space.choices(facts)
     configurations = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks, precision=facts.precision)
     size = configurations.num_configurations
+    left_out = {name: reason for name, reason in facts.left_out.items() if getattr(space, name, None) is not None}
     num_trials = min(options.trials, size)
     num_known = min(known(facts), num_trials)
     num_likely = likely_trials(num_trials, options.sampler, num_known)
@@ -73,4 +74,5 @@ def preview_search(
         num_trials=num_trials,
         num_likely=num_likely,
         expected=expected(facts, found.seconds, options, num_likely + 1 if num_known else num_trials),
+        left_out=left_out,
     )

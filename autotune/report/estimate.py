@@ -27,7 +27,6 @@ WIDTH = 140
 """Columns that the table takes in a pipe."""
 _MODULES = 4
 """Groups of modules that are named; the rest are put together."""
-_STOCK = "as it stands"
 _COLUMNS = ("with", "micro-batch", "surely", "tensors", "process", "between", "job's own batch")
 """Of the table; all but the first are figures."""
 
@@ -132,7 +131,7 @@ def _calibrated(by: Calibration, study: str) -> str:
 
 
 def _name(one: Combination, facts: Facts | None) -> str:
-    return settings_words(one.settings, facts) or _STOCK
+    return settings_words(one.settings, facts)
 
 
 def _peak_words(base: Estimate) -> str:

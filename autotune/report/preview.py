@@ -34,6 +34,7 @@ def as_json(found: Preview) -> dict[str, Any]:
             for row in found.unavailable
         ],
         "conflicts": dict(found.conflicts),
+        "left_out": dict(found.left_out),
         "facts": found.facts.model_dump(mode="json"),
     }
 
@@ -42,7 +43,8 @@ def explain(found: Preview, options: SearchOptions) -> RenderableType:
     """The same for people."""
     within = "" if (budget := budget_words(asked(options))) == "none" else f" within {budget}"
     size = count(found.num_configurations, "configuration")
-    missing = [(row.technique, f"{row.setting.describe()}: {row.reason}") for row in found.unavailable]
+    missing = list(found.left_out.items())
+    missing += [(row.technique, f"{row.setting.describe()}: {row.reason}") for row in found.unavailable]
     missing += [(count(number, "combination"), reason) for reason, number in found.conflicts.items()]
     parts: list[RenderableType] = [
         Text(f"{options.task}{within}: {size}", style="bold"),

@@ -27,12 +27,13 @@ __all__ = [
 
 def settings_words(settings: Settings, facts: Facts | None = None) -> str:
     """``micro-batch 64 × 4, bf16, checkpoint every 2nd of 12 blocks, channels_last``; the user's own rows are left out.
+    Without any other it is as it stands.
 
     Args:
         settings: what to name.
         facts: adds what only the task knows, such as the number of blocks.
     """
-    return ", ".join(row.describe(facts) for row in settings.chosen())
+    return ", ".join(row.describe(facts) for row in settings.chosen()) or "as it stands"
 
 
 def outcome_words(outcome: Outcome, budget: Budget) -> str:

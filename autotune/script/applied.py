@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..plan import Plan, load_plan
 from ..ranks import this_rank, world_size
@@ -17,27 +17,58 @@ from ..techniques.parallel import Parallel
 from ..training.drift import Difference, here, is_strict, other_model, other_shapes, tell
 from .shards import mismatch, shared_by, unwrapped, wrappers
 
-__all__ = ["InScript", "Refused", "apply_to_script"]
+if TYPE_CHECKING:
+    from .hooks import ScriptHooks
+
+__all__ = ["InScript", "Refused", "ScriptJob", "is_success", "refuse", "why_no_model"]
+
+_NO_MODEL = (
+    "no module was called that holds what the optimizer steps. Name it, once it is built: `model, optimizer, loader = "
+    "autotune.prepare(model, optimizer, loader)`; several as one: `autotune.prepare(nn.ModuleList([encoder, decoder]), "
+    "optimizer, loader)`."
+)
+_CALLED_COMPILED = (
+    "the script calls its model within a function that torch.compile compiles, where no plan can be put on it. Compile "
+    "the model there, or leave compiling to the plan."
+)
 
 
-def apply_to_script(path: Path) -> Callable[[], None]:
-    """What puts a plan in force, to be called as soon as torch is there.
+class ScriptJob:
+    """A plan for the script that runs in this process."""
 
-    Raises:
-        PlanError: it cannot be read.
-    """
-    plan = load_plan(path)
-    if (differs := plan.settings.parallel.other_size(world_size())) is not None:
-        refuse(f"{path}: {differs}")
-    if (reason := _beyond(plan)) is not None:
-        refuse(f"{path}: {reason}")
+    def __init__(self, path: Path) -> None:
+        """
+        Args:
+            path: the plan.
 
-    def act() -> None:
+        Raises:
+            PlanError: it cannot be read.
+        """
+        self._path, self._plan, self._process = path, load_plan(path), os.getpid()
+        self._hooks: ScriptHooks | None = None
+        if (differs := self._plan.settings.parallel.other_size(world_size())) is not None:
+            refuse(f"{path}: {differs}")
+        if (reason := _beyond(self._plan)) is not None:
+            refuse(f"{path}: {reason}")
+
+    def arrive(self) -> None:
+        """Torch is there: put the plan in force."""
         from .hooks import ScriptHooks
 
-        ScriptHooks(InScript(plan, path)).install()
+        self._hooks = ScriptHooks(InScript(self._plan, self._path))
+        self._hooks.install()
 
-    return act
+    def ended(self, error: BaseException | None) -> None:
+        """The script came to its end: say so if it made no optimizer step that the plan could be seen in."""
+        if os.getpid() != self._process or this_rank().rank or not is_success(error):
+            return
+        if self._hooks is None or not (self._hooks.has_stepped or self._hooks.stands_aside):
+            print(
+                "autotune: the script ended without an optimizer step in this process, where no more of "
+                f"{os.path.relpath(self._path)} was in force than what is set before a process starts.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _beyond(plan: Plan) -> str | None:
@@ -63,6 +94,17 @@ def _beyond(plan: Plan) -> str | None:
     return None
 
 
+def why_no_model() -> str:
+    """Why no call of a model was seen, though an optimizer steps."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return _CALLED_COMPILED if dynamo is not None and dynamo.counters["frames"]["ok"] else _NO_MODEL
+
+
+def is_success(error: BaseException | None) -> bool:
+    """Whether a script came to its end as it should."""
+    return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
 class Refused(SystemExit):
     """The script ends, since it is the user's to change something."""
 
@@ -83,28 +125,37 @@ class InScript:
 
     def __init__(self, plan: Plan, path: Path) -> None:
         self.plan, self.path = plan, path
-        self._other_shapes: Difference | None = None
-        """Of a batch, than the plan was found with."""
         self.model: Any = None
         self.optimizer: Any = None
+        self.loader: Any = None
+        """That the first optimizer step is of; None after it."""
+        self._other_shapes: Difference | None = None
+        """Of its batches, than the plan was found with."""
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.made_persistent: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Loaders whose workers the plan keeps between epochs."""
+        self.first_step: tuple[tuple[int, ...], int] = ((), 0)
+        """What may have been the samples of a pass, and the backward passes to the first optimizer step."""
         self.batch_size: int | None = None
         self.is_compiled = False
         """Whether the script compiles its model itself."""
+        self.is_in_parts = False
+        """Whether the script calls parts of its model one by one, and not the model."""
         self.wants_model = any(
             technique.stage not in (Stage.PROCESS, Stage.LOADER) and technique.model_dump(exclude_defaults=True)
             for technique in plan.settings.techniques()
         )
         self.wants_loader = bool(plan.settings.data_loading.model_dump(exclude_defaults=True))
 
-    def put_on_model(self, model: Any, run: Callable[[Any], Any]) -> None:
+    def put_on_model(self, model: Any, run: Callable[[Any], Any] | None) -> None:
         """The model's own stages, and its optimizer's, before the first forward pass that trains.
 
         Args:
             model: the script's root module, whose parameters the optimizer has.
-            run: a forward of the model that it is given, as the script is about to make.
+            run: a forward of the model that it is given, as the script is about to make; None where it makes none of
+                the whole.
         """
-        from ..training.apply_pieces import apply_to_model, apply_to_optimizer
+        from ..training.apply_pieces import apply_to_model
 
         own = unwrapped(model)
         self._check(model, own)
@@ -114,8 +165,14 @@ class InScript:
         plan = self.plan.model_copy(update={"settings": settings})
         if shared_by(model) != "fsdp":  # which no row for a model follows, as was seen to
             apply_to_model(plan, own, run=run)
-        apply_to_optimizer(plan, self.optimizer)
         self.model = model
+        self.put_on_optimizer()
+
+    def put_on_optimizer(self) -> None:
+        """The optimizer's stage, before its first step."""
+        from ..training.apply_pieces import apply_to_optimizer
+
+        apply_to_optimizer(self.plan, self.optimizer)
 
     def _check(self, model: Any, own: Any) -> None:
         import torch
@@ -133,6 +190,10 @@ class InScript:
             refuse(
                 f"the script compiles its model itself, and {rewritten[0]} would not be in force. Turn it off there."
             )
+        if self.is_in_parts and settings.compile.kind != "none":
+            refuse(
+                "the script calls the parts of its model one by one, and compile is of the whole. Leave that row out."
+            )
         if settings.precision.kind != "default" and torch.is_autocast_enabled(device):
             refuse(
                 "the script turns autocast on itself, and precision is a row of the plan. Turn it off there, or leave "
@@ -141,16 +202,24 @@ class InScript:
         if (differs := other_model(self.plan, own)) is not None:
             refuse(differs)
 
+    def train_on(self, loader: Any) -> None:
+        """A loader is iterated over, before the first optimizer step: of several, the last is trained on."""
+        if loader is self.loader:
+            return
+        self.loader, self._other_shapes = loader, other_shapes(self.plan, loader)
+        self.batch_size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
+
     def put_on_loader(self, loader: Any) -> None:
         """The loader's stage, before it is first iterated over."""
         from ..training.data_loader import put_options
 
         self.loaders.add(loader)
-        self._other_shapes = self._other_shapes or other_shapes(self.plan, loader)
-        self.batch_size = self.batch_size or getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
         if not self.wants_loader:
             return
+        was_persistent = loader.persistent_workers
         put_options(self.plan, loader, self.plan.budget.device or "cpu")
+        if loader.persistent_workers and not was_persistent:
+            self.made_persistent.add(loader)
 
     def check_step(self, num_backwards: int, sizes: tuple[int, ...]) -> None:
         """Before the first optimizer step: all of the plan is in force, or the script ends.
@@ -160,19 +229,16 @@ class InScript:
             sizes: of the first two dimensions of the model's inputs.
         """
         if self.wants_model and self.model is None:
-            refuse(
-                "no module was called that holds what the optimizer steps, so that the plan could not be applied. Name "
-                "it, once it is built: `model, optimizer, loader = autotune.prepare(model, optimizer, loader)`."
-            )
-        if self.wants_loader and not self.loaders:
+            refuse(f"{why_no_model()} So the plan could not be applied.")
+        if self.wants_loader and self.loader is None:
             refuse(
                 "data_loading: the script iterates over no torch.utils.data.DataLoader. Leave the row out of "
                 f"{self.path}."
             )
-        batch = self.plan.settings.batch
+        batch, seen = self.plan.settings.batch, (self.batch_size,) if self.batch_size else sizes
+        self.first_step = seen, num_backwards
         if batch is None:
             return
-        seen = (self.batch_size,) if self.batch_size else sizes
         batch = batch.share(self.plan.settings.parallel.processes)
         if (seen and batch.micro not in seen) or num_backwards != batch.accumulate:
             drew = f"{seen[0] if seen else '?'} × {num_backwards}"

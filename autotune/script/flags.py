@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from ..techniques.batch import Batch
 from .command import ADD_PATH, BATCH, EVALUATION, filled, own_batch, own_evaluation, placeholders, under_launcher
-from .parsers import has_both, stands_for
+from .parsers import has_both, makes_up_total, stands_for
 
 __all__ = ["flags_of", "told", "with_evaluation", "with_placeholders"]
 
-_WITH_VALUE = re.compile(r"(-{0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
+_WITH_VALUE = re.compile(r"((?:-|\+){0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
 _FLAG, _NUMBER = re.compile(r"--?[A-Za-z][\w.-]*"), re.compile(r"[1-9]\d*")
 
 
@@ -24,7 +24,8 @@ def with_placeholders(command: Sequence[str], own: Batch | None = None) -> list[
         own: what the script was seen to train with; flags that state something else are not the batch's.
 
     Returns:
-        None where it has placeholders, or not one known flag each of micro-batch and accumulation.
+        None where it has placeholders, or not one known flag each of micro-batch and accumulation. Where a script makes
+        up a total by itself, no flag is wanted for accumulation.
     """
     start = _own_words(command)
     if start is None or placeholders(command) & {*BATCH}:
@@ -32,12 +33,17 @@ def with_placeholders(command: Sequence[str], own: Batch | None = None) -> list[
     words, found = _put(command, start, BATCH)
     micro = next((command[place].partition("=")[0] for place in found["batch.micro"]), "")
     other = has_both(micro)
-    if other is not None and not any(stands_for(word.partition("=")[0]) == BATCH[1] for word in command[start:]):
+    if other is not None and not _states(command[start:], BATCH[1]):
         found["batch.accumulate"].append(len(words))
         words += [other, "{batch.accumulate=1}"]
-    if any(len(places) != 1 for places in found.values()):
+    num_micro, num_accumulate = (len(places) for places in found.values())
+    makes_up = num_accumulate == 0 and makes_up_total(command[start:])
+    if num_micro != 1 or not (num_accumulate == 1 or makes_up):
         return None
-    return words if own is None or own_batch(words) == own else None
+    stated = own_batch(words)
+    assert stated is not None, "it has placeholders"
+    is_own = own is None or stated == own or (makes_up and stated.micro == own.micro)
+    return words if is_own else None
 
 
 def with_evaluation(command: Sequence[str]) -> list[str] | None:
@@ -74,6 +80,10 @@ def _put(command: Sequence[str], start: int, names: Sequence[str]) -> tuple[list
     return words, found
 
 
+def _states(words: Sequence[str], name: str) -> bool:
+    return any(stands_for(word.partition("=")[0]) == name for word in words)
+
+
 def told(command: Sequence[str], batch: Batch | None, evaluation: int | None = None) -> tuple[list[str], str | None]:
     """A command with a plan's batch in its placeholders or, where it has none, in the flags that are known.
 
@@ -93,7 +103,7 @@ def told(command: Sequence[str], batch: Batch | None, evaluation: int | None = N
     guessed = with_evaluation(words) if evaluation is not None else None
     words = words if guessed is None or own_evaluation(guessed) == evaluation else guessed
     whole = filled(words, batch, evaluation)
-    if words == list(command):
+    if list(command) in (words, whole):
         return whole, None
     return whole, f"the plan's batch is in the script's own flags: {flags_of(words, whole)}."
 

@@ -18,11 +18,16 @@ from torch.utils.data import DataLoader
 from ..errors import AutotuneError
 from ..randomness import undisturbed
 from ..ranks import this_rank
+from ..training.data_loader import make_ready
 from ..training.launched import set_launcher
 from .applied import InScript, refuse
 from .observer import Observer
 
 __all__ = ["ScriptHooks"]
+
+_MOST_PASSES = 100
+"""Backward passes after which there is an optimizer, if a script trains by one."""
+_OF_TORCH = "Have one of these change the parameters: a class of your own may inherit torch.optim.Optimizer."
 
 
 class ScriptHooks:
@@ -43,9 +48,14 @@ class ScriptHooks:
         self._taken_off: list[Callable[[], None]] = []
         self._stops_looking: Callable[[], None] = lambda: None
         self._open = ExitStack()
+        self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Of a model that is called in parts, those that were."""
         self._depth = self._num_backwards = 0
+        self._num_passes = self._num_of_others = 0
+        """Backward passes that the next step is of, once that is known; those before another optimizer's step."""
         self._sizes: tuple[int, ...] = ()
-        self._is_applying = self._is_checked = self._has_stepped = False
+        self._is_applying = self._is_checked = self._is_in_pass = False
+        self.has_stepped = self.stands_aside = False
 
     def install(self) -> None:
         """Install the hooks."""
@@ -63,9 +73,20 @@ class ScriptHooks:
         ]
         if self.observer is not None:
             self._taken_off.append(self.observer.install())
+        self._look()
+
+    def _look(self) -> None:
+        """Wait for the model to be called."""
         found: list[Callable[[], None]] = []
         _patched(found, nn.Module, "__call__", self._around_call)
         self._stops_looking = found[0]
+
+    def why_no_step(self) -> str:
+        """Of a script that came to its end without an optimizer step: what else it did."""
+        if self._num_backwards and not self._optimizers:
+            passes = f"{self._num_backwards} backward pass{'es' if self._num_backwards > 1 else ''}"
+            return f"It made {passes} and built no torch.optim.Optimizer. {_OF_TORCH}"
+        return "If it trains in processes that it starts itself, have torchrun start them."
 
     def prepare(self, model: Any, optimizer: Any, loader: Any) -> None:
         """Take the model, optimizer and loader that the plan is for."""
@@ -77,8 +98,9 @@ class ScriptHooks:
             return
         if self.observer is not None:
             refuse("the script applies a plan itself. Search for one with the script as it is without.")
-        if self._plan.model is not None or self._has_stepped:
+        if self._plan.model is not None or self.has_stepped:
             refuse("the script applies a plan itself, and too late. Apply it before the model is first trained.")
+        self.stands_aside = True
         self.remove()
 
     def remove(self) -> None:
@@ -91,9 +113,12 @@ class ScriptHooks:
     def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
+        if self.has_stepped and self._named[1] is None:  # of a next stage, or of a next model
+            self._stops_looking()
+            self._look()
 
     def _before_processes(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._plan.model is None and not self._has_stepped:
+        if self._plan.model is None and not self.has_stepped:
             refuse(
                 "the script starts its processes itself (torch.multiprocessing.spawn), where no plan can be put in "
                 "force. Have torchrun start them: `torchrun --nproc-per-node 2 train.py`."
@@ -103,21 +128,43 @@ class ScriptHooks:
     def _before_epoch(self, original: Any, loader: Any) -> Any:
         named = self._named[2]
         is_training = loader is named if named is not None else torch.is_grad_enabled()
+        if is_training and not self._is_applying and not self.has_stepped:
+            self._apply(lambda: self._plan.train_on(loader))
         if is_training and not self._is_applying and loader not in self._plan.loaders:
             self._apply(lambda: self._plan.put_on_loader(loader))
+        elif loader in self._plan.made_persistent:
+            make_ready(loader)
         iterator = original(loader)
         if is_training and self.observer is not None:
             self.observer.epoch(iterator)
         return iterator
 
     def _around_call(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_applying and torch.is_grad_enabled() and self._is_model(module):
-            self._stops_looking()
-            self._apply(lambda: self._plan.put_on_model(module, functools.partial(_call, args, kwargs)))
-            self._enclose(module)
-            return module(*args, **kwargs)
+        if not self._is_applying and torch.is_grad_enabled():
+            if (self._plan.model is None or self.has_stepped) and self._is_model(module):
+                self._stops_looking()
+                if module is self._plan.model:
+                    self._apply(self._plan.put_on_optimizer)
+                else:
+                    self._apply(lambda: self._plan.put_on_model(module, functools.partial(_call, args, kwargs)))
+                    self._enclose(module)
+                return module(*args, **kwargs)
+            if module not in self._parts and self._is_part(module):
+                self._parts.add(module)
+                self._enclose(module)
+                return original(module, *args, **kwargs)
         self._note_evaluation(module)
         return original(module, *args, **kwargs)
+
+    def _is_part(self, module: Any) -> bool:
+        """Whether it is of the model that the script names, which calls its parts one by one, and is one of these."""
+        model = self._named[0]
+        if model is None or self._depth or all(module is not one for one in model.modules()):
+            return False
+        if self._plan.model is None and self._is_model(model):
+            self._plan.is_in_parts = True
+            self._apply(lambda: self._plan.put_on_model(model, None))
+        return self._plan.model is model
 
     def _note_evaluation(self, module: Any, inputs: Any = None) -> None:
         if self.observer is not None and not module.training and not torch.is_grad_enabled():
@@ -133,6 +180,7 @@ class ScriptHooks:
             [optimizer] if optimizer is not None else [one for ref in self._optimizers if (one := ref()) is not None]
         )
         mine = [one for one in known if held and held & _parameters(one)]
+        mine = mine[-1:] if self.has_stepped else mine
         if len(mine) > 1:
             refuse(
                 f"{len(mine)} optimizers have parameters of the same model, and a plan is for one. Name that one: "
@@ -149,7 +197,7 @@ class ScriptHooks:
 
         By the attribute by which torch calls a compiled module: a copy of the model does not have it.
         """
-        settings, device = self._plan.plan.settings, next(p.device.type for p in model.parameters())
+        settings, device = self._plan.plan.settings, next(p.device.type for p in self._plan.model.parameters())
         inner = model._compiled_call_impl or model._call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -177,9 +225,10 @@ class ScriptHooks:
     def _note_inputs(self, inputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
-        if self.observer is not None:
+        if self.observer is not None and not (self._plan.is_in_parts and self._is_in_pass):
             self.observer.forward(inputs)
-        if not self._has_stepped:
+        self._is_in_pass = True
+        if not self.has_stepped:
             leaves = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim())
             self._sizes = tuple(size for leaf in leaves for size in leaf.shape[:2])
 
@@ -188,6 +237,12 @@ class ScriptHooks:
             return original(*args, **kwargs)
         self._open.close()
         self._num_backwards += 1
+        self._is_in_pass = False
+        if self._num_backwards == _MOST_PASSES and not self._optimizers and not self.has_stepped:
+            refuse(
+                f"the script has made {_MOST_PASSES} backward passes and built no torch.optim.Optimizer, by whose "
+                f"steps it would be seen to train. {_OF_TORCH}"
+            )
         if self.observer is not None:
             self.observer.backward(args[0] if args else None)
         self._depth += 1
@@ -206,7 +261,7 @@ class ScriptHooks:
                     "`autotune.prepare(model, optimizer, loader)`."
                 )
             return None
-        if self._has_stepped:
+        if self.has_stepped and self.observer is None:
             return None
         check = functools.partial(self._check_step, optimizer)
         if len(args) > 1 and args[1] is not None:
@@ -217,25 +272,31 @@ class ScriptHooks:
         return None
 
     def _check_step(self, optimizer: Any) -> None:
-        """Once the first gradients are there: after a closure, where the step is given one (Lightning's is)."""
+        """Once a step's first gradients are there: after a closure, where the step is given one (Lightning's is; LBFGS
+        calls it again)."""
+        self._num_passes = self._num_passes or self._num_backwards or self._num_of_others
         if self._is_checked:
             return
         self._is_checked = True
-        self._plan.check_step(self._num_backwards, self._sizes)
+        self._plan.check_step(self._num_passes, self._sizes)
         self._plan.tell_drift()
         self._plan.optimizer = optimizer
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        num_backwards, self._num_backwards = self._num_backwards, 0
+        num_passes = self._num_passes or self._num_backwards or self._num_of_others
+        self._num_backwards = self._num_passes = self._num_of_others = 0
         if optimizer is not (self._named[1] or self._plan.optimizer):
+            self._num_of_others = num_passes
             return
-        if not self._has_stepped:
-            self._has_stepped = True
+        if not self.has_stepped:
+            self.has_stepped = True
             self._stops_looking()
-            if self.observer is None and this_rank().rank == 0:
-                print(f"autotune: {self._plan.describe()}", file=sys.stderr, flush=True)
+            if self.observer is None:
+                self._plan.loader = None
+                if this_rank().rank == 0:
+                    print(f"autotune: {self._plan.describe()}", file=sys.stderr, flush=True)
         if self.observer is not None:
-            (self.stepped or self.observer.stepped)(optimizer, num_backwards)
+            (self.stepped or self.observer.stepped)(optimizer, num_passes)
 
     def _apply(self, act: Callable[[], None]) -> None:
         self._is_applying = True

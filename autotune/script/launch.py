@@ -51,12 +51,14 @@ def _arm() -> Callable[[BaseException | None], None]:
         when_imported("torch", one.arrive)
         return one.ended
     if plan is not None:
-        from .applied import apply_to_script, refuse
+        from .applied import ScriptJob, refuse
 
         try:
-            when_imported("torch", apply_to_script(Path(plan)))
+            job = ScriptJob(Path(plan))
         except AutotuneError as error:
             refuse(str(error))
+        when_imported("torch", job.arrive)
+        return job.ended
     return lambda error: None
 
 

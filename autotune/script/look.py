@@ -29,7 +29,7 @@ from ..training.data_loader import OPTIONS
 from ..training.fingerprint import identify
 from ..workers import Failed, Inspected, Outcome
 from ..workers.request import InspectRequest
-from .applied import InScript
+from .applied import InScript, why_no_model
 from .observer import Observer
 from .shards import shared_by, unwrapped
 
@@ -61,6 +61,8 @@ class Look(Observer):
         self._random: list[torch.Tensor] = []
         self._draws = False
         self._per_step: list[int] = []
+        self._num_passes = 0
+        """Backward passes since the first step."""
         self._began_s, self._began_with = 0.0, 0
 
     def forward(self, inputs: Any) -> None:
@@ -78,20 +80,26 @@ class Look(Observer):
         on_device = [torch.cuda.get_rng_state()] if self._request.device == "cuda" else []
         return [torch.get_rng_state(), *on_device]
 
+    def backward(self, loss: Any) -> None:
+        """Count it."""
+        super().backward(loss)
+        self._num_passes += 1
+
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """The last of them tells."""
         super().stepped(optimizer, num_backwards)
         self._per_step.append(num_backwards)
         if self.num_steps == 1:
-            self._began_s, self._began_with = perf_counter(), self.num_samples
+            self._began_s, self._began_with, self._num_passes = perf_counter(), self.num_samples, 0
         if self.num_steps < _NUM_STEPS:
             return
         if self._found.model is None:
-            self._answer(
-                Failed(
-                    message="no module was called that holds what the script's optimizer steps. Name it, once it is "
-                    "built: `model, optimizer, loader = autotune.prepare(model, optimizer, loader)`."
-                )
+            self._refuse(why_no_model())
+        if not self._num_passes:
+            self._refuse(
+                "the script's optimizer steps without a backward pass. Gradients are seen to be made by "
+                "loss.backward() or torch.autograd.backward, not by torch.autograd.grad or torch.func.grad: use one of "
+                "the first two."
             )
         self._answer(Inspected(facts=self._facts(optimizer)))
 
@@ -102,10 +110,9 @@ class Look(Observer):
         if device != request.device:
             self._answer(Failed(message=f"the script trains on {device}, but --device is {request.device}."))
         rate = (self.num_samples - self._began_with) / (perf_counter() - self._began_s)
-        loader = next(iter(self._found.loaders), None)
+        loader = self._found.loader
         accumulate = self._per_step[-1]
-        per_pass = (self.num_samples - self._began_with) / ((_NUM_STEPS - 1) * accumulate * ranks)
-        micro = self._found.batch_size or round(per_pass)
+        micro = self._found.batch_size or round((self.num_samples - self._began_with) / (self._num_passes * ranks))
         dataset = loader.dataset if loader is not None else ()
         collate = None if loader is None or loader.collate_fn is default_collate else loader.collate_fn
         options = {name: getattr(loader, name) for name in OPTIONS} if loader is not None else {}
@@ -146,6 +153,7 @@ class Look(Observer):
             effective_batch_held=True,
             effective_batch_assumed=False,
             micro_batch=micro if batch.accumulate > 1 else None,
+            batch_varies=self._varies(micro),
             own_autocast=self._own_autocast,
             split_error=None if has_norm else 0.0,
             allow_split=request.options.allow_split,
@@ -155,7 +163,7 @@ class Look(Observer):
             optimizer_implementation=implementation_of(optimizer),
             allocators=installed_allocators(),
             no_compiler=lacking_compiler(request.device),
-            left_out=dict(self._left_out(loader)),
+            left_out=dict(self._left_out(loader, micro)),
             even_batches=True,
             num_devices=torch.cuda.device_count() if device == "cuda" else num_processors(),
             ranks=ranks,
@@ -217,14 +225,23 @@ class Look(Observer):
             return "its dataset returns other values each time (augmentation), which hang on the number of workers"
         return None
 
-    def _left_out(self, loader: Any) -> dict[str, str]:
+    def _varies(self, micro: int) -> bool:
+        """Whether its optimizer steps see now more samples, now fewer."""
+        sizes, num_backwards = self._found.first_step
+        return {*self._per_step, num_backwards} != {num_backwards} or (bool(sizes) and micro not in sizes)
+
+    def _left_out(self, loader: Any, micro: int) -> dict[str, str]:
         found = {
             "pruning": "the script's optimizer holds all parameters before it could cut any",
             "optimizer_step": "the script may clip or log gradients, which would be gone",
             "parallel": "how many processes train is the command's own to say (torchrun, accelerate launch)",
         }
+        if self._varies(micro):
+            found["batch"] = "the script's optimizer steps see now more samples, now fewer"
         if loader is None:
             found["data_loading"] = "the script iterates over no torch.utils.data.DataLoader"
+        if self._found.is_in_parts:
+            found["compile"] = "the script calls the parts of its model one by one"
         if self._found.is_compiled:
             reason = "the script compiles its model"
             found |= {"layers": reason, "checkpointing": reason, "compile": reason}

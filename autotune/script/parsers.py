@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..techniques.batch import Batch
 
-__all__ = ["ACCELERATE", "NANOGPT", "TIMM", "TRAINING_ARGUMENTS", "Parser", "bare", "has_both", "stands_for"]
+__all__ = [
+    "ACCELERATE",
+    "NANOGPT",
+    "TIMM",
+    "TRAINING_ARGUMENTS",
+    "Parser",
+    "bare",
+    "has_both",
+    "makes_up_total",
+    "stands_for",
+]
 
 
 @dataclass(frozen=True)
@@ -40,16 +50,25 @@ TIMM = Parser(("--batch-size", "-b"), ("--grad-accum-steps",), ("--validation-ba
 NANOGPT = Parser(("--batch_size=",), ("--gradient_accumulation_steps=",))
 _LIGHTNING = Parser(("--data.batch_size",), ("--trainer.accumulate_grad_batches",))
 _OTHERS = Parser(
-    ("--bs", "--micro-batch-size", "--device-batch-size", "--train-batch-size"),
-    ("--accum-iter", "--accum-steps", "--accumulate", "--accumulation-steps", "--grad-accum"),
+    (
+        *("--batch", "--batchsize", "--bs", "--bsz", "--device-batch-size", "--micro-batch-size"),
+        *("--per-gpu-train-batch-size", "--train-batch-size"),
+    ),
+    (
+        *("--accum", "--accum-iter", "--accum-steps", "--accumulate", "--accumulation-steps", "--grad-acc-steps"),
+        *("--grad-accum", "--gradient-accumulate-every", "--gradient-accumulation", "--update-freq"),
+    ),
     ("--eval-batch-size", "--val-batch-size", "--test-batch-size"),
 )
 _PARSERS = (TRAINING_ARGUMENTS, ACCELERATE, TIMM, NANOGPT, _LIGHTNING, _OTHERS)
+_TOTALS = ("--effective-batch-size", "--global-batch-size", "--total-batch-size")
+"""Of scripts that accumulate up to a total: more passes as the micro-batch gets smaller."""
 
 
 def bare(flag: str) -> str:
-    """A flag's name without dashes, ``-`` as ``_``, and less what stands before a dot: parsers differ in that alone."""
-    return flag.removesuffix("=").rpartition(".")[2].lstrip("-").replace("-", "_")
+    """A flag's name in small letters, without dashes or plus signs, ``-`` as ``_``, and less what stands before a dot:
+    parsers differ in that alone."""
+    return flag.removesuffix("=").rpartition(".")[2].lstrip("-+").replace("-", "_").lower()
 
 
 _MEANINGS = {
@@ -58,6 +77,7 @@ _MEANINGS = {
     **{bare(flag): "evaluation.batch" for parser in _PARSERS for flag in parser.evaluation},
 }
 _BOTH = {bare(flag): parser for parser in _PARSERS if parser.takes_both for flag in parser.micro}
+_IS_TOTAL = {bare(flag) for flag in _TOTALS}
 
 
 def stands_for(flag: str) -> str | None:
@@ -69,6 +89,11 @@ def has_both(flag: str) -> str | None:
     """The flag for accumulation that is there beside this one for the micro-batch, in any case; None for others."""
     parser = _BOTH.get(bare(flag))
     return parser.accumulate[0] if parser is not None else None
+
+
+def makes_up_total(words: Iterable[str]) -> bool:
+    """Whether the flags of a command have a script accumulate up to a total, whatever its micro-batch."""
+    return any(bare(word.partition("=")[0]) in _IS_TOTAL for word in words)
 
 
 def _stated(name: str, value: int) -> str:

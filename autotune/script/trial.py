@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import UserError
 from ..measure.processes import end_with
@@ -21,10 +21,13 @@ from ..workers import Failed, Inspected, Measured, Outcome
 from ..workers.request import InspectRequest, MeasureRequest
 from ..workers.trial.folder import TrialFolder
 from ..workers.trial.stacks import write_stacks_to
-from .applied import InScript, Refused
+from .applied import InScript, Refused, is_success
 from .arrival import when_imported
 from .scratch import Scratch, work_in
 from .several import Several
+
+if TYPE_CHECKING:
+    from .hooks import ScriptHooks
 
 __all__ = ["ScriptTrial"]
 
@@ -53,6 +56,7 @@ class ScriptTrial:
         self._began_s = time.monotonic()
         self._is_answered = False
         self._finish: Callable[[], Outcome | None] = lambda: None
+        self._hooks: ScriptHooks | None = None
         self._seed = seed = request.seed + self._ranks.rank
         random.seed(seed)  # what the script does not seed itself is alike in all trials
         when_imported("numpy", lambda: sys.modules["numpy"].random.seed(seed % 2**32))
@@ -104,6 +108,7 @@ class ScriptTrial:
             raise Refused(differs)
         in_script = InScript(plan, Path("the trial's plan"))
         hooks = ScriptHooks(in_script)
+        self._hooks = hooks
         if self._ranks.rank:
             hooks.observer = Observer()
         elif isinstance(request, MeasureRequest):
@@ -125,15 +130,22 @@ class ScriptTrial:
     def _of_ending(self, error: BaseException | None) -> Outcome | None:
         if isinstance(error, Refused):
             return Failed(message=error.reason)
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if is_success(error):
             if self._ranks.rank:
                 return None
-            return self._finish() or Failed(
-                message="the script ended before it could be measured: have it train for longer, by its own flags"
-            )
+            return self._finish() or Failed(message=self._why_too_soon())
+        assert error is not None, "that is a success"
         from ..workers.trial.failure import outcome_of
 
         return outcome_of(error, self._request.device)
+
+    def _why_too_soon(self) -> str:
+        """The script ended by itself, before there was an outcome."""
+        if self._hooks is None:
+            return "the script ended without importing torch: give it the flags that have it train"
+        if self._hooks.has_stepped:
+            return "the script ended before it could be measured: have it train for longer, by its own flags"
+        return f"the script ended without an optimizer step in this process. {self._hooks.why_no_step()}"
 
     def _answer(self, outcome: Outcome) -> NoReturn:
         """End the script with it; of several processes, once all have made one more step."""

@@ -24,7 +24,7 @@ def by_own_flags(options: SearchOptions, facts: Facts) -> tuple[SearchOptions, F
         return options, facts, None
     found, left_out = list(options.command), facts.left_out
     if options.flags != "off":
-        batch = with_placeholders(found, Batch.reference(facts).share(facts.ranks))
+        batch = None if facts.batch_varies else with_placeholders(found, Batch.reference(facts).share(facts.ranks))
         if batch is not None:
             found, left_out = batch, {name: reason for name, reason in left_out.items() if name != "batch"}
         found = with_evaluation(found) or found

@@ -13,6 +13,7 @@ from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.measurement import EvaluationOptions
 from ..plan import Budget, Evaluation, Plan
 from ..script.command import BATCH, FENCES, filled, own_batch, own_share, placeholders, under_launcher
+from ..script.parsers import makes_up_total
 from ..script.scratch import Scratch
 from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
@@ -161,7 +162,8 @@ def _started(
 
 def reference_settings(facts: Facts) -> Settings:
     """The user's job as it stands: the effective batch cut as the job cuts it, everything else untouched."""
-    return Settings(batch=Batch.reference(facts), parallel=Parallel.reference(facts))
+    batch = None if facts.batch_varies else Batch.reference(facts)
+    return Settings(batch=batch, parallel=Parallel.reference(facts))
 
 
 def exactness(settings: Settings, facts: Facts) -> Exactness:
@@ -229,10 +231,15 @@ def inspected(
 
 def _without_batch(found: Inspected, command: Sequence[str]) -> Inspected:
     """Of a script that cannot be told its batch, facts that leave it as it is."""
-    if missing := sorted({*BATCH} - placeholders(command)):
+    missing = sorted({*BATCH} - placeholders(command))
+    facts = found.facts
+    accumulates = Batch.reference(facts).share(facts.ranks).accumulate > 1
+    if missing == ["batch.accumulate"] and (accumulates or makes_up_total(command)):
+        return found  # up to a total, by itself
+    if missing:
         reason = f"the command has no {' and no '.join(f'{{{name}}}' for name in missing)} in its script's own flags"
-        left_out = {"batch": reason, **found.facts.left_out}
-        return found.model_copy(update={"facts": found.facts.model_copy(update={"left_out": left_out})})
+        left_out = {"batch": reason, **facts.left_out}
+        return found.model_copy(update={"facts": facts.model_copy(update={"left_out": left_out})})
     return found
 
 

@@ -106,6 +106,9 @@ class Facts(_Frozen):
     """Whether it was given nowhere."""
     micro_batch: int | None = None
     """Samples in one forward pass of the reference; None is all of an optimizer step."""
+    batch_varies: bool = False
+    """Whether its optimizer steps see now more samples, now fewer, so that these numbers are rough and no plan says
+    them."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
     """What the task says that the job runs in."""
     max_grad_norm: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from ..errors import PlanError
 from ..plan import Plan
 from .apply_pieces import apply_to_loader
 
-__all__ = ["OPTIONS", "changed_loader", "has_own_batches", "put_options", "rebatched"]
+__all__ = ["OPTIONS", "changed_loader", "has_own_batches", "make_ready", "put_options", "rebatched"]
 
 OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 """DataLoader options that a plan may change."""
+_HELD_BY_LOADER = 2
+"""References to an iterator that no loop goes through: the loader's, and the count's own."""
 
 
 def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> None:
@@ -51,6 +54,15 @@ def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str)
         loader.__dict__["dataset"] = spec.dataset
     if spec.collate is not collate:
         loader.collate_fn = spec.collate or default_collate
+
+
+def make_ready(loader: DataLoader[Any]) -> None:
+    """Have a DataLoader whose workers the plan keeps begin an epoch as it would without: also while another goes on,
+    which keeps its workers, and with as many random numbers drawn."""
+    if sys.getrefcount(loader._iterator) > _HELD_BY_LOADER:
+        loader._iterator = None
+    elif loader._iterator is not None:
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # as for the seed of new workers
 
 
 def changed_loader(plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> DataLoader[Any]:

@@ -131,6 +131,7 @@ def facts_words(facts: Facts) -> str:
     if facts.dataset_length is not None:
         parts.append(count(facts.dataset_length, "sample"))
     held = "" if facts.effective_batch_held else ", assumed" if facts.effective_batch_assumed else ", free"
+    held = ", varying" if facts.batch_varies else held
     own = Batch.reference(facts)
     parts.append(f"batch {facts.effective_batch}{held}" + (f" ({_cut(own)})" if own.accumulate > 1 else ""))
     if facts.ranks > 1:

@@ -1,0 +1,246 @@
+"""Styles of training scripts: closures, batches that vary, models in parts, nested epochs, optimizers by hand."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import autotune
+from search_tables import facts, options, run_search
+from torch import nn
+
+from autotune.measure import InspectOptions, MeasureOptions
+from autotune.plan import Plan
+from autotune.report.words import settings_words
+from autotune.script.applied import InScript, ScriptJob
+from autotune.script.command import under_launcher
+from autotune.script.hooks import ScriptHooks
+from autotune.search.events import Warned
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.compile import Compile
+from autotune.techniques.data_loading import DataLoading
+from autotune.techniques.layers import Layers
+from autotune.techniques.optimizer import Optimizer
+from autotune.techniques.precision import Precision
+from autotune.workers import Failed, Inspected, InspectRequest, Measured, MeasureRequest
+
+HEAD = (
+    "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, TensorDataset\ntorch.manual_seed(0)\n"
+)
+TWO_PARTS = (
+    "encoder, decoder = nn.Linear(4, 8), nn.Linear(8, 4)\nx = torch.randn(8, 4)\n"
+    "optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)\n"
+    "import autotune\nautotune.prepare(nn.ModuleList([encoder, decoder]), optimizer)\n"
+    "hidden = encoder(x)\nout = decoder(hidden)\nloss = (out - x).square().mean()\nloss.backward(); optimizer.step()\n"
+)
+BY_HAND = (
+    "model = nn.Linear(4, 2)\nx = torch.randn(8, 4)\nfor _ in range(1000):\n    model(x).square().mean().backward()\n"
+    "    with torch.no_grad():\n        for p in model.parameters(): p -= 0.1 * p.grad\n"
+)
+NO_BACKWARD = (
+    "model, x = nn.Linear(4, 2), torch.randn(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "while True:\n    gradients = torch.autograd.grad(model(x).sum(), model.parameters())\n"
+    "    for p, gradient in zip(model.parameters(), gradients): p.grad = gradient\n    optimizer.step()\n"
+)
+COMPILED = (
+    "model, x = nn.Linear(4, 2), torch.randn(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "@torch.compile(backend='eager')\ndef loss_of(x):\n    return model(x).sum()\n"
+    "loss_of(x).backward(); optimizer.step()\n"
+)
+CLOSURE = (
+    "model = nn.Linear(4, 2)\nx = torch.randn(8, 4)\noptimizer = torch.optim.LBFGS(model.parameters())\n"
+    "def closure():\n    optimizer.zero_grad()\n    loss = (model(x) - x[:, :2].exp()).square().mean()\n"
+    "    loss.backward()\n    return loss\nwhile True: optimizer.step(closure)\n"
+)
+VARYING = (
+    "model = nn.Linear(4, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nwhile True:\n"
+    "    for size in (3, 5, 9, 2, 7):\n        model(torch.randn(size, 4)).square().mean().backward()\n"
+    "        optimizer.step(); optimizer.zero_grad()\n"
+)
+NESTED = (
+    "data = TensorDataset(torch.arange(32.0).reshape(16, 2))\nloader = DataLoader(data, 4, shuffle=True)\n"
+    "model = nn.Linear(2, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.0)\nread = []\n"
+    "for epoch in range(2):\n    for (x,) in loader:\n        read.append(x[:, 0].tolist())\n"
+    "        model(x).sum().backward(); optimizer.step()\n        with torch.no_grad():\n"
+    "            for (y,) in loader:\n                break\n"
+)
+EVALUATES_FIRST = (
+    "data = TensorDataset(torch.randn(16, 4))\nloader, validation = DataLoader(data, 4), DataLoader(data, 8)\n"
+    "model = nn.Linear(4, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor (x,) in validation:\n"
+    "    with torch.no_grad(): model(x)\nfor (x,) in loader:\n    model(x).sum().backward(); optimizer.step()\n"
+)
+STAGES = (
+    "backbone, head, x = nn.Linear(4, 8), nn.Linear(8, 2), torch.randn(8, 4)\nmodel = nn.Sequential(backbone, head)\n"
+    "def train(parameters):\n    optimizer = torch.optim.SGD(parameters, lr=0.1)\n    for _ in range(2):\n"
+    "        loss = model(x).square().mean(); seen.append(loss.dtype)\n        loss.backward(); optimizer.step()\n"
+    "    return optimizer\n"
+    "seen = []\nfirst = train(head.parameters())\nsecond = train(model.parameters())\n"
+    "model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))\nthird = train(model.parameters())\n"
+)
+TWO_OF_ONE = (
+    "model, x = nn.Linear(4, 2), torch.randn(8, 4)\nmatrices = torch.optim.SGD([model.weight], lr=0.1)\n"
+    "biases = torch.optim.AdamW([model.bias], lr=0.1)\nimport autotune\nautotune.prepare(model, biases)\n"
+    "for _ in range(3):\n    model(x).sum().backward(); matrices.step(); biases.step()\n"
+)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A script of these lines."""
+
+    def write(body):
+        path = tmp_path / "script.py"
+        path.write_text(HEAD + body)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(write, monkeypatch):
+    """Run such a script here, with settings in force, and have what it defined."""
+
+    def run(body, **settings):
+        path = write(body)
+        monkeypatch.setattr(sys, "argv", [str(path)])
+        hooks = ScriptHooks(InScript(Plan(settings=Settings(**settings)), Path("plan.yaml")))
+        hooks.install()
+        try:
+            return runpy.run_path(str(path), run_name="__main__")
+        finally:
+            hooks.remove()
+
+    return run
+
+
+@pytest.fixture
+def looked_at(write, local_executor):
+    """The facts of such a script, or why there are none."""
+
+    def look(body):
+        command = tuple(under_launcher((sys.executable, str(write(body)))))
+        request = InspectRequest(
+            id="inspect", task="script.py", command=command, device="cpu", options=InspectOptions()
+        )
+        outcome = local_executor.submit(request).result()
+        assert isinstance(outcome, Inspected | Failed), outcome
+        return outcome.facts if isinstance(outcome, Inspected) else outcome.message
+
+    return look
+
+
+def test_a_step_that_calls_its_closure_often_is_of_one_pass(looked_at, run, capsys):
+    found = looked_at(CLOSURE)
+    assert (found.effective_batch, found.micro_batch, found.batch_varies) == (8, None, False)
+    assert found.optimizer == "LBFGS"
+    run(CLOSURE.replace("while True", "for _ in range(2)"), batch=Batch(micro=8))
+    assert "in force: batch 8" in capsys.readouterr().err
+
+
+def test_steps_of_now_more_samples_now_fewer_are_measured_without_a_batch(looked_at, write, local_executor):
+    found = looked_at(VARYING)
+    assert found.batch_varies
+    assert "now more samples, now fewer" in found.left_out["batch"]
+    request = MeasureRequest(
+        id="trial",
+        task="script.py",
+        command=tuple(under_launcher((sys.executable, str(write(VARYING))))),
+        device="cpu",
+        plan=Plan(settings=Settings()),
+        options=MeasureOptions(trial_time_s=0.5, parity_batch=None),
+        deadline_s=60.0,
+    )
+    assert isinstance(local_executor.submit(request).result(), Measured)
+
+
+def test_a_plan_for_a_batch_that_varies_states_none(tmp_path, monkeypatch, in_memory):
+    monkeypatch.chdir(tmp_path)
+    known = facts(batch_varies=True, left_out={"batch": "of now more samples"})
+    command = (sys.executable, "train.py", "--batch-size", "64", "--grad-accum", "1")
+    run = run_search(options(task="train.py", command=command, trials=6), known=known)
+    assert {settings.batch for settings in run.measured} == {None}
+    assert run.plan.settings.batch is None
+    assert settings_words(Settings()) == "as it stands"
+    assert "batch is left out: of now more samples." in [e.message for e in run.events if isinstance(e, Warned)]
+
+
+def test_a_model_by_name_may_be_called_in_parts(run, capsys):
+    """The contexts are open from the first part to the backward pass."""
+    found = run(TWO_PARTS, precision=Precision(kind="bf16"), layers=Layers(kind="exact"))
+    assert str(found["hidden"].dtype) == str(found["out"].dtype) == "torch.bfloat16"
+    assert type(found["encoder"]) is not nn.Linear
+    assert isinstance(found["decoder"], nn.Linear)
+    assert "in force: bf16, memory-saving layers" in capsys.readouterr().err
+
+
+def test_parts_are_not_compiled_as_one(run, looked_at, capsys):
+    with pytest.raises(SystemExit):
+        run(TWO_PARTS, compile=Compile(kind="model"))
+    assert "compile is of the whole" in capsys.readouterr().err
+    found = looked_at(TWO_PARTS + "while True:\n    decoder(encoder(x)).sum().backward(); optimizer.step()\n")
+    assert "one by one" in found.left_out["compile"]
+    assert found.effective_batch == 8
+
+
+def test_a_model_called_in_a_compiled_function_is_refused(write, tmp_path):
+    """In a process of its own: what others have compiled in this one changes what torch.compile sees."""
+    (tmp_path / "plan.yaml").write_text("schema: autotune/plan@1\nsettings: {layers: {kind: exact}}\n")
+    ended = autotune("run", "plan.yaml", "--", sys.executable, write(COMPILED), cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "within a function that torch.compile compiles" in ended.stderr
+
+
+def test_a_script_that_steps_by_hand_is_refused_soon(run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run(BY_HAND)
+    assert ended.value.code == 2
+    assert "100 backward passes and built no torch.optim.Optimizer" in capsys.readouterr().err
+
+
+def test_gradients_that_no_backward_pass_makes_are_refused(looked_at):
+    assert "steps without a backward pass" in looked_at(NO_BACKWARD)
+
+
+def test_a_loader_may_be_read_within_its_own_epoch(run):
+    """Workers that stay would begin the epoch anew, which then never ends."""
+    expected = run(NESTED)["read"]
+    assert len(expected) == 8
+    assert run(NESTED, data_loading=DataLoading(num_workers=1, persistent_workers=True))["read"] == expected
+
+
+def test_workers_that_stay_serve_the_next_epoch(run):
+    body = NESTED.replace("for (y,) in loader:\n                break", "pass")
+    body += "before = loader._iterator\nfor _ in loader: pass\n"
+    found = run(body, data_loading=DataLoading(num_workers=1, persistent_workers=True))
+    assert found["loader"]._iterator is not None
+
+
+def test_of_several_loaders_the_last_before_the_first_step_is_trained_on(run, capsys):
+    """A validation whose loop is not within no_grad comes before the training."""
+    run(EVALUATES_FIRST, batch=Batch(micro=4))
+    assert "in force: batch 4" in capsys.readouterr().err
+
+
+def test_a_next_stage_and_a_next_model_have_the_plan_too(run):
+    """An optimizer that is built once the last has stepped: for all layers after the head, for the next fold."""
+    found = run(STAGES, precision=Precision(kind="bf16"), optimizer=Optimizer(kind="foreach"))
+    assert [found[name].param_groups[0]["foreach"] for name in ("first", "second", "third")] == [True] * 3
+    assert found["model"](found["x"]).dtype is torch.bfloat16
+
+
+def test_a_step_of_two_optimizers_is_of_the_passes_before_the_first(run, capsys):
+    run(TWO_OF_ONE, batch=Batch(micro=8), optimizer=Optimizer(kind="foreach"))
+    assert "in force: batch 8" in capsys.readouterr().err
+
+
+def test_a_job_that_makes_no_step_ends_with_a_word_of_it(tmp_path, capsys):
+    (tmp_path / "plan.yaml").write_text("schema: autotune/plan@1\nsettings: {optimizer: {kind: fused}}\n")
+    job = ScriptJob(tmp_path / "plan.yaml")
+    job.ended(RuntimeError())
+    assert capsys.readouterr().err == ""
+    job.ended(None)
+    assert "ended without an optimizer step in this process" in capsys.readouterr().err
