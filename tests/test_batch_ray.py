@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from command_line import start
+from ray_node import TOKEN, another_node
 
-from autotune.measure.processes import descendants
 from autotune.workers import Executor
-from autotune.workers.process import end, identify
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -25,7 +21,6 @@ jobs:
   - {name: one, task: healthy.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 60s}
   - {name: other, task: another.py, space: space.yaml, device: cpu, trial_time: 0.2s, trials: 2, max_time: 60s}
 """
-TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
 @pytest.fixture
@@ -40,17 +35,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def second_node(ray_executor: Executor, tmp_path: Path) -> Iterator[None]:
     """Another node of the session's cluster, on this machine."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0"]
-    sized = ["--object-store-memory=100000000", f"--address={ray_executor.address}"]
-    with (tmp_path / "node.log").open("w+") as log:
-        node = subprocess.Popen([*command, *sized], env={**os.environ, **TOKEN}, stdout=log, stderr=log)
-        try:
-            while "Ray runtime started" not in (tmp_path / "node.log").read_text():
-                assert node.poll() is None, (tmp_path / "node.log").read_text()
-            yield
-        finally:
-            end([process for pid in (node.pid, *descendants(node.pid)) if (process := identify(pid))])
-            node.wait()
+    with another_node(ray_executor.address, tmp_path):
+        yield
 
 
 def test_both_nodes_run_trials_and_the_summary_says_how_busy_they_were(ray_executor, second_node, folder):

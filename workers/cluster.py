@@ -23,7 +23,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from ..errors import TrialsLost, UserError
+from ..errors import TrialsLost, UnlikeDevices, UserError
 from ..measure.processes import descendants
 from ..task_file import split_source
 from ._base import Executor
@@ -104,6 +104,8 @@ class Refused(_Frozen):
     """Its first answer: why there is no cluster."""
 
     reason: str
+    types: tuple[str, ...] = ()
+    """Those that were meant, where one was wanted."""
 
 
 class Answer(_Frozen):
@@ -137,8 +139,8 @@ class RayExecutor(Executor):
             working_dir: the folder that is shipped to the cluster at ``address``; tasks lie in it.
 
         Raises:
-            UserError: Ray is not installed, there is no cluster at ``address``, it lacks the device, or several unlike
-                ones are meant.
+            UserError: Ray is not installed, there is no cluster at ``address``, or it lacks the device.
+            UnlikeDevices: several unlike ones are meant.
             TrialsLost: a cluster cannot be started here.
         """
         if importlib.util.find_spec("ray") is None:
@@ -237,7 +239,7 @@ class RayExecutor(Executor):
             raise TrialsLost(f"{self._where} could not be reached: {said} Or use --executor local.")
         answer = _FIRST.validate_json(text)
         if isinstance(answer, Refused):
-            raise UserError(answer.reason)
+            raise UnlikeDevices(answer.reason, answer.types) if answer.types else UserError(answer.reason)
         self._core |= {process for process in self._below() if name_of(process) in _CORE}
         return answer
 

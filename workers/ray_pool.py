@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..errors import UserError
+from ..errors import UnlikeDevices, UserError
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused
 from .local import LocalSlot
 from .orphans import adopt_orphans, end_orphans
@@ -85,7 +85,8 @@ def _serve(connection: socket.socket, options: ClusterOptions, started: threadin
         cluster = _Cluster(options, base)
         slots = cluster.slots()
     except UserError as error:
-        send(connection, Refused(reason=str(error)).model_dump_json())
+        types = error.types if isinstance(error, UnlikeDevices) else ()
+        send(connection, Refused(reason=str(error), types=types).model_dump_json())
         return
     adopt_orphans()
     lock, ended = threading.Lock(), threading.Event()
