@@ -50,7 +50,7 @@ class OnPaper(TableExecutor):
 
     def _answer(self, request: TrialRequest) -> Outcome:
         if self.interrupts and request.id.startswith("verify"):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)  # Ctrl-C may be ignored in the background
             self._closed.wait()
         outcome = super()._answer(request)
         if not isinstance(request, MeasureRequest) or self._is_closed:
@@ -176,7 +176,7 @@ COMMANDS = {
     "there is one type alone": ("--devices", "cpu", "--executor", "local"),
     "--devices cannot be had with --storage, --ablate": ("--devices", "cpu", "--ablate", "--storage", "sqlite:///a.db"),
     "--device is of one type": ("--devices", "cpu", "--device", "cpu"),
-    "no such file": ("--devices", "cpu", "--space", "nothing.yaml"),
+    "neither a file nor a preset": ("--devices", "cpu", "--space", "nothing.yaml"),
 }
 
 
