@@ -213,3 +213,4 @@ def test_two_nodes_of_unlike_cpus_share_one_training(ray_executor, tmp_path, mon
     assert sum(one["samples"] for one in rows) == 8
     assert all((tmp_path / "bundle" / one["plan"]).exists() for one in rows)
     assert "8 samples an optimizer step, expected in" in ended.stderr
+    assert "2 jobs on 2 devices (cpu:1 processor, cpu:" in ended.stderr

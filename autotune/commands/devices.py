@@ -181,7 +181,13 @@ def _every(text: str, task: str, where: Where) -> tuple[UnlikeType, ...]:
         with trials(where, task, kind) as executor:
             raise UserError(f"--devices {text}: there is one type alone, {executor.device_type}. {_ONE}.")
     except UnlikeDevices as error:
-        return tuple(UnlikeType(f"{kind}:{name}") for name in error.types)
+        return tuple(UnlikeType(f"{kind}:{_told_apart(name, error.types)}") for name in error.types)
+
+
+def _told_apart(name: str, types: Sequence[str]) -> str:
+    """The shortest part of a type, between its commas, that no other has; all of it if each is another's too."""
+    others = " ".join(other.lower() for other in types if other != name)
+    return min((part for part in name.split(", ") if part.lower() not in others), key=len, default=name)
 
 
 def _check_options(options: SearchOptions) -> None:
