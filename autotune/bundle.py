@@ -101,7 +101,7 @@ class Bundle(_Section):
         except FileNotFoundError:
             raise PlanError(
                 f"{folder}: a folder without {BUNDLE} is no bundle of plans. Name a plan's file, or a folder that "
-                "`autotune share` wrote."
+                "`autotune search --devices` or `autotune share` wrote."
             ) from None
         except ValidationError as error:
             raise PlanError(explain(error, str(path), cls)) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "AutotuneError",
     "Interrupted",
@@ -12,6 +14,7 @@ __all__ = [
     "StudyError",
     "TaskError",
     "TrialsLost",
+    "UnlikeDevices",
     "UserError",
 ]
 
@@ -42,6 +45,14 @@ class SpaceError(UserError):
 
 class StudyError(UserError):
     """A study is locked, corrupt, or belongs to another task."""
+
+
+class UnlikeDevices(UserError):
+    """Where devices of one type were asked for, there are several. ``types`` has the name and memory of each."""
+
+    def __init__(self, message: str, types: Sequence[str]) -> None:
+        super().__init__(message)
+        self.types = tuple(types)
 
 
 class TrialsLost(UserError):

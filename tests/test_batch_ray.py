@@ -5,12 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +14,12 @@ import optuna
 import pytest
 import yaml
 from command_line import Ended, Running, start
+from ray_node import TOKEN, Node, another_node
 
 from autotune.measure.processes import descendants
 from autotune.testing.executors import wait_for_end
 from autotune.workers import Executor
-from autotune.workers.process import ProcessId, end, identify, name_of
+from autotune.workers.process import ProcessId, identify
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -68,40 +64,8 @@ def compute_loss(model, batch):
             time.sleep(0.02)
     return nn.functional.mse_loss(model(inputs), targets)
 '''
-TOKEN = {"RAY_AUTH_MODE": "token"}
 LOOK = threading.Event()
 """Nobody sets it."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """Another node of the session's cluster, on this machine."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def raylet(self) -> ProcessId:
-        """The process without which there is no node."""
-        below = filter(None, map(identify, descendants(self.process.pid)))
-        return next(process for process in below if name_of(process) == "raylet")
-
-
-@contextmanager
-def node(address: str, log: Path) -> Iterator[Node]:
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0"]
-    with tempfile.TemporaryDirectory(prefix="autotune-node-", ignore_cleanup_errors=True) as own, log.open("w") as file:
-        # in a folder of its own, as on another machine: nodes of one folder unpack the tasks into one place
-        command += ["--object-store-memory=100000000", f"--address={address}", f"--temp-dir={own}"]
-        started = Node(subprocess.Popen(command, env={**os.environ, **TOKEN}, stdout=file, stderr=file), log)
-        try:
-            while "Ray runtime started" not in log.read_text():
-                assert started.process.poll() is None, log.read_text()
-                LOOK.wait(0.05)
-            yield started
-        finally:
-            pids = (started.process.pid, *descendants(started.process.pid))
-            end([process for pid in pids if (process := identify(pid))])
-            started.process.wait()
 
 
 @dataclass(frozen=True)
@@ -156,12 +120,12 @@ def seen(ray_executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Se
         (folder / f"{name}.py").write_text(HELD.format(name=name, folder=str(folder)))
     (folder / "space.yaml").write_text(SPACE)
     (folder / "jobs.yaml").write_text(JOBS)
-    with node(ray_executor.address, folder / "dies.log") as dies:
+    with another_node(ray_executor.address, folder / "dies.log") as dies:
         running = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, **TOKEN)
         measurements = Measurements(folder, running)
         killed = measurements.held_on(dies)
         os.kill(dies.raylet().pid, signal.SIGKILL)
-        with node(ray_executor.address, folder / "drains.log") as drains:
+        with another_node(ray_executor.address, folder / "drains.log") as drains:
             measurements.held_on(drains)
             drains.process.send_signal(signal.SIGTERM)
             while drains.process.poll() is None:

@@ -12,10 +12,12 @@ from search_tables import configurations, facts, options, row, run_search, speed
 from typer.testing import CliRunner
 
 import autotune
+from autotune.bundle import Bundle
 from autotune.cli import app
-from autotune.commands.share import WhatToShare, shared
 from autotune.errors import PlanError, UserError
 from autotune.machine import device_name
+from autotune.plan import Plan
+from autotune.search.winner.unlike import SharedTraining
 
 
 def study(name: str, slower: float, **known: Any) -> str:
@@ -25,6 +27,13 @@ def study(name: str, slower: float, **known: Any) -> str:
     rows = [row(one, samples_per_s=(speed(one) / slower,)) for one in configurations(found)]
     run_search(options(storage=f"sqlite:///{name}", trials=12), known=found, rows=rows)
     return name
+
+
+def shared(*studies: tuple[str, int]) -> tuple[Bundle, list[Plan]]:
+    """By what the studies have; of each, how many ranks."""
+    training = SharedTraining.read(studies)
+    shares = training.expected()
+    return training.bundle(shares), [one.plan for one in shares]
 
 
 @pytest.fixture
@@ -54,7 +63,7 @@ def test_each_type_has_a_plan_and_a_share(studies, monkeypatch):
 
 
 def test_ranks_of_one_type_take_as_many_each(studies):
-    bundle, plans = shared(WhatToShare([studies[0], f"{studies[1]}=2"], None))
+    bundle, plans = shared((studies[0], 1), (studies[1], 2))
     first, second = (one.samples for one in bundle.plans)
     assert first + 2 * second == 64
     assert [plan.settings.parallel.processes for plan in plans] == [3, 3]
@@ -71,7 +80,7 @@ def test_what_cannot_be_shared_is_said(studies):
     }
     for words, names in said.items():
         with pytest.raises(UserError, match=words):
-            shared(WhatToShare(names, None))
+            shared(*((name, 1) for name in names))
 
 
 def test_a_folder_that_is_no_bundle_is_said(tmp_path):

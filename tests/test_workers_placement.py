@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from autotune.errors import UserError
+from autotune.errors import UnlikeDevices, UserError
 from autotune.workers.devices import split_device, type_text
 from autotune.workers.local import LocalExecutor
-from autotune.workers.placement import choose_type
+from autotune.workers.placement import choose_type, types_here
 
 A40, A80 = "NVIDIA A100-SXM4-40GB, 40 GiB", "NVIDIA A100-SXM4-80GB, 80 GiB"
 CLUSTER = {"one": [A40, A40], "two": [A80], "three": [A80]}
@@ -29,8 +31,10 @@ def test_where_all_are_alike_none_needs_a_name():
 @pytest.mark.parametrize("wanted", [None, "A100"])
 def test_unlike_devices_are_not_mixed(wanted):
     """And it is said what to name."""
-    with pytest.raises(UserError, match=rf"unlike devices.* 2 x {A40}; 2 x {A80}\. Name one type, such as cuda:{A40}"):
+    said = rf"unlike devices.* 2 x {A40}; 2 x {A80}\. Name one type, such as cuda:{A40}"
+    with pytest.raises(UnlikeDevices, match=said) as raised:
         choose_type(CLUSTER, "cuda", wanted)
+    assert raised.value.types == (A40, A80)
 
 
 @pytest.mark.parametrize(("found", "there"), [(CLUSTER, f"2 x {A40}; 2 x {A80}"), ({}, "none"), ({"one": []}, "none")])
@@ -62,3 +66,13 @@ def test_numbers_and_other_types_are_refused(text):
 def test_this_machine_has_no_such_cpu():
     with pytest.raises(UserError, match="device cpu:abacus: there is no such device"):
         LocalExecutor("cpu", "abacus")
+
+
+def test_cpus_are_told_apart_by_their_processors_too():
+    """Two machines of one name and memory may give a process unlike numbers of them."""
+    whole = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(whole)})
+    try:
+        assert types_here("cpu")[0].endswith(" GiB, 1 processor")
+    finally:
+        os.sched_setaffinity(0, whole)

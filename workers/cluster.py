@@ -23,7 +23,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from ..errors import TrialsLost, UserError
+from ..errors import TrialsLost, UnlikeDevices, UserError
 from ..measure.processes import descendants
 from ..task_file import split_source
 from ._base import Executor
@@ -109,6 +109,8 @@ class Refused(_Frozen):
     reason: str
     is_lost: bool
     """It does not answer, or did not come up: nothing that the user asked for is at fault."""
+    types: tuple[str, ...] = ()
+    """Those that were meant, where one was wanted."""
 
 
 class Answer(_Frozen):
@@ -142,7 +144,8 @@ class RayExecutor(Executor):
             working_dir: the folder that is shipped to the cluster at ``address``; tasks lie in it.
 
         Raises:
-            UserError: Ray is not installed, the cluster lacks the device, or several unlike ones are meant.
+            UserError: Ray is not installed, or the cluster lacks the device.
+            UnlikeDevices: several unlike ones are meant.
             TrialsLost: there is no cluster at ``address``, or none can be started here.
         """
         if importlib.util.find_spec("ray") is None:
@@ -241,6 +244,8 @@ class RayExecutor(Executor):
             raise TrialsLost(f"{self._where} could not be reached: {said} Or use --executor local.")
         answer = _FIRST.validate_json(text)
         if isinstance(answer, Refused):
+            if answer.types:
+                raise UnlikeDevices(answer.reason, answer.types)
             raise (TrialsLost if answer.is_lost else UserError)(answer.reason)
         self._core |= {process for process in self._below() if name_of(process) in _CORE}
         return answer

@@ -29,7 +29,8 @@ class LocalExecutor(SlotPool):
             device_name: part of a device's name and memory, where there are unlike ones.
 
         Raises:
-            UserError: no such device, or several unlike ones are meant.
+            UserError: no such device.
+            UnlikeDevices: several are meant.
         """
         if device == "cpu":
             self.device_type, _ = choose_type({"cpu": types_here("cpu")}, device, device_name)

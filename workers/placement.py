@@ -1,4 +1,5 @@
-"""Which devices of a machine or a cluster trials run on: those of one type, told apart by name and memory."""
+"""Which devices of a machine or a cluster trials run on: those of one type, told apart by name and memory, and CPUs by
+their processors too."""
 
 from __future__ import annotations
 
@@ -7,18 +8,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ..errors import UserError
+from ..errors import UnlikeDevices, UserError
 from ..machine import device_name
+from ..techniques.facts import num_processors
 from .devices import gpu_types, type_text, visible_gpus
 
 __all__ = ["choose_type", "gpus_here", "types_here"]
 
 
 def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
-    """This machine's devices by name and memory: its CPU with all of its memory, or each GPU."""
+    """This machine's devices by name and memory: its CPU with all of its memory and the processors that a process may
+    use, or each GPU."""
     if kind == "cuda":
         return list(gpu_types().values())
-    return [type_text(device_name("cpu"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))]
+    memory = type_text(device_name("cpu"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    number = num_processors()
+    return [f"{memory}, {number} processor{'' if number == 1 else 's'}"]
 
 
 def gpus_here() -> dict[str, list[str]]:
@@ -40,7 +45,8 @@ def choose_type(
         wanted: part of a type, in upper or lower case; None where there is but one.
 
     Raises:
-        UserError: there is none of it, or several are meant.
+        UserError: there is none of it.
+        UnlikeDevices: several are meant.
     """
     types = Counter(row[0] for row in found.values() for _ in row if len(set(row)) == 1)
     there = "; ".join(f"{number} x {name}" for name, number in sorted(types.items())) or "none"
@@ -51,8 +57,9 @@ def choose_type(
     if not meant:
         raise UserError(f"device {asked}: there is no such device. There are: {there}.")
     if len(meant) > 1:
-        raise UserError(
+        raise UnlikeDevices(
             f"device {asked}: means unlike devices, whose measurements do not go together. There are: {there}. Name "
-            f"one type, such as {kind}:{min(meant)}."
+            f"one type, such as {kind}:{min(meant)}.",
+            sorted(meant),
         )
     return meant[0], {place: len(row) for place, row in found.items() if set(row) == {meant[0]}}

@@ -19,7 +19,7 @@ from ray._private.state import state
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..errors import TrialsLost, UserError
+from ..errors import TrialsLost, UnlikeDevices, UserError
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused
 from .local import LocalSlot
 from .orphans import adopt_orphans, end_orphans
@@ -86,7 +86,8 @@ def _serve(connection: socket.socket, options: ClusterOptions, started: threadin
         cluster = _Cluster(options, base)
         slots = cluster.slots()
     except UserError as error:
-        refused = Refused(reason=str(error), is_lost=isinstance(error, TrialsLost))
+        types = error.types if isinstance(error, UnlikeDevices) else ()
+        refused = Refused(reason=str(error), is_lost=isinstance(error, TrialsLost), types=types)
         send(connection, refused.model_dump_json())
         return
     adopt_orphans()

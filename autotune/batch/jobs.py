@@ -21,14 +21,14 @@ from ..task_file import refuse_script, task_file
 from ..units import MIB, parse_bytes, parse_duration, parse_percent
 from ..workers.devices import split_device
 
-__all__ = ["FOLDER", "SUMMARY", "Job", "Jobs", "load_jobs"]
+__all__ = ["FOLDER", "SUMMARY", "Job", "Jobs", "check_task", "load_jobs", "parse_budget"]
 
 FOLDER = Path("plans")
 """Default folder of a batch's files."""
 SUMMARY = "summary.yaml"
 
 
-def _budget(text: Any) -> int | float:
+def parse_budget(text: Any) -> int | float:
     """Bytes, or a share of the reference's peak."""
     if isinstance(text, str) and text.strip().endswith("%"):
         return parse_percent(text.strip())
@@ -72,7 +72,7 @@ class Job(BaseModel):
     """``model.py`` or ``model.py:name``, from the folder that the batch is started in."""
     command: Annotated[tuple[str, ...] | None, BeforeValidator(_words), Field(min_length=1)] = None
     """In place of a task: what starts a script, such as ``python train.py --batch-size {batch.micro=32}``."""
-    budget: Annotated[int | float | None, BeforeValidator(_budget)] = None
+    budget: Annotated[int | float, BeforeValidator(parse_budget)] | None = None
     """``8GiB``, or ``90%`` of what the job takes as it stands."""
     device: Annotated[str | None, AfterValidator(_device)] = None
     """torch's device type, ``cpu`` or ``cuda``, or one type of such devices by a part of its name and memory:
@@ -89,6 +89,10 @@ class Job(BaseModel):
     """Longest time for one trial's timed steps."""
     effective_batch: Annotated[int, Field(ge=1)] | None = None
     """Samples that one optimizer step sees, held fixed."""
+    allow_split: bool = SearchOptions.allow_split
+    """Split batches even where that changes the gradient."""
+    margin: Annotated[float, Field(ge=0, lt=1)] = SearchOptions.margin
+    """The measured peak times 1 + margin must be within the budget."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seeds the task and the sampler."""
     sampler: SamplerName = SearchOptions.sampler
@@ -128,6 +132,8 @@ class Job(BaseModel):
             max_time_s=self.max_time,
             trial_time_s=self.trial_time,
             effective_batch=self.effective_batch,
+            allow_split=self.allow_split,
+            margin=self.margin,
             seed=self.seed,
             sampler=self.sampler,
             storage=f"sqlite:///{(folder / 'studies' / self.name).as_posix()}.db",
@@ -203,7 +209,7 @@ def _problems(jobs: tuple[Job, ...]) -> Iterator[str]:
         try:
             load_space(job.space)
             if job.task is not None:
-                _check_task(job.task)
+                check_task(job.task)
             else:
                 job.options(Path(), "cpu", False)
         except UserError as error:
@@ -226,7 +232,12 @@ def _taken(jobs: tuple[Job, ...], path: Path, folder: Path) -> Iterator[str]:
             yield f"jobs: {', '.join(sorted(names)[:5])} write one file. Give each an output of its own."
 
 
-def _check_task(task: str) -> None:
+def check_task(task: str) -> None:
+    """Look for a job's task file, without running it.
+
+    Raises:
+        UserError: no such file, or it defines nothing of a task.
+    """
     if not task_file(task).is_file():
         raise UserError(
             f"{task_file(task)}: no such file. Paths are taken from the folder that the batch is started in."

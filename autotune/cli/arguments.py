@@ -22,6 +22,7 @@ __all__ = [
     "Device",
     "DeviceMemory",
     "DeviceOfType",
+    "Devices",
     "Distill",
     "DryRun",
     "EffectiveBatch",
@@ -52,6 +53,7 @@ __all__ = [
     "ResumeBatch",
     "Sampler",
     "ScratchFolder",
+    "SearchOutput",
     "Seed",
     "SharedStudies",
     "Space",
@@ -175,6 +177,12 @@ ResumeBatch = Annotated[
     bool, typer.Option("--resume", help="Leave out what is done, and go on with the studies of the rest.")
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")]
+SearchOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Where the plan goes, or the bundle.", show_default="plan.yaml; bundle with --devices"
+    ),
+]
 StudyPath = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's file or URL, as `autotune search --storage` has it.")
 ]
@@ -325,6 +333,16 @@ DeviceOfType = Annotated[
         metavar="cpu|cuda[:NAME]",
         help="Device type that trials run on; where there are unlike ones, a part of their name and memory: cuda:A100.",
         show_default="cuda where this machine has it, else cpu",
+    ),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(
+        metavar="all|cpu|cuda|TYPE[*RANKS][=BUDGET],...",
+        help="Share one training out over unlike devices: a plan and a share for each type, such as "
+        "cuda:A100*2=70GiB,cuda:T4*4=14GiB. RANKS is as many as there are, BUDGET is --budget's, if left out. -o is "
+        "then a folder.",
+        show_default="one type: --device",
     ),
 ]
 DeviceMemory = Annotated[

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from ..errors import UserError
 from ..search.options import SearchOptions
 from .app import app, one_document
 from .arguments import (
@@ -15,6 +16,7 @@ from .arguments import (
     Budget,
     BundleFolder,
     DeviceOfType,
+    Devices,
     Distill,
     DryRun,
     EffectiveBatch,
@@ -28,7 +30,6 @@ from .arguments import (
     Margin,
     MaxQualityDrop,
     MaxTime,
-    Output,
     PlansFolder,
     ProgressFile,
     RecoveryLr,
@@ -38,6 +39,7 @@ from .arguments import (
     ResumeBatch,
     Sampler,
     ScratchFolder,
+    SearchOutput,
     Seed,
     SharedStudies,
     Space,
@@ -53,7 +55,7 @@ __all__ = ["batch", "search", "share"]
 @app.command(short_help="Search for the fastest plan within a memory budget.")
 def search(  # the command's options, one line each: typer's form
     job: Job,
-    output: Output = SearchOptions.output,
+    output: SearchOutput = None,
     budget: Budget = SearchOptions.budget_bytes,
     trials: Trials = SearchOptions.trials,
     max_time: MaxTime = SearchOptions.max_time_s,
@@ -79,6 +81,7 @@ def search(  # the command's options, one line each: typer's form
     progress: ProgressFile = SearchOptions.progress,
     dry_run: DryRun = False,
     device: DeviceOfType = None,
+    devices: Devices = None,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -99,7 +102,7 @@ def search(  # the command's options, one line each: typer's form
     options = SearchOptions(
         task=script_name(job) if is_script else job[0],
         command=tuple(job) if is_script else None,
-        output=output,
+        output=output or (SearchOptions.output if devices is None else Path("bundle")),
         budget_bytes=budget if isinstance(budget, int) else None,
         budget_share=budget if isinstance(budget, float) else None,
         trials=trials,
@@ -124,12 +127,18 @@ def search(  # the command's options, one line each: typer's form
         progress=progress,
         device=kind,
     )
-    if dry_run:
-        from ..commands.preview import preview as command
-    else:
-        from ..commands.search import search as command
     with one_document(json):
         where = Where(executor, address, is_script, verbose, device_name)
+        if devices is not None:
+            from ..commands.devices import search_devices
+
+            if device is not None:
+                raise UserError("--device is of one type, and --devices of several. Leave one of them out.")
+            raise typer.Exit(search_devices(options, devices, where, dry_run, json))
+        if dry_run:
+            from ..commands.preview import preview as command
+        else:
+            from ..commands.search import search as command
         raise typer.Exit(command(options, where, json))
 
 
@@ -149,7 +158,7 @@ def batch(
 
     JOBS.YAML lists them: {jobs: [{name: a, task: model.py, budget: 8GiB}, {name: b, task: model.py, budget: 4GiB}]}.
     Each also takes command (in place of task), device, space, priority, trials, max_time, trial_time, effective_batch,
-    sampler, seed and output (of its plan).
+    allow_split, margin, sampler, seed and output (of its plan).
 
     Each free device goes to the trial, over all jobs, that is expected to gain the most for each second, times the
     job's priority. Jobs of one task begin with what the others measured, today or earlier, once one configuration was

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.words import count
 from ..results import PreviewedJob
+from ..search.events import Event
 from ..search.store.results import Results
 from ..search.store.storage import default_storage
 from ..techniques import Facts
@@ -30,7 +31,17 @@ from .where import Where, default_device, trials
 if TYPE_CHECKING:
     from ..workers import Executor, Outcome
 
-__all__ = ["WhatToTune", "batch"]
+__all__ = [
+    "Devices",
+    "WhatToTune",
+    "as_document",
+    "batch",
+    "close_all",
+    "executors_for",
+    "preview",
+    "run_jobs",
+    "tell_of",
+]
 
 Devices = Mapping[str, "Executor"]
 _CODES = {"bug": 1, "failed": 2, "nothing fits": 3}
@@ -59,25 +70,60 @@ def batch(what: WhatToTune, where: Where, dry_run: bool, json: bool) -> int:
     """
     jobs = load_jobs(what.jobs, what.folder)
     results = Results(what.storage or default_storage("results"))
-    with _devices(jobs, what.jobs, where) as executors:
+    with executors_for(jobs, what.jobs, where) as executors:
         if dry_run:
-            return _preview(jobs, what, executors, results, json)
-        stop, watch = threading.Event(), Watch(console(sys.stderr))
-        found = prepare_batch(jobs, what.folder, executors, results, stop, what.resume, watch.observe, default_device())
+            return preview(jobs, what, executors, results, json)
+        found, stop = run_jobs(jobs, what, executors, results)
+    code = tell_of(found, stop.is_set())
+    if json:
+        print_json({"exit_code": code, "summary": str(found.folder / SUMMARY), **as_document(found)})
+    else:
+        with listened_to(sys.stdout):
+            print(found.folder / SUMMARY)
+    return code
 
-        def close() -> None:
-            for executor in executors.values():
-                executor.close()
 
-        with watch.drawing(found), interrupts(stop, close, watch.interrupted):
-            found.run()
-    return _told(found, stop.is_set(), json)
+def run_jobs(
+    jobs: Jobs,
+    what: WhatToTune,
+    executors: Devices,
+    results: Results,
+    check: Callable[[Event], None] = lambda event: None,
+) -> tuple[Batch, threading.Event]:
+    """Run jobs, watched, to their end or a Ctrl-C.
+
+    Args:
+        jobs: what is asked for.
+        what: where their files go.
+        executors: by the device that jobs ask for; the caller closes them.
+        results: where measurements are kept.
+        check: is told what happens, in the threads of the jobs, and fails a job by raising ``UserError``.
+
+    Returns:
+        What came of them, and an event that a Ctrl-C has set.
+    """
+    stop, watch = threading.Event(), Watch(console(sys.stderr))
+
+    def observe(run: JobRun, event: Event) -> None:
+        watch.observe(run, event)
+        check(event)
+
+    found = prepare_batch(jobs, what.folder, executors, results, stop, what.resume, observe, default_device())
+    with watch.drawing(found), interrupts(stop, lambda: close_all(executors), watch.interrupted):
+        found.run()
+    return found, stop
+
+
+def close_all(executors: Devices) -> None:
+    """End every trial."""
+    for executor in executors.values():
+        executor.close()
 
 
 @contextmanager
-def _devices(jobs: Jobs, path: Path, where: Where) -> Iterator[Devices]:
+def executors_for(jobs: Jobs, path: Path, where: Where) -> Iterator[Devices]:
     """An executor for each device that the jobs ask for, one where several mean the same. A cluster is shipped the
-    folder of the jobs' file."""
+    folder of ``path``, the jobs' file."""
     with ExitStack() as stack:
         found: dict[str, Executor] = {}
         by_type: dict[tuple[str, str], Executor] = {}
@@ -89,27 +135,26 @@ def _devices(jobs: Jobs, path: Path, where: Where) -> Iterator[Devices]:
         yield found
 
 
-def _told(found: Batch, was_stopped: bool, json: bool) -> int:
+def tell_of(found: Batch, was_stopped: bool) -> int:
+    """Say on stderr what came of each job, and return the exit code."""
     with suppress(OSError):  # the plans are written, whoever listens
         print_words(sys.stderr, outcome_table(found.jobs))
         for device in found.devices() if len(found.devices()) > 1 else ():
             tell(f"{device['name']}: {count(device['runs'], 'run')}, busy {format_percent(device['busy'])} of the time")
-        for run in found.jobs:
-            if run.state in ("failed", "bug", "nothing fits"):
-                tell(f"\n{run.job.name}: {run.why}")
+        failed = [run for run in found.jobs if run.state in _CODES]
+        for why in dict.fromkeys(run.why for run in failed):
+            tell(f"\n{', '.join(run.job.name for run in failed if run.why == why)}: {why}")
     code = min((_CODES[run.state] for run in found.jobs if run.state in _CODES), default=0)
-    code = Interrupted.exit_code if was_stopped else code
-    if json:
-        rows: list[dict[str, Any]] = [run.as_row() for run in found.jobs]
-        document = {"exit_code": code, "summary": str(found.folder / SUMMARY), "jobs": rows}
-        print_json({**document, "devices": found.devices()})
-    else:
-        with listened_to(sys.stdout):
-            print(found.folder / SUMMARY)
-    return code
+    return Interrupted.exit_code if was_stopped else code
 
 
-def _preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, json: bool) -> int:
+def as_document(found: Batch) -> dict[str, Any]:
+    """Plain data."""
+    return {"jobs": [run.as_row() for run in found.jobs], "devices": found.devices()}
+
+
+def preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, json: bool) -> int:
+    """Say what jobs would do, and return 0; measures nothing."""
     found: list[PreviewedJob] = []
     tell("reading the tasks; no trial is run")
     for lane in jobs.lanes():

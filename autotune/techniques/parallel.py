@@ -92,7 +92,7 @@ class Parallel(Technique):
             what = "devices" if facts.device.type == "cuda" else "processors"
             return f"{self.processes} processes take as many {what}, and a trial has {facts.num_devices} here"
         if self.effective is not None:
-            return "a trial's processes are on like devices: shares of unlike ones are found by `autotune share`"
+            return "a trial has like devices: `autotune search --devices` shares a training out over unlike ones"
         if self.kind != "none" and facts.dataset_kind == "iterable" and facts.ranks == 1:
             return "an iterable dataset, or a loader of the task's own, cannot be shared out between processes"
         return None

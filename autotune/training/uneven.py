@@ -41,7 +41,7 @@ def with_shares(ranks: Ranks, parallel: Parallel, batch: Batch, model: nn.Module
         if len(set(batches)) > 1:
             raise PlanError(
                 f"settings.batch: the ranks share one batch in equal parts, but have {_listed(batches)}. State "
-                "settings.parallel.effective for unequal shares (`autotune share` does), or give all ranks one plan."
+                "settings.parallel.effective for unequal shares (`autotune search --devices`), or give all one plan."
             )
         return ranks
     total = sum(one.num_samples for one in batches)
