@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.plan import Plan
-from autotune.script.applied import Refused, apply_to_script
+from autotune.script.applied import PlanOfScript, Refused
 from autotune.script.shards import mismatch, unwrapped
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -90,6 +90,20 @@ def test_a_plan_is_in_force_in_each_process_of_an_unedited_script(tmp_path):
 
 
 @needs_two
+def test_a_plan_is_in_force_in_both_processes_of_accelerate(tmp_path):
+    settings = Settings(batch=Batch(micro=4, accumulate=4), layers=Layers(kind="rounding"), parallel=DDP)
+    Plan(settings=settings).save(tmp_path / "plan.yaml")
+    starter = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2")
+    script = (Path(__file__).parent / "scripts" / "accelerated.py", "--grad-accum=2", "--steps=2")
+    done = autotune("run", "plan.yaml", "--", *starter, "--main_process_port=0", *script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("autotune: in force: ") == 1
+    assert "trained in 2 with " in done.stdout
+    assert "trained in 2 with GELU" not in done.stdout
+    assert done.left_behind == []
+
+
+@needs_two
 def test_a_script_that_applies_its_plan_has_it_in_each_process(tmp_path):
     """The group is made of what torchrun says; each process trains on half of the 64 samples."""
     Plan(settings=Settings(batch=Batch(micro=4, accumulate=4), parallel=DDP)).save(tmp_path / "plan.yaml")
@@ -110,7 +124,7 @@ def test_a_plan_of_another_number_of_processes_is_refused(settings, size, rank, 
     monkeypatch.setenv("WORLD_SIZE", size)
     monkeypatch.setenv("RANK", rank)
     with pytest.raises(Refused):
-        apply_to_script(tmp_path / "plan.yaml")
+        PlanOfScript(tmp_path / "plan.yaml")
     said = capsys.readouterr().err
     is_told = rank == "0" or size == "1"
     assert ("settings.parallel: the plan is for " in said) == is_told

@@ -17,27 +17,35 @@ from ..techniques.parallel import Parallel
 from ..training.drift import Difference, here, is_strict, other_model, other_shapes, tell
 from .shards import mismatch, shared_by, unwrapped, wrappers
 
-__all__ = ["InScript", "Refused", "apply_to_script"]
+__all__ = ["InScript", "PlanOfScript", "Refused", "refuse"]
 
 
-def apply_to_script(path: Path) -> Callable[[], None]:
-    """What puts a plan in force, to be called as soon as torch is there.
+class PlanOfScript:
+    """The plan that a script is run with."""
 
-    Raises:
-        PlanError: it cannot be read.
-    """
-    plan = load_plan(path)
-    if (differs := plan.settings.parallel.other_size(world_size())) is not None:
-        refuse(f"{path}: {differs}")
-    if (reason := _beyond(plan)) is not None:
-        refuse(f"{path}: {reason}")
+    def __init__(self, path: Path) -> None:
+        """
+        Raises:
+            PlanError: it cannot be read.
+        """
+        self._one = InScript(load_plan(path), path)
+        self._one.check_ranks()
+        if (reason := _beyond(self._one.plan)) is not None:
+            refuse(f"{path}: {reason}")
+        self._tell_end: Callable[[], None] = lambda: None
 
-    def act() -> None:
+    def arrive(self) -> None:
+        """Torch is there: put the plan in force."""
         from .hooks import ScriptHooks
 
-        ScriptHooks(InScript(plan, path)).install()
+        hooks = ScriptHooks(self._one)
+        hooks.install()
+        self._tell_end = hooks.tell_end
 
-    return act
+    def ended(self, error: BaseException | None) -> None:
+        """The script came to its end."""
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self._tell_end()
 
 
 def _beyond(plan: Plan) -> str | None:
@@ -96,6 +104,11 @@ class InScript:
             for technique in plan.settings.techniques()
         )
         self.wants_loader = bool(plan.settings.data_loading.model_dump(exclude_defaults=True))
+
+    def check_ranks(self) -> None:
+        """End the script if it trains in another number of processes than the plan is for."""
+        if (differs := self.plan.settings.parallel.other_size(world_size())) is not None:
+            refuse(f"{self.path}: {differs}")
 
     def put_on_model(self, model: Any, run: Callable[[Any], Any]) -> None:
         """The model's own stages, and its optimizer's, before the first forward pass that trains.
@@ -192,6 +205,13 @@ class InScript:
             refuse(tell(found, strict=True))
         if found:
             print(f"autotune: {tell(found, strict=False)}", file=sys.stderr, flush=True)
+
+    def describe_unused(self) -> str:
+        """That nothing of it came to be in force."""
+        return (
+            f"{os.path.relpath(self.path)} was not in force: no optimizer stepped in this process. A plan does not "
+            "reach processes that a script starts itself (multiprocessing): have torchrun start them."
+        )
 
     def describe(self) -> str:
         """What is in force, in a line."""

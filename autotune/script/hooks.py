@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader
 from ..errors import AutotuneError
 from ..randomness import undisturbed
 from ..ranks import this_rank
-from ..training.launched import set_launcher
+from ..training.launched import launcher, set_launcher
 from .applied import InScript, refuse
 from .observer import Observer
+from .shards import unwrapped
 
 __all__ = ["ScriptHooks"]
 
@@ -88,6 +89,11 @@ class ScriptHooks:
         for take_off in reversed(self._taken_off):
             take_off()
 
+    def tell_end(self) -> None:
+        """The script has come to its end: say so if it never trained here."""
+        if launcher() is self and not self._has_stepped and this_rank().rank == 0:
+            print(f"autotune: {self._plan.describe_unused()}", file=sys.stderr, flush=True)
+
     def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
@@ -113,6 +119,8 @@ class ScriptHooks:
     def _around_call(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_applying and torch.is_grad_enabled() and self._is_model(module):
             self._stops_looking()
+            if self.observer is None:
+                self._plan.check_ranks()
             self._apply(lambda: self._plan.put_on_model(module, functools.partial(_call, args, kwargs)))
             self._enclose(module)
             return module(*args, **kwargs)
@@ -126,7 +134,7 @@ class ScriptHooks:
     def _is_model(self, module: Any) -> bool:
         """Whether it holds all that an optimizer steps; one that does not is another, or a part."""
         model, optimizer, _ = self._named
-        if model is not None and module is not model:
+        if model is not None and unwrapped(module) is not unwrapped(model):  # either may be a wrapper's
             return False
         held = {id(p) for p in module.parameters() if p.requires_grad}
         known = (

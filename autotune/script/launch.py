@@ -51,12 +51,14 @@ def _arm() -> Callable[[BaseException | None], None]:
         when_imported("torch", one.arrive)
         return one.ended
     if plan is not None:
-        from .applied import apply_to_script, refuse
+        from .applied import PlanOfScript, refuse
 
         try:
-            when_imported("torch", apply_to_script(Path(plan)))
+            of_script = PlanOfScript(Path(plan))
         except AutotuneError as error:
             refuse(str(error))
+        when_imported("torch", of_script.arrive)
+        return of_script.ended
     return lambda error: None
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import UserError
 from ..measure.processes import end_with
@@ -22,14 +23,27 @@ from ..workers.trial.folder import TrialFolder
 from ..workers.trial.stacks import write_stacks_to
 from .applied import InScript, Refused
 from .arrival import when_imported
-from .observer import Observer
 from .scratch import Scratch, work_in
 from .several import Several
+
+if TYPE_CHECKING:
+    from .observer import Observer
 
 __all__ = ["ScriptTrial"]
 
 _GRACE_S = 5.0
 """How long a script may take to end, with its own ``finally`` and ``atexit``, once it has been measured."""
+
+
+_SHORT = "the script ended before it could be measured: have it train for longer, by its own flags"
+_UNTRAINED = (
+    "the script ended without an optimizer step in its own process: have it train. One that starts the processes that "
+    "train (multiprocessing) is not reached in them: have torchrun start them, `torchrun --nproc-per-node 2 train.py`."
+)
+_COPY = (
+    "the script trains in a process that it has forked (multiprocessing, os.fork), and is measured in its own. Have "
+    "torchrun start its processes: `torchrun --nproc-per-node 2 train.py`."
+)
 
 
 class ScriptTrial:
@@ -41,6 +55,8 @@ class ScriptTrial:
             path: the trial's folder.
         """
         self._folder, self._process, self._ranks = TrialFolder(path), os.getpid(), this_rank()
+        if self._folder.read_outcome() is not None:
+            raise SystemExit(1)  # torchrun --max-restarts: it has failed
         self._several = Several(self._folder, self._ranks) if self._ranks.size > 1 else None
         if self._several is not None:
             end_with(os.getppid())  # torchrun, killed, leaves its processes behind
@@ -52,6 +68,7 @@ class ScriptTrial:
         self._request = request
         self._began_s = time.monotonic()
         self._is_answered = False
+        self._observer: Observer | None = None
         self._finish: Callable[[], Outcome | None] = lambda: None
         self._seed = seed = request.seed + self._ranks.rank
         random.seed(seed)  # what the script does not seed itself is alike in all trials
@@ -79,6 +96,7 @@ class ScriptTrial:
         from ..measure.memory import Charge, enforce_budget
         from .hooks import ScriptHooks
         from .look import Look
+        from .observer import Observer
         from .timing import Timing
 
         request = self._request
@@ -107,11 +125,13 @@ class ScriptTrial:
         if self._several is not None:
             self._several.begin(Charge(torch.device(request.device)))
             hooks.stepped = self._several.follow(hooks.observer.stepped, self._end)
+        self._observer = hooks.observer
+        os.register_at_fork(after_in_child=lambda: setattr(hooks, "stepped", self._refuse_copy))
         hooks.install()
 
     def ended(self, error: BaseException | None) -> None:
         """The script came to its end by itself, or this did it."""
-        if self._is_answered or os.getpid() != self._process:
+        if self._is_answered or os.getpid() != self._process or self._folder.read_outcome() is not None:
             return
         self._write(self._of_ending(error))
 
@@ -121,12 +141,20 @@ class ScriptTrial:
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             if self._ranks.rank:
                 return None
-            return self._finish() or Failed(
-                message="the script ended before it could be measured: have it train for longer, by its own flags"
-            )
+            return self._finish() or Failed(message=_UNTRAINED if self._num_steps == 0 else _SHORT)
         from ..workers.trial.failure import outcome_of
 
         return outcome_of(error, self._request.device)
+
+    @property
+    def _num_steps(self) -> int:
+        return self._observer.num_steps if self._observer is not None else 0
+
+    def _refuse_copy(self, optimizer: object, num_backwards: int) -> NoReturn:
+        """A fork of this process trains: nobody could say when it and its like have been measured."""
+        self._folder.write_first_outcome(Failed(message=_COPY))
+        os.kill(self._process, signal.SIGTERM)  # it may wait for this one, or for others
+        raise SystemExit(1)
 
     def _answer(self, outcome: Outcome) -> NoReturn:
         """End the script with it; of several processes, once all have made one more step."""
