@@ -12,6 +12,9 @@ from autotune.errors import UserError
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
 from autotune.ranks import Ranks
+from autotune.report.printing import print_words
+from autotune.report.verification import explain
+from autotune.results import Verification
 from autotune.script.command import own_share, script_name, under_launcher
 from autotune.script.several import Several
 from autotune.techniques import Settings
@@ -183,8 +186,21 @@ def test_each_process_is_told_its_share():
     assert own_share(Settings()) is None
 
 
-@pytest.mark.parametrize("flag", [("--nnodes=2",), ("--nnodes", "1:4"), ("--num_machines", "2")])
-def test_several_machines_are_refused(flag):
+@pytest.mark.parametrize(
+    "starter",
+    [
+        ("torchrun", "--nnodes=2"),
+        ("torchrun", "--nnodes", "1:4"),
+        ("accelerate", "launch", "--num_machines", "2"),
+    ],
+)
+def test_several_machines_are_refused(starter):
     with pytest.raises(UserError, match="a trial runs on one machine"):
-        script_name(["torchrun", *flag, "--nproc-per-node", "2", "train.py"])
+        script_name([*starter, "train.py"])
     assert script_name(["torchrun", "--nnodes=1", "--nproc-per-node", "2", "train.py"]) == "train.py"
+
+
+def test_a_verification_tells_what_each_process_took_the_largest_first(capsys):
+    found = Verification(None, None, None, (), bytes_by_rank=(300 * 2**20, 500 * 2**20))
+    print_words(sys.stdout, explain(found, Plan(settings=Settings(parallel=DDP))))
+    assert "process 1: 500 MiB; process 0: 300 MiB" in capsys.readouterr().out
