@@ -36,4 +36,4 @@ while done < args.steps:
         if done == args.steps:
             break
 if accelerator.is_main_process:
-    print("trained in", accelerator.num_processes, "with", type(net[1]).__name__)
+    print("trained in", accelerator.num_processes, "with foreach", optimizer.param_groups[0]["foreach"])
