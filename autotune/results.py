@@ -67,6 +67,8 @@ class Verification:
     """What else is not as it was: another torch, another device."""
     evaluation: Evaluation | None = None
     """What the task's evaluation took, which the peak includes."""
+    bytes_by_rank: tuple[int, ...] = ()
+    """Of several processes, the largest that each was charged, in their order."""
 
     @property
     def holds(self) -> bool:

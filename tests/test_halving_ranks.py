@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from gloo_pair import found_by_two
 from test_halving import Limited
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import TensorDataset
 
 import autotune
@@ -79,7 +81,42 @@ def synced() -> nn.Module:
     return Net(nn.SyncBatchNorm(8))
 
 
-def training(loss: Any, batch: Batch = WHOLE, parallel: Parallel = DDP, halve: bool = True, model: Any = Net):
+class NoRoom(TorchFunctionMode):
+    """Memory runs out, once, where as many values are to lie in one tensor as the model has: in the third step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = sum(p.numel() for p in Net().parameters())
+        self.num_asked = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if function in (torch.cat, torch.empty) and found.numel() == self.values:
+            self.num_asked += 1
+            if self.num_asked == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 196 bytes.")
+        return found
+
+
+def in_exchange(rank: int) -> dict[str, Any]:
+    device = Device()
+    with NoRoom() if rank else contextlib.nullcontext():
+        return trained(training(device)) | {"passes": device.passes}
+
+
+def too_late(rank: int) -> str:
+    """Memory runs out in the second process after the exchange, in the task's own ``after_backward``."""
+
+    def after_backward(model: nn.Module) -> None:
+        if rank:
+            raise torch.OutOfMemoryError("CUDA out of memory. Mine.")
+
+    return _said(lambda: trained(training(Device(), after_backward=after_backward)), RuntimeError)
+
+
+def training(
+    loss: Any, batch: Batch = WHOLE, parallel: Parallel = DDP, halve: bool = True, model: Any = Net, **more: Any
+):
     data = TensorDataset(*torch.randn(16 * NUM_STEPS, 5, generator=torch.Generator().manual_seed(1)).split([4, 1], 1))
     task = autotune.Task(
         build_model=model,
@@ -88,6 +125,7 @@ def training(loss: Any, batch: Batch = WHOLE, parallel: Parallel = DDP, halve: b
         build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.05),
         batch_size=16,
         max_grad_norm=0.5,
+        **more,
     )
     plan = Plan(settings=Settings(batch=batch, parallel=parallel))
     return autotune.apply(plan, task, halve_when_out_of_memory=halve)
@@ -161,12 +199,12 @@ def in_each(rank: int, folder: str) -> None:
         "normed": [trained(training(Device(), halve=halve, model=normed)) for halve in (False, True)],
         "cases": {name: in_case(rank, name) for name in CASES},
         "both": in_both(rank),
+        "exchange": in_exchange(rank),
         "one sample": of_one_sample(rank),
         "refused": {"fsdp": refused(FSDP), "SyncBatchNorm": refused(model=synced)},
     }
+    found["too late"] = too_late(rank)  # the last: afterwards they have nothing in common
     Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +268,25 @@ def test_without_a_fault_it_trains_as_distributed_data_parallel_does(pair):
     stock, mine = pair[0]["normed"]
     assert_alike(mine, stock)
     assert pair[1]["normed"][1]["state"] == mine["state"]
+
+
+def test_out_of_memory_where_gradients_are_exchanged_is_agreed_on_as_well(pair):
+    """The memory for it is taken before the ranks agree, so that none waits in it for one that has none left."""
+    first, second = (one["exchange"] for one in pair)
+    assert first["state"] == second["state"]
+    assert (first["halved"], first["batch"]) == (second["halved"], second["batch"]) == (1, [2, 4])
+    assert first["passes"] == second["passes"] == [4] * 6 + [2] * 8
+    assert "process 1: CUDA out of memory. Tried to allocate 196 bytes." in first["told"][0]
+    assert_alike(first, alone(HALF, Device()))
+
+
+def test_out_of_memory_once_the_others_go_on_ends_the_rank(pair):
+    """It does not wait to agree with ranks that have agreed already; they lose their connection to it."""
+    first, second = (one["too late"] for one in pair)
+    assert "CUDA out of memory. Mine." in second
+    assert "memory ran out once the processes had agreed that it had not" in second
+    assert first != ""
+    assert "CUDA out of memory" not in first
 
 
 def test_what_cannot_be_helped_ends_both_with_the_reason(pair):

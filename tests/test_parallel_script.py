@@ -18,6 +18,7 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
+from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.parallel import Parallel
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -86,6 +87,19 @@ def test_a_plan_is_in_force_in_each_process_of_an_unedited_script(tmp_path):
     assert first.startswith("[False, True, 2, ")
     assert done.stderr.count("autotune: in force: ") == 1
     assert "ddp over 2 processes" in done.stderr
+    assert done.left_behind == []
+
+
+@needs_two
+def test_a_plan_is_in_force_in_both_processes_of_accelerate(tmp_path):
+    settings = Settings(batch=Batch(micro=4, accumulate=4), optimizer=Optimizer(kind="foreach"), parallel=DDP)
+    Plan(settings=settings).save(tmp_path / "plan.yaml")
+    starter = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2")
+    script = (Path(__file__).parent / "scripts" / "accelerated.py", "--grad-accum=2", "--steps=2")
+    done = autotune("run", "plan.yaml", "--", *starter, "--main_process_port=0", *script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("autotune: in force: ") == 1
+    assert done.stdout == "trained in 2 with foreach True\n"
     assert done.left_behind == []
 
 

@@ -12,6 +12,9 @@ from autotune.errors import UserError
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
 from autotune.ranks import Ranks
+from autotune.report.printing import print_words
+from autotune.report.verification import explain
+from autotune.results import Verification
 from autotune.script.command import own_share, script_name, under_launcher
 from autotune.script.several import Several
 from autotune.techniques import Settings
@@ -23,7 +26,8 @@ from autotune.workers.process import identify
 from autotune.workers.trial.folder import TrialFolder
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-SCRIPT = str(Path(__file__).with_name("scripts") / "ddp.py")
+SCRIPTS = Path(__file__).with_name("scripts")
+SCRIPT = str(SCRIPTS / "ddp.py")
 DDP = Parallel(kind="ddp", processes=2)
 BATCH = Batch(micro=4, accumulate=4)
 
@@ -32,9 +36,9 @@ BATCH = Batch(micro=4, accumulate=4)
 def answered(local_executor, tmp_path):
     """What a request comes to; afterwards no process of its trial is left."""
 
-    def ask(kind, *arguments, settings=None, command=None, **options):
+    def ask(kind, *arguments, settings=None, command=None, starter=TORCHRUN, script=SCRIPT, **options):
         pids = tmp_path / "pids"
-        words = command or (*TORCHRUN, SCRIPT, "--batch-size=4", "--grad-accum=2", f"--pids={pids}", *arguments)
+        words = command or (*starter, script, "--batch-size=4", "--grad-accum=2", f"--pids={pids}", *arguments)
         fields = {"id": "ranks", "task": "ddp.py", "device": "cpu", "command": tuple(under_launcher(words))}
         if kind is MeasureRequest:
             fields["plan"] = Plan(settings=settings or Settings(parallel=DDP))
@@ -59,7 +63,8 @@ def test_two_processes_are_measured_as_one(answered):
     found = outcome.measurement
     assert found.num_windows >= 3
     assert found.samples_per_s.value > 0
-    assert found.peak.process > 2 * 100 * 2**20
+    assert found.peak.process == sum(found.bytes_by_rank) > 2 * 100 * 2**20
+    assert len(found.bytes_by_rank) == 2
     assert len(found.parity.losses) == 10
 
 
@@ -100,10 +105,39 @@ def test_facts_are_of_all_processes(answered):
 
 
 @needs_two
+def test_two_processes_of_accelerate_are_measured_as_one(answered):
+    """`accelerate launch` has torchrun start them; on a CPU it does so where it is told of GPUs."""
+    starter = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2")
+    options = {"starter": (*starter, "--main_process_port=0"), "script": str(SCRIPTS / "accelerated.py")}
+    outcome, num_started = answered(InspectRequest, **options)
+    assert isinstance(outcome, Inspected), outcome
+    assert num_started == 2
+    assert (outcome.facts.ranks, outcome.facts.shared_by, outcome.facts.effective_batch) == (2, "ddp", 16)
+    outcome, _ = answered(
+        MeasureRequest, settings=Settings(batch=BATCH, layers=Layers(kind="exact"), parallel=DDP), **options
+    )
+    assert isinstance(outcome, Measured), outcome
+    assert len(outcome.measurement.bytes_by_rank) == 2
+
+
+@needs_two
+def test_one_process_is_measured_where_accelerate_starts_one(answered):
+    """With --cpu it does, whatever number it is given."""
+    starter = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2")
+    outcome, num_started = answered(InspectRequest, starter=starter, script=str(SCRIPTS / "accelerated.py"))
+    assert isinstance(outcome, Inspected), outcome
+    assert (num_started, outcome.facts.ranks, outcome.facts.effective_batch) == (1, 1, 8)
+
+
+@needs_two
 def test_the_first_process_to_fail_says_what_the_trial_comes_to(answered):
-    outcome, _ = answered(MeasureRequest, "--fails-at=5", settings=Settings(batch=BATCH, parallel=DDP))
+    """Once: what torchrun starts anew has its answer."""
+    starter = (*TORCHRUN, "--max-restarts", "1")
+    settings = Settings(batch=BATCH, parallel=DDP)
+    outcome, num_started = answered(MeasureRequest, "--fails-at=5", settings=settings, starter=starter)
     assert isinstance(outcome, Failed), outcome
     assert outcome.message == "ValueError: mine"
+    assert num_started == 2
 
 
 @needs_two
@@ -152,8 +186,21 @@ def test_each_process_is_told_its_share():
     assert own_share(Settings()) is None
 
 
-@pytest.mark.parametrize("flag", [("--nnodes=2",), ("--nnodes", "1:4"), ("--num_machines", "2")])
-def test_several_machines_are_refused(flag):
+@pytest.mark.parametrize(
+    "starter",
+    [
+        ("torchrun", "--nnodes=2"),
+        ("torchrun", "--nnodes", "1:4"),
+        ("accelerate", "launch", "--num_machines", "2"),
+    ],
+)
+def test_several_machines_are_refused(starter):
     with pytest.raises(UserError, match="a trial runs on one machine"):
-        script_name(["torchrun", *flag, "--nproc-per-node", "2", "train.py"])
+        script_name([*starter, "train.py"])
     assert script_name(["torchrun", "--nnodes=1", "--nproc-per-node", "2", "train.py"]) == "train.py"
+
+
+def test_a_verification_tells_what_each_process_took_the_largest_first(capsys):
+    found = Verification(None, None, None, (), bytes_by_rank=(300 * 2**20, 500 * 2**20))
+    print_words(sys.stdout, explain(found, Plan(settings=Settings(parallel=DDP))))
+    assert "process 1: 500 MiB; process 0: 300 MiB" in capsys.readouterr().out

@@ -128,6 +128,18 @@ BAD = {
         Failed,
         "the script starts its processes itself (torch.multiprocessing.spawn)",
     ),
+    "a process that it forks": (
+        "import multiprocessing as mp\ndef train():\n    while True: step()\n"
+        "one = mp.get_context('fork').Process(target=train)\none.start(); one.join()\n",
+        Failed,
+        "the script trains in a process that it has forked",
+    ),
+    "a process that it starts anew": (
+        "import multiprocessing as mp\nif __name__ == '__main__':\n"
+        "    one = mp.get_context('spawn').Process(target=print)\n    one.start(); one.join()\n",
+        Failed,
+        "ended without an optimizer step in this process",
+    ),
     "what a plan cannot change": (
         "optimizer = torch.optim.LBFGS(model.parameters())\nmodel(x).sum().backward()\noptimizer.step(lambda: 0.0)\n",
         Failed,

@@ -67,11 +67,11 @@ class Measured(_Outcome):
         since each has a device of its own.
 
         Args:
-            peaks: of each process.
+            peaks: of each process, in their order.
             evaluations: of each process, where it made any.
         """
         largest = max(peaks, key=lambda peak: peak.process)
-        update: dict[str, Any] = {"peak": largest}
+        update: dict[str, Any] = {"peak": largest, "bytes_by_rank": tuple(peak.process for peak in peaks)}
         has_devices = largest.reserved is not None
         if not has_devices:
             update["peak"] = largest.model_copy(update={"process": sum(peak.process for peak in peaks)})

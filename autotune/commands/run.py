@@ -12,6 +12,7 @@ from ..plan import load_plan
 from ..report.printing import tell
 from ..script.command import own_share, under_launcher
 from ..script.flags import told
+from ..script.launchers import other_than_asked
 from ..training.launched import PLAN_VARIABLE, STRICT_VARIABLE
 
 __all__ = ["run"]
@@ -34,6 +35,8 @@ def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
     if changed is not None:
         tell(f"autotune: {changed}")
     launched = under_launcher(command)
+    if (note := other_than_asked(command)) is not None:
+        tell(f"autotune: {note}")
     ours = {PLAN_VARIABLE: str(path.resolve()), **({STRICT_VARIABLE: "1"} if strict else {})}
     environment = {**os.environ, **settings.environment(os.environ), **ours}
     if launched is None:

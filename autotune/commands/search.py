@@ -14,6 +14,7 @@ from ..report.displays.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.show import as_json, summary
 from ..script.changes import Changes
+from ..script.launchers import other_than_asked
 from ..search.events import Event, Inspected, Warned
 from ..search.options import SearchOptions
 from ..search.time_budget import TimeBudget
@@ -51,6 +52,8 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
 
             def show(event: Event) -> None:
                 display.observe(event)
+                if isinstance(event, Inspected) and options.command and (note := other_than_asked(options.command)):
+                    display.observe(Warned(note))
                 if changes is not None and isinstance(event, Inspected) and (said := changes.told()):
                     display.observe(Warned(said))
 

@@ -15,6 +15,7 @@ from ..results import Verification
 from ..script.changes import Changes
 from ..script.command import own_share, script_name
 from ..script.flags import told
+from ..script.launchers import other_than_asked
 from ..script.scratch import Scratch
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from ..search.options import ANY_DROP, SearchOptions
@@ -56,8 +57,9 @@ def verify(
     evaluation = plan.evaluation.batch if plan.evaluation is not None else None
     command, changed = told(job, own_share(plan.settings), evaluation) if where.is_script and job else (None, None)
     task = script_name(command) if command else job[0] if job else _beside(path, plan)
-    if changed is not None:
-        tell(changed)
+    for note in (changed, other_than_asked(command) if command else None):
+        if note is not None:
+            tell(note)
     tell(f"runs {task} with {path}")
 
     def observe(event: Event) -> None:
@@ -155,7 +157,8 @@ def verify_plan(
         time_budget.learn(outcome, fresh=True)
     measured = combine(repeats, plan.budget)
     over, slower = _over(plan.budget, measured), _slower(plan, measured)
-    return Verification(measured, over, slower, warnings, evaluation_of(repeats))
+    by_rank = tuple(map(max, zip(*(one.bytes_by_rank for one in repeats), strict=True)))
+    return Verification(measured, over, slower, warnings, evaluation_of(repeats), by_rank)
 
 
 def _differences(plan: Plan, facts: Facts) -> Iterator[str]:

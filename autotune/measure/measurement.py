@@ -157,6 +157,8 @@ class Measurement(_Frozen):
     """Samples consumed per wall second, epoch starts amortised."""
     peak: Peak
     """Largest memory over the whole process, its evaluations included."""
+    bytes_by_rank: tuple[int, ...] = ()
+    """Of a trial of several processes, what each was charged, in their order."""
     parity: Parity
     """Losses compared with the reference's."""
     num_steps: PositiveInt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,9 +14,12 @@ from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warne
 from .displays.lines import facts_words
 from .show import evaluation_words, peak_words, speed_words
 from .tables import rows_table
-from .words import outcome_words, settings_words
+from .words import outcome_words, settings_words, size
 
 __all__ = ["as_json", "explain", "line"]
+
+_MOST_RANKS = 4
+"""Processes whose peaks are told one by one."""
 
 
 def line(event: Event, plan: Plan) -> str | None:
@@ -42,6 +46,7 @@ def as_json(found: Verification, plan: Plan) -> dict[str, Any]:
         "warnings": list(found.warnings),
         "measured": found.measured.model_dump(mode="json", exclude_none=True) if found.measured else None,
         "evaluation": found.evaluation.model_dump(mode="json", exclude_none=True) if found.evaluation else None,
+        "bytes_by_rank": list(found.bytes_by_rank),
         "stated": plan.measured.model_dump(mode="json", exclude_none=True) if plan.measured else None,
     }
 
@@ -59,9 +64,18 @@ def explain(found: Verification, plan: Plan) -> RenderableType:
             ("speed", speed_words(found.measured.samples_per_s)),
             ("peak", peak_words(found.measured, plan.budget)),
         ]
+    if found.bytes_by_rank:
+        rows.append(("largest process", _largest_words(found.bytes_by_rank)))
     if found.measured is not None and found.evaluation is not None:
         rows.append(("evaluation", evaluation_words(found.evaluation, found.measured.peak)))
     if plan.measured is not None:
         stated = f"{speed_words(plan.measured.samples_per_s)}; {peak_words(plan.measured, plan.budget)}"
         rows.append(("the plan said", stated))
     return Group(Text(verdict, style="bold"), rows_table(rows))
+
+
+def _largest_words(bytes_by_rank: Sequence[int]) -> str:
+    """``process 1: 0.31 GiB; process 0: 0.30 GiB``, the largest first."""
+    ranks = sorted(range(len(bytes_by_rank)), key=lambda rank: -bytes_by_rank[rank])
+    told = "; ".join(f"process {rank}: {size(bytes_by_rank[rank])}" for rank in ranks[:_MOST_RANKS])
+    return told + (f"; and {len(ranks) - _MOST_RANKS} smaller" if len(ranks) > _MOST_RANKS else "")

@@ -44,18 +44,17 @@ class ScriptJob:
         Raises:
             PlanError: it cannot be read.
         """
-        self._path, self._plan, self._process = path, load_plan(path), os.getpid()
+        self._plan, self._process = InScript(load_plan(path), path), os.getpid()
         self._hooks: ScriptHooks | None = None
-        if (differs := self._plan.settings.parallel.other_size(world_size())) is not None:
-            refuse(f"{path}: {differs}")
-        if (reason := _beyond(self._plan)) is not None:
+        self._plan.check_ranks()
+        if (reason := _beyond(self._plan.plan)) is not None:
             refuse(f"{path}: {reason}")
 
     def arrive(self) -> None:
         """Torch is there: put the plan in force."""
         from .hooks import ScriptHooks
 
-        self._hooks = ScriptHooks(InScript(self._plan, self._path))
+        self._hooks = ScriptHooks(self._plan)
         self._hooks.install()
 
     def ended(self, error: BaseException | None) -> None:
@@ -65,7 +64,8 @@ class ScriptJob:
         if self._hooks is None or not (self._hooks.has_stepped or self._hooks.stands_aside):
             print(
                 "autotune: the script ended without an optimizer step in this process, where no more of "
-                f"{os.path.relpath(self._path)} was in force than what is set before a process starts.",
+                f"{os.path.relpath(self._plan.path)} was in force than what is set before a process starts. A plan "
+                "does not reach processes that a script starts itself (multiprocessing): have torchrun start them.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -146,6 +146,11 @@ class InScript:
             for technique in plan.settings.techniques()
         )
         self.wants_loader = bool(plan.settings.data_loading.model_dump(exclude_defaults=True))
+
+    def check_ranks(self) -> None:
+        """End the script if it trains in another number of processes than the plan is for."""
+        if (differs := self.plan.settings.parallel.other_size(world_size())) is not None:
+            refuse(f"{self.path}: {differs}")
 
     def put_on_model(self, model: Any, run: Callable[[Any], Any] | None) -> None:
         """The model's own stages, and its optimizer's, before the first forward pass that trains.

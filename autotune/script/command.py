@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ..errors import UserError
 from ..techniques import TECHNIQUES, Settings
 from ..techniques.batch import Batch
+from .launchers import MODULE, is_python, launch_of
 
 __all__ = [
     "ADD_PATH",
@@ -42,11 +43,8 @@ FENCES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 """Variables of a script's trials, where the user sets no other: what trackers and hubs would be told stays here."""
-_PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)?)?(\.exe)?")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun")
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.")
-_RANK_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-_MODULE = ("-m", "--module")
 _WITH_VALUE = ("W", "X")
 """Python's own options of one letter that take a value."""
 
@@ -68,7 +66,7 @@ def under_launcher(command: Sequence[str]) -> list[str] | None:
     if (launched := _each_under_launcher(command)) is not None:
         return launched
     _refuse_several(command)
-    start = next((place for place, word in enumerate(command) if _PYTHON.fullmatch(os.path.basename(word))), None)
+    start = next((place for place, word in enumerate(command) if is_python(word)), None)
     if start is None:
         return None
     python, words = command[start], list(command[start + 1 :])
@@ -85,35 +83,19 @@ def under_launcher(command: Sequence[str]) -> list[str] | None:
 
 def _each_under_launcher(command: Sequence[str]) -> list[str] | None:
     """``torchrun --nproc-per-node 2 train.py`` with the launcher in each process; None for any other command."""
-    found = next((place for place, word in enumerate(command) if _starts_ranks(command[:place], word)), None)
-    if found is None:
+    launch = launch_of(command)
+    if launch is None:
         return None
-    name, words = command[found], command[found + 1 :]
-    at = next((n for n, word in enumerate(words) if word in _MODULE or word.endswith(".py")), None)
-    if at is None or (words[at] in _MODULE and at + 1 == len(words)):
-        raise UserError(f"{' '.join(command)}: no script was found behind {name}. Name a file that ends in .py, or -m.")
-    script = ["-m", *words[at + 1 :]] if words[at] in _MODULE else words[at:]
-    starter = next((word for word in command[:found] if _is_python(word)), command[found - (name == "launch")])
+    launch.check_is_known()
+    before, after = command[: launch.script], command[launch.script :]
+    script = ["-m", *after[1:]] if after[0] in MODULE else after
+    name = command[launch.place]
+    starter = next((word for word in before if is_python(word)), command[launch.place - (name == "launch")])
     beside = os.path.join(os.path.dirname(shutil.which(starter) or ""), "python")
     python = beside if os.path.isfile(beside) else sys.executable
     _check_has_autotune(python, ())
-    no_python = "--no_python" if name == "launch" or "accelerate" in name else "--no-python"
-    each = [no_python, python, "-u", "-P", "-m", "autotune.script", ADD_PATH]
-    return [*command[: found + 1], *words[:at], *each, *script]
-
-
-def _starts_ranks(before: Sequence[str], word: str) -> bool:
-    """Whether the options of torchrun, or of ``accelerate launch``, follow this word; both are modules too."""
-    if word in _RANK_MODULES:
-        return [*before[-1:]] == ["-m"]
-    if any(_is_python(one) for one in before):
-        return False  # an argument of a script's
-    names = [os.path.basename(one) for one in (*before[-1:], word)]
-    return names[-1] == "torchrun" or names == ["accelerate", "launch"]
-
-
-def _is_python(word: str) -> bool:
-    return _PYTHON.fullmatch(os.path.basename(word)) is not None
+    each = [launch.no_python, python, "-u", "-P", "-m", "autotune.script", ADD_PATH]
+    return [*before, *each, *script]
 
 
 def _own_options(words: list[str]) -> list[str]:
@@ -131,7 +113,7 @@ def _own_options(words: list[str]) -> list[str]:
 def _refuse_several(command: Sequence[str]) -> None:
     for word in command:
         name = os.path.basename(word)
-        if not name.isidentifier() or _PYTHON.fullmatch(name):
+        if not name.isidentifier() or is_python(name):
             return
         _check_is_one(name, name in _LAUNCHERS)
 
@@ -242,14 +224,12 @@ def script_name(command: Sequence[str]) -> str:
 
 
 def _check_is_on_one_machine(command: Sequence[str]) -> None:
-    for place, word in enumerate(command):
-        flag, _, value = word.partition("=")
-        value = value or (command[place + 1] if place + 1 < len(command) else "")
-        if flag.replace("_", "-") in ("--nnodes", "--num-machines") and value not in ("1", "1:1"):
-            raise UserError(
-                f"{word}: a trial runs on one machine. Search with as many processes as fit on one; `autotune run` "
-                "takes a plan of as many as there are in all."
-            )
+    launch = launch_of(command)
+    if launch is not None and launch.num_machines not in ("", "1", "1:1"):
+        raise UserError(
+            f"{' '.join(command)}: a trial runs on one machine, and this starts processes on {launch.num_machines}. "
+            "Search with as many processes as fit on one; `autotune run` takes a plan of as many as there are in all."
+        )
 
 
 def own_share(settings: Settings) -> Batch | None:

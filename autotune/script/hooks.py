@@ -22,6 +22,7 @@ from ..training.data_loader import make_ready
 from ..training.launched import set_launcher
 from .applied import InScript, refuse
 from .observer import Observer
+from .shards import unwrapped
 
 __all__ = ["ScriptHooks"]
 
@@ -146,6 +147,8 @@ class ScriptHooks:
                 if module is self._plan.model:
                     self._apply(self._plan.put_on_optimizer)
                 else:
+                    if self.observer is None:
+                        self._plan.check_ranks()
                     self._apply(lambda: self._plan.put_on_model(module, functools.partial(_call, args, kwargs)))
                     self._enclose(module)
                 return module(*args, **kwargs)
@@ -173,7 +176,7 @@ class ScriptHooks:
     def _is_model(self, module: Any) -> bool:
         """Whether it holds all that an optimizer steps; one that does not is another, or a part."""
         model, optimizer, _ = self._named
-        if model is not None and module is not model:
+        if model is not None and unwrapped(module) is not unwrapped(model):  # either may be a wrapper's
             return False
         held = {id(p) for p in module.parameters() if p.requires_grad}
         known = (

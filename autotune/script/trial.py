@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -35,6 +36,12 @@ _GRACE_S = 5.0
 """How long a script may take to end, with its own ``finally`` and ``atexit``, once it has been measured."""
 
 
+_COPY = (
+    "the script trains in a process that it has forked (multiprocessing, os.fork), and is measured in its own. Have "
+    "torchrun start its processes: `torchrun --nproc-per-node 2 train.py`."
+)
+
+
 class ScriptTrial:
     """One request, answered by the script that runs in this process."""
 
@@ -44,6 +51,8 @@ class ScriptTrial:
             path: the trial's folder.
         """
         self._folder, self._process, self._ranks = TrialFolder(path), os.getpid(), this_rank()
+        if self._folder.read_outcome() is not None:
+            raise SystemExit(1)  # torchrun --max-restarts: it has failed
         self._several = Several(self._folder, self._ranks) if self._ranks.size > 1 else None
         if self._several is not None:
             end_with(os.getppid())  # torchrun, killed, leaves its processes behind
@@ -119,11 +128,12 @@ class ScriptTrial:
         if self._several is not None:
             self._several.begin(Charge(torch.device(request.device)))
             hooks.stepped = self._several.follow(hooks.observer.stepped, self._end)
+        os.register_at_fork(after_in_child=lambda: setattr(hooks, "stepped", self._refuse_copy))
         hooks.install()
 
     def ended(self, error: BaseException | None) -> None:
         """The script came to its end by itself, or this did it."""
-        if self._is_answered or os.getpid() != self._process:
+        if self._is_answered or os.getpid() != self._process or self._folder.read_outcome() is not None:
             return
         self._write(self._of_ending(error))
 
@@ -146,6 +156,12 @@ class ScriptTrial:
         if self._hooks.has_stepped:
             return "the script ended before it could be measured: have it train for longer, by its own flags"
         return f"the script ended without an optimizer step in this process. {self._hooks.why_no_step()}"
+
+    def _refuse_copy(self, optimizer: object, num_backwards: int) -> NoReturn:
+        """A fork of this process trains: nobody could say when it and its like have been measured."""
+        self._folder.write_first_outcome(Failed(message=_COPY))
+        os.kill(self._process, signal.SIGTERM)  # it may wait for this one, or for others
+        raise SystemExit(1)
 
     def _answer(self, outcome: Outcome) -> NoReturn:
         """End the script with it; of several processes, once all have made one more step."""

@@ -18,6 +18,10 @@ from .together import RanOutElsewhere, Together
 
 __all__ = ["Halving"]
 
+_TOO_LATE = (
+    "autotune: the micro-batch cannot be halved: memory ran out once the processes had agreed that it had not, so that "
+    "the others go on with this optimizer step."
+)
 _Passed = tuple[torch.Tensor, float | torch.Tensor]
 """Of a forward and backward pass: the detached mean loss, and what it is over."""
 
@@ -40,7 +44,7 @@ class Halving:
         self.times = 0
         """How often the micro-batch has been halved."""
         self._kept: list[tuple[Any, Position | None]] = []
-        self._has_all = True
+        self._has_all, self._has_agreed = True, False
 
     @property
     def parts(self) -> int:
@@ -61,9 +65,14 @@ class Halving:
 
         Raises:
             RanOutElsewhere: memory ran out in another; every rank makes the step again.
+            torch.OutOfMemoryError: there is none left here for the exchange of gradients that follows.
         """
-        if self._together is not None and self._together.any_ran_out(here=False):
+        if self._together is None:
+            return
+        self._together.make_room()
+        if self._together.any_ran_out(here=False):
             raise RanOutElsewhere
+        self._has_agreed = True
 
     def run(
         self,
@@ -92,11 +101,15 @@ class Halving:
         self._kept.append((batch, position))
         todo = self._kept[-1:]
         while True:
+            self._has_agreed = False
             try:
                 return [_joined([train(*part) for part in self._split(*entry)]) for entry in todo][-1]
             except Exception as error:
                 elsewhere = isinstance(error, RanOutElsewhere)
                 if not elsewhere and (isinstance(error, AutotuneError) or not is_out_of_memory(error)):
+                    raise
+                if self._has_agreed:
+                    error.add_note(_TOO_LATE)
                     raise
                 said = None if elsewhere else str(error).strip().partition("\n")[0]
                 said, obstacle = self._agreed(said, self._obstacle(ran_out=not elsewhere))

@@ -4,7 +4,7 @@ their backward passes, and exchange gradients only then."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,13 @@ __all__ = ["RanOutElsewhere", "Together", "check_can_halve"]
 
 _BUCKET_BYTES = 25 * 2**20
 """Of gradients that are exchanged in one call, as in torch's DistributedDataParallel."""
+
+
+class _Kind(NamedTuple):
+    """Of tensors that can lie in one flat one."""
+
+    dtype: torch.dtype
+    device: torch.device
 
 
 class RanOutElsewhere(Exception):
@@ -65,11 +72,24 @@ class Together:
         self.model = within(replica)
         """The user's own."""
         self._group = dist.new_group(backend="gloo")  # the flag is the host's: no device is waited for
+        self._room: dict[_Kind, Tensor] = {}
+
+    def make_room(self) -> None:
+        """Take the memory that :meth:`exchange` needs, before all agree: within it, the others would wait for a rank
+        that has none left."""
+        self._room = {}
+        wanted: dict[_Kind, int] = {}
+        for tensors in (self._gradients(), self._buffers()):
+            for kind, bucket in _buckets(tensors):
+                wanted[kind] = max(wanted.get(kind, 0), sum(one.numel() for one in bucket))
+        self._room = {kind: torch.empty(count, dtype=kind.dtype, device=kind.device) for kind, count in wanted.items()}
 
     def any_ran_out(self, here: bool) -> bool:
         """Whether memory ran out in this rank or another."""
         flag = torch.tensor([here], dtype=torch.uint8)
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+        if flag:
+            self._room = {}
         return bool(flag)
 
     def gathered(self, value: Any) -> list[Any]:
@@ -79,19 +99,26 @@ class Together:
         return found
 
     def exchange(self) -> None:
-        """Average the gradients over all ranks; buffers (BatchNorm's) become rank 0's.
+        """Average the gradients over all ranks; buffers (BatchNorm's) become rank 0's. After :meth:`make_room`.
 
         Raises:
             TaskError: a parameter has no gradient here, and may have one in another rank.
         """
-        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        if missing := [name for name, parameter in trained.items() if parameter.grad is None]:
+        trained = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+        if missing := [name for name, parameter in trained if parameter.grad is None]:
             raise TaskError(
                 f"{missing[0]}: the loss does not depend on this parameter, and processes average the gradients of "
                 "all. Freeze it (requires_grad_(False)), or use it in forward."
             )
-        _in_buckets([p.grad for p in trained.values() if p.grad is not None], _average)
-        _in_buckets([*self.model.buffers()], lambda values: dist.broadcast(values, 0))
+        room, self._room = self._room, {}
+        _in_buckets(self._gradients(), room, _average)
+        _in_buckets(self._buffers(), room, lambda values: dist.broadcast(values, 0))
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.model.parameters() if p.requires_grad and p.grad is not None]
+
+    def _buffers(self) -> list[Tensor]:
+        return [*self.model.buffers()]
 
 
 def _average(values: Tensor) -> None:
@@ -99,25 +126,30 @@ def _average(values: Tensor) -> None:
     values.div_(dist.get_world_size())
 
 
-def _in_buckets(tensors: Sequence[Tensor], act: Callable[[Tensor], object]) -> None:
-    """``act`` on all of them, some at a time in one flat tensor, which is copied back."""
-    for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+def _in_buckets(tensors: Sequence[Tensor], room: dict[_Kind, Tensor], act: Callable[[Tensor], object]) -> None:
+    """``act`` on all of them, some at a time in one flat tensor, which is copied back. Nothing is allocated."""
+    for kind, bucket in _buckets(tensors):
+        sizes = [tensor.numel() for tensor in bucket]
+        flat = room[kind][: sum(sizes)]
+        parts = [part.view(one.shape) for one, part in zip(bucket, torch.split(flat, sizes), strict=True)]
+        for tensor, part in zip(bucket, parts, strict=True):
+            part.copy_(tensor.detach())
         act(flat)
-        for tensor, values in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
-            tensor.detach().copy_(values.view_as(tensor))
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.detach().copy_(part)
 
 
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    for kind in dict.fromkeys((one.dtype, one.device) for one in tensors):
-        bucket, num_bytes = [], 0
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[tuple[_Kind, list[Tensor]]]:
+    for kind in dict.fromkeys(_Kind(one.dtype, one.device) for one in tensors):
+        bucket: list[Tensor] = []
+        num_bytes = 0
         for tensor in tensors:
             if (tensor.dtype, tensor.device) != kind:
                 continue
             bucket.append(tensor)
             num_bytes += tensor.numel() * tensor.element_size()
             if num_bytes >= _BUCKET_BYTES:
-                yield bucket
+                yield kind, bucket
                 bucket, num_bytes = [], 0
         if bucket:
-            yield bucket
+            yield kind, bucket
