@@ -27,7 +27,7 @@ ONE_ROUND = (
     "-c",
     "from autotune.search.winner import finalists; finalists.MOST_ROUNDS = 1; from autotune.cli import main; main()",
 )
-"""The same, with finalists that are measured once in fresh interpreters: how often they must be is shown over tables."""
+"""The same, with finalists that run once in fresh interpreters: how often they must is shown over tables."""
 _MARK = "AUTOTUNE_TEST_MARK"
 
 
