@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import start
+from command_line import ONE_ROUND, start
 
+from autotune.errors import UserError
 from autotune.measure.processes import descendants
 from autotune.workers import Executor
+from autotune.workers.cluster import RayExecutor
 from autotune.workers.process import end, identify
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -37,16 +39,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def second_node(ray_executor: Executor, tmp_path: Path) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def second_node(ray_executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Another node of the session's cluster, on this machine."""
+    said = tmp_path_factory.mktemp("node") / "node.log"
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0"]
     sized = ["--object-store-memory=100000000", f"--address={ray_executor.address}"]
-    with (tmp_path / "node.log").open("w+") as log:
+    with said.open("w+") as log:
         node = subprocess.Popen([*command, *sized], env={**os.environ, **TOKEN}, stdout=log, stderr=log)
         try:
-            while "Ray runtime started" not in (tmp_path / "node.log").read_text():
-                assert node.poll() is None, (tmp_path / "node.log").read_text()
+            while "Ray runtime started" not in said.read_text():
+                assert node.poll() is None, said.read_text()
             yield
         finally:
             end([process for pid in (node.pid, *descendants(node.pid)) if (process := identify(pid))])
@@ -54,8 +57,8 @@ def second_node(ray_executor: Executor, tmp_path: Path) -> Iterator[None]:
 
 
 def test_both_nodes_run_trials_and_the_summary_says_how_busy_they_were(ray_executor, second_node, folder):
-    """Two jobs at once: neither node is idle for the whole of it. What no node has is refused before anything runs."""
-    running = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, **TOKEN)
+    """Two jobs at once: neither node is idle for the whole of it."""
+    running = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, program=ONE_ROUND, **TOKEN)
     ended = running.finish(timeout_s=240)
     assert ended.returncode == 0, ended.stderr
     summary = yaml.safe_load((folder / "plans" / "summary.yaml").read_text())
@@ -66,7 +69,8 @@ def test_both_nodes_run_trials_and_the_summary_says_how_busy_they_were(ray_execu
         assert 0 < device["busy"] <= 1
     assert all(device["name"] in ended.stderr for device in summary["devices"])
 
-    (folder / "jobs.yaml").write_text(JOBS.replace("device: cpu", "device: 'cpu:abacus'"))
-    refused = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, **TOKEN).finish()
-    assert refused.returncode == 2
-    assert "device cpu:abacus: there is no such device. There are: 2 x" in refused.stderr
+
+def test_what_no_node_has_is_refused(ray_executor, second_node, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(UserError, match=r"device cpu:abacus: there is no such device\. There are: 2 x"):
+        RayExecutor(device_name="abacus", address=ray_executor.address)
