@@ -21,6 +21,13 @@ from autotune.workers.request import TrialRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = (sys.executable, "-m", "autotune")
+ONE_ROUND = (
+    sys.executable,
+    "-P",
+    "-c",
+    "from autotune.search.winner import finalists; finalists.MOST_ROUNDS = 1; from autotune.cli import main; main()",
+)
+"""The same, with finalists that run once in fresh interpreters: how often they must is shown over tables."""
 _MARK = "AUTOTUNE_TEST_MARK"
 
 
@@ -44,11 +51,17 @@ def environment(**extra: str) -> dict[str, str]:
 class Running:
     """``autotune`` at work, in a session of its own, marked so that all that comes of it can be found."""
 
-    def __init__(self, arguments: tuple[str | Path, ...], cwd: Path, extra: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: tuple[str | Path, ...],
+        cwd: Path,
+        extra: Mapping[str, str],
+        program: tuple[str, ...] = PROGRAM,
+    ) -> None:
         mark = uuid.uuid4().hex
         self._mark = f"{_MARK}={mark}"
         self.process = subprocess.Popen(
-            [*PROGRAM, *map(str, arguments)],
+            [*program, *map(str, arguments)],
             cwd=cwd,
             env=environment(**{_MARK: mark}, **extra),
             stdout=subprocess.PIPE,
@@ -78,9 +91,9 @@ class Running:
         return Ended(self.process.returncode, stdout, stderr, marked_processes(self._mark))
 
 
-def start(*arguments: str | Path, cwd: Path, **extra: str) -> Running:
+def start(*arguments: str | Path, cwd: Path, program: tuple[str, ...] = PROGRAM, **extra: str) -> Running:
     """Start ``autotune``; ``extra`` adds environment variables."""
-    return Running(arguments, cwd, extra)
+    return Running(arguments, cwd, extra, program)
 
 
 def autotune(*arguments: str | Path, cwd: Path, timeout_s: float = 120, **extra: str) -> Ended:

@@ -56,6 +56,14 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, InMemory]:
 
 
 @pytest.fixture
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches in this process measure their finalists once in fresh interpreters, and ``verify`` its plan: how often
+    they must be is shown over tables."""
+    monkeypatch.setattr("autotune.search.winner.finalists.MOST_ROUNDS", 1)
+    monkeypatch.setattr("autotune.commands.verify.NUM_REPEATS", 1)
+
+
+@pytest.fixture
 def here(
     local_executor: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Ended]:

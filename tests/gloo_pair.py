@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,3 +21,10 @@ def told_by_two(file: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
     done = subprocess.run([sys.executable, file, str(folder)], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], done.stderr
+
+
+def fork_a_pair(in_each: Callable[[int, str], None], folder: str) -> int:
+    """Call it as each of two ranks, which begin with all that this process has imported; the exit code of both."""
+    second = os.fork()
+    in_each(int(second == 0), folder)
+    return os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0

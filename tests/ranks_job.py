@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from conformance import plan_of, watched
+from gloo_pair import fork_a_pair
 from integration_models import LEARNING_RATE, Numbered, adamw, build_cnn, mean_loss
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
@@ -84,18 +85,13 @@ def main(folder: str) -> None:
     Path(folder, f"rank-{os.environ['RANK']}.json").write_text(json.dumps(said))
 
 
-def fork_a_pair(folder: str) -> int:
-    """Two processes from one that has imported everything, and computed nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    second = os.fork()
-    rank = str(int(second == 0))
-    os.environ.update({"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+def in_each(rank: int, folder: str) -> None:
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
     torch.set_num_threads(1)
     main(folder)
-    return os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0
 
 
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(sys.argv[1]))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])})
+    sys.exit(fork_a_pair(in_each, sys.argv[1]))

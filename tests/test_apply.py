@@ -204,6 +204,16 @@ def plan_for(task: autotune.Task) -> Plan:
 
 
 @pytest.mark.parametrize("name", ZOO)
+def test_a_plan_of_nothing_leaves_modes_and_flags_alone(name):
+    """Keys, shapes and values too, as each technique's contract has it."""
+    stock, model = ZOO[name].build_model(), autotune.apply(STOCK, ZOO[name]).model
+    pairs = zip(model.named_modules(), stock.named_modules(), strict=True)
+    assert all((path, one.training) == (other_path, other.training) for (path, one), (other_path, other) in pairs)
+    flags = [[(path, one.requires_grad) for path, one in each.named_parameters()] for each in (model, stock)]
+    assert flags[0] == flags[1]
+
+
+@pytest.mark.parametrize("name", ZOO)
 def test_a_plan_fits_its_own_task(name):
     autotune.apply(plan_for(ZOO[name]), ZOO[name])
 

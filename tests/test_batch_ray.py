@@ -13,12 +13,14 @@ from typing import Any
 import optuna
 import pytest
 import yaml
-from command_line import Ended, Running, start
+from command_line import ONE_ROUND, Ended, Running, start
 from ray_node import TOKEN, Node, another_node
 
+from autotune.errors import UserError
 from autotune.measure.processes import descendants
 from autotune.testing.executors import wait_for_end
 from autotune.workers import Executor
+from autotune.workers.cluster import RayExecutor
 from autotune.workers.process import ProcessId, identify
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -121,7 +123,7 @@ def seen(ray_executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Se
     (folder / "space.yaml").write_text(SPACE)
     (folder / "jobs.yaml").write_text(JOBS)
     with another_node(ray_executor.address, folder / "dies.log") as dies:
-        running = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, **TOKEN)
+        running = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=folder, program=ONE_ROUND, **TOKEN)
         measurements = Measurements(folder, running)
         killed = measurements.held_on(dies)
         os.kill(dies.raylet().pid, signal.SIGKILL)
@@ -171,9 +173,7 @@ def test_a_node_that_drains_ends_as_soon_as_its_trial_has(seen):
     assert "did not finish draining" not in seen.drained
 
 
-def test_a_device_that_no_node_has_is_refused_before_anything_runs(ray_executor, tmp_path):
-    (tmp_path / "one.py").write_text(HELD.format(name="one", folder=str(tmp_path)))
-    (tmp_path / "jobs.yaml").write_text("jobs: [{name: one, task: one.py, device: 'cpu:abacus'}]\n")
-    refused = start("batch", "jobs.yaml", "--address", ray_executor.address, cwd=tmp_path, **TOKEN).finish()
-    assert refused.returncode == 2
-    assert "device cpu:abacus: there is no such device. There are: 1 x" in refused.stderr
+def test_what_no_node_has_is_refused(ray_executor, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(UserError, match=r"device cpu:abacus: there is no such device\. There are: 1 x"):
+        RayExecutor(device_name="abacus", address=ray_executor.address)

@@ -57,30 +57,11 @@ def test_the_version_is_the_packages(tmp_path):
     assert (ended.returncode, ended.stdout) == (0, f"autotune {__version__}\n")
 
 
-def test_help_imports_no_torch_no_optuna_no_ray():
-    program = (
-        "import sys; sys.argv = ['autotune', '--help']\n"
-        "from autotune.cli import main\n"
-        "try: main()\n"
-        "finally: print(sorted({'torch', 'optuna', 'ray', 'numpy', 'rich'} & set(sys.modules)))"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
-    assert ended.stdout.splitlines()[-1] == "[]", ended.stdout + ended.stderr
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_listed_and_has_help(command, tmp_path, here):
     assert f"\n  {command} " in here("--help", cwd=tmp_path).stdout
     ended = here(command, "--help", cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_reading_a_plan_imports_no_torch(plan):
-    program = "import sys\nfrom autotune.commands.show import show\nfrom pathlib import Path\n"
-    program += f"show(Path({str(plan)!r}), False)\n"
-    program += "print(sorted({'torch', 'optuna', 'ray'} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
-    assert ended.stdout.splitlines()[-1] == "[]", ended.stdout + ended.stderr
 
 
 def test_show_says_what_the_plan_says(plan, tmp_path, here):

@@ -9,7 +9,7 @@ import pytest
 from command_line import start
 
 TASK = Path(__file__).parent / "tasks" / "healthy.py"
-QUICK = ("--executor", "local", "--device", "cpu", "--trials", "1", "--trial-time", "1", "--space", "space.yaml")
+QUICK = ("--executor", "local", "--device", "cpu", "--trials", "1", "--trial-time", "0.2s", "--space", "space.yaml")
 SPACE = "schema: autotune/space@1\nbatch: auto\n"
 PRINTS = """
 import healthy
@@ -29,6 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("one_round")
 def test_every_process_of_a_search_has_a_log_and_verbose_shows_them(folder, here):
     """The inspection's, too. A terminal's escapes are not passed on."""
     ended = here("search", "prints.py", *QUICK, "--verbose", "-o", "found.yaml", cwd=folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command_line import PROGRAM, Ended, environment
+from command_line import ONE_ROUND, PROGRAM, Ended, environment
 
 TASK = Path(__file__).parent / "tasks" / "healthy.py"
-SEARCH = "search healthy.py --executor local --trials 1 --trial-time 1s --max-time 60s --space space.yaml"
+SEARCH = "search healthy.py --executor local --trials 1 --trial-time 0.2s --space space.yaml"
 """Of the job as it stands, with which nothing takes turns."""
 PLAN = "schema: autotune/plan@1\nsettings: {}\nnotes: ['[/nope] [bold]…[/bold]']\n"
 
@@ -28,17 +29,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shell(folder: Path, command: str, **extra: str) -> subprocess.CompletedProcess[str]:
+def shell(
+    folder: Path, command: str, program: tuple[str, ...] = PROGRAM, **extra: str
+) -> subprocess.CompletedProcess[str]:
     """``autotune`` with a shell's redirections behind it."""
-    program = " ".join(PROGRAM)
-    line = ["bash", "-o", "pipefail", "-c", f"{program} {command}"]
+    line = ["bash", "-o", "pipefail", "-c", f"{shlex.join(program)} {command}"]
     return subprocess.run(line, cwd=folder, env=environment(**extra), capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&1 | head -n 2"])
 def test_a_search_goes_on_without_its_streams(folder: Path, closed: str):
     """Daemons have none, readers go: the plan is written."""
-    done = shell(folder, f"{SEARCH} -o found.yaml {closed}")
+    done = shell(folder, f"{SEARCH} -o found.yaml {closed}", ONE_ROUND)
     assert done.returncode == 0, done.stderr
     assert "measured:" in (folder / "found.yaml").read_text()
 
@@ -143,7 +145,7 @@ def read_until(terminal: int, words: str) -> None:
         said += os.read(terminal, 4096).decode(errors="replace")
 
 
-LONG = SEARCH.replace("--trials 1 ", "--trials 20 ").replace("--max-time 60s ", "")
+LONG = SEARCH.replace("--trials 1 ", "--trials 20 ")
 
 
 def test_a_terminal_that_closes_is_one_ctrl_c(folder: Path):

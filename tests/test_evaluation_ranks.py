@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_pair import found_by_two
+from gloo_pair import fork_a_pair, found_by_two
 from torch import nn
 
 import autotune
@@ -115,11 +115,5 @@ def test_a_sharded_model_that_is_changed_is_the_users_error(pair):
     assert all("evaluate(model) changed the model: 0.weight and" in one["changed"] for one in pair)
 
 
-def fork_a_pair(folder: str) -> int:
-    second = os.fork()
-    in_each(int(second == 0), folder)
-    return os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0
-
-
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(sys.argv[1]))
+    sys.exit(fork_a_pair(in_each, sys.argv[1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_pair import found_by_two
+from gloo_pair import fork_a_pair, found_by_two
 from test_halving import Limited
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -301,11 +300,5 @@ def test_what_exchanges_data_within_a_pass_is_refused(pair, what):
         assert f"{what} exchanges data between ranks within forward and backward passes" in one["refused"][what]
 
 
-def fork_a_pair(folder: str) -> int:
-    second = os.fork()
-    in_each(int(second == 0), folder)
-    return os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0
-
-
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(sys.argv[1]))
+    sys.exit(fork_a_pair(in_each, sys.argv[1]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from gloo_pair import fork_a_pair, found_by_two
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,20 +30,28 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def compare(rank: int, folder: str) -> None:
-    """In each rank: gradients of stock and of converted models, in place of an assertion's message."""
+def are_alike(ours: list[Tensor], stock: list[Tensor]) -> bool:
+    return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, stock, strict=True))
+
+
+def in_each(rank: int, folder: str) -> None:
+    """Whether gradients of stock and of converted models are alike, and those of a rank by itself."""
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
     x = torch.randn(RANKS, 2, 3, 8, 8, generator=torch.Generator().manual_seed(1))[rank]
     stock = gradients(DistributedDataParallel(build()), x)
-    for recompute in (False, True):
-        ours = gradients(DistributedDataParallel(convert(build(), x, recompute=recompute)), x)
-        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, stock, strict=True))
-    alone = gradients(build(), x)
-    assert not torch.allclose(alone[0], stock[0], atol=1e-5), "the ranks' gradients were averaged"
-    Path(folder, f"passed-{rank}").touch()
+    found = {"alone": torch.allclose(gradients(build(), x)[0], stock[0], atol=1e-5)}
+    for kind in ("exact", "recompute"):
+        converted = convert(build(), x, recompute=kind == "recompute")
+        found[kind] = are_alike(gradients(DistributedDataParallel(converted), x), stock)
+    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
     dist.destroy_process_group()
 
 
 def test_gradients_are_averaged_as_stocks_are(tmp_path: Path):
-    mp.spawn(compare, (str(tmp_path),), RANKS)
-    assert all((tmp_path / f"passed-{rank}").exists() for rank in range(RANKS))
+    assert found_by_two(__file__, tmp_path) == [{"exact": True, "recompute": True, "alone": False}] * RANKS
+
+
+if __name__ == "__main__":
+    sys.exit(fork_a_pair(in_each, sys.argv[1]))

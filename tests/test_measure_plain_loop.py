@@ -15,7 +15,6 @@ from autotune.task_file import load_task
 from autotune.techniques import Settings
 from autotune.training.apply_plan import apply
 from autotune.workers import Measured, MeasureRequest
-from autotune.workers.local import LocalExecutor
 
 TASK = str(Path(__file__).parent / "tasks" / "keeps_losses.py")
 
@@ -65,12 +64,11 @@ def in_pieces(compute_loss):
 
 
 @pytest.mark.parametrize(("plain_loop", "said"), [(True, {"kept"}), (False, {"gone"})])
-def test_a_trial_keeps_losses_where_it_is_asked_to(plain_loop, said):
+def test_a_trial_keeps_losses_where_it_is_asked_to(plain_loop, said, local_executor):
     options = MeasureOptions(trial_time_s=0.1, parity_batch=None, enforce=False, plain_loop=plain_loop)
     plan = Plan(settings=Settings())
     request = MeasureRequest(id="1", task=TASK, device="cpu", plan=plan, options=options, fresh=True)
-    with LocalExecutor() as executor:
-        outcome = executor.submit(request).result()
+    outcome = local_executor.submit(request).result()
     assert isinstance(outcome, Measured)
     assert set(outcome.output.split()) == said
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import sys
 import warnings
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_pair import found_by_two
+from gloo_pair import fork_a_pair, found_by_two
 from line_task import Stream, floats, line
 from search_tables import facts
 from torch import Tensor, nn
@@ -335,12 +334,5 @@ def test_the_plan_shares_the_processors_out(monkeypatch):
     assert DDP.not_in_force() == "OMP_NUM_THREADS is 1, and each of the plan's processes computes with 4"
 
 
-def fork_a_pair(folder: str) -> int:
-    """Two processes from one that has imported everything, and computed nothing."""
-    second = os.fork()
-    in_each(int(second == 0), folder)
-    return os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0
-
-
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(sys.argv[1]))
+    sys.exit(fork_a_pair(in_each, sys.argv[1]))

@@ -359,6 +359,7 @@ def test_run_fills_in_the_batch_and_hands_on_the_exit_code(tmp_path):
     assert "fused True" in ended.stdout
 
 
+@pytest.mark.usefixtures("one_round")
 def test_a_scripts_plan_is_verified_by_the_command_that_starts_it(tmp_path, here):
     """Through the same trials as a search's: the plan's batch is in the script's flags, and its optimizer in force."""
     plan = tmp_path / "plan.yaml"
@@ -366,12 +367,11 @@ def test_a_scripts_plan_is_verified_by_the_command_that_starts_it(tmp_path, here
         "schema: autotune/plan@1\nsettings:\n  batch: {micro: 8, accumulate: 2}\n  optimizer: {kind: fused}\n"
     )
     flags = ("--batch-size={batch.micro=16}", "--grad-accum={batch.accumulate=1}", "--steps=100000000")
-    command = ("verify", "plan.yaml", "--executor=local", "--trial-time=1s", "--json", "--")
+    command = ("verify", "plan.yaml", "--executor=local", "--trial-time=0.2s", "--json", "--")
     ended = here(*command, sys.executable, SCRIPTS / "mlp.py", *flags, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["holds"]
-    assert found["measured"]["samples_per_s"]["repeats"] == 3
     assert found["warnings"] == []
     assert "micro-batch 8 × 2" in ended.stderr
 

@@ -147,7 +147,7 @@ batch_size = 128
 
 
 def build_model():
-    return nn.Sequential(*(nn.Sequential(*(nn.Linear(32, 32), nn.Tanh()) * 4) for _ in range(8)))
+    return nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), *(nn.Tanh() for _ in range(4))) for _ in range(8)))
 
 
 def build_dataset():
@@ -165,8 +165,8 @@ def test_a_real_search_names_blocks_that_fit(local_executor: Executor):
     all to none of them recomputed. With tcmalloc, of which it is known what it adds."""
     Path("model.py").write_text(MODEL)
     Path("space.yaml").write_text(SPACE.replace("batch: auto", "allocator: [{kind: tcmalloc}]"))
-    asked = SearchOptions("model.py", space="space.yaml", trials=2, trial_time_s=1.0)
-    known = inspect(asked, local_executor, TimeBudget(1.0, None))
+    asked = SearchOptions("model.py", space="space.yaml", trials=2, trial_time_s=0.2)
+    known = inspect(asked, local_executor, TimeBudget(0.2, None))
     stock = reference_settings(known).model_copy(update={"allocator": Allocator(kind="tcmalloc")})
     every = stock.model_copy(update={"checkpointing": Checkpointing(kind="blocks")})
     requests = Requests("model.py", 0, Budget(limit=None, device="cpu"), known)

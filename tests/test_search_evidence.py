@@ -139,6 +139,7 @@ def test_a_round_that_other_work_disturbed_is_measured_again():
     run = run_search(options(), executor=Again([200.0, 50.0, 200.0, 1.0], [0.0, 0.5, 0.0, 0.0]))
     assert run.fresh == [BOTH, REFERENCE] * 3
     assert (run.plan.measured.samples_per_s.value, run.plan.measured.samples_per_s.repeats) == (200.0, 2)
+    assert run.plan.gain.rounds == run.plan.reference.samples_per_s.repeats == 2
     assert not any("not sure" in note for note in run.plan.notes)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from search_tables import configurations, every, facts, options, row, run_search
 from autotune.errors import PlanError, StudyError
 from autotune.plan import Plan
 from autotune.search.events import TrialEnded, Warned
+from autotune.search.options import SearchOptions
 from autotune.search.store.lock import Lock
 from autotune.search.store.storage import open_storage, storage_errors
 from autotune.search.store.url import masked
@@ -57,9 +60,13 @@ def in_place_of_the_study() -> None:
 # What becomes of the file
 
 
-@pytest.mark.parametrize("trial", ["trial-000", "trial-002", "finalist-000-round-2"])
 @pytest.mark.parametrize(
-    "remove", [lambda: shutil.rmtree(".autotune"), lambda: os.unlink(STUDY), lambda: os.rename(".autotune", "moved")]
+    ("remove", "trial"),
+    [
+        *((lambda: shutil.rmtree(".autotune"), trial) for trial in ("trial-000", "trial-002", "finalist-000-round-2")),
+        (lambda: os.unlink(STUDY), "trial-002"),
+        (lambda: os.rename(".autotune", "moved"), "trial-002"),
+    ],
 )
 def test_a_study_that_is_removed_in_a_search_is_written_anew(remove: Callable[[], object], trial: str):
     ran = run_search(every(), executor=during(trial, remove))
@@ -173,6 +180,21 @@ def change(table: str, key: str, new: Callable[[str], str | None]) -> None:
     database.close()
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[..., SearchOptions]], Path]:
+    """The study's folder of a whole search, made once for those that change a copy of it."""
+
+    @cache
+    def search(ask: Callable[..., SearchOptions]) -> Path:
+        folder = tmp_path_factory.mktemp("searched")
+        with contextlib.chdir(folder):
+            Path("space.yaml").write_text(SMALL)
+            run_search(ask())
+        return folder / STUDY.parent
+
+    return search
+
+
 def with_field(text: str) -> str:
     return json.dumps({**json.loads(text), "of_another_version": 1})
 
@@ -198,10 +220,10 @@ def with_field(text: str) -> str:
     ],
 )
 def test_a_row_of_another_version_ends_a_resume_and_is_left_as_it_is(
-    table: str, key: str, new: Callable[[str], str | None]
+    table: str, key: str, new: Callable[[str], str | None], searched: Callable[..., Path]
 ):
     ask = options if key.startswith("predicted") else every
-    run_search(ask())
+    shutil.copytree(searched(ask), STUDY.parent)
     change(table, key, new)
     before = stored()
     with pytest.raises(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_pair import found_by_two
+from gloo_pair import fork_a_pair, found_by_two
 from test_parallel import counted, some_parameters, task
 from torch import nn
 
@@ -182,12 +181,5 @@ def test_bad_shares_are_refused():
     assert Settings(parallel=Parallel(kind="ddp", processes=2, effective=8)).environment({}) == {}
 
 
-def fork_a_pair(folder: str) -> int:
-    """Two processes from one that has imported everything, and computed nothing."""
-    second = os.fork()
-    in_each(int(second == 0), folder)
-    return os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]) if second else 0
-
-
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(sys.argv[1]))
+    sys.exit(fork_a_pair(in_each, sys.argv[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import subprocess
 import sys
 import warnings
@@ -12,6 +13,7 @@ import torch
 from line_task import training_of
 from search_tables import facts
 from torch import nn
+from torch.utils.data import Subset
 
 import autotune
 from autotune.errors import PlanError
@@ -31,6 +33,7 @@ from autotune.testing.zoo import ZOO
 
 needs_compiler = pytest.mark.skipif(lacking_compiler("cpu") is not None, reason=str(lacking_compiler("cpu")))
 BLOCKS, MODEL = Compile(kind="blocks"), Compile(kind="model")
+MLP = dataclasses.replace(ZOO["mlp"], build_optimizer=ZOO["gpt"].build_optimizer)
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +49,17 @@ class TestCompile(TechniqueContract):
     lacking = (BLOCKS,)
 
 
+def whole_batches(name: str) -> autotune.Task:
+    """A job of the zoo without dropout, and without its tail of 6, for which programs are compiled once more."""
+    task = ZOO[name]
+    return without_dropout(dataclasses.replace(task, build_dataset=lambda: Subset(task.build_dataset(), range(16))))
+
+
 @needs_compiler
-@pytest.mark.parametrize("choice", [BLOCKS, MODEL])
-def test_a_compiled_model_trains_what_a_stock_one_does(choice):
-    """A GPT: losses, gradients and trained parameters up to the order of additions; keys of ``state_dict`` stay."""
-    task = without_dropout(ZOO["gpt"])
+@pytest.mark.parametrize(("choice", "task"), [(BLOCKS, whole_batches("gpt")), (MODEL, MLP)], ids=["blocks", "model"])
+def test_a_compiled_model_trains_what_a_stock_one_does(choice, task):
+    """A GPT's blocks; an MLP, with a tail: losses, gradients and trained parameters up to the order of additions; keys
+    of ``state_dict`` stay."""
     stock = run_by_hand(task)
     compiled = run_applied(task, Settings(batch=Batch(micro=8), compile=choice))
     pairs = zip(compiled.losses, stock.losses, strict=True)
@@ -63,11 +72,10 @@ def test_a_compiled_model_trains_what_a_stock_one_does(choice):
 @needs_compiler
 def test_the_optimizer_steps_within_a_compiled_models_backward():
     """Two techniques at once: each parameter is updated as its gradient comes out of the program."""
-    task = without_dropout(ZOO["gpt"])
     compiled = run_applied(
-        task, Settings(batch=Batch(micro=8), compile=MODEL, optimizer_step=OptimizerStep(kind="in_backward"))
+        MLP, Settings(batch=Batch(micro=8), compile=MODEL, optimizer_step=OptimizerStep(kind="in_backward"))
     )
-    assert relative_difference(compiled.state, run_by_hand(task).state) <= 2e-5
+    assert relative_difference(compiled.state, run_by_hand(MLP).state) <= 2e-5
 
 
 def saved_bytes(model: nn.Module, x: torch.Tensor) -> int:
@@ -129,23 +137,25 @@ def test_what_compiles_nothing_takes_no_time():
 
 @needs_compiler
 def test_blocks_of_torchs_own_classes_are_compiled_and_share_a_program_where_they_are_alike():
-    """Four ``nn.Sequential`` in a row, which ``nn.Module.compile`` leaves as they are without a word: three
-    widths, three programs, although torch may keep but one for each piece of code."""
+    """Three ``nn.Sequential`` in a row, which ``nn.Module.compile`` leaves as they are without a word: two widths, two
+    programs, although torch may keep but one for each piece of code."""
     from torch._dynamo import config
     from torch._dynamo.utils import counters
 
-    blocks = [nn.Sequential(nn.Linear(*widths), nn.ReLU()) for widths in ((5, 5), (5, 5), (5, 3), (3, 3))]
+    blocks = [nn.Sequential(nn.Linear(*widths), nn.ReLU()) for widths in ((5, 5), (5, 5), (5, 3))]
     model = autotune.apply_to_model(Plan(settings=Settings(compile=BLOCKS)), nn.Sequential(*blocks))
     counters.clear()
-    with config.patch(recompile_limit=1):
-        model(torch.ones(2, 5, requires_grad=True))
-    assert counters["stats"]["unique_graphs"] == 3
+    with config.patch(recompile_limit=1), torch.no_grad():  # of backward there would be as many
+        model(torch.ones(2, 5))
+    assert counters["stats"]["unique_graphs"] == 2
 
 
 @needs_compiler
 def test_a_later_process_finds_what_an_earlier_one_compiled(tmp_path, monkeypatch):
     """Inductor's cache on disk: of the same program, the second process compiles none."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # for two kernels it takes longer
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # which it would try by compiling
     code = (
         "import torch, autotune\n"
         "from autotune.plan import Plan\n"

@@ -17,6 +17,7 @@ from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Settings
 from ..training.apply_plan import apply
+from .zoo import once_each
 
 __all__ = ["Run", "one_thread", "relative_difference", "run_applied", "run_by_hand", "without_dropout"]
 
@@ -39,6 +40,7 @@ class Run:
         return losses and all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in pairs)
 
 
+@once_each
 def run_by_hand(task: Task) -> Run:
     """One epoch of a plain loop, as a user would write it without this package."""
     seed_everything(0)

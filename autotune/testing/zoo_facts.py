@@ -17,7 +17,7 @@ from ..techniques.checkpointing import find_blocks
 from ..techniques.optimizer import supported_implementations
 from ..training.fingerprint import fingerprint
 from ..units import MIB
-from .zoo import BATCH_SIZE
+from .zoo import BATCH_SIZE, once_each
 
 __all__ = ["BARE", "facts_of"]
 
@@ -55,6 +55,7 @@ BARE = Facts(
 _CONVOLUTIONS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
+@once_each
 def facts_of(task: Task) -> Facts:
     """What a zoo's task is. Splits are permitted; a loader worker is taken to gain where there is collation."""
     model, dataset = task.build_model(), task.build_dataset()
