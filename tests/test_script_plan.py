@@ -283,7 +283,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_the_script_makes_impossible_ends_it_with_the_reason(what, run, script, capsys):
+def test_what_the_script_makes_impossible_ends_it_with_the_reason(what, run, script, capsys, monkeypatch):
+    """In a process that has compiled nothing, as a script's has that does not compile."""
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
     body, settings, reason = REFUSED[what]
     with pytest.raises(SystemExit) as ended:
         run(script(body), **settings)

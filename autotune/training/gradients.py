@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from ..data.loader import Loader
 from ..data.positions import Position
 from ..errors import TaskError
 from ..ranks import summed
+from .halving import Halving
 
 __all__ = ["Count", "Gradients", "divisor", "read_loss"]
 
@@ -27,18 +27,18 @@ class Gradients:
     multiplied by their number.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, loader: Loader, parts: Callable[[], int]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, loader: Loader, halving: Halving) -> None:
         """
         Args:
             optimizer: of the parameters.
             loader: of the micro-batches.
-            parts: number of forward passes for one micro-batch of the loader.
+            halving: how many forward passes one micro-batch of the loader takes.
         """
         self.num_added = 0
         """Micro-batches that are in the gradients, or are about to be."""
         self.position: Position | None = None
         """Of the last of them."""
-        self._optimizer, self._loader, self._ranks, self._parts = optimizer, loader, loader.ranks, parts
+        self._optimizer, self._loader, self._ranks, self._halving = optimizer, loader, loader.ranks, halving
         self._weight: Count = 0.0
         self._expected: Count = 0.0
 
@@ -50,7 +50,7 @@ class Gradients:
     @property
     def num_passes(self) -> int:
         """Forward passes in an optimizer step."""
-        return self._loader.batch.accumulate * self._parts()
+        return self._loader.batch.accumulate * self._halving.parts
 
     @property
     def is_whole(self) -> bool:

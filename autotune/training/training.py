@@ -82,7 +82,7 @@ class Training:
         self._done: Position | None = None
         self._guard = Guard(optimizer)
         self._halving = Halving(loader.batch.micro, halve_when_out_of_memory, self._together)
-        self._gradients = Gradients(optimizer, loader, lambda: self._halving.parts)
+        self._gradients = Gradients(optimizer, loader, self._halving)
         self._own = within(model)
 
     def with_loader(self, loader: Loader) -> Training:
