@@ -26,7 +26,8 @@ from autotune.report.page import study_page
 from autotune.report.study import bought
 from autotune.search.predicted.forecast import Forecast, Range
 from autotune.search.store.stored import Stored, read_study
-from autotune.search.store.study import Study, Tried
+from autotune.search.store.study import Study
+from autotune.search.store.tried import Tried
 from autotune.search.verdict import judge
 from autotune.techniques import Settings
 from autotune.workers import Failed, Measured, OutOfMemory

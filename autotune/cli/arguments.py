@@ -1,15 +1,22 @@
-"""The command line's arguments and options, with their help and what is read from their text."""
+"""The command line's arguments and options, with their help."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from ..search.options import Drop
-from ..units import MIB, parse_bytes, parse_duration, parse_percent
+from .reading import (
+    read_budget,
+    read_budget_or_share,
+    read_device_of_type,
+    read_drop,
+    read_duration,
+    read_factor,
+    read_margin,
+)
 
 __all__ = [
     "Ablate",
@@ -71,73 +78,6 @@ __all__ = [
 ]
 
 
-def _budget(text: str) -> int:
-    try:
-        num_bytes = parse_bytes(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if 0 < num_bytes < MIB:
-        raise typer.BadParameter(f"a budget of {text} is {num_bytes} bytes. Was {text}GiB meant?")
-    if num_bytes <= 0:
-        raise typer.BadParameter(f"a budget of {text} leaves no memory at all. Write for example 8GiB, 512 MiB or 8GB.")
-    return num_bytes
-
-
-def _device_of_type(text: str) -> str:
-    """``cpu``, ``cuda``, or one type of these."""
-    from ..workers.devices import split_device
-
-    try:
-        split_device(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}.") from None
-    return text
-
-
-def _budget_or_share(text: str) -> float:
-    """Bytes as an int; a share of the reference's peak as a float."""
-    if not text.strip().endswith("%"):
-        return _budget(text)
-    try:
-        return parse_percent(text.strip())
-    except ValueError:
-        raise typer.BadParameter(
-            f"expected a percentage above 0 of what the job takes as it stands, such as 90%, but got {text!r}."
-        ) from None
-
-
-def _duration(text: str | float) -> float:  # typer parses defaults too
-    try:
-        return parse_duration(str(text))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _drop(text: str | Drop) -> Drop:
-    written = str(text).strip()
-    try:
-        value = float(written.removesuffix("%"))
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise typer.BadParameter(
-            f"expected how far evaluate's result may fall, such as 1% of the reference's, or 0.5, but got {text!r}."
-        )
-    return Drop(value / 100, is_share=True) if written.endswith("%") else Drop(value, is_share=False)
-
-
-def _factor(value: float) -> float:
-    if not 0 < value < math.inf:
-        raise typer.BadParameter(f"must be a number above 0, but got {value:g}; 1 is as the task has it.")
-    return value
-
-
-def _margin(value: float) -> float:
-    if not 0 <= value < 1:
-        raise typer.BadParameter(f"expected a share from 0 up to 1, such as 0.03, but got {value}.")
-    return value
-
-
 TaskPath = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The task file; `autotune init` writes one.")]
 Job = Annotated[
     list[str],
@@ -193,7 +133,7 @@ ReportOutput = Annotated[Path, typer.Option("--output", "-o", help="Where the pa
 Budget = Annotated[
     float | None,
     typer.Option(
-        parser=_budget_or_share,
+        parser=read_budget_or_share,
         metavar="SIZE|PERCENT",
         help="Memory that the device may charge the job: 8GiB or 8G is 2**33 bytes, 8GB is 8 * 10**9; or 90% of what "
         "the job takes as it stands.",
@@ -203,7 +143,7 @@ Budget = Annotated[
 EstimatedBudget = Annotated[
     int | None,
     typer.Option(
-        parser=_budget,
+        parser=read_budget,
         metavar="SIZE",
         help="Memory that the device may charge the job: 8GiB or 8G is 2**33 bytes, 8GB is 8 * 10**9.",
         show_default="all of the device's",
@@ -215,7 +155,7 @@ Trials = Annotated[
 MaxTime = Annotated[
     float | None,
     typer.Option(
-        parser=_duration,
+        parser=read_duration,
         metavar="TIME",
         help="Longest time for the whole search, repeated runs of the best included: 90s, 20m, 1.5h.",
         show_default="no limit",
@@ -224,7 +164,7 @@ MaxTime = Annotated[
 TrialTime = Annotated[
     float,
     typer.Option(
-        parser=_duration,
+        parser=read_duration,
         metavar="TIME",
         help="Longest time for one trial's timed steps; it ends once its speed is known to 2 %: 2s, 1m.",
         show_default="60s",
@@ -255,7 +195,7 @@ MaxQualityDrop = Annotated[
     Drop | None,
     typer.Option(
         "--max-quality-drop",
-        parser=_drop,
+        parser=read_drop,
         metavar="DROP",
         help="Try techniques that change the model, and allow the task's evaluate to fall by so much: 1%, or 0.5.",
         show_default="no such technique is tried",
@@ -268,7 +208,7 @@ RecoverySteps = Annotated[
 RecoveryLr = Annotated[
     float,
     typer.Option(
-        callback=_factor,
+        callback=read_factor,
         help="With --max-quality-drop: factor on the learning rates in that training.",
     ),
 ]
@@ -285,7 +225,7 @@ KeepWeights = Annotated[
     ),
 ]
 Margin = Annotated[
-    float, typer.Option(callback=_margin, help="The measured peak times 1 + margin must be within the budget.")
+    float, typer.Option(callback=read_margin, help="The measured peak times 1 + margin must be within the budget.")
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seeds the task and the sampler.")]
 Sampler = Annotated[
@@ -329,7 +269,7 @@ DeviceOfType = Annotated[
     str | None,
     typer.Option(
         "--device",
-        parser=_device_of_type,
+        parser=read_device_of_type,
         metavar="cpu|cuda[:NAME]",
         help="Device type that trials run on; where there are unlike ones, a part of their name and memory: cuda:A100.",
         show_default="cuda where this machine has it, else cpu",
@@ -348,7 +288,7 @@ Devices = Annotated[
 DeviceMemory = Annotated[
     int | None,
     typer.Option(
-        parser=_budget,
+        parser=read_budget,
         metavar="SIZE",
         help="Plan for a CUDA device of this memory, which need not be here.",
         show_default="none: plan for this machine",

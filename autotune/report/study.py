@@ -10,7 +10,7 @@ from typing import Any
 from ..plan import Gain
 from ..search.requests import reference_settings
 from ..search.store.stored import Stored
-from ..search.store.study import Tried
+from ..search.store.tried import Tried
 from ..search.winner.ablation import Share, counterparts, shares
 from ..search.winner.evidence import combine, gain, undisturbed
 from ..units import format_duration

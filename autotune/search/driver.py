@@ -30,7 +30,8 @@ from .sampler.configuration_space import ConfigurationSpace
 from .session import Session
 from .store.record import StudyRecord
 from .store.storage import check_file, default_storage
-from .store.study import Study, Tried
+from .store.study import Study
+from .store.tried import Tried
 from .store.url import sqlite_files
 from .time_budget import TimeBudget
 from .trials import TIME_IS_UP, explore, explore_whole, measure_first

@@ -18,7 +18,8 @@ from .events import Event, Warned
 from .options import SearchOptions
 from .quality import least_early
 from .requests import PARITY_LIMITS, Requests, exactness, reference_settings
-from .store.study import Study, Tried
+from .store.study import Study
+from .store.tried import Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict
 

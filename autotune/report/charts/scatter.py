@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from typing import Literal
 
 from ...search.store.stored import Stored
-from ...search.store.study import Tried
+from ...search.store.tried import Tried
 from ...search.verdict import CONSTRAINTS
 from ...workers import Measured, OutOfMemory
 from .axis import Axis

@@ -14,7 +14,8 @@ import optuna
 
 from ...techniques import Settings, Technique
 from ..options import SamplerName
-from ..store.study import Study, Tried
+from ..store.study import Study
+from ..store.tried import Tried
 from ..verdict import CONSTRAINTS
 from .configuration_space import ConfigurationSpace, Foreseen, Point
 from .optuna_samplers import build_sampler

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from ...measure import Measurement
 from ...techniques import TECHNIQUES, Effect, Facts, Settings, Technique
 from ...workers import Measured
-from ..store.study import Study, Tried
+from ..store.study import Study
+from ..store.tried import Tried
 from .acquisition import GAIN
 from .configuration_space import ConfigurationSpace
 

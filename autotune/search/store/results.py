@@ -21,7 +21,7 @@ from ...techniques import Settings
 from ...workers import Measured, Outcome, OutOfMemory
 from ...workers.outcome import OUTCOME
 from .storage import check_file, opening, storage_errors
-from .study import trimmed
+from .tried import trimmed
 from .url import sqlite_path
 
 __all__ = ["TRIAL", "Kept", "Key", "Results"]

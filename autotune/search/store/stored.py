@@ -22,7 +22,8 @@ from ..verdict import judge
 from .record import StudyRecord
 from .recovered import Row, recover
 from .storage import read_storage
-from .study import FELL, PLAN, Tried
+from .study import FELL, PLAN
+from .tried import Tried
 from .url import masked, sqlite_path
 
 __all__ = ["Stored", "read_study", "url_of"]

@@ -6,7 +6,6 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 
 import optuna
@@ -28,39 +27,18 @@ from .exclusive import ExclusiveStorage
 from .record import StudyRecord, check_same
 from .recovered import Recovered, Row, recover
 from .storage import newest_first, newest_number, storage_errors
+from .tried import Tried, trimmed
 from .url import masked
 
-__all__ = ["FELL", "PLAN", "Study", "Tried", "trimmed"]
+__all__ = ["FELL", "PLAN", "Study"]
 
 PLAN = "plan"
 """The study's user attribute that holds the plan that its search wrote, as YAML."""
-
-_KEPT_OUTPUT = 2048
-"""Characters of a trial's output that the study keeps, from either end; its log has all."""
 
 _KNOWN = "known"
 """The user attribute of a trial that another search measured."""
 FELL = "fell"
 """Prefix of the keys of configurations that were disqualified when measured again; the trial's number follows."""
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A configuration and its outcome."""
-
-    number: int
-    """Counts measured configurations from 0, the reference."""
-    settings: Settings
-    outcome: Outcome
-    verdict: Verdict
-    known: bool = False
-    """Whether another search measured it."""
-
-    @property
-    def applied(self) -> Settings:
-        """The settings with what was decided as they were applied, so that the same is measured again."""
-        decided = self.outcome.applied if isinstance(self.outcome, Measured) else None
-        return decided or self.settings
 
 
 class Study:
@@ -143,7 +121,7 @@ class Study:
         part = settings.part("function")
         if part == Settings():
             return None
-        rows = [*self._dropped, *(row for row in self.tried if _has_quality(row))]
+        rows = [*self._dropped, *(row for row in self.tried if row.has_quality)]
         return next((row for row in rows if row.settings.part("function") == part), None)
 
     @property
@@ -333,10 +311,6 @@ class Study:
         self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
 
-def _has_quality(row: Tried) -> bool:
-    return isinstance(row.outcome, Measured) and row.outcome.measurement.quality is not None
-
-
 def _newest_of(storage: RDBStorage, stem: str, fingerprint: str) -> optuna.Study:
     """The newest study of the task, or of the stem where none is the task's."""
     found = list(newest_first(storage, stem))
@@ -359,12 +333,3 @@ def _of_this_version(stem: str, url: str) -> Iterator[None]:
             f"--resume: the study of {stem} in {masked(url)} is not of this version: {said[:200]}. "
             "Leave out --resume to begin another; nothing was changed in it."
         ) from None
-
-
-def trimmed(outcome: Outcome) -> Outcome:
-    """The outcome with only the ends of its output."""
-    text = outcome.output
-    if len(text) <= 2 * _KEPT_OUTPUT:
-        return outcome
-    cut = f"{text[:_KEPT_OUTPUT]}\n… {len(text) - 2 * _KEPT_OUTPUT} characters left out …\n{text[-_KEPT_OUTPUT:]}"
-    return outcome.model_copy(update={"output": cut})

@@ -13,7 +13,7 @@ from ...techniques import Facts, Settings, Technique
 from ...workers import Measured, Outcome, TimedOut
 from ..events import AblationEnded, AblationStarted
 from ..session import Session
-from ..store.study import Tried
+from ..store.tried import Tried
 from ..time_budget import LEAST_SHARE_S, MOST_ROUNDS
 from .evidence import Pair, interval, undisturbed
 

@@ -19,7 +19,7 @@ from ...units import ceil_mib, format_bytes
 from ...workers import Measured, OutOfMemory
 from ..requests import LARGEST_OF
 from ..session import Session
-from ..store.study import Tried
+from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
 from .evaluation import evaluation_of
 from .evidence import are_sure, calm, combine, gain

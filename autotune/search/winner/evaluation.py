@@ -11,7 +11,7 @@ from ...plan import Evaluation
 from ...units import ceil_mib
 from ...workers import Measured, MeasureRequest, OutOfMemory
 from ..session import Session
-from ..store.study import Tried
+from ..store.tried import Tried
 from ..time_budget import LEAST_SHARE_S, NUM_REPEATS
 
 __all__ = ["evaluation_of", "find_batch", "with_batch"]

@@ -18,7 +18,7 @@ from ...workers import Dropped, Measured, Outcome, TimedOut
 from ..events import FinalistEnded, TrialStarted
 from ..quality import UNLIKELY, Judgement, judge_quality, reason_of
 from ..session import Session
-from ..store.study import Tried
+from ..store.tried import Tried
 from ..time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
 from .evaluation import find_batch, with_batch
 from .evidence import Pair, are_sure, interval, undisturbed
