@@ -71,7 +71,7 @@ class Gradients:
             loss: its mean loss, or with a ``count`` its sum.
             count: None, or what the loss is a sum over.
             position: of the micro-batch.
-            in_step: whether ranks may exchange numbers now: they make their passes together.
+            in_step: whether ranks make this pass at the same time, so that they can exchange numbers within it.
         """
         counts = count is not None
         weight: Count = _scalar(count) if counts else float(position.num_samples)

@@ -22,47 +22,13 @@ from autotune.service.runner import RunnerOptions
 from autotune.service.store.states import State
 from autotune.workers.process import end, identify, name_of
 
+from ..held_task import HELD
 from .core import ANY_END, Fault
 from .scene import Scene
 
 __all__ = ["FAULTS"]
 
 SPACE = "schema: autotune/space@1\nprecision: auto\n"
-TASK = '''
-"""Each measurement says that it has begun, and waits until it may go on."""
-
-import os
-import time
-from pathlib import Path
-
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-
-batch_size = 8
-folder = Path({folder!r})
-num_losses = 0
-
-
-def build_model():
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-
-
-def build_dataset():
-    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
-
-
-def compute_loss(model, batch):
-    global num_losses
-    inputs, targets = batch
-    num_losses += type(inputs) is torch.Tensor  # a prediction's are not
-    if num_losses == 30:  # an inspection has fewer
-        (folder / f"begun-{{os.getpid()}}").touch()
-        while not (folder / "go").exists():
-            time.sleep(0.02)
-    return nn.functional.mse_loss(model(inputs), targets)
-'''
 _PAUSE_S = 10.0
 """How long a node is stopped: less than Ray takes to call it dead."""
 _RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-gpus=0")
@@ -139,7 +105,7 @@ class Searching(Scene):
         self.point = point
         job = self.folder / "job"
         job.mkdir()
-        (job / "model.py").write_text(TASK.format(folder=str(self.folder)))
+        (job / "model.py").write_text(HELD.format(name="model", folder=str(self.folder)))
         (job / "space.yaml").write_text(SPACE)
         spec = {"task": "model.py", "space": "space.yaml", "trials": 1, "trial_time": "0.2s", "device": "cpu"}
         self.search_id = str(self.server.client.submit(job, **spec)["id"])

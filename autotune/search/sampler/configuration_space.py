@@ -159,7 +159,7 @@ class ConfigurationSpace:
                 rows.append(self._configuration(settings, record.facts))
         configurations = Configurations(rows, self.distributions, "batch").derived(record.usable_bytes)
         tried = [row for row in study.tried if self.params(row.settings) is not None]
-        # What was tried teaches, the reference above all, whose batch need not be about the largest that fits.
+        # The sampler learns from configurations that it knows: of the reference too, whose batch may be left out above.
         configurations = configurations.joined(self._configuration(row.settings, record.facts) for row in tried)
         margin = record.budget.margin
         return ExpectedGainSampler(

@@ -13,7 +13,7 @@ from ...errors import NothingFits
 from ...files import hash_of
 from ...measure.measurement import NO_EVALUATION
 from ...plan import Environment, Evidence, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
-from ...techniques import Settings
+from ...techniques import Facts, Settings
 from ...techniques.batch import refused_split
 from ...units import ceil_mib, format_bytes
 from ...workers import Measured, OutOfMemory
@@ -25,7 +25,7 @@ from .evaluation import evaluation_of
 from .evidence import are_sure, calm, combine, gain
 from .finalists import Final, run_name
 
-__all__ = ["build_plan", "nothing_fits"]
+__all__ = ["build_plan", "environment_of", "nothing_fits"]
 
 _WIDE = 0.25
 """Relative half-width of a 95 % interval from which on a note asks whether the machine is shared."""
@@ -62,14 +62,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         quality=_quality(session, final),
         weights=_weights(session, final),
         gain=gain(measured, measured if winner.number == 0 else reference, final.pairs, reason),
-        environment=Environment(
-            torch=facts.torch_version,
-            device=facts.device.name,
-            driver=facts.device.driver,
-            autotune=__version__,
-            python=platform.python_version(),
-            threads=facts.num_threads if facts.device.type == "cpu" else None,
-        ),
+        environment=environment_of(facts),
         search=SearchRecord(
             trials=session.study.num_measured,
             known=len(session.study.tried) - session.study.num_measured or None,
@@ -79,6 +72,18 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
             sampler=options.sampler,
             seed=options.seed,
         ),
+    )
+
+
+def environment_of(facts: Facts) -> Environment:
+    """Where a task was measured, and with which versions, as a plan states it."""
+    return Environment(
+        torch=facts.torch_version,
+        device=facts.device.name,
+        driver=facts.device.driver,
+        autotune=__version__,
+        python=platform.python_version(),
+        threads=facts.num_threads if facts.device.type == "cpu" else None,
     )
 
 

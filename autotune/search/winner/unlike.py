@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -12,16 +11,16 @@ from typing import NamedTuple, Self
 
 from pydantic import ValidationError
 
-from ... import __version__
 from ...bundle import Bundle, Member
 from ...errors import UserError
-from ...plan import Environment, Plan, TaskRef
+from ...plan import Plan, TaskRef
 from ...techniques import Facts, Settings
 from ...techniques.batch import Batch, refused_split
 from ...techniques.parallel import Parallel
 from ...units import format_bytes
 from ..shares import Timed, quickest, share_out
 from ..store.stored import Stored, read_study, url_of
+from .build_plan import environment_of
 
 __all__ = ["Share", "SharedTraining", "check_ranks", "check_shareable", "slug"]
 
@@ -202,14 +201,7 @@ class SharedTraining:
             settings=settings,
             exactness={each.name: each.exactness(facts) for each in settings.chosen()},
             notes=("batch is lossy for this model: it changes the gradient, not only its rounding",) if lossy else (),
-            environment=Environment(
-                torch=facts.torch_version,
-                device=facts.device.name,
-                driver=facts.device.driver,
-                autotune=__version__,
-                python=platform.python_version(),
-                threads=facts.num_threads if facts.device.type == "cpu" else None,
-            ),
+            environment=environment_of(facts),
         )
 
 
