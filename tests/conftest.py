@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Ended, run_here
-from search_tables import InMemory
+from search_tables import InMemory, empty_database
 
 from autotune.workers import Executor
 from autotune.workers.local import LocalSlot
@@ -50,6 +50,7 @@ def ray_executor() -> Iterator[Executor]:
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, InMemory]:
     """Studies are in no file, which takes a quarter of the time: for tests of what a search does, and not of what it
     keeps. By their URLs."""
+    empty_database()  # is kept for the session: made by a real storage
     storages: defaultdict[str, InMemory] = defaultdict(InMemory)
     monkeypatch.setattr("autotune.search.store.exclusive.open_storage", lambda url: storages[url])
     return storages

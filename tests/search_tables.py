@@ -200,7 +200,7 @@ def run_search(
     run = Run(executor, [])
     if options.storage is None and not options.resume and not FOLDER.exists():
         FOLDER.mkdir()
-        (FOLDER / f"{Path(options.task).stem}.db").write_bytes(_empty_database())
+        (FOLDER / f"{Path(options.task).stem}.db").write_bytes(empty_database())
     time_budget = TimeBudget(options.trial_time_s, options.max_time_s, **rest)
     run.plan = search(options, executor, run.events.append, stop or threading.Event(), time_budget)
     return run
@@ -217,7 +217,7 @@ class InMemory(optuna.storages.InMemoryStorage):
 
 
 @cache
-def _empty_database() -> bytes:
+def empty_database() -> bytes:
     """A storage without a study: to make one takes a third of a second."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "empty.db"

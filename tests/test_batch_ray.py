@@ -98,7 +98,7 @@ def seen(ray_executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Se
             drains.process.send_signal(signal.SIGTERM)
             while drains.process.poll() is None:
                 measurements.let_go(measurements.begun())
-                measurements.wait()
+                LOOK.wait(0.05)
         (folder / "go").touch()
         ended = running.finish(timeout_s=500)
     assert ended.returncode == 0, ended.stderr

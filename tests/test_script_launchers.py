@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_a_scripts_own_options_are_none_of_the_launchers():
 
 
 def test_local_rank_as_an_argument_is_refused_with_what_to_do():
-    before = ["python", "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
+    before = [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "2"]
     with pytest.raises(UserError, match="Use torchrun, or add --use-env"):
         under_launcher([*before, "train.py"])
     assert script_name([*before, "--use_env", "train.py"]) == "train.py"
