@@ -39,7 +39,8 @@ REFERENCES = {
     "digits_cnn": EXAMPLES / "digits_cnn" / "model.py",
     "gpt2": HERE / "jobs" / "gpt2.py",
 }
-BUDGETS = {"char_gpt": 560 * 2**20, "digits_cnn": 560 * 2**20}
+SEARCHED = ("char_gpt", "digits_cnn")
+"""Within what each takes as it stands, which is not the same on all processors."""
 
 
 def main() -> None:
@@ -54,10 +55,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.reference and arguments.device != "cpu":
         parser.error("--reference is for a CPU: the plain loop moves nothing to a device")
-    if not arguments.reference and set(arguments.example or ()) - set(BUDGETS):
-        parser.error(f"without --reference, the examples are {', '.join(BUDGETS)}")
+    if not arguments.reference and set(arguments.example or ()) - set(SEARCHED):
+        parser.error(f"without --reference, the examples are {', '.join(SEARCHED)}")
     rows = []
-    for example in arguments.example or (REFERENCES if arguments.reference else BUDGETS):
+    for example in arguments.example or (REFERENCES if arguments.reference else SEARCHED):
         if arguments.reference:
             compared = compare_reference(str(REFERENCES[example]), arguments.rounds, arguments.steps)
         else:
@@ -74,7 +75,7 @@ def find_plan(example: str, device: Any) -> Path:
     path = HERE / ".plans" / f"{example}-{device}.yaml"
     options = SearchOptions(
         task=str(EXAMPLES / example / "model.py"),
-        budget_bytes=BUDGETS[example] if device == "cpu" else None,
+        budget_share=1.0 if device == "cpu" else None,
         output=path,
         device=device,
         trials=12,

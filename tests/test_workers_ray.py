@@ -88,7 +88,8 @@ class TestRayExecutor(IsolationContract):
         assert progress == []  # nothing of Ray's
 
     def test_a_tasks_folder_is_shipped_to_a_cluster_that_is_joined(self, executor, folder, tmp_path):
-        """The trial runs in a copy of it: the traceback names a file of Ray's package folder."""
+        """The trial runs in a copy of it: the traceback names a file of Ray's package folder. A pipe stays here."""
+        os.mkfifo(Path(folder) / "a [pipe]")
         request = self.request("hostile_raises", folder)
         program = (
             "import sys\n"
@@ -103,6 +104,7 @@ class TestRayExecutor(IsolationContract):
         command = [sys.executable, "-P", "-c", program, address, folder, request.model_dump_json(by_alias=True)]
         environment = {**os.environ, "RAY_AUTH_MODE": "token"}
         ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        (Path(folder) / "a [pipe]").unlink()
         assert ended.returncode == 0, ended.stderr
         outcome = OUTCOME.validate_json(ended.stdout)
         assert isinstance(outcome, Failed), outcome

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import ray
@@ -197,8 +199,7 @@ def _connect(options: ClusterOptions) -> None:
     address = options.address
     chosen: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if address:
-        shipped = {"working_dir": options.working_dir, "excludes": _NOT_SHIPPED} if options.working_dir else {}
-        chosen["runtime_env"] = {**shipped, "env_vars": WORKER_CONFIG}
+        chosen["runtime_env"] = {**_shipped(options.working_dir), "env_vars": WORKER_CONFIG}
     else:
         chosen |= {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
         chosen |= {"_temp_dir": options.folder}
@@ -209,6 +210,19 @@ def _connect(options: ClusterOptions) -> None:
         said = " ".join(str(error).split()) or type(error).__name__
         token = " If it asks for a token, set RAY_AUTH_MODE=token." if address else ""
         raise TrialsLost(f"{where} could not be reached: {said}.{token} Or use --executor local.") from None
+
+
+def _shipped(folder: str | None) -> dict[str, Any]:
+    """What Ray is told of the folder that it ships. What is neither a file nor a folder stays here, written as in a
+    .gitignore: Ray would wait for someone to write into a named pipe."""
+    if folder is None:
+        return {}
+    left_out = [*_NOT_SHIPPED]
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _NOT_SHIPPED]
+        others = [path for name in files if not (path := Path(where, name)).is_file()]
+        left_out += [re.sub(r"([][*?!#\\ ])", r"\\\1", f"/{path.relative_to(folder).as_posix()}") for path in others]
+    return {"working_dir": folder, "excludes": left_out}
 
 
 def _nodes(device: Literal["cpu", "cuda"]) -> dict[str, dict[str, Any]]:
