@@ -8,8 +8,11 @@ import socket
 import sys
 from pathlib import Path
 
-import torch  # noqa: F401
+import torch._dynamo  # noqa: F401 - by the first optimizer of each process, otherwise
+import torch.nn.parallel
 
+import autotune.script.hooks
+import autotune.training.apply_pieces
 from autotune.script.launch import launch
 
 

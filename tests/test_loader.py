@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections import OrderedDict, defaultdict
 from types import MappingProxyType
 from typing import NamedTuple
@@ -166,3 +167,18 @@ def test_persistent_workers_end_with_their_loader():
     assert worker.is_alive()
     del training
     assert worker._closed or not worker.is_alive()
+
+
+def test_workers_end_by_themselves_where_the_garbage_collector_ends_them(monkeypatch):
+    """In a cycle of the user's: torch kills none, for which it would first have waited for 5 s."""
+    setting = DataLoading(num_workers=2, persistent_workers=True)
+    training = training_of(line(floats(4)), data_loading=setting)
+    assert len(list(training.loader)) == 1
+    workers = training.loader._data._iterator._workers
+    killed = []
+    monkeypatch.setattr(type(workers[0]), "terminate", killed.append)
+    training.itself = training
+    del training
+    gc.collect()
+    assert killed == []
+    assert not any(worker.is_alive() for worker in workers)

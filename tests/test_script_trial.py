@@ -169,11 +169,11 @@ def test_a_script_that_hides_all_devices_says_so(local_executor, tmp_path):
     assert "the script sees no CUDA device (CUDA_VISIBLE_DEVICES = ''), but --device is cuda" in outcome.message
 
 
-def test_a_script_without_an_optimizer_step_ends_at_its_deadline(local_executor, script):
+def test_a_script_without_an_optimizer_step_ends_at_its_deadline(local_executor, tmp_path):
     """And what it was doing is said, by its own line."""
-    outcome = measured(
-        local_executor, script("import time\nprint('busy', flush=True)\ntime.sleep(600)\n"), deadline_s=15.0
-    )
+    path = tmp_path / "script.py"
+    path.write_text("import time\nprint('busy', flush=True)\ntime.sleep(600)\n")
+    outcome = measured(local_executor, (PYTHON, str(path)), deadline_s=8.0)
     assert isinstance(outcome, TimedOut)
     assert "up to its first optimizer step" in outcome.message
     assert "script.py" in outcome.message

@@ -31,7 +31,7 @@ from .client import FOLDERS
 from .orphans import end_orphans, start_child
 from .outcome import STOPPED, Failed, Outcome
 from .pool import done
-from .process import ProcessId, end_all_with, identify, is_alive, name_of, text_of, unnamed_file
+from .process import ProcessId, end_all_with, identify, is_alive, name_of, name_of_ended, text_of, unnamed_file
 from .protocol import receive, send
 from .request import TrialRequest
 from .scratch import Scratch, remove_abandoned
@@ -236,7 +236,8 @@ class RayExecutor(Executor):
         self._core: set[ProcessId] = set()
         while not self._has_answer():
             self._core |= {process for process in self._below() if name_of(process) in _CORE}
-            if not all(map(is_alive, self._core)):
+            ended = map(name_of_ended, descendants(self._process.pid))  # it may never have been seen alive
+            if not all(map(is_alive, self._core)) or any(name in _CORE for name in ended):
                 raise TrialsLost(f"{self._where} died while it was started. Or use --executor local.")
         text = receive(self._socket)
         if text is None:

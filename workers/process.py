@@ -21,6 +21,7 @@ __all__ = [
     "identify",
     "is_alive",
     "name_of",
+    "name_of_ended",
     "num_oom_kills",
     "resident_bytes",
     "text_of",
@@ -59,6 +60,12 @@ def is_alive(process: ProcessId) -> bool:
 def name_of(process: ProcessId) -> str:
     """The file name of the program that it runs; empty where it cannot be read."""
     return Path(_read(_PROC / str(process.pid) / "cmdline").partition("\0")[0]).name
+
+
+def name_of_ended(pid: int) -> str | None:
+    """The name of a process that has ended and that its parent has not waited for; None of any other."""
+    name, _, rest = _read(_PROC / str(pid) / "stat").partition("(")[2].rpartition(")")
+    return name if rest.split()[:1] == ["Z"] else None
 
 
 def with_variable(assignment: str) -> list[ProcessId]:

@@ -20,6 +20,7 @@ from ..techniques.batch import Batch
 from .cut import Counted, Cut, advanced
 from .own_loader import OwnLoader, samples_of
 from .positions import Position, Positions, Start
+from .worker_queues import hold_queues
 
 __all__ = ["Loader"]
 
@@ -196,6 +197,7 @@ class Loader:
     def _iterate(self, had_workers: bool) -> Iterator[tuple[Any, Position]]:
         with _seeded_apart(self._data) if had_workers else nullcontext():
             batches = iter(self._data)
+        hold_queues(batches)
         if self._cut is not None:
             return self._iterate_map(self._cut, batches)
         dataset = self.spec.dataset

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
+from ..data.worker_queues import hold_queues
 from ..errors import AutotuneError
 from ..randomness import undisturbed
 from ..ranks import this_rank
@@ -136,6 +137,7 @@ class ScriptHooks:
         elif loader in self._plan.made_persistent:
             make_ready(loader)
         iterator = original(loader)
+        hold_queues(iterator)
         if is_training and self.observer is not None:
             self.observer.epoch(iterator)
         return iterator
