@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from service_runs import OPTIONS, archive, put, serving, spec, submit, until
 
 from autotune.errors import UserError
 from autotune.service.service import open_service
+from autotune.service.web.limits import RequestLimit
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,55 @@ def until_running(client, path, secrets):
         pass
 
 
+def test_tokens_that_are_over_open_the_service_to_nobody(tmp_path):
+    """On loopback, where nobody is asked for one before the first was made."""
+    with serving(tmp_path / "s") as (client, service):
+        assert client.get("/v1/searches").status_code == 200
+        row, _ = service.tokens.create("ann", "admin", 3600.0)
+        service.tokens.revoke(row.id)
+        client.app.state.access.forget()
+        assert client.get("/v1/searches").status_code == 401
+
+
+def test_without_tokens_what_a_proxy_passes_on_is_refused(client):
+    """Anybody may be behind it."""
+    for name in ("X-Forwarded-For", "Forwarded", "Via"):
+        assert client.get("/v1/searches", headers={name: "203.0.113.9"}).status_code == 403
+
+
+def test_a_token_is_limited_whatever_else_is_sent(tmp_path):
+    """One request a second, two at once: another cookie is no other caller."""
+    with serving(tmp_path / "s") as (client, service):
+        client.app.state.access = replace(client.app.state.access, limit=RequestLimit(1.0))
+        _, secret = service.tokens.create("ann", "read", 3600.0)
+        headers = [{**bearer(secret), "Cookie": f"x={number}"} for number in range(8)]
+        statuses = [client.get("/v1/searches", headers=each).status_code for each in headers]
+    assert statuses[:2] == [200, 200]
+    assert statuses.count(429) >= 4
+
+
+def test_a_path_is_one_line_of_the_log_and_tells_no_token(client, caplog):
+    with caplog.at_level("INFO"):
+        client.get("/v1/%0a2026-01-01%20INFO%20forged%1b[2J")
+        client.delete("/v1/tokens/atn_very-secret")
+    said = [each.getMessage() for each in caplog.records if each.name == "autotune.service"]
+    assert "GET /v1/%0A2026-01-01%20INFO%20forged%1B%5B2J 404" in said[0]
+    assert "DELETE /v1/tokens/atn_... 422" in said[1]
+
+
+def test_a_method_that_is_none_adds_no_series_to_the_metrics(client):
+    for number in range(3):
+        client.request(f"ODD{number}", "/v1/searches")
+    assert 'method="other"' in client.get("/metrics").text
+    assert "ODD" not in client.get("/metrics").text
+
+
+def test_a_body_that_is_nested_without_end_is_refused(client):
+    for path in ("/v1/searches", "/session"):
+        answer = client.post(path, content=b"[" * 500_000, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (400, 422), answer.text
+
+
 def test_a_revoked_or_expired_token_is_none(guarded):
     client, service, secrets = guarded
     made = client.post("/v1/tokens", headers=bearer(secrets["admin"]), json={"name": "ann", "role": "read"}).json()
@@ -196,6 +247,9 @@ def test_one_key_queues_one_search(client):
         {"storage": "sqlite:///x"},
         {"priority": 101},
         {"name": "a\nb"},
+        {"device": "tpu"},
+        {"device": "cuda:\n"},
+        {"task": None, "command": ["python", "a\0b"]},
     ],
     ids=str,
 )
@@ -273,3 +327,11 @@ def test_a_stream_ends_with_its_token(guarded, monkeypatch):
     assert "event: state" in text
     assert text.partition("event: refused\n")[2].startswith('data: {"status": 401')
     client.post(f"{path}/cancel", headers=bearer(secrets["submit"]), json={"mode": "now"})
+
+
+def test_a_folder_that_no_system_has_is_refused(tmp_path):
+    """Below a shared one: not there, and with a name that is too long to be."""
+    with serving(tmp_path / "s", shared=(tmp_path,)) as (client, _):
+        for name in ("none", "x" * 300):
+            answer = client.post("/v1/searches", json={"task": "model.py", "folder": f"{tmp_path}/{name}"})
+            assert (answer.status_code, "is no folder here" in answer.json()["detail"]) == (422, True)

@@ -12,7 +12,7 @@ import resource
 import signal
 import tarfile
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,8 @@ pytest.importorskip("fastapi", reason="the extra `service` is not installed")
 
 from service_runs import archive, put, serving
 
-from autotune.service.archives import Limits, unpack
+from autotune.errors import UserError
+from autotune.service.archives import Limits, pack, unpack
 from autotune.service.problems import Problem
 
 
@@ -106,6 +107,7 @@ CORPUS = {
     "twice, in other words": Row(tar("x", "./x")),
     "below a file": Row(tar("x", "x/y")),
     "a file where a folder is": Row(tar("x/y", "x")),
+    "headers without end": Row(told(path="a")[:1024] * 3000 + tar("x")),
     "too deep": Row(tar("/".join("a" * 40))),
     "too long": Row(tar("a/" + "b" * 256)),
     "more members than are taken": Row(gzip.compress(tar(*map(str, range(10_001)), body=b""), 1)),
@@ -184,6 +186,19 @@ def test_a_gzip_of_zeros_is_not_unzipped_to_its_end(tmp_path):
     path.write_bytes(gzip.compress(long_name.tobuf() + b"a" * 2**20))
     with pytest.raises(Problem, match="longer than any name"):
         unpack(path, None, SMALL)
+
+
+def test_a_folder_that_is_too_large_is_not_packed(tmp_path):
+    """The client says so, and names the folder."""
+    (tmp_path / "data").write_bytes(os.urandom(2000))
+    small = Limits(archive_bytes=1000, members=3, total_bytes=5000)
+    for limits in (small, replace(small, archive_bytes=10**6, total_bytes=1999)):
+        with pytest.raises(UserError, match=f"{tmp_path}: a folder of at most 3 files and .* was expected"):
+            pack(tmp_path, limits)
+    for name in "abc":
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match="at most 3 files"):
+        pack(tmp_path, replace(small, archive_bytes=10**6))
 
 
 def test_an_archive_that_the_disk_has_no_room_for_is_507(client):

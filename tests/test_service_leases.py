@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import os
 import tarfile
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the extra `service` is not installed")
 
+from fastapi.testclient import TestClient
+from service_runs import LOCAL, OPTIONS, archive, serving, spec, until
 from sqlalchemy import inspect, update
 
 from autotune.errors import UserError
 from autotune.service.archives import pack
 from autotune.service.client import Client, ServiceError
 from autotune.service.documents import Documents
+from autotune.service.retention import forget_old
 from autotune.service.runner import Runner, RunnerOptions
 from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database, now
@@ -27,6 +33,7 @@ from autotune.service.store.states import ENDS as END_STATES
 from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
 from autotune.service.store.tables import METADATA, SEARCHES
 from autotune.service.supervisor import Places
+from autotune.service.web.app import make_app
 from benchmarks.postgresql import Cluster, missing
 from benchmarks.service_faults.races import race
 
@@ -214,6 +221,41 @@ def test_a_search_goes_on_where_its_files_are(tmp_path):
     database.close()
 
 
+def test_two_servers_with_one_database_run_what_was_sent_to_each(tmp_path, postgresql):
+    """An archive lies in one server's folder: the other neither takes its search, nor says that the archive is there,
+    nor forgets the search when it is old."""
+    url = postgresql.create("twoservers")
+    idle = replace(OPTIONS, program=("false",))
+    with serving(tmp_path / "a", idle, url) as (_, a), serving(tmp_path / "b", OPTIONS, url) as (client, b):
+        body = spec(client, trials=1)
+        a.runner.wake()
+        search_id = client.post("/v1/searches", json=body).json()["id"]
+        search = until(client, search_id, *END_STATES)
+        assert (search["state"], search["attempt"]) == ("SUCCEEDED", 1)
+        assert TestClient(make_app(a), base_url=LOCAL).post("/v1/searches", json=body).status_code == 422
+        assert forget_old(a, -1.0) == (0, 0)
+        assert forget_old(b, -1.0) == (1, 1)
+        assert not b.places.search(search_id).path.exists()
+
+
+def test_what_only_postgresql_refuses_is_refused_before(tmp_path, postgresql):
+    """The largest number of a page, the longest key of the longest name, a null character in an error and in a log."""
+    with serving(tmp_path / "a", url=postgresql.create("refusals")) as (client, service):
+        assert client.get(f"/v1/searches?before={2**31 - 1}").json() == []
+        assert client.get(f"/v1/searches?before={2**31}").status_code == 422
+        _, secret = service.tokens.create("x" * 100, "submit", 3600.0)
+        headers = {"Authorization": f"Bearer {secret}"}
+        data = archive(model__py=json.dumps({"error": "a\0b", "exit_code": 2}))
+        sha256 = client.put(f"/v1/archives/{hashlib.sha256(data).hexdigest()}", content=data, headers=headers).json()
+        body = {"task": "model.py", "archive": sha256["sha256"]}
+        for length, status in ((199, 201), (200, 422)):
+            keyed = {**headers, "Idempotency-Key": "k" * length}
+            assert client.post("/v1/searches", json=body, headers=keyed).status_code == status
+        client.headers.update(headers)
+        (search,) = client.get("/v1/searches").json()
+        assert until(client, search["id"], *END_STATES)["message"] == r"a\0b"
+
+
 def test_drivers_that_die_one_after_the_other_end_in_an_error(tmp_path):
     """At the third; a trial between them begins the count anew."""
     database = Database(f"sqlite:///{tmp_path}/service.db")
@@ -238,6 +280,19 @@ def test_the_client_asks_again_and_says_why_not(monkeypatch):
     with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="cannot be reached") as refused:
         client.search("0" * 16)
     assert (refused.value.status, refused.value.exit_code) == (0, 2)
+
+
+@pytest.mark.parametrize("search_id", ["", "../tokens", "0" * 15, "\x1b[2J"])
+def test_what_is_no_searchs_id_is_not_asked_for(search_id):
+    with Client("http://127.0.0.1:9") as client, pytest.raises(ServiceError, match="a search's id was expected"):
+        client.search(search_id)
+
+
+@pytest.mark.parametrize("token", ["atn_…", "atn_a\nb", "atn_\x1b[2J"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_told(token):
+    with pytest.raises(ServiceError, match="AUTOTUNE_TOKEN") as refused:
+        Client("http://127.0.0.1:9", token)
+    assert token not in str(refused.value)
 
 
 def test_a_folder_packs_to_the_same_bytes_whenever(tmp_path):
@@ -270,8 +325,8 @@ def test_a_submit_makes_the_server_look_for_work_and_not_for_leases_that_ended(t
     try:
         for claims in range(2, 6):
             runner.wake()
-            until = time.monotonic() + 30
-            while asked.count("claim") < claims and time.monotonic() < until:
+            ends = time.monotonic() + 30
+            while asked.count("claim") < claims and time.monotonic() < ends:
                 time.sleep(0.005)
                 runner.wake()
     finally:

@@ -36,8 +36,9 @@ def shown(tmp_path_factory):
 
 
 def test_a_search_is_shown_on_a_phone_in_the_dark_and_by_keyboard(shown):
-    """A row for each trial up to a hundred, and its plan; nothing is wider than the window; the arrow keys go from
-    dot to dot; the background is dark; no error is in the console. Enter opens a search of the list."""
+    """A row for each trial up to a hundred, and its plan with what its choices bought; nothing is wider than the
+    window; the arrow keys go from dot to dot; the background is dark; no error is in the console. Enter opens a search
+    of the list."""
     url, search_id = shown
     with Page(390, 844, dark=True) as page:
         page.ask("Page.navigate", url=url)
@@ -47,6 +48,8 @@ def test_a_search_is_shown_on_a_phone_in_the_dark_and_by_keyboard(shown):
         page.press("Enter")
         page.until("document.querySelectorAll('tbody tr').length === 100 && document.querySelector('pre').textContent")
         assert page.evaluate("document.querySelector('h2').textContent") == "gpt2-medium on one card"
+        bought = page.evaluate("[...document.querySelectorAll('main li')].map(each => each.textContent)")
+        assert bought == ["precision 2.00 times the speed without it (1 round)", "batch without it: out of memory"]
         assert "line 7 of the report" in page.evaluate("document.querySelector('pre').textContent")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.evaluate("document.querySelector('svg').focus()")

@@ -13,10 +13,12 @@ from ..search.options import SearchOptions
 from ..units import format_percent
 from .app import app, one_document, service_installed
 from .arguments import (
+    Ablate,
     AllowSplit,
     Budget,
-    Device,
+    DeviceOfType,
     EffectiveBatch,
+    Flags,
     Job,
     Json,
     Margin,
@@ -26,6 +28,7 @@ from .arguments import (
     RecoveryLr,
     RecoverySteps,
     Sampler,
+    ScratchFolder,
     Seed,
     Space,
     Trials,
@@ -57,6 +60,8 @@ def submit(  # the command's options, one line each: typer's form
     trial_time: TrialTime = SearchOptions.trial_time_s,
     space: Space = SearchOptions.space,
     effective_batch: EffectiveBatch = SearchOptions.effective_batch,
+    flags: Flags = SearchOptions.flags,
+    scratch: ScratchFolder = SearchOptions.scratch,
     allow_split: AllowSplit = SearchOptions.allow_split,
     max_quality_drop: MaxQualityDrop = SearchOptions.max_quality_drop,
     recovery_steps: RecoverySteps = SearchOptions.recovery_steps,
@@ -64,7 +69,8 @@ def submit(  # the command's options, one line each: typer's form
     margin: Margin = SearchOptions.margin,
     seed: Seed = SearchOptions.seed,
     sampler: Sampler = SearchOptions.sampler,
-    device: Device = None,
+    ablate: Ablate = SearchOptions.ablate,
+    device: DeviceOfType = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show what happens, until it has ended.")] = False,
     server: Url = _DEFAULT_URL,
     json: Json = False,
@@ -81,6 +87,8 @@ def submit(  # the command's options, one line each: typer's form
         "max_time": None if max_time is None else f"{max_time}s",
         "space": space,
         "effective_batch": effective_batch,
+        "flags": flags,
+        "scratch": scratch,
         "allow_split": allow_split,
         "max_quality_drop": None if max_quality_drop is None else str(max_quality_drop),
         "recovery_steps": recovery_steps,
@@ -88,6 +96,7 @@ def submit(  # the command's options, one line each: typer's form
         "margin": margin,
         "seed": seed,
         "sampler": sampler,
+        "ablate": ablate,
         "device": device,
     }
     if budget is not None:

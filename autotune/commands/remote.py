@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import NothingFits
 from ..report.printing import escaped, print_json, tell
-from ..service.client import Client
+from ..service.client import Client, ServiceError
 from ..units import format_duration
 
 __all__ = ["Server", "cancel", "fetch", "logs", "status", "submit"]
@@ -41,8 +41,12 @@ def submit(server: Server, spec: dict[str, Any], folder: Path, wait: bool, json:
             _show(search, json)
             return 0
         tell(f"search {search['id']}: {search['state']}")
-        for event in client.events(search["id"]):
-            tell(_line(event))
+        try:
+            for event in client.events(search["id"]):
+                tell(_line(event))
+        except (KeyboardInterrupt, ServiceError):
+            tell(f"search {search['id']} goes on: `autotune status` shows it, `autotune cancel` ends it.")
+            raise
         search = client.search(search["id"])
         _show(search, json)
         return _EXIT_CODES.get(search["state"], 2)
@@ -57,6 +61,8 @@ def status(server: Server, search_id: str | None, json: bool) -> None:
         rows = [*client.searches()]
     if json:
         print_json({"searches": rows})
+    elif not rows:
+        tell("Nothing was submitted yet: autotune submit model.py --budget 8GiB")
     for row in [] if json else rows:
         print(escaped(_row(row)))
 

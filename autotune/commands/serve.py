@@ -17,6 +17,7 @@ from ..service.runner import RunnerOptions
 from ..service.service import open_database, open_service
 from ..service.store.tokens import RoleName, Tokens, expiry_s
 from ..service.web.app import make_app
+from ..service.web.protocol import BoundedProtocol
 
 __all__ = ["ServeOptions", "create_token", "list_tokens", "revoke_token", "serve"]
 
@@ -71,6 +72,7 @@ def serve(options: ServeOptions) -> None:
         make_app(service, keep_s=keep_s, requests_per_s=options.requests_per_s),
         host=options.host,
         port=options.port,
+        http=BoundedProtocol,
         access_log=False,
         log_config=None,
         server_header=False,
@@ -91,8 +93,11 @@ def serve(options: ServeOptions) -> None:
     scheme = "http" if options.certificate is None else "https"
     host = f"[{options.host}]" if ":" in options.host else options.host
     tell(f"autotune serves {scheme}://{host}:{options.port}; Ctrl-C ends it, and searches go on when it is back.")
-    if not service.tokens.are_there():
+    tell(f"Its files are in {service.places.state}.")
+    if not service.tokens.were_made():
         tell("There is no token: everybody on this machine may use it. `autotune serve token create` makes one.")
+    elif not service.tokens.are_there():
+        tell("Every token has expired or was revoked: nobody is let in. `autotune serve token create` makes one.")
     try:
         uvicorn.Server(config).run()
     except SystemExit:
@@ -117,7 +122,9 @@ def create_token(state: Path, database: str | None, name: str, role: RoleName, e
         print_json({**row.model_dump(), "token": secret})
     else:
         print(secret)
-        tell(f"Token {row.id} of {name}, role {role}, {_until(row.expires_at)}. It is not shown again.")
+        where = "--database" if database else state.resolve()
+        tell(f"Token {row.id} of {name}, role {role}, {_until(row.expires_at)}, for the service of {where}.")
+        tell("It is not shown again.")
 
 
 def list_tokens(state: Path, database: str | None, json: bool) -> None:
@@ -126,6 +133,8 @@ def list_tokens(state: Path, database: str | None, json: bool) -> None:
     if json:
         print_json({"tokens": [row.model_dump() for row in rows]})
         return
+    if not rows:
+        tell("There is no token.")
     for row in rows:
         print(f"{row.id}  {row.role:6}  {'revoked' if row.revoked_at else _until(row.expires_at):22}  {row.name}")
 
@@ -138,6 +147,7 @@ def revoke_token(state: Path, database: str | None, token_id: str) -> None:
     """
     try:
         _tokens(state, database).revoke(token_id)
+        tell(f"Token {token_id} is revoked.")
     except Problem as problem:
         raise UserError(problem.detail) from None
 

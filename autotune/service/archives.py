@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
+from ..errors import UserError
+from ..units import format_bytes
 from .problems import Problem
 
 __all__ = ["Limits", "Unpacked", "pack", "receive", "unpack"]
@@ -47,32 +49,52 @@ class Unpacked:
     num_bytes: int
 
 
-def pack(folder: Path) -> bytes:
+def pack(folder: Path, limits: Limits = Limits()) -> bytes:
     """A folder as an archive that is the same whenever its files are; links are followed within the folder, and caches,
     environments and version control left out.
 
     Raises:
-        OSError: a file cannot be read.
+        UserError: a file cannot be read, or there is more than the service takes.
     """
-    packed = io.BytesIO()
+    paths, packed = sorted(_files(folder, limits.members)), io.BytesIO()
+    if len(paths) > limits.members or sum(path.stat().st_size for path in paths) > limits.total_bytes:
+        raise _too_much(folder, limits)
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
-        for path in sorted(_files(folder)):
+        for path in paths:
             info = tarfile.TarInfo(path.relative_to(folder).as_posix())
-            info.size = path.stat().st_size
             info.mode = 0o755 if os.access(path, os.X_OK) else 0o644
-            with path.open("rb") as file:
-                tar.addfile(info, file)
+            try:
+                with path.open("rb") as file:
+                    info.size = os.fstat(file.fileno()).st_size
+                    tar.addfile(info, file)
+            except OSError as reason:
+                raise UserError(f"{path}: it cannot be sent: {reason.strerror or reason}. Move it aside.") from None
+            if packed.tell() > limits.archive_bytes:
+                break
+    if packed.tell() > limits.archive_bytes:
+        raise _too_much(folder, limits)
     return packed.getvalue()
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    root = folder.resolve()
+def _too_much(folder: Path, limits: Limits) -> UserError:
+    return UserError(
+        f"{folder.resolve()}: a folder of at most {limits.members:,} files and {format_bytes(limits.total_bytes)} was "
+        f"expected, or {format_bytes(limits.archive_bytes)} once it is packed. Keep data and weights elsewhere, or "
+        "send another folder with --folder."
+    )
+
+
+def _files(folder: Path, most: int) -> Iterator[Path]:
+    """The first few: one more than ``most``, where there are as many."""
+    root, found = folder.resolve(), 0
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in _LEFT_OUT]
-        for name in names:
-            path = Path(parent, name)
+        for path in (Path(parent, name) for name in names):
             if path.is_file() and path.resolve().is_relative_to(root):
                 yield path
+                found += 1
+            if found > most:
+                return
 
 
 async def receive(body: AsyncIterator[bytes], sha256: str, folder: Path, limits: Limits) -> tuple[Path, int]:
@@ -233,6 +255,7 @@ def _told() -> Iterator[None]:
         UnicodeError,
         ValueError,
         OverflowError,
+        RecursionError,  # of one header for the next, which tarfile reads within one another
     ) as reason:
         raise Problem(
             422, f"the archive cannot be read: {str(reason)[:200]}. A tar, plain or gzipped, was expected."

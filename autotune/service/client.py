@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import httpx
 
 from ..errors import PlanError, UserError
 from ..files import replacing, write_text
+from ..units import shortened
 from .archives import pack
 from .store.states import TERMINAL
 
@@ -40,6 +42,9 @@ class Client:
     """
 
     def __init__(self, url: str, token: str | None = None, *, transport: httpx.BaseTransport | None = None) -> None:
+        token = (token or "").strip()
+        if not (token.isascii() and token.isprintable()):
+            raise ServiceError("the token (AUTOTUNE_TOKEN) is none: atn_ and some letters and digits were expected.")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         timeout = httpx.Timeout(60.0, connect=10.0)
         try:
@@ -80,21 +85,20 @@ class Client:
         """
         if folder is not None:
             spec["archive"] = self.put_folder(folder)
-        found: dict[str, Any] = self._ask(
-            "POST", "/v1/searches", json=spec, headers={"Idempotency-Key": key or uuid4().hex}
-        ).json()
+        headers = {"Idempotency-Key": key or uuid4().hex}
+        found: dict[str, Any] = _json(self._ask("POST", "/v1/searches", json=spec, headers=headers))
         return found
 
     def searches(self, state: str | None = None) -> Iterator[dict[str, Any]]:
         """All searches, the newest first."""
         params: dict[str, Any] = {"limit": 500} | ({"state": state} if state else {})
-        while rows := self._ask("GET", "/v1/searches", params=params).json():
+        while rows := _json(self._ask("GET", "/v1/searches", params=params)):
             yield from rows
             params["before"] = rows[-1]["number"]
 
     def search(self, search_id: str, *, wait_s: float = 0.0) -> dict[str, Any]:
         """One search; with ``wait_s``, as soon as it ends, or after so many seconds."""
-        found: dict[str, Any] = self._ask("GET", f"/v1/searches/{search_id}", params={"wait": wait_s}).json()
+        found: dict[str, Any] = _json(self._ask("GET", _path(search_id), params={"wait": wait_s}))
         return found
 
     def wait(self, search_id: str) -> dict[str, Any]:
@@ -112,7 +116,7 @@ class Client:
         while tries < _TRIES:
             try:
                 headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
-                with self._http.stream("GET", f"/v1/searches/{search_id}/events", headers=headers) as answer:
+                with self._http.stream("GET", _path(search_id, "events"), headers=headers) as answer:
                     if answer.is_error:
                         answer.read()
                         _refuse(answer)
@@ -132,13 +136,13 @@ class Client:
     def trials(self, search_id: str) -> Iterator[dict[str, Any]]:
         """The trials' outcomes, by their numbers."""
         after = -1
-        while rows := self._ask("GET", f"/v1/searches/{search_id}/trials", params={"after": after}).json():
+        while rows := _json(self._ask("GET", _path(search_id, "trials"), params={"after": after})):
             yield from rows
             after = rows[-1]["number"]
 
     def text(self, search_id: str, what: Literal["plan", "report", "log"]) -> str:
         """Text of the plan (YAML), of the report, or of the end of the log."""
-        return self._ask("GET", f"/v1/searches/{search_id}/{what}").text
+        return self._ask("GET", _path(search_id, what)).text
 
     def fetch(self, search_id: str, path: Path) -> None:
         """Write the plan to ``path``, and what belongs to it beside it.
@@ -148,29 +152,29 @@ class Client:
             PlanError: it cannot be written.
         """
         text = self.text(search_id, "plan")
-        for name, content in self._ask("GET", f"/v1/searches/{search_id}/files").json().items():
+        for name, content in _json(self._ask("GET", _path(search_id, "files"))).items():
             with replacing(path.with_name(Path(name).name), PlanError) as temporary:
                 temporary.write_bytes(base64.b64decode(content))
         write_text(path, text, PlanError)
 
     def cancel(self, search_id: str, mode: Literal["finish", "now"] = "finish") -> dict[str, Any]:
         """End a search: with the best so far as its plan, or now."""
-        return self._changed("POST", f"{search_id}/cancel", {"mode": mode})
+        return self._changed("POST", _path(search_id, "cancel"), {"mode": mode})
 
     def set_priority(self, search_id: str, priority: int) -> dict[str, Any]:
         """Change a search's priority, 0 to 100."""
-        return self._changed("PATCH", search_id, {"priority": priority})
+        return self._changed("PATCH", _path(search_id), {"priority": priority})
 
     def resume(self, search_id: str) -> dict[str, Any]:
         """Go on with a search that was cancelled or failed."""
-        return self._changed("POST", f"{search_id}/resume", None)
+        return self._changed("POST", _path(search_id, "resume"), None)
 
     def delete(self, search_id: str) -> None:
         """Delete a search that has ended."""
-        self._ask("DELETE", f"/v1/searches/{search_id}")
+        self._ask("DELETE", _path(search_id))
 
     def _changed(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask(method, f"/v1/searches/{path}", json=body).json()
+        found: dict[str, Any] = _json(self._ask(method, path, json=body))
         return found
 
     def _ask(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -197,6 +201,22 @@ def _refuse(answer: httpx.Response) -> httpx.Response:
     except (ValueError, KeyError, TypeError):
         detail = f"{answer.status_code} {answer.reason_phrase}. Is that an autotune service?"
     raise ServiceError(detail, answer.status_code)
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        raise ServiceError(f"{answer.url}: no JSON was answered. Is that an autotune service?") from None
+
+
+def _path(search_id: str, what: str = "") -> str:
+    """Path of a search, or of something of it."""
+    if not re.fullmatch("[0-9a-f]{16}", search_id):
+        raise ServiceError(
+            f"{shortened(search_id)!r}: a search's id was expected, 16 of 0-9 and a-f, as `autotune status` shows it."
+        )
+    return f"/v1/searches/{search_id}/{what}".rstrip("/")
 
 
 def _parsed(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

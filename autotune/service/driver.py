@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,11 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH", 
 _KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "OMP_", "MKL_", "RAY_", "TORCH", "HF_", "XDG_")
 """Environment variables of the server that a driver gets: neither its tokens nor its database's password."""
 _LOG_BYTES = 256 * 2**10
+_PROGRESS_BYTES = 4 * 2**20
+_LONGEST_LINE_BYTES = 64 * 2**20
+_KIND = re.compile(r"[a-z_]{1,40}")
+_OWN_KINDS = ("state", "priority", "driver_started", "end", "refused")
+"""Events that are the service's to tell."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +65,18 @@ class SearchFolder:
         return self.path / f"progress-{attempt}.jsonl"
 
     def read_progress(self, attempt: int, offset: int) -> tuple[list[dict[str, Any]], int]:
-        """Whole lines from ``offset`` on, and the offset behind them; what is no event is left out."""
+        """Whole lines from ``offset`` on, and the offset behind them; what is no event is left out, as is a line that
+        is longer than any."""
         try:
             with self.progress(attempt).open("rb") as file:
                 file.seek(offset)
-                data = file.read(4 * 2**20)
+                data = file.read(_PROGRESS_BYTES)
+                while b"\n" not in data and len(data) < _LONGEST_LINE_BYTES and (more := file.read(_PROGRESS_BYTES)):
+                    data += more
         except OSError:
             return [], offset
-        whole = data[: data.rfind(b"\n") + 1]
-        rows = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict) and isinstance(row.get("event"), str):
-                    rows.append(row)
+        whole = data[: data.rfind(b"\n") + 1] or (data if len(data) >= _LONGEST_LINE_BYTES else b"")
+        rows = [row for line in whole.splitlines() if (row := _event(line)) is not None]
         return rows, offset + len(whole)
 
     def read_log(self) -> str:
@@ -80,23 +84,24 @@ class SearchFolder:
         try:
             with self.log.open("rb") as file:
                 file.seek(max(self.log.stat().st_size - _LOG_BYTES, 0))
-                return file.read().decode(errors="replace")
+                return _storable(file.read().decode(errors="replace"))
         except OSError:
             return ""
 
     def read_trial_log(self, study: str, number: int) -> str | None:
         """What a trial printed; None where nothing is kept."""
         path = self.work / ".autotune" / study / f"trial-{number:03d}.log"
-        with contextlib.suppress(OSError):
-            if path.resolve().is_relative_to(self.work.resolve()):
-                return path.read_bytes()[:_LOG_BYTES].decode(errors="replace")
+        with contextlib.suppress(OSError, ValueError):  # a name that no file has
+            if path.resolve().is_relative_to(self.work.resolve()) and path.is_file():
+                with path.open("rb") as file:
+                    return file.read(_LOG_BYTES).decode(errors="replace")
         return None
 
     def read_error(self) -> tuple[str, str]:
         """What the last driver said of its end, and the error's kind; empty where it could not."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            document = json.loads(self.result.read_bytes()[: 2**20])
-            return str(document.get("error", ""))[:4000], str(document.get("kind", ""))
+        with contextlib.suppress(OSError, ValueError, AttributeError), self.result.open("rb") as file:
+            document = json.loads(file.read(2**20))
+            return _storable(str(document.get("error", "")))[:4000], str(document.get("kind", ""))
         return "", ""
 
 
@@ -180,6 +185,32 @@ def end_leftovers(search_id: str, attempt: int, driver: ProcessId | None) -> Non
     if driver is not None:
         end([driver])
     end_all_with(f"{_MARK}={search_id}-{attempt}")
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """An event that a driver has written; None of anything else that a task, which may write there too, has."""
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line, parse_constant=lambda name: None)  # no JSON has NaN
+        if isinstance(row, dict) and isinstance(kind := row.get("event"), str):
+            resumed = row.get("resumed")
+            trials = [row, *(resumed if isinstance(resumed, list) else [])]
+            known = _KIND.fullmatch(kind) and kind not in _OWN_KINDS
+            return row if known and all(map(_can_be_trial, trials)) else None
+    return None
+
+
+def _can_be_trial(row: Any) -> bool:
+    """Whether what a row says of a trial, if it does, can be stored."""
+    if not isinstance(row, dict):
+        return False
+    number, outcome = row.get("number", 0), row.get("outcome", "")
+    is_number = isinstance(number, int) and 0 <= number < 2**31
+    return is_number and isinstance(outcome, str) and len(outcome) <= 40 and "\0" not in outcome
+
+
+def _storable(text: str) -> str:
+    """Text as every database takes it: PostgreSQL no null character, and none half of one in UTF-16."""
+    return text.encode(errors="replace").decode().replace("\0", r"\0")
 
 
 def _environment(own: Mapping[str, str], search_id: str, attempt: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..errors import UserError
+from ..files import read_text, write_text
 from .problems import Problem
 from .runner import Runner, RunnerOptions
 from .spec import SearchSpec
@@ -35,6 +37,8 @@ class Service:
     database: Database
     searches: Searches
     tokens: Tokens
+    home: str
+    """The state folder's own name."""
     on_loopback: bool
     """Nobody outside this machine can reach it."""
     places: Places
@@ -48,19 +52,21 @@ class Service:
         """Tells the runner that there may be something to do."""
         return self.runner.wake
 
-    def check_folder(self, spec: SearchSpec) -> None:
-        """Refuse a path that is not shared.
+    def check_place(self, spec: SearchSpec) -> None:
+        """Refuse a search whose files are not here: another server with this database has folders of its own.
 
         Raises:
             Problem: 422, so it is.
         """
+        if spec.archive is not None and not (self.places.archives / spec.archive).is_file():
+            raise Problem(422, f"archive {spec.archive} is not here. PUT /v1/archives/{spec.archive} first.")
         if spec.folder is None:
             return
         real = Path(os.path.realpath(spec.folder))
         if not any(real.is_relative_to(root) for root in self.shared):
             said = ", ".join(map(str, self.shared)) or "none"
             raise Problem(422, f"folder: a path in a shared folder was expected ({said}). Submit an archive instead.")
-        if not real.is_dir():
+        if not os.path.isdir(real):  # Path.is_dir raises where a name is too long
             raise Problem(422, f"folder: {spec.folder} is no folder here.")
 
     def find_archive(self, sha256: str) -> dict[str, Any] | None:
@@ -117,11 +123,13 @@ def open_service(
             "--host: others can reach the service there, and it runs the code that it is sent, but there is no token. "
             "Make one first: autotune serve token create --role admin; or bind to 127.0.0.1."
         )
-    places = Places(state)
-    leases = Leases(database, _home(state), options.lease_s)
+    places, home = Places(state), _home(state)
+    for part in places.archives.glob(".*.part"):  # of uploads when the last server was killed
+        part.unlink()
+    leases = Leases(database, home, options.lease_s)
     runner = Runner(leases, places, options)
     roots = tuple(Path(os.path.realpath(root)) for root in shared)
-    return Service(database, Searches(database), tokens, on_loopback, places, runner, roots, locks)
+    return Service(database, Searches(database), tokens, home, on_loopback, places, runner, roots, locks)
 
 
 def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[Database, tuple[IO[bytes], ...]]:
@@ -166,8 +174,14 @@ def hold(path: Path) -> IO[bytes]:
 
 
 def _home(state: Path) -> str:
-    """The state folder's own name, whatever it is called by."""
+    """The state folder's own name, whatever it is called by.
+
+    Raises:
+        UserError: it cannot be read or written.
+    """
     path = state / "home"
-    if not path.exists():
-        path.write_text(secrets.token_hex(16), encoding="utf-8")
-    return path.read_text(encoding="utf-8").strip()
+    with suppress(FileNotFoundError):
+        if home := read_text(path, "state folder's name", UserError).strip():
+            return home
+    write_text(path, secrets.token_hex(16), UserError, "--state")
+    return _home(state)

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ..units import parse_bytes, parse_duration, parse_percent
+from ..units import parse_bytes, parse_duration, parse_percent, printable
+from ..workers.devices import split_device
 
 __all__ = ["Job", "SearchSpec", "arguments"]
 
@@ -16,6 +17,17 @@ def _one_line(text: str) -> str:
     if not text.isprintable() or not text.strip():
         raise ValueError("printable text on one line was expected")
     return text
+
+
+def _argument(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("no argument of a command has a null byte")
+    return text
+
+
+def _device(text: str) -> str:
+    split_device(text)
+    return _one_line(text)
 
 
 def _inside(text: str) -> str:
@@ -55,7 +67,11 @@ class Job(BaseModel):
     task: Inside | None = None
     """``model.py`` or ``model.py:name``, within the archive or ``folder``."""
     command: (
-        Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(min_length=1, max_length=200)] | None
+        Annotated[
+            tuple[Annotated[str, Field(max_length=4096), AfterValidator(_argument)], ...],
+            Field(min_length=1, max_length=200),
+        ]
+        | None
     ) = None
     """In place of ``task``: what starts a training script in the archive, with its placeholders."""
     budget: Annotated[_Short, AfterValidator(_budget)] | None = None
@@ -70,6 +86,10 @@ class Job(BaseModel):
     """A preset's name, or a YAML file within the archive."""
     effective_batch: int | None = Field(default=None, ge=1, le=2**40)
     """Samples that one optimizer step sees."""
+    flags: Literal["auto", "off"] = "auto"
+    """Whether a command's own flags, where they are known, take the batch."""
+    scratch: Literal["copy", "empty"] | None = None
+    """Trials of a command run in folders of their own: copies of the job's, or empty."""
     allow_split: bool = False
     """Split batches even where that changes the gradient."""
     max_quality_drop: Annotated[_Short, AfterValidator(_drop)] | None = None
@@ -84,8 +104,11 @@ class Job(BaseModel):
     """Seeds the task and the sampler."""
     sampler: Literal["gain", "tpe", "gp", "random"] = "gain"
     """Chooses what to try."""
-    device: Literal["cpu", "cuda"] | None = None
-    """Device type; None is cuda where the machine has it."""
+    ablate: bool = False
+    """Once there is a plan, measure it without each of its choices in turn."""
+    device: Annotated[_Short, AfterValidator(_device)] | None = None
+    """``cpu``, ``cuda``, or one type of them by a part of its name and memory: ``cuda:A100``. None is cuda where the
+    machine has it."""
 
     @model_validator(mode="after")
     def _check_one_job(self) -> Self:
@@ -117,7 +140,7 @@ class SearchSpec(Job):
     @property
     def title(self) -> str:
         """The name, or what stands for it."""
-        return self.name or self.task or " ".join(self.command or ())[:200]
+        return self.name or self.task or printable(" ".join(self.command or ()))[:200]
 
 
 def arguments(job: Job, folder: Path | None) -> list[str]:

@@ -43,6 +43,11 @@ class Summary:
                 self._trial(row)
             case "stopped":
                 said["phase"] = "measuring the best again"
+            case "ablation_started":
+                said["phase"] = "measuring what each choice bought"
+            case "ablation_ended":
+                runs = said.setdefault("without", {}).setdefault(row["without"] or "", {})
+                runs[str(row["round"])] = row.get("samples_per_s") or row["words"]
 
     def _trial(self, row: Mapping[str, Any]) -> None:
         kept = {name: row[name] for name in _KEPT if name in row}

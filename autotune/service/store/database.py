@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,11 +14,12 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, Float, create_engine, event
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
 from ...errors import UserError
+from ...search.store.url import hidden
 
 __all__ = ["Database", "now", "words_of"]
 
@@ -57,6 +59,7 @@ class Database:
         Raises:
             UserError: the URL is malformed, or its driver is not installed.
         """
+        self._url = url
         try:
             self.engine: Engine = create_engine(
                 url, pool_pre_ping=not url.startswith("sqlite"), pool_size=_MOST_CONNECTIONS, max_overflow=-1
@@ -119,10 +122,10 @@ class Database:
                         "has changed nothing."
                     )
                 _upgrade(config)
-        except OperationalError as reason:
+        except (DBAPIError, sqlite3.Error) as reason:
             raise UserError(
-                f"--database: it cannot be reached, or not written: {words_of(reason)}. Is the server up, and the "
-                "folder writable?"
+                f"--database: it cannot be reached, or not written: {hidden(words_of(reason), self._url)}. Is the "
+                "server up, the folder writable, and the file a database?"
             ) from None
 
     def close(self) -> None:
@@ -149,7 +152,7 @@ def _upgrade(config: Config) -> None:
 
 def words_of(reason: Exception) -> str:
     """The database's error message, without the statement and its values."""
-    said = getattr(reason, "orig", None)
+    said = reason if isinstance(reason, sqlite3.Error) else getattr(reason, "orig", None)
     return type(reason).__name__ if said is None else str(said).strip().partition("\n")[0][:300]
 
 

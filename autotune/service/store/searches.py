@@ -77,13 +77,14 @@ class Searches:
         self._database = database
         self._kept: dict[str, Shown] = {}
 
-    def submit(self, spec: SearchSpec, owner: str, key: str | None) -> tuple[Search, bool]:
+    def submit(self, spec: SearchSpec, owner: str, key: str | None, home: str | None = None) -> tuple[Search, bool]:
         """Queue a search.
 
         Args:
             spec: what to search.
             owner: who asks.
             key: the request's ``Idempotency-Key``: with one that was used before, nothing new is queued.
+            home: the state folder that has its archive, whose server alone can run it; None where any can.
 
         Returns:
             The search, and whether it is new.
@@ -108,6 +109,7 @@ class Searches:
                         spec=text,
                         archive=spec.archive,
                         owner=owner,
+                        home=home,
                         state=State.QUEUED,
                         priority=spec.priority,
                         created_at=now(),

@@ -44,6 +44,8 @@ class Caller(BaseModel):
 
     name: str
     role: Role
+    token_id: str = ""
+    """Empty where no token was asked for."""
 
 
 LOCAL = Caller(name="local", role=Role.admin)
@@ -113,15 +115,20 @@ class Tokens:
 
         The look-up is by the hash: what its time could tell is of a hash, and of no use.
         """
-        query = select(TOKENS.c.name, TOKENS.c.role).where(TOKENS.c.sha256 == _digest(secret), _valid())
+        query = select(TOKENS.c.id, TOKENS.c.name, TOKENS.c.role).where(TOKENS.c.sha256 == _digest(secret), _valid())
         with self._database.reading() as connection:
             row = connection.execute(query).first()
-        return None if row is None else Caller(name=row.name, role=Role[row.role])
+        return None if row is None else Caller(name=row.name, role=Role[row.role], token_id=row.id)
 
     def are_there(self) -> bool:
         """Whether any token is valid."""
         with self._database.reading() as connection:
             return connection.execute(select(TOKENS.c.id).where(_valid()).limit(1)).first() is not None
+
+    def were_made(self) -> bool:
+        """Whether there ever was one: a service does not open itself to all when its tokens expire."""
+        with self._database.reading() as connection:
+            return connection.execute(select(TOKENS.c.id).limit(1)).first() is not None
 
 
 def expiry_s(text: str | None) -> float | None:
@@ -134,7 +141,7 @@ def expiry_s(text: str | None) -> float | None:
         return None
     try:
         if text.endswith("d"):
-            return float(int(text[:-1]) * 86400)
+            return parse_duration(f"{float(text[:-1]) * 24:f}h")
         return parse_duration(text)
     except (ValueError, OverflowError):
         raise Problem(422, f"expires: 30d, 12h or never was expected, but got {text[:40]!r}.") from None

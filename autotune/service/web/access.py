@@ -20,6 +20,7 @@ __all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter", "let_in", "refuse
 
 COOKIE = "autotune_token"
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _KNOWN_S = 1.0
 """Seconds for which a look-up of tokens is cached: changes by another process take effect after that."""
@@ -40,21 +41,21 @@ class Access:
         """:meth:`caller`, cached for a moment.
 
         Raises:
-            Problem: 401; 403.
+            Problem: 401; 403; 429.
         """
-        parts = [request.headers.get(name, "") for name in ("authorization", "cookie", "host")]
+        parts = [request.headers.get(name, "") for name in ("authorization", "cookie", "host", *_FORWARDED)]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-        if self.limit is not None:
-            self.limit.take(key)
         until, caller = self._known_until.get(key, (0.0, LOCAL))
         if time.monotonic() < until:
-            if not parts[0]:
+            if not parts[0].lower().startswith("bearer "):
                 refuse_other_sites(request)
-            return caller
-        caller = await run_in_threadpool(self.caller, request)
-        if len(self._known_until) > _MOST_KNOWN:
-            self._known_until.clear()
-        self._known_until[key] = time.monotonic() + _KNOWN_S, caller
+        else:
+            caller = await run_in_threadpool(self.caller, request)
+            if len(self._known_until) > _MOST_KNOWN:
+                self._known_until.clear()
+            self._known_until[key] = time.monotonic() + _KNOWN_S, caller
+        if self.limit is not None:
+            self.limit.take(caller.token_id)
         return caller
 
     def forget(self) -> None:
@@ -74,13 +75,13 @@ class Access:
         if cookie := request.cookies.get(COOKIE):
             return self._known(cookie)
         if self.is_open_to_all():
-            _refuse_other_names(request)
+            _refuse_others(request)
             return LOCAL
         raise Problem(401, "a token was expected: Authorization: Bearer atn_…; see `autotune serve token create`.")
 
     def is_open_to_all(self) -> bool:
         """Whether nobody is asked for a token."""
-        return self.on_loopback and not self.tokens.are_there()
+        return self.on_loopback and not self.tokens.were_made()
 
     def _known(self, secret: str) -> Caller:
         found = self.tokens.caller(secret)
@@ -100,8 +101,11 @@ def refuse_other_sites(request: Request) -> None:
         raise Problem(403, "this request comes from another site's page.")
 
 
-def _refuse_other_names(request: Request) -> None:
-    """Refuse foreign host names: one that resolves to this machine would make its page same-origin."""
+def _refuse_others(request: Request) -> None:
+    """Refuse foreign host names, of which one that resolves to this machine would make its page same-origin; and what a
+    proxy passes on, for anybody may be behind it."""
+    if any(name in request.headers for name in _FORWARDED):
+        raise Problem(403, "without tokens the service answers this machine alone, and no proxy. Make a token.")
     name = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host", "")
     if name not in _LOOPBACK:
         raise Problem(403, "without tokens the service answers to the name localhost alone. Make a token.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
+from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +15,8 @@ from .metrics import Metrics
 __all__ = ["Observe"]
 
 _LOG = logging.getLogger("autotune.service")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_TOKEN = re.compile(r"atn_[\w-]+")
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
@@ -37,12 +41,18 @@ class Observe:
             if message["type"] == "http.response.start":
                 seconds = time.perf_counter() - began
                 route = getattr(scope.get("route"), "path", "none")
+                method = scope["method"] if scope["method"] in _METHODS else "other"
                 status = message["status"]
-                self._metrics.count(scope["method"], route, status, seconds)
-                _LOG.info("%s %s %s %.3f s", scope["method"], scope["path"], status, seconds)
+                self._metrics.count(method, route, status, seconds)
+                _LOG.info("%s %s %s %.3f s", method, _shown(scope["path"]), status, seconds)
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
         await self._app(scope, receive, sending)
+
+
+def _shown(path: str) -> str:
+    """A path on one line, without the token that somebody may have put into it."""
+    return quote(_TOKEN.sub("atn_...", path)[:500], safe="/:@")

@@ -28,6 +28,8 @@ __all__ = ["ROUTES", "STATUS"]
 
 ROUTES = APIRouter(prefix="/v1", responses={401: {}, 403: {}, 404: {}, 422: {}})
 _MOST_WAIT_S = 60.0
+_LONGEST_KEY = 199
+"""Characters: with its owner's name before it, it is to fit into its column."""
 _BINARY = {"type": "string", "format": "binary"}
 _BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": _BINARY}}}}
 
@@ -166,12 +168,13 @@ def submit(
     response: Response,
     spec: SearchSpec,
     caller: Submitter,
-    idempotency_key: Annotated[str | None, Header(max_length=200, min_length=1)] = None,
+    idempotency_key: Annotated[str | None, Header(max_length=_LONGEST_KEY, min_length=1)] = None,
 ) -> Search:
     """Queue a search. A repeated ``Idempotency-Key`` returns the search that it was first used for."""
     service = _service(request)
-    service.check_folder(spec)
-    search, is_new = service.searches.submit(spec, caller.name, idempotency_key)
+    service.check_place(spec)
+    home = None if spec.archive is None else service.home
+    search, is_new = service.searches.submit(spec, caller.name, idempotency_key, home)
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/v1/searches/{search.id}"
     service.wake()
@@ -183,7 +186,7 @@ def list_searches(
     request: Request,
     caller: Reader,
     state: State | None = None,
-    before: Annotated[int | None, Query(ge=1, le=2**31)] = None,
+    before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> Response:
     """List searches, the newest first; ``before`` is the last ``number`` of the previous page."""
@@ -200,16 +203,16 @@ async def get_events(
     request: Request,
     search_id: SearchId,
     caller: Reader,
-    after: Annotated[int, Query(ge=0, le=2**31)] = 0,
+    after: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     last_event_id: Annotated[str | None, Header(max_length=20)] = None,
 ) -> Response:
     """Events after ``after`` or ``Last-Event-ID``: as they happen if ``text/event-stream`` is accepted, else as JSON
-    those so far."""
+    the first 500 of those so far."""
     service = _service(request)
     if last_event_id is not None:
         if not last_event_id.isascii() or not last_event_id.isdigit():
             raise Problem(422, "Last-Event-ID: the number of an event was expected.")
-        after = min(int(last_event_id), 2**31)
+        after = min(int(last_event_id), 2**31 - 1)
     if "text/event-stream" in request.headers.get("accept", ""):
         return await stream(request, service, search_id, after)
     events, _ = await run_in_threadpool(service.searches.events, search_id, after)
@@ -221,7 +224,7 @@ def get_trials(
     request: Request,
     search_id: SearchId,
     caller: Reader,
-    after: Annotated[int, Query(ge=-1, le=2**31)] = -1,
+    after: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1,
     limit: Annotated[int, Query(ge=1, le=5000)] = 1000,
 ) -> list[dict[str, Any]]:
     """The trials' outcomes, by their numbers; 0 is the job as it stands."""
@@ -235,7 +238,7 @@ def get_trial_log(
     """The output of a trial, if there is any."""
     service = _service(request)
     study = service.searches.get(search_id).summary.get("study")
-    text = study and service.places.search(search_id).read_trial_log(study, number)
+    text = isinstance(study, str) and service.places.search(search_id).read_trial_log(study, number)
     if not text:
         raise Problem(404, f"nothing is kept of what trial {number} printed.")
     return str(text)
@@ -245,8 +248,10 @@ def get_trial_log(
 def get_log(request: Request, search_id: SearchId, caller: Reader) -> str:
     """The end of the output of the search's drivers."""
     service = _service(request)
-    service.searches.get(search_id)
-    return service.places.search(search_id).read_log()
+    search, folder = service.searches.get(search_id), service.places.search(search_id)
+    if search.attempt and not folder.path.is_dir():
+        raise Problem(404, f"the files of search {search_id} are with the server that runs it.")
+    return folder.read_log()
 
 
 class _Yaml(PlainTextResponse):

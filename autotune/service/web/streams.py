@@ -49,7 +49,7 @@ async def _lines(request: Request, service: Service, search_id: str, after: int)
             return
         for event in events:
             after = event.seq
-            yield f"id: {event.seq}\nevent: {event.kind}\ndata: {json.dumps({'at': event.at, **event.data})}\n\n"
+            yield f"id: {event.seq}\nevent: {event.kind}\ndata: {json.dumps({**event.data, 'at': event.at})}\n\n"
         if is_over:
             yield "event: end\ndata: {}\n\n"
             return

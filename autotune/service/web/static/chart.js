@@ -42,6 +42,8 @@ export class Chart {
     if (limit && limit <= right) {
       draw(this.svg, "line", { class: "budget", x1: x(limit), x2: x(limit), y1: TOP, y2: HEIGHT - BOTTOM });
       draw(this.svg, "text", { class: "budget-words", x: x(limit) - 6, y: TOP + 16, "text-anchor": "end" }, `budget ${this.bytes(limit)}`);
+    } else if (limit) {
+      draw(this.svg, "text", { class: "budget-words", x: WIDTH - RIGHT, y: TOP + 16, "text-anchor": "end" }, `budget ${this.bytes(limit)} →`);
     }
     this.points = measured.map((row) => ({ row, x: x(row.peak_bytes), y: y(row.samples_per_s) }));
     const path = (points) => points.map((point) => `M${point.x.toFixed(1)} ${point.y.toFixed(1)}h0`).join("");

@@ -4,7 +4,7 @@ import { Chart } from "/static/chart.js";
 const TERMINAL = ["SUCCEEDED", "NOTHING_FITS", "FAILED", "ERROR", "CANCELLED"];
 const KINDS = ["state", "priority", "inspected", "budget_known", "search_started", "warned", "prediction_started",
   "prediction_ended", "trial_started", "trial_ended", "finalist_ended", "stopped"];
-const ROWS = 100;
+const ROWS = 100, MOST = 500;
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 const leave = document.getElementById("leave");
@@ -56,23 +56,38 @@ function bar(summary, ended) {
     make("span", { class: "quiet small" }, words));
 }
 
+// What each choice of the plan bought, by the runs of the plan ("") and of the plan without it, round by round.
+function bought(runs) {
+  const own = runs[""] ?? {};
+  const items = Object.keys(runs).filter((name) => name).map((name) => {
+    const logs = Object.keys(runs[name]).filter((round) => runs[name][round] > 0 && own[round] > 0).map((round) => Math.log(own[round] / runs[name][round]));
+    const factor = Math.exp(logs.reduce((sum, each) => sum + each, 0) / logs.length);
+    return make("li", {}, make("strong", {}, name.replaceAll("_", " ")), logs.length
+      ? ` ${factor.toFixed(2)} times the speed without it (${logs.length} ${logs.length === 1 ? "round" : "rounds"})` : ` without it: ${Object.values(runs[name])[0]}`);
+  });
+  return items.length ? [make("h4", {}, "What each choice bought"), make("ul", {}, ...items)] : [];
+}
+
 // All searches -------------------------------------------------------------------------------------------------------
 
 async function showAll() {
   const list = make("ul", { class: "list" });
-  main.replaceChildren(make("h2", {}, "Searches"), list);
-  let timer = 0, last = "", open = true;
+  const more = make("button", { type: "button", hidden: "" }, "Show more");
+  main.replaceChildren(make("h2", {}, "Searches"), list, more);
+  let timer = 0, last = "", open = true, most = ROWS;
   close = () => { open = false; clearTimeout(timer); };
   async function refresh() {
     if (!document.hidden) {
-      const found = await json("/v1/searches?limit=100");
+      const found = await json(`/v1/searches?limit=${most}`);
       const text = JSON.stringify(found);
       if (!open) return;
       say(`${found.filter((each) => !TERMINAL.includes(each.state)).length} under way`);
+      more.hidden = found.length < most || most >= MOST;
       if (text !== last) { last = text; drawList(list, found); }
     }
     timer = setTimeout(() => refresh().catch(failed), 2000);
   }
+  more.addEventListener("click", () => { most += ROWS; clearTimeout(timer); refresh().catch(failed); });
   await refresh();
 }
 
@@ -128,7 +143,7 @@ async function showOne(id) {
       const text = await (await ask(`${path}/report`)).text().catch(() => "");
       report.hidden = false;
       report.replaceChildren(make("h3", {}, "Plan"), make("p", {}, make("a", { class: "button", href: `${path}/plan`, download: `plan-${id}.yaml` }, "Download plan.yaml")),
-        make("pre", { tabindex: "0", class: "scroll" }, text));
+        ...bought(search.summary.without ?? {}), make("pre", { tabindex: "0", class: "scroll" }, text));
     }
     later();
   }
@@ -144,11 +159,13 @@ async function showOne(id) {
     const focused = head.contains(document.activeElement) ? document.activeElement.textContent : null;
     const until = search.ended_at ?? Date.now() / 1000;
     head.replaceChildren(...[make("div", { class: "row" }, make("h2", {}, search.name), state(search.state)),
-      make("p", { class: "quiet small" }, `${search.id}, by ${search.owner}, ${ago(until - search.created_at)}` + (search.attempt > 1 ? `, attempt ${search.attempt}` : "")),
+      make("p", { class: "quiet small" }, `${search.id}, by ${search.owner}, ${ago(until - search.created_at)}, priority ${search.priority}` + (search.attempt > 1 ? `, attempt ${search.attempt}` : "")),
       bar(search.summary, ended),
       search.summary.best ? make("p", {}, ended ? "Best: " : "Best so far: ", make("strong", {}, `${search.summary.best.settings}: ${search.summary.best.words}`)) : null,
       search.message ? make("p", { class: ended && search.state !== "SUCCEEDED" ? "wrong-words" : "quiet" }, search.message) : null,
       make("div", { class: "row" },
+        search.state === "QUEUED" ? act("Sooner", "PATCH", "", { priority: Math.min(100, search.priority + 10) }) : null,
+        search.state === "QUEUED" ? act("Later", "PATCH", "", { priority: Math.max(0, search.priority - 10) }) : null,
         ended ? null : act("Finish with the best so far", "POST", "/cancel", { mode: "finish" }),
         ended ? null : act("Cancel now", "POST", "/cancel", { mode: "now" }),
         ["CANCELLED", "FAILED", "ERROR"].includes(search.state) ? act("Go on", "POST", "/resume") : null)].filter((child) => child !== null));
@@ -178,7 +195,7 @@ async function showOne(id) {
     if (kind !== "trial_started") renew();
   });
   source.addEventListener("end", () => { source.close(); say("ended"); renew(); });
-  source.addEventListener("refused", (event) => { source.close(); failed(new Refused(401, JSON.parse(event.data).detail)); });
+  source.addEventListener("refused", (event) => { source.close(); const { status, detail } = JSON.parse(event.data); failed(new Refused(status, detail)); });
   if (TERMINAL.includes(search.state)) { source.close(); say("ended"); }
 }
 
