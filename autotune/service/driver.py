@@ -26,6 +26,8 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH", 
 _KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "OMP_", "MKL_", "RAY_", "TORCH", "HF_", "XDG_")
 """Environment variables of the server that a driver gets: neither its tokens nor its database's password."""
 _LOG_BYTES = 256 * 2**10
+_MOST_LOG_BYTES = 4 * 2**20
+_CUT = b"[what was printed before was cut]\n"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,16 @@ class SearchFolder:
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
+
+    def cut_log(self) -> None:
+        """Keep the end of a long log alone: a flood would fill the disk of all searches. Drivers append to it, so that
+        they go on where it ends."""
+        with contextlib.suppress(OSError), self.log.open("ab+") as file:
+            if file.tell() > _MOST_LOG_BYTES:
+                file.seek(-_LOG_BYTES, os.SEEK_END)
+                kept = file.read(_LOG_BYTES)
+                file.truncate(0)
+                file.write(_CUT + kept)
 
     def read_trial_log(self, study: str, number: int) -> str | None:
         """What a trial printed; None where nothing is kept."""
