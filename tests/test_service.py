@@ -75,6 +75,8 @@ def test_what_ran_the_trials_and_failed_is_not_the_users_fault(client):
     search = until(client, submit(client, error=lost, exit_code=2, kind="TrialsLost"), *ENDS)
     assert (search["state"], search["attempt"]) == ("ERROR", 3)
     assert search["message"].startswith("the cluster has gone. That was 3 times in a row.")
+    said = [event["data"].get("words") for event in client.get(f"/v1/searches/{search['id']}/events").json()]
+    assert "the cluster has gone. It is tried again in 0 s (try 2 of 3)." in said
     assert client.post(f"/v1/searches/{search['id']}/resume").status_code == 202
 
 

@@ -118,7 +118,7 @@ def open_service(
             "Make one first: autotune serve token create --role admin; or bind to 127.0.0.1."
         )
     places = Places(state)
-    leases = Leases(database, _home(state), options.lease_s)
+    leases = Leases(database, _home(state), options.lease_s, options.pauses_s)
     runner = Runner(leases, places, options)
     roots = tuple(Path(os.path.realpath(root)) for root in shared)
     return Service(database, Searches(database), tokens, on_loopback, places, runner, roots, locks)
