@@ -103,7 +103,8 @@ def _take(page: Page, folder: Path | None, window: str, part: str) -> None:
 
 
 def fill(state: Path, num_trials: int) -> str:
-    """A state folder with one search of so many trials, and one of each other end; its id."""
+    """A state folder with one search of so many trials, one of each other end, and one that waits after a failure; the
+    first's id."""
     database, _ = open_database(state, None, alone=False)
     searches, leases = Searches(database), Leases(database, "elsewhere", 3600.0)
     ends = {
@@ -130,6 +131,9 @@ def fill(state: Path, num_trials: int) -> str:
     plan = "schema: autotune/plan@1\nsettings: {}\n"
     report = "\n".join(["gpt2-medium: 41.2 samples/s, 7.61 GiB", *(f"  line {n} of the report" for n in range(8))])
     leases.finish(lease, State.SUCCEEDED, "", Documents(plan, report))
+    searches.submit(SearchSpec(task="model.py", folder="/jobs", name="train later"), "bob", None)
+    if lease := leases.claim():
+        leases.give_back(lease, "the Ray cluster at head:6379 has died.", is_failure=True)
     database.close()
     return search_id
 

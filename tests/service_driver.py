@@ -1,7 +1,8 @@
 """Stands in for ``python -m autotune`` where a test of the service needs a driver that takes no time.
 
 What the task's file says, as JSON: ``trials``, ``seconds`` of each, ``exit_code``, ``dies_at`` a trial (once), whether
-it is ``deaf`` to SIGTERM, and where it ``holds_at``, once, until there is a file ``go``.
+it is ``deaf`` to SIGTERM, how many bytes it prints in a ``flood``, and where it ``holds_at``, once, until there is a
+file ``go``; held, it takes memory without end where there is a file ``takes``.
 It keeps a study, and adds a line to a proof file for each trial that it measures.
 """
 
@@ -39,7 +40,10 @@ def say(event: str, **data: object) -> None:
 def point(name: str) -> None:
     if script.get("holds_at") == name and not study.with_name("held").exists():
         study.with_name("held").touch()
+        hoard = []
         while not study.with_name("go").exists():
+            while study.with_name("takes").exists():
+                hoard.append(b"x" * 2**20)
             time.sleep(0.01)
 
 
@@ -60,9 +64,10 @@ def trial(number: int) -> dict[str, object]:
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if script.get("deaf") else hear)
 print("the driver speaks", file=sys.stderr, flush=True)
-if "flood" in script:
-    sys.stderr.write("x" * script["flood"])
+for _ in range(script.get("flood", 0) // 2**20):
+    sys.stderr.write("x" * 2**20)
     sys.stderr.flush()
+    time.sleep(script.get("flood_s", 0.0))
 if "daemon" in script and os.fork() == 0:
     os.setsid()
     time.sleep(3600)

@@ -20,7 +20,7 @@ from autotune.service.service import Service, open_service
 from autotune.service.web.app import make_app
 
 DRIVER = (sys.executable, str(Path(__file__).with_name("service_driver.py")))
-OPTIONS = RunnerOptions(num_searches=2, lease_s=5.0, beat_s=0.05, program=DRIVER)
+OPTIONS = RunnerOptions(num_searches=2, lease_s=5.0, beat_s=0.05, pauses_s=(0.1, 0.1), program=DRIVER)
 LOCAL = "http://localhost"
 
 

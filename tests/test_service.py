@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ pytest.importorskip("fastapi", reason="the extra `service` is not installed")
 from service_runs import ENDS, OPTIONS, serving, submit, until
 from sqlalchemy import select
 
+from autotune.service.driver import SearchFolder
 from autotune.service.store.tables import SEARCHES
 
 
@@ -73,7 +75,41 @@ def test_what_ran_the_trials_and_failed_is_not_the_users_fault(client):
     search = until(client, submit(client, error=lost, exit_code=2, kind="TrialsLost"), *ENDS)
     assert (search["state"], search["attempt"]) == ("ERROR", 3)
     assert search["message"].startswith("the cluster has gone. That was 3 times in a row.")
+    said = [event["data"].get("words") for event in client.get(f"/v1/searches/{search['id']}/events").json()]
+    assert "the cluster has gone. It is tried again in 0 s (try 2 of 3)." in said
     assert client.post(f"/v1/searches/{search['id']}/resume").status_code == 202
+
+
+def test_a_long_log_is_cut_to_its_end(tmp_path):
+    """5 MiB become 256 KiB, which say so; the driver, which has the file open, goes on behind them."""
+    folder = SearchFolder(tmp_path)
+    with folder.log.open("ab", buffering=0) as driver:
+        driver.write(b"x" * 2**20)
+        folder.cut_log()
+        assert folder.log.stat().st_size == 2**20
+        driver.write(b"x" * 4 * 2**20 + b"the end, ")
+        folder.cut_log()
+        driver.write(b"and more")
+    said = folder.log.read_bytes()
+    assert said.startswith(b"[what was printed before was cut]\nxxx")
+    assert said.endswith(b"xxxthe end, and more")
+    assert len(said) < 257 * 2**10
+
+
+def test_a_search_whose_archive_is_gone_says_so_and_goes_on_with_it(client):
+    """Somebody has tidied up in the service's folder."""
+    archives = client.app.state.service.places.archives
+    blockers = [submit(client, trials=1000, seconds=0.05, name=name) for name in ("one", "other")]
+    search_id = submit(client, trials=1, name="waits")
+    archive = archives / client.get(f"/v1/searches/{search_id}").json()["spec"]["archive"]
+    away = shutil.move(archive, archives.parent / "away")
+    for blocker in blockers:
+        client.post(f"/v1/searches/{blocker}/cancel", json={"mode": "now"})
+    search = until(client, search_id, *ENDS)
+    assert (search["state"], "is gone from the service's folder" in search["message"]) == ("ERROR", True)
+    shutil.move(away, archive)
+    client.post(f"/v1/searches/{search_id}/resume")
+    assert until(client, search_id, *ENDS)["state"] == "SUCCEEDED"
 
 
 def test_a_driver_that_dies_goes_on_and_measures_nothing_twice(client, tmp_path_factory):

@@ -9,10 +9,13 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra `service` is not installed")
 
 import threading
+import time
+from dataclasses import replace
 
 import uvicorn
 from service_runs import OPTIONS
 
+from autotune.service.client import Client
 from autotune.service.service import open_service
 from autotune.service.web.app import make_app
 
@@ -20,7 +23,8 @@ from autotune.service.web.app import make_app
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     """A server on a port of its own, in a thread."""
-    service = open_service(tmp_path_factory.mktemp("cli") / "state", None, OPTIONS, on_loopback=True)
+    options = replace(OPTIONS, pauses_s=(600.0, 600.0))
+    service = open_service(tmp_path_factory.mktemp("cli") / "state", None, options, on_loopback=True)
     server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -50,6 +54,18 @@ def test_a_failed_search_leaves_with_its_code_and_words(here, url, tmp_path):
     (tmp_path / "model.py").write_text('{"error": "nothing fits into 1 GiB", "exit_code": 3}')
     ended = here("submit", "model.py", "--wait", "--server", url, cwd=tmp_path)
     assert (ended.returncode, "nothing fits into 1 GiB" in ended.stdout) == (3, True)
+
+
+def test_status_says_when_a_search_that_failed_is_tried_again(here, url, tmp_path):
+    (tmp_path / "model.py").write_text('{"error": "the cluster has gone.", "kind": "TrialsLost"}')
+    with Client(url) as client:
+        search_id = client.submit(tmp_path, task="model.py")["id"]
+        while (at := client.search(search_id)["retry_at"]) is None:
+            time.sleep(0.02)
+        said = here("status", search_id, "--server", url, cwd=tmp_path).stdout
+        client.cancel(search_id, "now")
+    assert said.startswith(f"{search_id}  QUEUED")
+    assert said.endswith(f"the cluster has gone.  tried again at {time.strftime('%H:%M:%S', time.localtime(at))}\n")
 
 
 def test_what_is_not_there_is_said(here, url, tmp_path):

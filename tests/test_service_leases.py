@@ -83,6 +83,19 @@ def test_the_migrations_make_the_tables(database):
     database.migrate()  # again changes nothing
 
 
+def test_the_searches_of_the_first_schema_are_kept(database):
+    """What an earlier version queued is there after its schema was brought up to date, and is run."""
+    (search_id,) = queued(database)
+    before = Searches(database).get(search_id)
+    with database.writing() as connection:
+        connection.exec_driver_sql("ALTER TABLE searches DROP COLUMN retry_at")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+    database.close()
+    database.migrate()
+    assert Searches(database).get(search_id) == before
+    assert Leases(database, "home", 30.0).claim().search_id == search_id
+
+
 def test_a_newer_schema_is_refused_and_left_alone(database):
     with database.writing() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
@@ -261,7 +274,7 @@ def test_drivers_that_die_one_after_the_other_end_in_an_error(tmp_path):
     database = Database(f"sqlite:///{tmp_path}/service.db")
     database.migrate()
     (search_id,) = queued(database)
-    leases = Leases(database, "home", 30.0)
+    leases = Leases(database, "home", 30.0, (0.0, 0.0))
     row = {"event": "trial_ended", "number": 0, "outcome": "measured"}
     for dies in range(4):
         lease = leases.claim()
@@ -273,6 +286,43 @@ def test_drivers_that_die_one_after_the_other_end_in_an_error(tmp_path):
             break
     assert (dies, state) == (2, State.ERROR)
     database.close()
+
+
+def test_a_search_that_failed_waits_before_it_is_tried_again(database):
+    """10 s, then 60 s, by the database's clock; others are taken meanwhile. It ends at the third failure."""
+    search_id, other = queued(database, 2)
+    searches, leases = Searches(database), Leases(database, "home", 30.0)
+    for again in ("It is tried again in 10 s (try 2 of 3).", "It is tried again in 1 min 00 s (try 3 of 3)."):
+        leases.give_back(leases.claim(), "signal 9.", is_failure=True)
+        assert searches.events(search_id, 0)[0][-1].data["words"] == f"signal 9. {again}"
+        assert (searches.get(search_id).message, searches.get(search_id).retry_at is None) == ("signal 9.", False)
+        between = leases.claim()
+        assert (between.search_id, leases.claim()) == (other, None)
+        leases.give_back(between, "", is_failure=False)
+        searches.set_priority(search_id, 90)
+        wait(database, search_id, now())  # the pause is over
+    leases.give_back(leases.claim(), "signal 9.", is_failure=True)
+    search = searches.get(search_id)
+    assert (search.state, search.retry_at) == (State.ERROR, None)
+
+
+@pytest.mark.parametrize("why", ["it is cancelled", "the clock was set back"])
+def test_a_pause_holds_nobody_up(database, why):
+    """Who cancels does not wait for the next try; and none lasts an hour because the clock was wrong when it began."""
+    (search_id,) = queued(database)
+    searches, leases = Searches(database), Leases(database, "home", 30.0)
+    leases.give_back(leases.claim(), "signal 9.", is_failure=True)
+    if why == "it is cancelled":
+        searches.cancel(search_id, "finish")
+    else:
+        wait(database, search_id, now() + 3600.0)
+    assert leases.claim().search_id == search_id
+    assert searches.get(search_id).retry_at is None
+
+
+def wait(database, search_id, until):
+    with database.writing() as connection:
+        connection.execute(update(SEARCHES).where(SEARCHES.c.id == search_id).values(retry_at=until))
 
 
 def test_the_client_asks_again_and_says_why_not(monkeypatch):

@@ -38,11 +38,12 @@ def shown(tmp_path_factory):
 def test_a_search_is_shown_on_a_phone_in_the_dark_and_by_keyboard(shown):
     """A row for each trial up to a hundred, and its plan with what its choices bought; nothing is wider than the
     window; the arrow keys go from dot to dot; the background is dark; no error is in the console. Enter opens a search
-    of the list."""
+    of the list, which says when one is tried again."""
     url, search_id = shown
     with Page(390, 844, dark=True) as page:
         page.ask("Page.navigate", url=url)
-        page.until("document.querySelectorAll('.card').length === 4")
+        page.until("document.querySelectorAll('.card').length === 5")
+        assert "has died. Tried again at " in page.evaluate("document.querySelector('.card').textContent")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.evaluate(f"document.querySelector('a[href=\"#/{search_id}\"]').focus()")
         page.press("Enter")

@@ -110,13 +110,15 @@ def _row(search: dict[str, Any]) -> str:
     done = f"{summary['num_ended']}/{summary['num_trials']} trials" if "num_trials" in summary else ""
     best = summary.get("best", {}).get("words", "")
     age = format_duration((search["ended_at"] or time.time()) - search["created_at"])
-    parts = (search["id"], f"{search['state']:12}", f"{age:>14}", search["name"], done, best, search["message"])
+    again = "" if search["retry_at"] is None else f"tried again at {_clock(search['retry_at'])}"
+    said = (search["message"], again)
+    parts = (search["id"], f"{search['state']:12}", f"{age:>14}", search["name"], done, best, *said)
     return "  ".join(part for part in parts if part)
 
 
 def _line(event: dict[str, Any]) -> str:
     data = event["data"]
-    at = time.strftime("%H:%M:%S", time.localtime(data["at"]))
+    at = _clock(data["at"])
     words = data.get("words") or data.get("settings") or ""
     match event["kind"]:
         case "state":
@@ -126,3 +128,7 @@ def _line(event: dict[str, Any]) -> str:
         case kind:
             said = f"{kind.replace('_', ' ')}" + (f": {words}" if words else "")
     return f"[{at}] {said}"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -32,6 +32,8 @@ _LONGEST_LINE_BYTES = 64 * 2**20
 _KIND = re.compile(r"[a-z_]{1,40}")
 _OWN_KINDS = ("state", "priority", "driver_started", "end", "refused")
 """Events that are the service's to tell."""
+_MOST_LOG_BYTES = 4 * 2**20
+_CUT = b"[what was printed before was cut]\n"
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,16 @@ class SearchFolder:
                 return _storable(file.read().decode(errors="replace"))
         except OSError:
             return ""
+
+    def cut_log(self) -> None:
+        """Keep the end of a long log alone: a flood would fill the disk of all searches. Drivers append to it, so that
+        they go on where it ends."""
+        with contextlib.suppress(OSError), self.log.open("ab+") as file:
+            if file.tell() > _MOST_LOG_BYTES:
+                file.seek(-_LOG_BYTES, os.SEEK_END)
+                kept = file.read(_LOG_BYTES)
+                file.truncate(0)
+                file.write(_CUT + kept)
 
     def read_trial_log(self, study: str, number: int) -> str | None:
         """What a trial printed; None where nothing is kept."""

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ..workers.process import ProcessId
 from .driver import PROGRAM, end_leftovers
 from .store.database import words_of
-from .store.leases import Lease, Leases, Stale
+from .store.leases import PAUSES_S, Lease, Leases, Stale
 from .store.states import State
 from .supervisor import Places, Supervisor
 
@@ -33,6 +33,8 @@ class RunnerOptions:
     """A lease without a sign of life ends after so many seconds."""
     beat_s: float = 0.5
     """Between two looks at a driver, seconds."""
+    pauses_s: tuple[float, ...] = PAUSES_S
+    """Before each further try of a search whose driver failed, seconds."""
     program: tuple[str, ...] = PROGRAM
     """The command that starts ``autotune``."""
     driver_options: tuple[str, ...] = ()

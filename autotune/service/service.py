@@ -126,7 +126,7 @@ def open_service(
     places, home = Places(state), _home(state)
     for part in places.archives.glob(".*.part"):  # of uploads when the last server was killed
         part.unlink()
-    leases = Leases(database, home, options.lease_s)
+    leases = Leases(database, home, options.lease_s, options.pauses_s)
     runner = Runner(leases, places, options)
     roots = tuple(Path(os.path.realpath(root)) for root in shared)
     return Service(database, Searches(database), tokens, home, on_loopback, places, runner, roots, locks)

@@ -119,9 +119,16 @@ class Supervisor:
         if spec.archive is None:
             work.mkdir(parents=True)
             return
+        archive = self._places.archives / spec.archive
+        if not archive.is_file():
+            raise Problem(
+                500,
+                f"the archive {spec.archive} is gone from the service's folder. Submit the job again; or put the "
+                "archive back, and resume this search.",
+            )
         half = self._folder.path / "work.part"
         shutil.rmtree(half, ignore_errors=True)
-        unpack(self._places.archives / spec.archive, half, self._places.limits)
+        unpack(archive, half, self._places.limits)
         half.rename(work)
 
     def _follow(self, driver: Driver) -> None:
@@ -139,6 +146,7 @@ class Supervisor:
                     self._record()
                 except SQLAlchemyError as reason:  # it may come back before the lease ends
                     _LOG.error("search %s: the database failed: %s", self._lease.search_id, words_of(reason))
+                self._folder.cut_log()
                 next_beat = time.monotonic() + min(self._options.beat_s, self._options.lease_s / 3)
             at_once = mode == "now" or self._stop.is_set()
             if asked < (2 if at_once else int(mode == "finish" and self._may_finish())):

@@ -3,11 +3,11 @@
     python -m benchmarks.service_faults [--kinds KIND...] [--only NAME]... [--at POINT]... [--races 1000] [--keep]
 
 The driver takes no time, and holds where it is told to; then the fault is done, what was broken is healed, and the
-search let go. Faults of ``nodes`` are done to a real search over two Ray nodes, while it measures. Held against: every
-search that was accepted ends, as it should; nothing is measured twice or lost, or told twice; events have no gaps, and
-follow the table of states; there is a plan exactly where there is one; no process is left; no token is printed. In a
-race, exactly one has the search. Not tried here: what happens to trials (``benchmarks.faults`` does), GPUs, a cut
-between two machines.
+search let go. Faults of ``trials`` and ``nodes`` are done to a real search, while it measures: on this machine, and
+over two Ray nodes. Held against: every search that was accepted ends, as it should; nothing is measured twice or lost,
+or told twice; events have no gaps, and follow the table of states; there is a plan exactly where there is one; no
+process is left; no token is printed. In a race, exactly one has the search. Not tried here: GPUs, a cut between two
+machines, and most of what a trial's own code may do (``benchmarks.faults`` does).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from autotune.service.store.database import Database
 from ..faults.place import may_mount
 from ..postgresql import Cluster, missing
 from ..rows import save_rows
-from . import databases, disks, drivers, nodes, requests, servers
+from . import databases, disks, drivers, memory, nodes, requests, servers, trials
 from .core import Fault, attempt
 from .races import race
 from .scene import POINTS, make_template
 
-_MODULES = (servers, drivers, databases, disks, requests, nodes)
+_MODULES = (servers, drivers, databases, disks, requests, trials, nodes)
 KINDS = {module.__name__.rpartition(".")[2]: module.FAULTS for module in _MODULES}
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     arguments = parser.parse_args()
     _have_own_mounts()
     began = time.monotonic()
-    why_not = missing()
+    why_not, no_limit = missing(), memory.missing()
     chosen = [
         (kind, fault, point)
         for kind in KINDS
@@ -62,14 +62,17 @@ def main() -> None:
         if (not arguments.only or any(part in fault.name for part in arguments.only))
         and (not arguments.at or point in arguments.at)
         and not (fault.on_postgresql and why_not)
+        and not (fault.with_limit and no_limit)
     ]
     rows = _in_lanes(chosen, arguments.lanes, began + arguments.most_time)
     if "races" in arguments.kinds:
         rows += _race(arguments.races, with_postgresql=why_not is None)
     if why_not:
         print(f"without PostgreSQL: {why_not}")
+    if no_limit:
+        print(f"without limits on memory: {no_limit}")
     for row in rows:
-        print(f"{row['kind']:10}{row['fault']:40}{row['held']:5} held{len(row['failed']):5} failed")
+        print(f"{row['kind']:10}{row['fault']:44}{row['held']:5} held{len(row['failed']):5} failed")
     seconds = time.monotonic() - began
     injected = [row for row in rows if row["kind"] != "races"]
     tried = sum(row["held"] + len(row["failed"]) for row in injected)

@@ -28,6 +28,8 @@ class Fault:
     script: tuple[tuple[str, int], ...] = ()
     """What the driver does besides."""
     on_postgresql: bool = False
+    with_limit: bool = False
+    """It needs a control group with a limit on memory."""
     scene: type[Scene] = Scene
 
 

@@ -68,8 +68,21 @@ def _read_only(the: Scene) -> None:
         the.server.client.resume(watched)
 
 
+def _remove_archive(the: Scene) -> None:
+    """Somebody removes the archive of a search that waits: it says so, and is resumed once the archive is there."""
+    archive = the.state / "archives" / the.row(the.search_id)["archive"]
+    away = archive.rename(the.folder / "away")
+    the.go()
+    the.until(lambda: the.row(the.search_id)["ended_at"], "the end of the search without its files")
+    row = the.row(the.search_id)
+    assert (row["state"], "archive" in row["message"]) == ("ERROR", True), row["message"]
+    away.rename(archive)
+    the.server.client.resume(the.search_id)
+
+
 FAULTS = (
     Fault("disk full", _full),
     Fault("disk full under an upload", _full_under_upload),
     Fault("search's folder read-only", _read_only),
+    Fault("a waiting search's archive removed", _remove_archive, ("queued",)),
 )

@@ -75,6 +75,7 @@ class Scene:
         self.set_clock(0.0)
         self.options = self.make_options()
         self.server = self.start()
+        self.began_bytes = self.server.resident_bytes()
         self.others: list[Server] = []
         self.point = ""
         self.search_id = ""

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, Subquery, and_, case, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from ...units import format_duration
 from ..documents import Documents
 from ..spec import SearchSpec
 from .database import Database, now
@@ -19,10 +20,11 @@ from .events import append, held_by
 from .states import ENDS, HELD, State, may_become
 from .tables import SEARCHES, TRIALS
 
-__all__ = ["Lease", "Leases", "Stale"]
+__all__ = ["PAUSES_S", "Lease", "Leases", "Stale"]
 
-_MOST_FAILURES = 3
-"""Most drivers that may die in a row, without a trial between them."""
+PAUSES_S = (10.0, 60.0)
+"""Before the second and the third try of a search whose driver failed, seconds: a node or a disk may be back by then.
+One more failure in a row, without a trial between them, is its end."""
 _DAY_S = 86400.0
 
 
@@ -52,16 +54,17 @@ class Lease:
 class Leases:
     """The leases in a database, of the searches whose files are in this state folder."""
 
-    def __init__(self, database: Database, home: str, lease_s: float) -> None:
+    def __init__(self, database: Database, home: str, lease_s: float, pauses_s: Sequence[float] = PAUSES_S) -> None:
         """Nothing is taken yet.
 
         Args:
             database: where searches are.
             home: the state folder's own name: a search goes on where its files are.
             lease_s: how long a lease lasts without a sign of life, seconds.
+            pauses_s: before each further try after a failure, seconds.
         """
-        self._database, self._home, self._lease_s = database, home, lease_s
-        self._waits = _waits(home)
+        self._database, self._home, self._lease_s, self._pauses_s = database, home, lease_s, pauses_s
+        self._waits = _waits(home, max(pauses_s))
         self._next = _next(self._waits)
 
     def claim(self) -> Lease | None:
@@ -83,6 +86,7 @@ class Leases:
                 "attempt": SEARCHES.c.attempt + 1,
                 "progress_offset": 0,
                 "pid": None,
+                "retry_at": None,
             }
             append(
                 connection,
@@ -183,7 +187,8 @@ class Leases:
         self._release(lease, state, message, ended_at=now(), **documents)
 
     def give_back(self, lease: Lease, message: str, *, is_failure: bool) -> None:
-        """Queue a search again whose server or driver was lost; or end it, after too many such failures in a row.
+        """Queue a search again whose server or driver was lost. After a failure there is a pause; after too many in a
+        row the search ends.
 
         Raises:
             Stale: the search is somebody else's.
@@ -194,24 +199,31 @@ class Leases:
             failures = connection.scalar(select(SEARCHES.c.failures).where(held_by(lease.search_id, lease.token)))
         if failures is None:
             raise Stale
-        if failures + 1 >= _MOST_FAILURES:
-            why = f"{message} That was {_MOST_FAILURES} times in a row. What was measured is kept: resume it."
+        most = len(self._pauses_s) + 1
+        if failures + 1 >= most:
+            why = f"{message} That was {most} times in a row. What was measured is kept: resume it."
             return self.finish(lease, State.ERROR, why)
-        return self._release(lease, State.QUEUED, message, failures=failures + 1)
+        pause_s = self._pauses_s[failures]
+        later = f"It is tried again in {format_duration(pause_s)} (try {failures + 2} of {most})."
+        changes = {"failures": failures + 1, "retry_at": now() + pause_s}
+        return self._release(lease, State.QUEUED, message, later, **changes)
 
-    def _release(self, lease: Lease, state: State, message: str, **changes: Any) -> None:
+    def _release(self, lease: Lease, state: State, message: str, later: str = "", **changes: Any) -> None:
         whose = and_(held_by(lease.search_id, lease.token), SEARCHES.c.state.in_(may_become(state)))
-        said = [("state", {"state": state, "words": message})]
+        said = [("state", {"state": state, "words": f"{message} {later}".rstrip()})]
         free = {"lease_token": None, "lease_expires_at": None}
         with self._database.writing() as connection:
             if not append(connection, whose, said, state=state, message=message, **free, **changes):
                 raise Stale
 
 
-def _waits(home: str) -> ColumnElement[bool]:
-    """Of searches that a server with this state folder may take."""
+def _waits(home: str, longest_pause_s: float) -> ColumnElement[bool]:
+    """Of searches that a server with this state folder may take. What is to be cancelled has no pause; where one seems
+    to be longer than any is, the clock has jumped."""
     here = SEARCHES.c.home.is_(None) | (SEARCHES.c.home == home)
-    return and_(SEARCHES.c.state == State.QUEUED, here)
+    at = SEARCHES.c.retry_at
+    is_due = or_(at.is_(None), SEARCHES.c.cancel_mode.is_not(None), at <= now(), at > now() + longest_pause_s)
+    return and_(SEARCHES.c.state == State.QUEUED, here, is_due)
 
 
 def _next(waits: ColumnElement[bool]) -> Select[Any]:

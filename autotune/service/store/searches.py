@@ -47,6 +47,8 @@ class Search(BaseModel):
     ended_at: float | None
     attempt: int
     """How often a driver was started."""
+    retry_at: float | None
+    """While it waits after a failure: when it is tried again."""
     cancel_mode: CancelMode | None
     num_events: int
     has_plan: bool
@@ -271,7 +273,7 @@ class Searches:
                     409, f"search {search_id} is {row.state}: there is nothing to go on with.", state=row.state
                 )
             if row.state in RESUMABLE:
-                changes = {"message": "", "ended_at": None, "cancel_mode": None, "failures": 0}
+                changes = {"message": "", "ended_at": None, "cancel_mode": None, "failures": 0, "retry_at": None}
                 said = {"state": State.QUEUED, "words": "resumed"}
                 append(connection, SEARCHES.c.id == search_id, [("state", said)], state=State.QUEUED, **changes)
         return self.get(search_id)

@@ -41,6 +41,7 @@ SEARCHES = Table(
     Column("home", String(32)),
     Column("attempt", Integer, nullable=False, default=0),
     Column("failures", Integer, nullable=False, default=0),
+    Column("retry_at", Float),
     Column("lease_token", String(32)),
     Column("lease_expires_at", Float),
     Column("pid", Integer),

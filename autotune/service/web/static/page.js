@@ -49,6 +49,10 @@ function ago(seconds) {
 
 const state = (name) => make("span", { class: `state ${name}` }, name.replace("_", " ").toLowerCase());
 
+function message(search) {
+  return search.retry_at ? `${search.message} Tried again at ${new Date(search.retry_at * 1000).toLocaleTimeString()}.` : search.message;
+}
+
 function bar(summary, ended) {
   if (!summary.num_trials) return make("span", { class: "quiet small" }, ended ? "no trials" : "no trials yet");
   const words = `${summary.num_ended} of ${summary.num_trials} trials`;
@@ -95,7 +99,7 @@ function drawList(list, found) {
   const focused = document.activeElement?.getAttribute("href");
   list.replaceChildren(...found.map((search) => make("li", { class: "card" },
     make("a", { href: `#/${search.id}` }, search.name), state(search.state), bar(search.summary, TERMINAL.includes(search.state)),
-    make("span", { class: "small" }, search.message || (search.summary.best?.words ?? "")))));
+    make("span", { class: "small" }, message(search) || (search.summary.best?.words ?? "")))));
   if (!found.length) list.append(make("li", {}, "Nothing was submitted yet: ", make("code", {}, "autotune submit model.py --budget 8GiB")));
   if (focused) list.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
 }
@@ -162,7 +166,7 @@ async function showOne(id) {
       make("p", { class: "quiet small" }, `${search.id}, by ${search.owner}, ${ago(until - search.created_at)}, priority ${search.priority}` + (search.attempt > 1 ? `, attempt ${search.attempt}` : "")),
       bar(search.summary, ended),
       search.summary.best ? make("p", {}, ended ? "Best: " : "Best so far: ", make("strong", {}, `${search.summary.best.settings}: ${search.summary.best.words}`)) : null,
-      search.message ? make("p", { class: ended && search.state !== "SUCCEEDED" ? "wrong-words" : "quiet" }, search.message) : null,
+      search.message ? make("p", { class: ended && search.state !== "SUCCEEDED" ? "wrong-words" : "quiet" }, message(search)) : null,
       make("div", { class: "row" },
         search.state === "QUEUED" ? act("Sooner", "PATCH", "", { priority: Math.min(100, search.priority + 10) }) : null,
         search.state === "QUEUED" ? act("Later", "PATCH", "", { priority: Math.max(0, search.priority - 10) }) : null,
