@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,13 +13,14 @@ from .errors import PlanError
 from .files import read_text, write_text
 from .machine import device_name
 from .plain_yaml import dump_yaml, explain, read_yaml
-from .units import Bytes, format_bytes
+from .units import Bytes, size
 
-__all__ = ["BUNDLE", "Bundle", "Member", "chosen_plan"]
+__all__ = ["BUNDLE", "Bundle", "Member", "chosen_plan", "threads_words"]
 
 BUNDLE = "bundle.yaml"
 _NEAR = 0.02
 """Relative difference in memory of one type of device: drivers and firmware keep some back."""
+_ON_A_CPU = " (CPUs are told apart by name and threads, and not by memory)"
 
 
 class _Section(BaseModel):
@@ -53,9 +55,14 @@ class Member(_Section):
         return plan
 
     def describe(self) -> str:
-        """For messages."""
-        threads = f", {self.threads} threads" if self.threads else ""
-        return f"{self.device} ({format_bytes(self.memory)}{threads})"
+        """For messages: ``NVIDIA H100 80GB HBM3 (79.65 GiB)``."""
+        threads = f", {threads_words(self.threads)}" if self.threads else ""
+        return f"{self.device} ({size(self.memory)}{threads})"
+
+    def is_like(self, other: Member) -> bool:
+        """Whether a process cannot tell which of the two it is on."""
+        same = (self.type, self.device, self.threads) == (other.type, other.device, other.threads)
+        return same and (self.type == "cpu" or _is_near(self.memory, other.memory))
 
 
 class Bundle(_Section):
@@ -73,9 +80,12 @@ class Bundle(_Section):
     @field_validator("plans")
     @classmethod
     def _check_apart(cls, plans: tuple[Member, ...]) -> tuple[Member, ...]:
-        keys = [(one.type, one.device, one.memory, one.threads) for one in plans]
-        if len(set(keys)) < len(keys):
-            raise ValueError("two rows are of one device, memory and number of threads: leave one of them out")
+        for one, other in itertools.combinations(plans, 2):
+            if one.is_like(other):
+                raise ValueError(
+                    f"two rows are of one device, {one.describe()}, and no process could tell which of them is its "
+                    f"own{_ON_A_CPU if one.type == 'cpu' else ''}: leave one of them out"
+                )
         return plans
 
     def save(self, folder: Path) -> None:
@@ -118,17 +128,26 @@ def chosen_plan(folder: Path) -> Path:
     near = [
         one
         for one in bundle.plans
-        if one.device == name and (memory_bytes is None or abs(one.memory - memory_bytes) <= _NEAR * memory_bytes)
+        if one.device == name and (memory_bytes is None or _is_near(one.memory, memory_bytes))
     ]
     found = [one for one in near if one.threads in (None, threads)] if len(near) > 1 else near
     if len(found) == 1:
         return folder / found[0].plan
-    here = f"{name} ({f'{threads} threads' if memory_bytes is None else format_bytes(memory_bytes)})"
+    here = f"{name} ({threads_words(threads or 1) if memory_bytes is None else size(memory_bytes)})"
     raise PlanError(
         f"{folder / BUNDLE}: {'no plan is' if not found else 'more than one plan is'} for this process's device, "
         f"{here}; there are plans for {'; '.join(one.describe() for one in bundle.plans)}. Search on this device, and "
         "give its study to `autotune share` too, or name a plan's file."
     )
+
+
+def threads_words(number: int) -> str:
+    """``1 thread``."""
+    return f"{number} thread{'' if number == 1 else 's'}"
+
+
+def _is_near(one_bytes: int, other_bytes: int) -> bool:
+    return abs(one_bytes - other_bytes) <= _NEAR * other_bytes
 
 
 def _this_device(types: set[Any]) -> tuple[str, int | None, int | None]:

@@ -24,6 +24,7 @@ __all__ = [
     "parse_percent",
     "printable",
     "shortened",
+    "size",
 ]
 
 MIB = 2**20
@@ -73,6 +74,16 @@ def format_bytes(num_bytes: int) -> str:
         if num_bytes >= size and parse_bytes(f"{text} {unit}") == num_bytes and float(text) < 100_000:
             return f"{text} {unit}"
     return f"{num_bytes} B"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes for people, in three or four digits: ``605 MiB``, ``7.61 GiB``."""
+    mib = num_bytes / MIB
+    if mib < 1:
+        return f"{num_bytes / 1024:.0f} KiB" if num_bytes >= 1024 else f"{num_bytes} B"
+    if mib < 4096:
+        return f"{mib:.0f} MiB" if mib >= 10 else f"{mib:.1f} MiB"
+    return f"{mib / 1024:.2f}".rstrip("0").rstrip(".") + " GiB"
 
 
 def ceil_mib(num_bytes: int) -> int:

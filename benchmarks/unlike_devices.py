@@ -1,29 +1,25 @@
 """What unequal shares gain over equal ones where two ranks are of unlike speed, against the most that they could.
 
     python -m benchmarks.unlike_devices --keep
+    python -m benchmarks.unlike_devices --search --keep
 
 Two gloo processes train one model. One is slower by a sleep for each sample in its loss: emulated, since two processors
 that others use too give no steady ratio. Each times its micro-batches alone, through ``autotune.apply``; shares follow
-of that as in ``autotune share``. Equal and unequal shares then take turns. Bound: the sum of the speeds alone over
-twice the lower one. Bar: at least 0.95 of it.
+of that as in ``autotune share``. With ``--search``, plans and shares are instead those of a bundle that ``autotune
+search --devices`` wrote, over a Ray cluster of two nodes that differ in their processors and in that sleep. Equal and
+unequal shares then take turns. Bound: the sum of the speeds alone over twice the lower one. Bar: at least 0.95 of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
-import multiprocessing
+import os
 import statistics
 import tempfile
-import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
 import autotune
 from autotune.plan import Plan
@@ -34,21 +30,30 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.parallel import Parallel
 
 from .rows import save_rows
+from .unlike_ranks import EFFECTIVE, TASK, Node, alternated, compared, grouped, on_both, seconds
+from .unlike_search import searched
 
 BAR = 0.95
-EFFECTIVE, MICROS = 48, (1, 2, 4, 8)
+MICROS = (1, 2, 4, 8)
 SAMPLE_S = 0.002
 """Of the faster rank."""
-ROUNDS, STEPS = 3, 8
+ROUNDS = 3
 
 
 def main() -> None:
     """Run each ratio and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ratios", type=float, nargs="+", default=[1.5, 2.0, 3.0])
-    parser.add_argument("--keep", action="store_true", help="add rows to benchmarks/results/unlike-devices-cpu.jsonl")
+    parser.add_argument("--ratios", type=float, nargs="+", help="default: 1.5 2 3; with --search 2")
+    parser.add_argument("--search", action="store_true", help="plans and shares of a real search on two Ray nodes")
+    parser.add_argument("--trials", type=int, default=6, help="of each search")
+    parser.add_argument("--trial-time", default="1.5s", help="of each trial's timed steps")
+    parser.add_argument("--keep", action="store_true", help="add rows to benchmarks/results/")
     arguments = parser.parse_args()
-    rows = [compare(ratio) for ratio in arguments.ratios]
+    rows = []
+    for ratio in arguments.ratios or ([2.0] if arguments.search else [1.5, 2.0, 3.0]):
+        pair = SAMPLE_S, SAMPLE_S * ratio
+        found = searched(pair, arguments.trials, arguments.trial_time) if arguments.search else compare(pair)
+        rows.append({"ratio": ratio, "effective": EFFECTIVE, **found})
     for row in rows:
         verdict = "holds" if row["of_bound"] >= BAR else "SHORT"
         most = f"{row['gain']:.3f}x of at most {row['bound']:.3f}x"
@@ -57,72 +62,37 @@ def main() -> None:
             f"samples/s, {most}: {row['of_bound']:.3f} (bar {BAR}: {verdict})"
         )
     if arguments.keep:
-        print(save_rows("unlike-devices", "cpu", rows))
+        print(save_rows("unlike-devices-search" if arguments.search else "unlike-devices", "cpu", rows))
 
 
-def compare(ratio: float) -> dict[str, Any]:
-    """Both splits on a pair of ranks, the second slower by ``ratio``; one row."""
+def compare(sample_s: tuple[float, float]) -> dict[str, Any]:
+    """Both splits on a pair of ranks whose samples take so long; one row."""
+    every = frozenset(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        ranks = [context.Process(target=_in_each, args=(rank, ratio, folder)) for rank in range(2)]
-        for each in ranks:
-            each.start()
-        for each in ranks:
-            each.join()
-        row: dict[str, Any] = json.loads(Path(folder, "row.json").read_text())
-    return row
+        return on_both([Node(every, one) for one in sample_s], _in_each, folder)
 
 
-def _in_each(rank: int, ratio: float, folder: str) -> None:
+def _in_each(rank: int, folder: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    task = _task(SAMPLE_S * (ratio if rank else 1))
+    task = autotune.load_task(str(TASK))
     mine = [_timed(task, micro) for micro in MICROS]
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    timed = [[Timed(*one) for one in row] for row in gathered(mine)]
-    counts = share_out(timed, EFFECTIVE)
     parallel = Parallel(kind="ddp", processes=2, effective=EFFECTIVE)
-    splits = {
-        name: _training(task, Batch.of(own[rank], quickest(timed[rank], own[rank]).micro), parallel)
-        for name, own in {"even": [EFFECTIVE // 2] * 2, "shared": counts}.items()
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in splits}
-    for _ in range(ROUNDS):
-        for name, training in splits.items():
-            seconds[name].append(_seconds(training))
-    if rank == 0:
-        even_per_s, shared_per_s = (EFFECTIVE / statistics.median(seconds[name]) for name in ("even", "shared"))
-        alone = [max(one.micro / one.seconds for one in row) for row in timed]
-        bound, gain = sum(alone) / (2 * min(alone)), shared_per_s / even_per_s
-        row = {
-            "ratio": ratio,
-            "effective": EFFECTIVE,
-            "alone_per_s": [round(one, 1) for one in alone],
-            "shares": counts,
-            "expected_s": [round(quickest(t, n).seconds_for(n), 4) for t, n in zip(timed, counts, strict=True)],
-            "even_per_s": round(even_per_s, 1),
-            "shared_per_s": round(shared_per_s, 1),
-            "gain": round(gain, 4),
-            "bound": round(bound, 4),
-            "of_bound": round(gain / bound, 4),
+    with grouped(rank, folder):
+        timed = [[Timed(*one) for one in row] for row in gathered(mine)]
+        counts = share_out(timed, EFFECTIVE)
+        splits = {
+            name: _training(task, Batch.of(own[rank], quickest(timed[rank], own[rank]).micro), parallel)
+            for name, own in {"even": [EFFECTIVE // 2] * 2, "shared": counts}.items()
         }
-        Path(folder, "row.json").write_text(json.dumps(row))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _task(sample_s: float) -> autotune.Task:
-    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        time.sleep(sample_s * len(batch))
-        return model(batch).square().mean()
-
-    data = torch.randn(EFFECTIVE * STEPS, 16, generator=torch.Generator().manual_seed(0))
-    return autotune.Task(
-        build_model=lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)),
-        build_dataset=lambda: data,
-        compute_loss=loss,
-        batch_size=EFFECTIVE,
-    )
+        per_s = alternated(splits, ROUNDS)
+    alone_per_s = [max(one.micro / one.seconds for one in row) for row in timed]
+    return {
+        "alone_per_s": [round(one, 1) for one in alone_per_s],
+        "shares": counts,
+        "expected_s": [round(quickest(t, n).seconds_for(n), 4) for t, n in zip(timed, counts, strict=True)],
+        **compared(per_s, alone_per_s),
+    }
 
 
 def _training(task: autotune.Task, batch: Batch, parallel: Parallel) -> autotune.Training:
@@ -132,16 +102,7 @@ def _training(task: autotune.Task, batch: Batch, parallel: Parallel) -> autotune
 def _timed(task: autotune.Task, micro: int) -> tuple[int, float]:
     """A micro-batch, and its seconds at the median of some epochs, this rank alone."""
     training = _training(task, Batch.of(EFFECTIVE, micro), Parallel())
-    return micro, statistics.median(_seconds(training) for _ in range(2)) * micro / EFFECTIVE
-
-
-def _seconds(training: autotune.Training) -> float:
-    """Of an optimizer step, at the median of an epoch's without the first."""
-    ends = []
-    for batch in training.loader:
-        if training.step(batch).stepped:
-            ends.append(time.perf_counter())
-    return statistics.median(after - before for before, after in itertools.pairwise(ends))
+    return micro, statistics.median(seconds(training) for _ in range(2)) * micro / EFFECTIVE
 
 
 if __name__ == "__main__":

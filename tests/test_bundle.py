@@ -12,7 +12,7 @@ from search_tables import configurations, facts, options, row, run_search, speed
 from typer.testing import CliRunner
 
 import autotune
-from autotune.bundle import Bundle
+from autotune.bundle import Bundle, Member
 from autotune.cli import app
 from autotune.errors import PlanError, UserError
 from autotune.machine import device_name
@@ -47,6 +47,7 @@ def test_each_type_has_a_plan_and_a_share(studies, monkeypatch):
     are fine; each process loads its own plan."""
     done = CliRunner().invoke(app, ["share", *studies, "-o", "both"])
     assert done.exit_code == 0, done.output
+    assert "(64 GiB, 4 threads): 4" in done.output
     rows = yaml.safe_load(Path("both/bundle.yaml").read_text())["plans"]
     assert sum(one["samples"] for one in rows) == 64
     assert rows[0]["samples"] in (40, 48)
@@ -81,6 +82,12 @@ def test_what_cannot_be_shared_is_said(studies):
     for words, names in said.items():
         with pytest.raises(UserError, match=words):
             shared(*((name, 1) for name in names))
+
+
+def test_a_device_is_told_as_people_read_it():
+    """The exact bytes of a machine's memory are a long number."""
+    one = Member(plan="a.yaml", type="cpu", device="A CPU", memory=25276063744, threads=1, samples=1, step_s=1.0)
+    assert one.describe() == "A CPU (23.54 GiB, 1 thread)"
 
 
 def test_a_folder_that_is_no_bundle_is_said(tmp_path):

@@ -79,6 +79,11 @@ class Inspecting(Executor):
         """The executor's."""
         return self.executor.num_slots
 
+    @property
+    def device_type(self) -> str:  # type: ignore[override]
+        """The executor's."""
+        return self.executor.device_type
+
     def submit(self, request: TrialRequest) -> Future[Outcome]:
         """Queue a request, or give what is known."""
         if not isinstance(request, InspectRequest):
@@ -91,7 +96,8 @@ class Inspecting(Executor):
         return future
 
     def close(self) -> None:
-        """The executor is not its own."""
+        """Close the executor."""
+        self.executor.close()
 
     def _keep(self, key: str, ended: Future[Outcome]) -> None:
         if ended.exception() is None and isinstance(found := ended.result(), Inspected):

@@ -20,7 +20,7 @@ from ..techniques import Device, Facts, Settings
 from ..units import format_percent
 from ..workers import Measured, Outcome, OutOfMemory
 
-__all__ = ["Reuse", "key_of"]
+__all__ = ["Reuse", "keep", "key_of"]
 
 _NOISE = 0.05
 """Relative difference between two processes of one configuration, beside the intervals within them: as between
@@ -62,6 +62,21 @@ def key_of(facts: Facts, options: SearchOptions, code: str) -> Key:
 def device_text(device: Device) -> str:
     """A device's type, name, memory, driver and capability."""
     return device.model_dump_json(exclude_none=True)
+
+
+def keep(results: Results, key: Key, series: int, one: Kept, run: str) -> None:
+    """Store what was measured.
+
+    Args:
+        results: the store.
+        key: of what was asked for: in a cluster, another device may have run it, which then stands in its place.
+        series: the key's.
+        one: what was measured.
+        run: which of the runs of these settings.
+    """
+    device = one.outcome.device if isinstance(one.outcome, Measured) else None
+    own = key if device is None else replace(key, device=device_text(device))
+    results.keep(own, series if own == key else results.series(own), one, run)
 
 
 class Reuse:
@@ -128,12 +143,8 @@ class Reuse:
         if isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED:
             return
         assert self._key is not None, "the task is inspected first"
-        key = self._key
-        if isinstance(outcome, Measured) and outcome.device is not None:  # of a cluster, it may be another
-            key = replace(key, device=device_text(outcome.device))
-        series = self._series if key == self._key else self._results.series(key)
         limit = None if settings == self._reference else self._limit
-        self._results.keep(key, series, Kept(settings, outcome, limit, source or self._source), run)
+        keep(self._results, self._key, self._series, Kept(settings, outcome, limit, source or self._source), run)
 
     def _is_checked(self) -> bool:
         """Whether a job of this run of the batch has measured a canary of this task, or all that is known."""

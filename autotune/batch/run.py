@@ -9,7 +9,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -250,7 +250,8 @@ def prepare_batch(
         executors: by the device that jobs ask for; the caller closes them.
         results: where measurements are kept.
         stop: once set, running trials end and each job writes its best so far.
-        resume: leave out what is done, and go on with the studies of the rest.
+        resume: leave out what is done, and go on with the studies of the rest. A job that found nothing and asks for
+            something else by now begins a study anew, with what is known.
         observe: is told what happens, in the threads of the jobs.
         default_device: of jobs that name none.
         clock: seconds since some moment.
@@ -265,15 +266,13 @@ def prepare_batch(
     lanes = [[job_run(job, folder, default_device, resume) for job in lane] for lane in jobs.lanes()]
     earlier = _earlier(folder / SUMMARY) if resume else {}
     for run in (run for lane in lanes for run in lane):
-        row = earlier.get(run.job.name)
-        if (
-            row is not None
-            and row.get("state") == "done"
-            and row.get("spec") == run.spec
-            and run.options.output.exists()
-        ):
+        row = earlier.get(run.job.name, {})
+        is_same = row.get("spec") == run.spec
+        if row.get("state") == "done" and is_same and run.options.output.exists():
             run.state, run.plan = "done", load_plan(run.options.output)
             run.device_s = row.get("device_s", 0.0)
+        elif row.get("state") == "nothing fits" and not is_same:  # a study has one budget
+            run.options = replace(run.options, resume=False)
     made = {id(executor): Turns(executor, clock) for executor in executors.values()}
     turns = {device: made[id(executor)] for device, executor in executors.items()}
     return Batch(lanes, folder, results, turns, stop, observe)

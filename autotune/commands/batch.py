@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.words import count
 from ..results import PreviewedJob
-from ..search.events import Event
 from ..search.store.results import Results
 from ..search.store.storage import default_storage
 from ..techniques import Facts
@@ -38,7 +37,8 @@ __all__ = [
     "batch",
     "close_all",
     "executors_for",
-    "preview",
+    "preview_as_json",
+    "preview_jobs",
     "run_jobs",
     "tell_of",
 ]
@@ -72,7 +72,7 @@ def batch(what: WhatToTune, where: Where, dry_run: bool, json: bool) -> int:
     results = Results(what.storage or default_storage("results"))
     with executors_for(jobs, what.jobs, where) as executors:
         if dry_run:
-            return preview(jobs, what, executors, results, json)
+            return _preview(jobs, what, executors, results, json)
         found, stop = run_jobs(jobs, what, executors, results)
     code = tell_of(found, stop.is_set())
     if json:
@@ -83,13 +83,7 @@ def batch(what: WhatToTune, where: Where, dry_run: bool, json: bool) -> int:
     return code
 
 
-def run_jobs(
-    jobs: Jobs,
-    what: WhatToTune,
-    executors: Devices,
-    results: Results,
-    check: Callable[[Event], None] = lambda event: None,
-) -> tuple[Batch, threading.Event]:
+def run_jobs(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results) -> tuple[Batch, threading.Event]:
     """Run jobs, watched, to their end or a Ctrl-C.
 
     Args:
@@ -97,18 +91,12 @@ def run_jobs(
         what: where their files go.
         executors: by the device that jobs ask for; the caller closes them.
         results: where measurements are kept.
-        check: is told what happens, in the threads of the jobs, and fails a job by raising ``UserError``.
 
     Returns:
         What came of them, and an event that a Ctrl-C has set.
     """
     stop, watch = threading.Event(), Watch(console(sys.stderr))
-
-    def observe(run: JobRun, event: Event) -> None:
-        watch.observe(run, event)
-        check(event)
-
-    found = prepare_batch(jobs, what.folder, executors, results, stop, what.resume, observe, default_device())
+    found = prepare_batch(jobs, what.folder, executors, results, stop, what.resume, watch.observe, default_device())
     with watch.drawing(found), interrupts(stop, lambda: close_all(executors), watch.interrupted):
         found.run()
     return found, stop
@@ -138,7 +126,7 @@ def executors_for(jobs: Jobs, path: Path, where: Where) -> Iterator[Devices]:
 def tell_of(found: Batch, was_stopped: bool) -> int:
     """Say on stderr what came of each job, and return the exit code."""
     with suppress(OSError):  # the plans are written, whoever listens
-        print_words(sys.stderr, outcome_table(found.jobs))
+        print_words(sys.stderr, outcome_table(found.jobs), 140)
         for device in found.devices() if len(found.devices()) > 1 else ():
             tell(f"{device['name']}: {count(device['runs'], 'run')}, busy {format_percent(device['busy'])} of the time")
         failed = [run for run in found.jobs if run.state in _CODES]
@@ -153,10 +141,19 @@ def as_document(found: Batch) -> dict[str, Any]:
     return {"jobs": [run.as_row() for run in found.jobs], "devices": found.devices()}
 
 
-def preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, json: bool) -> int:
-    """Say what jobs would do, and return 0; measures nothing."""
-    found: list[PreviewedJob] = []
+def _preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, json: bool) -> int:
     tell("reading the tasks; no trial is run")
+    found = preview_jobs(jobs, what, executors, results)
+    if json:
+        print_json({"jobs": [preview_as_json(one) for one in found]})
+    else:
+        print_words(sys.stdout, explain_previews(found), 140)
+    return 0
+
+
+def preview_jobs(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results) -> list[PreviewedJob]:
+    """What jobs would do, in the order that they run in; measures nothing."""
+    found: list[PreviewedJob] = []
     for lane in jobs.lanes():
         before: PreviewedJob | None = None
         inspected: dict[str, Outcome] = {}
@@ -164,11 +161,7 @@ def preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, 
             run = job_run(job, what.folder, default_device(), what.resume)
             before = _preview_job(run, Inspecting(executors[run.where], inspected), results, before)
             found.append(before)
-    if json:
-        print_json({"jobs": [_as_json(one) for one in found]})
-    else:
-        print_words(sys.stdout, explain_previews(found), 140)
-    return 0
+    return found
 
 
 def _preview_job(run: JobRun, executor: Executor, results: Results, before: PreviewedJob | None) -> PreviewedJob:
@@ -192,7 +185,8 @@ def _preview_job(run: JobRun, executor: Executor, results: Results, before: Prev
     return PreviewedJob(run.options, found, num_known, why)
 
 
-def _as_json(one: PreviewedJob) -> dict[str, Any]:
+def preview_as_json(one: PreviewedJob) -> dict[str, Any]:
+    """Plain data."""
     row: dict[str, Any] = {"name": one.options.stem, "known": one.num_known, "why": one.why}
     if one.preview is not None:
         expected = one.preview.expected

@@ -2,46 +2,61 @@
 
 from __future__ import annotations
 
-import re
+import math
 import sys
 import threading
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..batch.jobs import Job, Jobs, check_task, parse_budget
-from ..batch.run import Batch
-from ..errors import AutotuneError, Interrupted, UnlikeDevices, UserError
+from ..batch.jobs import Job, Jobs, check_task
+from ..batch.lane import Inspecting
+from ..batch.reuse import key_of
+from ..batch.run import Batch, JobRun, code_of, job_run
+from ..batch.shares import Shares
+from ..bundle import BUNDLE, Bundle
+from ..errors import AutotuneError, Interrupted, NothingFits, UserError
 from ..plan import Plan
-from ..report.printing import listened_to, print_json, tell
-from ..search.events import Event, Inspected
+from ..report.batch import explain_sharing
+from ..report.printing import listened_to, print_json, print_words, tell
+from ..results import PreviewedJob
+from ..search.budget import asked, check_possible
 from ..search.options import SearchOptions
+from ..search.requests import inspect
 from ..search.store.results import Results
 from ..search.store.storage import default_storage
-from ..search.winner.unlike import Share, SharedTraining, check_ranks, check_shareable, slug
+from ..search.time_budget import TimeBudget
+from ..search.winner.unlike import SharedTraining, check_apart, check_ranks, check_shareable
 from ..search_spaces import load_space
 from ..task_file import task_file
 from ..techniques import Facts
 from ..techniques.parallel import Parallel
-from ..workers.devices import split_device
-from .batch import Devices, WhatToTune, as_document, close_all, executors_for, preview, run_jobs, tell_of
+from .batch import (
+    Devices,
+    WhatToTune,
+    as_document,
+    close_all,
+    executors_for,
+    preview_as_json,
+    preview_jobs,
+    run_jobs,
+    tell_of,
+)
+from .device_types import ONCE, UnlikeType, every_type, split_devices
 from .interrupts import interrupts
 from .share import bundle_lines, save
 from .verify import verify_plan
-from .where import Where, default_device, trials
+from .where import Where, default_device
 
 if TYPE_CHECKING:
     from ..workers import Executor
 
-__all__ = ["SEARCHES", "UnlikeType", "search_devices", "search_types", "split_devices"]
+__all__ = ["SEARCHES", "search_devices", "search_types"]
 
 SEARCHES = "searches"
 """The folder, in the bundle's, of the searches' own plans, studies and summary."""
-_ITEM = re.compile(r"(?P<device>[^*=]+?)\s*(\*\s*(?P<ranks>\d+)\s*)?(=\s*(?P<budget>.+))?")
-_EVERY = ("all", "cpu", "cuda")
-_ONCE = "Name each type once, with its number of ranks behind it: cuda:A100*2."
-_ONE = "For one type, give --device in place of --devices"
 _NOT_TAKEN = (
     "flags",
     "scratch",
@@ -55,23 +70,6 @@ _NOT_TAKEN = (
     "progress",
 )
 """Options that only a search on one type of device has."""
-
-
-@dataclass(frozen=True)
-class UnlikeType:
-    """A type of device, and what is asked of it."""
-
-    device: str
-    """``cuda:A100``."""
-    ranks: int | None = None
-    """Processes of the training; None is one for each such device that there is."""
-    budget: str | None = None
-    """``70GiB`` or ``90%``; None is ``--budget``."""
-
-    @property
-    def name(self) -> str:
-        """Of its search."""
-        return slug(self.device)[:80]
 
 
 def search_devices(options: SearchOptions, text: str, where: Where, dry_run: bool, json: bool) -> int:
@@ -88,7 +86,7 @@ def search_devices(options: SearchOptions, text: str, where: Where, dry_run: boo
         The exit code: 0 with a bundle, 130 after a Ctrl-C, else that of a search without a plan.
     """
     _check_options(options)
-    types = split_devices(text) or _every(text, options.task, where)
+    types = split_devices(text) or every_type(text, options.task, where)
     with executors_for(_jobs(types, options), task_file(options.task), where) as executors:
         return search_types(options, types, executors, dry_run, json)
 
@@ -105,89 +103,35 @@ def search_types(
         dry_run: measure nothing.
         json: print one JSON document.
     """
+    executors = {device: Inspecting(executor, {}) for device, executor in executors.items()}
     ranks, jobs, results = _ranks(types, executors), _jobs(types, options), Results(default_storage("results"))
     what = WhatToTune(task_file(options.task), options.output / SEARCHES, resume=options.resume)
+    tell("reading the task on each type of device")
+    runs = [job_run(job, what.folder, default_device(), what.resume) for job in jobs.jobs]
+    known = {run.where: _facts(run, executors[run.where]) for run in runs}
+    _check_facts([*known.values()], options, sum(ranks.values()))
     if dry_run:
-        return preview(jobs, what, executors, results, json)
-
-    def check(event: Event) -> None:
-        if isinstance(event, Inspected):
-            _check_facts(event.facts, options, sum(ranks.values()))
-
-    found, stop = run_jobs(jobs, what, executors, results, check)
+        effective = known[runs[0].where].effective_batch
+        return _preview(preview_jobs(jobs, what, executors, results), ranks, effective, json)
+    found, stop = run_jobs(jobs, what, executors, results)
     code = tell_of(found, stop.is_set())
     document: dict[str, Any] = {"path": None, **as_document(found)}
     if any(run.plan is None for run in found.jobs):
-        tell("No bundle was written, which takes a plan for each type. What was measured is kept: --resume goes on.")
+        tell(_no_bundle(found, options.output))
     else:
-        studies = [(str(run.options.storage), ranks[run.where]) for run in found.jobs]
-        training = SharedTraining.read(studies, options.effective_batch, options.allow_split)
-        shares = _shares(training, found, options, executors, stop)
+        kept = {}
+        for run in found.jobs:
+            key = key_of(known[run.where], run.options, code_of(run))
+            kept[run.where] = Shares(executors[run.where], results, key, f"{found.name}/shares", options.resume)
+        bundle = _share_out(found, ranks, options, kept, stop)
         code = Interrupted.exit_code if stop.is_set() else code
-        bundle = save(training, shares, options.output)
         document |= {"path": str(options.output), "bundle": bundle.model_dump(mode="json", by_alias=True)}
-        tell("\n".join(bundle_lines(bundle, shares, options.output)))
     if json:
         print_json({"exit_code": code, **document})
     elif document["path"] is not None:
         with listened_to(sys.stdout):
             print(options.output)
     return code
-
-
-def split_devices(text: str) -> tuple[UnlikeType, ...]:
-    """The types of ``cuda:A100*2=70GiB,cuda:T4*4=14GiB``; none of ``all``, ``cpu`` and ``cuda``, which mean every one.
-
-    Raises:
-        UserError: it is something else, or names a type twice, one alone, or some of either kind.
-    """
-    if text in _EVERY:
-        return ()
-    types = tuple(_type_of(item) for item in re.split(r",\s*(?=cpu|cuda)", text))
-    if twice := [name for name, number in Counter(one.name for one in types).items() if number > 1]:
-        raise UserError(f"--devices {text}: {twice[0]} is named twice. {_ONCE}")
-    if len(types) == 1:
-        raise UserError(f"--devices {text}: one type alone shares with none. {_ONE}.")
-    if len({split_device(one.device)[0] for one in types}) > 1:
-        raise UserError(
-            f"--devices {text}: ranks on CPUs and ranks on GPUs exchange gradients by different backends, and cannot "
-            "train together. Name types of one kind."
-        )
-    return types
-
-
-def _type_of(item: str) -> UnlikeType:
-    matched = _ITEM.fullmatch(item.strip())
-    ranks = int(matched["ranks"]) if matched and matched["ranks"] else None
-    try:
-        if matched is None or ranks == 0:
-            raise ValueError("a type of device was expected, and maybe *RANKS and =BUDGET behind it")
-        split_device(matched["device"])
-        if matched["budget"]:
-            parse_budget(matched["budget"])
-    except ValueError as reason:
-        raise UserError(f"--devices {item}: {reason}. Write for example cuda:A100*2=70GiB,cuda:T4*4=14GiB.") from None
-    return UnlikeType(matched["device"], ranks, matched["budget"])
-
-
-def _every(text: str, task: str, where: Where) -> tuple[UnlikeType, ...]:
-    """Each type that there is of a kind of device.
-
-    Raises:
-        UserError: there is none, or but one.
-    """
-    kind = default_device() if text == "all" else split_device(text)[0]
-    try:
-        with trials(where, task, kind) as executor:
-            raise UserError(f"--devices {text}: there is one type alone, {executor.device_type}. {_ONE}.")
-    except UnlikeDevices as error:
-        return tuple(UnlikeType(f"{kind}:{_told_apart(name, error.types)}") for name in error.types)
-
-
-def _told_apart(name: str, types: Sequence[str]) -> str:
-    """The shortest part of a type, between its commas, that no other has; all of it if each is another's too."""
-    others = " ".join(other.lower() for other in types if other != name)
-    return min((part for part in name.split(", ") if part.lower() not in others), key=len, default=name)
 
 
 def _check_options(options: SearchOptions) -> None:
@@ -201,6 +145,8 @@ def _check_options(options: SearchOptions) -> None:
     defaults = {field.name: field.default for field in fields(SearchOptions)}
     if given := [f"--{name.replace('_', '-')}" for name in _NOT_TAKEN if getattr(options, name) != defaults[name]]:
         raise UserError(f"--devices cannot be had with {', '.join(given)}. Leave that out, or give --device.")
+    if options.output.exists() and not options.output.is_dir():
+        raise UserError(f"{options.output}: a folder was expected for the bundle, but it is none. Choose another, -o.")
     check_task(options.task)
     load_space(options.space)
 
@@ -240,58 +186,121 @@ def _ranks(types: Sequence[UnlikeType], executors: Devices) -> dict[str, int]:
     for one in types:
         type_ = executors[one.device].device_type
         if (other := meant.setdefault(type_, one.device)) != one.device:
-            raise UserError(f"--devices: {other} and {one.device} mean one type, {type_}. {_ONCE}")
+            raise UserError(f"--devices: {other} and {one.device} mean one type, {type_}. {ONCE}")
     return {one.device: one.ranks or executors[one.device].num_slots for one in types}
 
 
-def _check_facts(facts: Facts, options: SearchOptions, num_ranks: int) -> None:
-    """Refuse a task that cannot be shared out, before anything is measured.
+def _facts(run: JobRun, executor: Executor) -> Facts:
+    """What is known of the task on a type of device.
+
+    Raises:
+        UserError: it cannot be read there, or the budget is below what any process takes.
+        NothingFits: the device does not hold the model with one sample.
+    """
+    options = run.options
+    try:
+        facts = inspect(options, executor, TimeBudget(options.trial_time_s, options.max_time_s))
+        check_possible(asked(options), facts)
+    except (UserError, NothingFits) as error:
+        raise type(error)(f"{run.where}: {error}") from None
+    return facts
+
+
+def _check_facts(known: Sequence[Facts], options: SearchOptions, num_ranks: int) -> None:
+    """Refuse what cannot be shared out, before anything is measured.
 
     Raises:
         UserError: so it is.
     """
-    if not facts.effective_batch_held:
-        raise UserError(f"{options.task}: states no batch_size for ranks to share. Give --effective-batch.")
-    check_ranks(num_ranks, facts.effective_batch)
-    check_shareable(facts, options.task, options.allow_split)
+    for facts in known:
+        if not facts.effective_batch_held:
+            raise UserError(f"{options.task}: states no batch_size for ranks to share. Give --effective-batch.")
+        check_ranks(num_ranks, facts.effective_batch)
+        check_shareable(facts, options.task, options.allow_split)
+    check_apart(known)
 
 
-def _shares(
-    training: SharedTraining, found: Batch, options: SearchOptions, executors: Devices, stop: threading.Event
-) -> list[Share]:
-    """Of each type: by what shares take or, once ``stop`` is set, by the searches' trials.
+def _preview(found: Sequence[PreviewedJob], ranks: Mapping[str, int], effective: int, json: bool) -> int:
+    """Say what would be done; the exit code."""
+    if json:
+        document = {"effective": effective, "ranks": ranks, "jobs": [preview_as_json(one) for one in found]}
+        print_json(document)
+    else:
+        print_words(sys.stdout, explain_sharing(found, ranks, effective), 140)
+    return 0 if all(one.preview is not None for one in found) else UserError.exit_code
+
+
+def _no_bundle(found: Batch, folder: Path) -> str:
+    """Why there is none, and what to do."""
+    missing = [run for run in found.jobs if run.plan is None]
+    names = ", ".join(run.where for run in missing)
+    words = [
+        f"No bundle was written: it takes a plan for each type, and there is none for {names}. What was measured is "
+        "kept."
+    ]
+    if small := [run.where for run in missing if run.state == "nothing fits"]:
+        words.append(
+            f"Name a larger budget behind the type, {small[0]}=SIZE, and --resume: what was measured serves again."
+        )
+    if any(run.state == "interrupted" for run in missing):
+        words.append("--resume goes on.")
+    if (folder / BUNDLE).exists():
+        words.append(f"{folder / BUNDLE} is of an earlier search.")
+    return " ".join(words)
+
+
+def _share_out(
+    found: Batch,
+    ranks: Mapping[str, int],
+    options: SearchOptions,
+    executors: Mapping[str, Shares],
+    stop: threading.Event,
+) -> Bundle:
+    """Write the bundle: by what shares take or, if ``stop`` is set before each type has one, by the searches' trials.
 
     Raises:
         UserError: the batch cannot be shared out, or a share cannot be measured.
+        NothingFits: a share is over the budget.
     """
+    studies = [(str(run.options.storage), ranks[run.where]) for run in found.jobs]
+    training = SharedTraining.read(studies, options.effective_batch, options.allow_split)
 
     def measure(number: int, plan: Plan, samples: int) -> float:
         run, batch = found.jobs[number], plan.settings.batch
         assert batch is not None, "it states the share"
-        took_s = _seconds(plan, samples, executors[run.where], options)
-        tell(f"{run.job.name}: {samples} of {training.effective} samples in {took_s:.4g} s ({batch.describe()})")
+        executor = executors[run.where]
+        num_before = executor.num_measured
+        try:
+            took_s = _seconds(plan, executor, options)
+        except AutotuneError as error:
+            if stop.is_set():
+                raise Interrupted(str(error)) from None
+            raise
+        took = "over the budget" if math.isinf(took_s) else f"in {took_s:.4g} s"
+        known = ", known" if executor.num_measured == num_before else ""
+        tell(f"{run.job.name}: {samples} of {training.effective} samples {took} ({batch.describe()}{known})")
         return took_s
 
-    try:
-        with interrupts(stop, lambda: close_all(executors)):
-            if not stop.is_set():
-                tell("measuring shares of the batch")
-                return training.even_out(measure)
-    except AutotuneError:
+    shares = None
+    with interrupts(stop, lambda: close_all(executors)), suppress(Interrupted):
         if not stop.is_set():
-            raise
-    return training.expected()
+            tell("measuring shares of the batch")
+            shares = training.even_out(measure)
+    if stop.is_set():
+        by = "the searches' trials" if shares is None else "the shares that were measured"
+        tell(f"Interrupted: the shares go by {by}. --resume measures the rest.")
+    shares = shares or training.expected()
+    bundle = save(training, shares, options.output)
+    tell("\n".join(bundle_lines(bundle, shares, options.output)))
+    return bundle
 
 
-def _seconds(plan: Plan, samples: int, executor: Executor, options: SearchOptions) -> float:
-    """What a share takes one process alone, in fresh interpreters.
-
-    Raises:
-        UserError: it is over the budget, or cannot be measured.
-    """
+def _seconds(plan: Plan, executor: Executor, options: SearchOptions) -> float:
+    """What a share takes one process alone, in fresh interpreters; infinite where it is over the budget."""
+    assert plan.settings.batch is not None, "it states the share"
     alone = plan.settings.model_copy(update={"parallel": Parallel()})
     as_plan = plan.model_copy(update={"settings": alone})
     found = verify_plan(as_plan, options.task, executor, lambda event: None, options.trial_time_s)
     if found.measured is None or not found.holds:
-        raise UserError(f"{options.task}: a share of {samples} samples: {found.over_budget}. Give a larger --margin.")
-    return samples / found.measured.samples_per_s.value
+        return math.inf
+    return plan.settings.batch.num_samples / found.measured.samples_per_s.value

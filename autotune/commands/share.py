@@ -10,6 +10,7 @@ from pathlib import Path
 from ..bundle import BUNDLE, Bundle
 from ..errors import PlanError
 from ..report.printing import listened_to, print_json
+from ..report.words import count
 from ..search.winner.unlike import Share, SharedTraining
 from ..units import printable
 
@@ -77,7 +78,7 @@ def bundle_lines(bundle: Bundle, shares: Sequence[Share], folder: Path) -> Itera
         assert plan.settings.batch is not None, "it states the share"
         times = f"{one.ranks} x " if one.ranks > 1 else ""
         yield (
-            f"  {times}{one.describe()}: {one.samples} samples in {one.step_s:.4g} s "
+            f"  {times}{one.describe()}: {count(one.samples, 'sample')} in {one.step_s:.4g} s "
             f"({plan.settings.batch.describe()}): {one.plan}"
         )
     yield from dict.fromkeys(note for plan in plans for note in plan.notes[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -17,13 +17,15 @@ from ..batch.run import Batch, JobRun
 from ..results import PreviewedJob
 from ..search.budget import asked, budget_words
 from ..search.events import Event, TrialStarted, Warned
+from ..search.time_budget import NUM_REPEATS
+from ..search.winner.unlike import MOST_PLANS
 from ..units import format_duration
 from .displays.lines import line, phase_words
 from .displays.progress import Progress
 from .printing import tell
 from .words import count, rate, roughly, size, times
 
-__all__ = ["Watch", "explain_previews", "outcome_table"]
+__all__ = ["Watch", "explain_previews", "explain_sharing", "outcome_table"]
 
 _STYLES = {"done": "green", "failed": "red", "bug": "red", "nothing fits": "red", "interrupted": "yellow"}
 _FIXED_ROWS = 6
@@ -154,6 +156,22 @@ def explain_previews(found: Sequence[PreviewedJob]) -> RenderableType:
         table.add_row(one.options.stem, words, str(one.preview.num_configurations), known, likely, time, one.why)
     total = f"In all likely {roughly(low)} to {roughly(high)} of a device, the best again in fresh processes included."
     return Group(table, Text(), Text(total))
+
+
+def explain_sharing(found: Sequence[PreviewedJob], ranks: Mapping[str, int], effective: int) -> RenderableType:
+    """What one training over unlike devices would do: a search on each type, and the shares.
+
+    Args:
+        found: the searches.
+        ranks: processes of the training, by the device that they are on.
+        effective: samples in an optimizer step, of all of them.
+    """
+    processes = ", ".join(f"{number} x {device}" for device, number in ranks.items())
+    words = (
+        f"All types are searched at once. Then the shares of {effective} samples for {sum(ranks.values())} processes "
+        f"({processes}) are measured: {NUM_REPEATS} to {NUM_REPEATS * MOST_PLANS} runs in fresh processes on each type."
+    )
+    return Group(explain_previews(found), Text(words))
 
 
 def _devices(batch: Batch) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..measure import Measurement
 from ..plan import Budget, Speed
 from ..techniques import Facts, Settings
-from ..units import MIB, printable
+from ..units import printable, size
 from ..workers import Crashed, Dropped, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 from ..workers.trial.traces import first_line
 
@@ -106,16 +106,6 @@ def spread(speed: Speed) -> str:
 def times(ratio: float) -> str:
     """``2.31x``."""
     return f"{ratio:.2f}x"
-
-
-def size(num_bytes: int) -> str:
-    """Bytes for people, in three or four digits: ``605 MiB``, ``7.61 GiB``."""
-    mib = num_bytes / MIB
-    if mib < 1:
-        return f"{num_bytes / 1024:.0f} KiB" if num_bytes >= 1024 else f"{num_bytes} B"
-    if mib < 4096:
-        return f"{mib:.0f} MiB" if mib >= 10 else f"{mib:.1f} MiB"
-    return f"{mib / 1024:.2f}".rstrip("0").rstrip(".") + " GiB"
 
 
 def percent(share: float, digits: int = 2) -> str:

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from pydantic import ValidationError
 
-from ...bundle import Bundle, Member
-from ...errors import UserError
+from ...bundle import Bundle, Member, threads_words
+from ...errors import Interrupted, NothingFits, UserError
 from ...plan import Plan, TaskRef
 from ...techniques import Facts, Settings
 from ...techniques.batch import Batch, refused_split
 from ...techniques.parallel import Parallel
-from ...units import format_bytes
+from ...units import parse_bytes, size
 from ..shares import Timed, quickest, share_out
 from ..store.stored import Stored, read_study, url_of
 from .build_plan import environment_of
 
-__all__ = ["Share", "SharedTraining", "check_ranks", "check_shareable", "slug"]
+__all__ = ["MOST_PLANS", "Share", "SharedTraining", "check_apart", "check_ranks", "check_shareable", "slug"]
 
 _ROUNDS = 3
 """Shares that are measured, at most, until they are even."""
+MOST_PLANS = 2 * _ROUNDS
+"""Plans that are measured on a type, at most: two for each share."""
 _LOOK_S = 0.2
 _EVEN = 0.02
 """Difference between the first and the last to finish, as a share of the first, that is left alone: speeds are known to
@@ -108,14 +110,16 @@ class SharedTraining:
         sample, to what the last were measured at.
 
         Args:
-            measure: seconds that one process alone takes, on a type, with a plan, for so many samples. It is called
-                for all types at once.
+            measure: seconds that one process alone takes, on a type, with a plan, for so many samples; infinite where
+                that is over the budget. It is called for all types at once.
 
         Returns:
             Of the shares that were measured, those whose last rank finishes first.
 
         Raises:
             UserError: the batch cannot be shared out; or as ``measure``.
+            NothingFits: the first shares are over the budget.
+            Interrupted: as ``measure``, before any shares were measured.
         """
         speeds = [max(one.micro / one.seconds for one in timed) for timed in self.timed]
         tried: dict[tuple[int, ...], list[Share]] = {}
@@ -127,7 +131,13 @@ class SharedTraining:
                 asked = [pool.submit(self._quickest, measure, *each) for each in enumerate(counts)]
                 while wait(asked, _LOOK_S).not_done:  # a signal is handled as a wait ends
                     pass
-                tried[counts] = shares = [each.result() for each in asked]
+                try:
+                    shares = [each.result() for each in asked]
+                except (Interrupted, NothingFits):
+                    if tried:
+                        break
+                    raise
+                tried[counts] = shares
                 if _last(shares) <= (1 + _EVEN) * min(one.seconds for one in shares):
                     break
                 speeds = [one.samples / one.seconds for one in shares]
@@ -139,25 +149,8 @@ class SharedTraining:
         Raises:
             UserError: two types cannot be told apart.
         """
-        members = []
-        for study, number, share in zip(self.studies, self.ranks, shares, strict=True):
-            facts = study.record.facts
-            members.append(
-                Member(
-                    plan=_file_name(facts),
-                    type=facts.device.type,
-                    device=facts.device.name,
-                    memory=facts.device.memory_bytes,
-                    threads=facts.num_threads if facts.device.type == "cpu" else None,
-                    ranks=number,
-                    samples=share.samples,
-                    step_s=round(share.seconds, 6),
-                )
-            )
-        try:
-            return Bundle(effective=self.effective, plans=tuple(members))
-        except ValidationError as error:
-            raise UserError(f"{error.errors()[0]['msg'].removeprefix('Value error, ')}.") from None
+        every = zip(self.studies, self.ranks, shares, strict=True)
+        return _bundle(self.effective, (_member(study.record.facts, number, share) for study, number, share in every))
 
     def _counts(self, types: Sequence[Sequence[Timed]]) -> list[int]:
         """Samples for a rank on each type, by what its micro-batches take."""
@@ -174,6 +167,11 @@ class SharedTraining:
         plans = {plan.settings: plan for plan in (self._plan(number, samples, one) for one in ones)}
         took_s = {settings: measure(number, plan, samples) for settings, plan in plans.items()}
         best = min(took_s, key=lambda settings: took_s[settings])
+        if took_s[best] == math.inf:
+            raise NothingFits(
+                f"{self.studies[number].where}: a share of {samples} samples is over the budget, although its "
+                f"micro-batch of {ones[0].micro} was within it. Give a larger --margin."
+            )
         note = f", for which one process alone took {took_s[best]:.4g} s, without exchanging gradients"
         return self._share(plans[best], samples, took_s[best], note)
 
@@ -203,6 +201,39 @@ class SharedTraining:
             notes=("batch is lossy for this model: it changes the gradient, not only its rounding",) if lossy else (),
             environment=environment_of(facts),
         )
+
+
+def check_apart(known: Sequence[Facts]) -> None:
+    """Refuse types of devices of which no process could tell which it is on.
+
+    Args:
+        known: of one task, as each type's inspection found it.
+
+    Raises:
+        UserError: so they are.
+    """
+    _bundle(len(known), (_member(facts, 1, Share(1, Plan(settings=Settings()), 1.0)) for facts in known))
+
+
+def _bundle(effective: int, members: Iterable[Member]) -> Bundle:
+    try:
+        return Bundle(effective=effective, plans=tuple(members))
+    except ValidationError as error:
+        raise UserError(f"{error.errors()[0]['msg'].removeprefix('Value error, ')}.") from None
+
+
+def _member(facts: Facts, ranks: int, share: Share) -> Member:
+    """A bundle's row, with a type's memory as people read it."""
+    return Member(
+        plan=_file_name(facts),
+        type=facts.device.type,
+        device=facts.device.name,
+        memory=parse_bytes(size(facts.device.memory_bytes)),
+        threads=facts.num_threads if facts.device.type == "cpu" else None,
+        ranks=ranks,
+        samples=share.samples,
+        step_s=round(share.seconds, 6),
+    )
 
 
 def _last(shares: Sequence[Share]) -> float:
@@ -242,9 +273,9 @@ def check_ranks(num_ranks: int, effective: int) -> None:
 
 
 def _file_name(facts: Facts) -> str:
-    """``nvidia-h100-80gb-hbm3-79-gib.yaml``: of a type of device."""
-    parts = [facts.device.name, format_bytes(facts.device.memory_bytes)]
-    parts += [f"{facts.num_threads} threads"] if facts.device.type == "cpu" else []
+    """``nvidia-h100-80gb-hbm3-79.65-gib.yaml``: of a type of device."""
+    parts = [facts.device.name, size(facts.device.memory_bytes)]
+    parts += [threads_words(facts.num_threads)] if facts.device.type == "cpu" else []
     return slug(" ".join(parts)) + ".yaml"
 
 
