@@ -58,13 +58,15 @@ def test_a_module_cannot_either(tmp_path):
 
 
 def test_torch_is_watched_for_whoever_imports_it(tmp_path):
-    """A module that stands for torch: what was to be done is done once it is whole, and it looks like itself."""
+    """A module that stands for torch: what was to be done is done once it is whole, and it looks like itself; also where
+    somebody has looked for it before (datasets, transformers)."""
     (tmp_path / "late.py").write_text("VALUE = 1\n")
     program = (
         "import sys; from autotune.script.arrival import when_imported\n"
         "when_imported('late', lambda: print('arrived', sys.modules['late'].VALUE))\n"
+        "import importlib.util as u; print(u.find_spec('late').origin.endswith('late.py'))\n"
         "print('before'); import late; import late as again; print(late.__loader__ is late.__spec__.loader, 'after')\n"
         "print(type(late.__loader__).__name__)\n"
     )
     _, out, err = said([sys.executable, "-c", program], tmp_path)
-    assert (out, err) == ("before\narrived 1\nTrue after\nSourceFileLoader\n", "")
+    assert (out, err) == ("True\nbefore\narrived 1\nTrue after\nSourceFileLoader\n", "")

@@ -23,15 +23,24 @@ def when_imported(name: str, act: Callable[[], None]) -> None:
 class _Finder(MetaPathFinder):
     def __init__(self, name: str, act: Callable[[], None]) -> None:
         self._name, self._act = name, act
+        self._is_asking = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name:
+        if name != self._name or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._act)
+            spec.loader = _Loader(spec.loader, self._arrived)
         return spec
+
+    def _arrived(self) -> None:
+        """Only now, and not once the module was found: many ask for it before they import it."""
+        sys.meta_path.remove(self)
+        self._act()
 
 
 class _Loader(Loader):
