@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
 import sys
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401 - by the first optimizer of each process, otherwise
-import torch.nn.parallel
-
-import autotune.script.hooks
-import autotune.training.apply_pieces
 from autotune.script.launch import launch
+
+PRELOADED = ("torch._dynamo", "torch.nn.parallel", "autotune.script.hooks", "autotune.training.apply_pieces")
+"""What each process would import otherwise."""
 
 
 def in_rank(rank: int, port: int, out: Path, plan: str | None, words: list[str]) -> None:
@@ -48,5 +47,7 @@ def run(name: str, plan: str | None, words: list[str]) -> list[int]:
 
 
 if __name__ == "__main__":
+    for module in PRELOADED:
+        importlib.import_module(module)
     jobs = json.loads(Path(sys.argv[1]).read_text())
     print(json.dumps({name: run(name, plan, words) for name, (plan, words) in jobs.items()}))

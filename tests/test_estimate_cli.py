@@ -67,7 +67,7 @@ def test_the_table_the_peak_and_what_helps(folder):
 
 def test_json_is_one_document(run):
     """For a card that is not here: a context of 512 MiB, cuBLAS's 64, and 2 for all tensors."""
-    ended = run("--device-memory", "1GiB", "--json")
+    ended = run("--device-memory", "1GiB", "--space", "exact", "--json")
     document = json.loads(ended.stdout)
     assert (document["device"], document["limit_bytes"]) == ("cuda", 2**30)
     base = document["combinations"][0]
@@ -89,7 +89,7 @@ def test_a_model_that_reads_values_is_measured_in_small_steps_and_says_so(folder
     ("task", "options", "code", "words"),
     [
         ("no_model.py", ("--budget", "1GiB"), 2, "no_model.py: no such file. `autotune init no_model.py` writes"),
-        ("healthy.py", ("--budget", "3MiB", "--device", "cpu"), 3, "nothing fits within 3 MiB"),
+        ("healthy.py", ("--budget", "3MiB", "--device", "cpu", "--space", "exact"), 3, "nothing fits within 3 MiB"),
         ("healthy.py", ("--budget", "8"), 2, "Was 8GiB meant?"),
         ("healthy.py", ("--device", "cuda"), 2, "Give --budget or --device-memory, such as 24GiB."),
         ("healthy.py", ("--device", "cpu", "--device-memory", "8GiB"), 2, "Leave one of them out."),

@@ -88,7 +88,7 @@ def learns(folder: Path, example: str) -> None:
 
 def test_a_script_trains_without_a_plan_too(tmp_path: Path):
     """What the reference is: the user's job as it stands."""
-    run(a_copy_of("adversarial_digits", tmp_path), "train.py", "--epochs", "4")
+    run(a_copy_of("digits_cnn", tmp_path), "train.py")
 
 
 def test_too_little_training_is_said(tmp_path: Path):
