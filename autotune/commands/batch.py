@@ -138,7 +138,7 @@ def executors_for(jobs: Jobs, path: Path, where: Where) -> Iterator[Devices]:
 def tell_of(found: Batch, was_stopped: bool) -> int:
     """Say on stderr what came of each job, and return the exit code."""
     with suppress(OSError):  # the plans are written, whoever listens
-        print_words(sys.stderr, outcome_table(found.jobs))
+        print_words(sys.stderr, outcome_table(found.jobs), 140)
         for device in found.devices() if len(found.devices()) > 1 else ():
             tell(f"{device['name']}: {count(device['runs'], 'run')}, busy {format_percent(device['busy'])} of the time")
         failed = [run for run in found.jobs if run.state in _CODES]
