@@ -57,7 +57,8 @@ def read_yaml(text: str, source: str, error: type[UserError]) -> dict[str, Any]:
     try:
         data = _PlainLoader(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as reason:  # the latter two from its numbers
-        raise error(f"{source}: not plain YAML: {printable(' '.join(str(reason).split()))}.") from None
+        said = printable(" ".join(str(reason).split())).replace('in "<unicode string>", ', "at ")
+        raise error(f"{source}: not plain YAML: {said}.") from None
     if not isinstance(data, dict):
         raise error(f"{source}: expected a mapping with `schema`, but got {type(data).__name__}.")
     return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,15 +232,16 @@ def test_another_priority_does_not_wait_for_the_finalists():
 
 
 def test_a_long_reason_gives_way_to_the_columns_on_a_narrow_terminal():
-    """At 80 columns the reason is cut, and no other cell is."""
+    """At 80 columns the reason is cut, and no other cell is. A share is told without what it is of."""
     batch, _ = run(tables("one"), write(first={"task": "one.py", "budget": MIDDLE}))
+    batch.jobs[0].options = replace(batch.jobs[0].options, budget_bytes=None, budget_share=1.2)
     batch.jobs[0].why = "a reason " * 20
     console = Console(width=80, no_color=True)
     with console.capture() as shown:
         console.print(outcome_table(batch.jobs))
     heading, row = shown.get().splitlines()
     assert heading.split() == ["job", "budget", "state", "trials", "known", "gain", "memory", "device", "time"]
-    assert row.startswith("first")
+    assert row.split()[:2] == ["first", "120%"]
     assert row.count("…") == 1
     assert row.rstrip().endswith("…")
 

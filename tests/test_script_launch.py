@@ -58,8 +58,8 @@ def test_a_module_cannot_either(tmp_path):
 
 
 def test_torch_is_watched_for_whoever_imports_it(tmp_path):
-    """A module that stands for torch: what was to be done is done once it is whole, and it looks like itself; also where
-    somebody has looked for it before (datasets, transformers)."""
+    """A module that stands for torch: what was to be done is done once it is whole, and it looks like itself; also
+    where somebody has looked for it before (datasets, transformers)."""
     (tmp_path / "late.py").write_text("VALUE = 1\n")
     program = (
         "import sys; from autotune.script.arrival import when_imported\n"

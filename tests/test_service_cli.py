@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -73,6 +76,16 @@ def test_what_is_not_there_is_said(here, url, tmp_path):
     assert (ended.returncode, ended.stderr) == (2, f"there is no search '{'0' * 16}'.\n")
     ended = here("submit", "model.py", "--server", url, cwd=tmp_path)
     assert (ended.returncode, "no such file" in ended.stderr) == (2, True)
+
+
+def test_a_server_that_is_told_to_end_ends_well(tmp_path):
+    """SIGTERM: exit code 0, as what keeps services running expects."""
+    command = [sys.executable, "-m", "autotune", "serve", "--executor", "local", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
+        for line in server.stderr:
+            if "running on" in line:
+                server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
 
 
 def test_tokens_are_made_listed_and_revoked(here, tmp_path):

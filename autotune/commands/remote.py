@@ -64,7 +64,7 @@ def status(server: Server, search_id: str | None, json: bool) -> None:
     elif not rows:
         tell("Nothing was submitted yet: autotune submit model.py --budget 8GiB")
     for row in [] if json else rows:
-        print(escaped(_row(row)))
+        print(escaped(_row({**row, "message": row["message"].partition("\n")[0]})))
 
 
 def logs(server: Server, search_id: str, follow: bool) -> None:

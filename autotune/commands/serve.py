@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,7 +100,8 @@ def serve(options: ServeOptions) -> None:
     elif not service.tokens.are_there():
         tell("Every token has expired or was revoked: nobody is let in. `autotune serve token create` makes one.")
     try:
-        uvicorn.Server(config).run()
+        with suppress(KeyboardInterrupt):  # the signal that it ended for, which uvicorn raises again
+            uvicorn.Server(config).run()
     except SystemExit:
         raise UserError(
             f"--host {options.host} --port {options.port}: it cannot be bound. Is another server there? Choose a port."

@@ -17,6 +17,7 @@ from ..batch.run import Batch, JobRun
 from ..results import PreviewedJob
 from ..search.budget import asked, budget_words
 from ..search.events import Event, TrialStarted, Warned
+from ..search.options import SearchOptions
 from ..search.time_budget import NUM_REPEATS
 from ..search.winner.unlike import MOST_PLANS
 from ..units import format_duration
@@ -122,7 +123,7 @@ def _table(rows: Sequence[tuple[JobRun, str]]) -> Table:
         measured = run.plan.measured if run.plan else None
         table.add_row(
             run.job.name,
-            budget_words(asked(run.options)),
+            _budget(run.options),
             Text(run.state, style=_STYLES.get(run.state, "")),
             str(found.trials) if found else "",
             str(found.known or "") if found else "",
@@ -144,17 +145,17 @@ def explain_previews(found: Sequence[PreviewedJob]) -> RenderableType:
     table.add_column("", ratio=1)
     low = high = 0.0
     for one in found:
-        words = budget_words(asked(one.options))
+        words = _budget(one.options)
         if one.preview is None:
             table.add_row(one.options.stem, words, "", "", "", "", one.why)
             continue
         expected = one.preview.expected
         low, high = low + expected.low_s, high + expected.high_s
         known = f"{one.num_known}" if one.num_known else ""
-        time = f"{roughly(expected.low_s)} to {roughly(expected.high_s)}"
+        time = _range(expected.low_s, expected.high_s)
         likely = str(one.preview.num_likely)
         table.add_row(one.options.stem, words, str(one.preview.num_configurations), known, likely, time, one.why)
-    total = f"In all likely {roughly(low)} to {roughly(high)} of a device, the best again in fresh processes included."
+    total = f"In all likely {_range(low, high)} of a device, the best again in fresh processes included."
     return Group(table, Text(), Text(total))
 
 
@@ -172,6 +173,16 @@ def explain_sharing(found: Sequence[PreviewedJob], ranks: Mapping[str, int], eff
         f"({processes}) are measured: {NUM_REPEATS} to {NUM_REPEATS * MOST_PLANS} runs in fresh processes on each type."
     )
     return Group(explain_previews(found), Text(words))
+
+
+def _budget(options: SearchOptions) -> str:
+    """``8 GiB``, or ``90%``: in a narrow table without what it is a share of."""
+    return budget_words(asked(options)).partition(" of the reference")[0]
+
+
+def _range(low_s: float, high_s: float) -> str:
+    low, high = roughly(low_s), roughly(high_s)
+    return low if low == high else f"{low} to {high}"
 
 
 def _devices(batch: Batch) -> str:

@@ -287,7 +287,11 @@ class Searches:
         with self._database.writing() as connection:
             row = self._row(connection, search_id, to_change=True)
             if row.state not in TERMINAL:
-                raise Problem(409, f"search {search_id} is {row.state}: cancel it first.", state=row.state)
+                raise Problem(
+                    409,
+                    f"search {search_id} is {row.state}: it can be deleted once it has ended. Cancel it first.",
+                    state=row.state,
+                )
             for table in (EVENTS, TRIALS):
                 connection.execute(delete(table).where(table.c.search_id == search_id))
             connection.execute(delete(SEARCHES).where(SEARCHES.c.id == search_id))
