@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import autotune
-from autotune.bundle import Bundle
+from autotune.bundle import BUNDLE, Bundle
 from autotune.commands.share import save
 from autotune.measure.processes import descendants
 from autotune.plan import Plan
@@ -60,10 +60,11 @@ def searched(sample_s: tuple[float, float], trials: int, trial_time: str) -> dic
         (folder / "space.yaml").write_text(SPACE)
         began = time.monotonic()
         with _cluster(Path(short), nodes) as address:
-            options = ["--space", "space.yaml", "--trials", str(trials), "--trial-time", trial_time]
+            options = ["--space", "space.yaml", "--trials", str(trials), "--trial-time", trial_time, "--max-time", "2m"]
             command = [sys.executable, "-m", "autotune", "search", TASK.name, *options, "--devices", "cpu"]
             subprocess.run([*command, "--address", address], cwd=folder, stdout=sys.stderr, check=True)
         search_s = time.monotonic() - began
+        print((folder / "bundle" / BUNDLE).read_text(), file=sys.stderr)
         alone_per_s = _even_shares(folder)
         row = on_both(nodes, _in_each, str(folder))
     per_s = {name: row.pop(name) for name in ("even", "shared")}

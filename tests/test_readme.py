@@ -15,6 +15,7 @@ import yaml
 
 import autotune
 from autotune.batch.jobs import Jobs
+from autotune.bundle import Bundle
 from autotune.cli import app
 from autotune.search_spaces import SearchSpace
 
@@ -99,6 +100,8 @@ def test_yaml_is_what_its_schema_says(page: Path, text: str):
             SearchSpace.from_yaml(text, page.name)
         case "autotune/jobs@1":
             Jobs.model_validate(yaml.safe_load(text))
+        case "autotune/bundle@1":
+            Bundle.model_validate(yaml.safe_load(text))
         case _:
             autotune.Plan.from_yaml(text, page.name)
 

@@ -289,7 +289,7 @@ def test_two_nodes_of_unlike_cpus_share_one_training(ray_executor, tmp_path, mon
     with another_node(ray_executor.address, tmp_path / "node.log", on_one_processor):
         where = ("--devices", "cpu", "--address", ray_executor.address)
         running = start("search", "healthy.py", *fast, *where, cwd=tmp_path, program=ONCE, **TOKEN)
-        ended = running.finish(timeout_s=300)
+        ended = running.finish(timeout_s=500)
     assert (ended.returncode, ended.stdout) == (0, "bundle\n"), ended.stderr
     rows = yaml.safe_load((tmp_path / "bundle" / "bundle.yaml").read_text())["plans"]
     assert rows[0]["threads"] == 1 < rows[1]["threads"]
