@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from autotune.errors import UnlikeDevices, UserError
+from autotune.errors import TrialsLost, UnlikeDevices, UserError
 from autotune.workers.devices import split_device, type_text
 from autotune.workers.local import LocalExecutor
-from autotune.workers.placement import choose_type, types_here
+from autotune.workers.placement import check_nodes, choose_type, types_here
 
 A40, A80 = "NVIDIA A100-SXM4-40GB, 40 GiB", "NVIDIA A100-SXM4-80GB, 80 GiB"
 CLUSTER = {"one": [A40, A40], "two": [A80], "three": [A80]}
@@ -76,3 +76,13 @@ def test_cpus_are_told_apart_by_their_processors_too():
         assert types_here("cpu")[0].endswith(" GiB, 1 processor")
     finally:
         os.sched_setaffinity(0, whole)
+
+
+def test_a_cluster_whose_nodes_are_still_to_come_lacks_no_device():
+    """It is lost for the moment, which a service waits for; one that has other nodes lacks the device."""
+    with pytest.raises(TrialsLost, match="head:6379: it has no node yet that runs trials"):
+        check_nodes("head:6379", [], [], [])
+    with pytest.raises(TrialsLost, match="head:6379: none of its 2 nodes for trials answers"):
+        check_nodes("head:6379", ["a", "b"], [], ["a", "b"])
+    check_nodes("head:6379", [], [], ["a"])
+    check_nodes("head:6379", ["a", "b"], ["b"], ["a", "b"])

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from ..errors import UnlikeDevices, UserError
+from ..errors import TrialsLost, UnlikeDevices, UserError
 from ..machine import device_name
 from ..techniques.facts import num_processors
 from .devices import gpu_types, type_text, visible_gpus
 
-__all__ = ["choose_type", "gpus_here", "types_here"]
+__all__ = ["check_nodes", "choose_type", "gpus_here", "types_here"]
 
 
 def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
@@ -31,6 +31,24 @@ def gpus_here() -> dict[str, list[str]]:
     by_uuid = gpu_types()
     by_number = {str(number): name for number, name in enumerate(by_uuid.values())}
     return {gpu: [{**by_uuid, **by_number}.get(gpu, "GPU")] for gpu in visible_gpus()}
+
+
+def check_nodes(address: str, meant: Collection[str], answered: Collection[str], others: Collection[str]) -> None:
+    """Tell a cluster whose nodes have not come yet, or have just gone, from one that lacks the device.
+
+    Args:
+        address: of the cluster.
+        meant: its nodes that have such devices.
+        answered: those of them that have said which.
+        others: its nodes that could run anything.
+
+    Raises:
+        TrialsLost: the cluster has no nodes for trials, or none of them has answered.
+    """
+    if answered or (others and not meant):
+        return
+    why = f"none of its {len(meant)} nodes for trials answers" if meant else "it has no node yet that runs trials"
+    raise TrialsLost(f"the Ray cluster at {address}: {why}. Wait for its nodes, and try again.")
 
 
 def choose_type(

@@ -26,7 +26,7 @@ from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready,
 from .local import LocalSlot
 from .orphans import adopt_orphans, end_orphans
 from .outcome import OUTCOME, Lost, Outcome
-from .placement import choose_type, types_here
+from .placement import check_nodes, choose_type, types_here
 from .pool import Slot, SlotPool
 from .protocol import receive, send
 from .request import REQUEST, TrialRequest
@@ -259,6 +259,7 @@ class _Cluster:
 
         Raises:
             UserError: none has such a device, or they have several types.
+            TrialsLost: there are no nodes for trials at the moment.
         """
         nodes = self._seen = _nodes(self._options.device)
         kind = self._options.device
@@ -266,6 +267,7 @@ class _Cluster:
             self._types = {id: self._counted(node, types_here(kind)) for id, node in nodes.items()}
         else:
             self._types = self._types_on(nodes)
+            check_nodes(self._options.address, nodes, self._types, _nodes("cpu"))
         self.type, chosen = choose_type(self._types, kind, self._options.device_name)
         return [slot for node, number in chosen.items() for slot in self._slots_of(nodes[node], number)]
 

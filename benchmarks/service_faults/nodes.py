@@ -5,12 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,8 +13,8 @@ from pathlib import Path
 
 from autotune.measure.processes import descendants
 from autotune.service.store.states import State
-from autotune.workers.process import end, identify, name_of
 
+from .cluster import Nodes
 from .core import ANY_END, Fault
 from .searching import Searching
 
@@ -33,90 +28,32 @@ _QUICK = {
     "RAY_health_check_timeout_ms": "5000",
     "RAY_health_check_failure_threshold": "3",
 }
-_FAILURES = {"num_failures": -1, "req_failure_prob": 10, "resp_failure_prob": 10}
-"""Of each kind of remote call: without end, 10 % of requests and 10 % of answers are lost."""
-_DELAY_US = "1000:30000"
+_FAILURES = {"req_failure_prob": 10, "resp_failure_prob": 10, "num_failures": -1}
+_FAILURES |= {"num_lower_bound_req_failures": 1, "num_lower_bound_resp_failures": 1}
+"""Of each kind of remote call of each process: the first request and the next answer are lost, then 10 % of each."""
+_FAILING = (
+    "NodeManagerService.grpc_client.RequestWorkerLease",
+    "CoreWorkerService.grpc_client.PushTask",
+    "ActorInfoGcsService.grpc_client.RegisterActor",
+    "ActorInfoGcsService.grpc_client.CreateActor",
+    "ActorInfoGcsService.grpc_client.GetActorInfo",
+    "NodeInfoGcsService.grpc_client.GetAllNodeInfo",
+    "NodeResourceInfoGcsService.grpc_client.GetDrainingNodes",
+)
+"""Not all (`*`): a node that cannot register, or answer for its health, does not come up."""
+_DELAY_US = "100000:1000000"
+_DELAYED = (
+    "NodeManagerService.grpc_server.RequestWorkerLease",
+    "CoreWorkerService.grpc_server.PushTask",
+    "ActorInfoGcsService.grpc_server.RegisterActor",
+    "ActorInfoGcsService.grpc_server.CreateActor",
+    "ActorInfoGcsService.grpc_server.GetActorInfo",
+    "NodeInfoGcsService.grpc_server.GetAllNodeInfo",
+)
+"""Not all (`*`): what a raylet tells itself of objects would change its order, and end it."""
 _GIB = 2**30
 _SPARE_GIB, _TAKEN_MIB = 4, 4096
 """How much of the machine's free memory Ray leaves alone, and what a trial takes."""
-_RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-gpus=0")
-_SIZE = "--object-store-memory=100000000"
-
-
-class Nodes:
-    """A cluster: a head that runs no trials, and two nodes that do."""
-
-    def __init__(self, environment_in: Callable[[Path], Mapping[str, str]]) -> None:
-        """Start all, and wait until they are up. Drivers that are started later have the environment, too, which may
-        name files in the folder that it is given."""
-        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets have short paths
-        environment = environment_in(self.folder)
-        self._before = {name: os.environ.get(name) for name in environment}
-        os.environ |= {"RAY_AUTH_MODE": "disabled", **environment}  # else it goes by whether the user has a token
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.address = f"127.0.0.1:{self.port}"
-        self._running: list[subprocess.Popen[bytes]] = []
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def start(self) -> None:
-        """Also where the cluster that was there has died."""
-        head = ("--head", "--node-ip-address=127.0.0.1", f"--port={self.port}")
-        self.head = self._start("head", *head, "--include-dashboard=false", "--num-cpus=0")
-        node = (f"--address={self.address}", "--node-ip-address=127.0.0.1", "--num-cpus=1")
-        self.workers = [self._start(name, *node) for name in ("one", "other")]
-
-    def _start(self, name: str, *options: str) -> subprocess.Popen[bytes]:
-        log = self.folder / f"{name}.log"
-        command = [*_RAY, _SIZE, f"--temp-dir={self.folder / name}", *options]
-        with log.open("w") as file:
-            node = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        self._running.append(node)
-        while "Ray runtime started" not in log.read_text():
-            assert node.poll() is None, log.read_text()[-2000:]
-            time.sleep(0.05)
-        return node
-
-    def part(self, name: str, node: subprocess.Popen[bytes]) -> int:
-        """Pid of a process of a node."""
-        below = filter(None, map(identify, descendants(node.pid)))
-        return next(process.pid for process in below if name_of(process) == name)
-
-    def has_logged(self, words: str) -> bool:
-        """Whether a process of Ray's has."""
-        logs = self.folder.glob("*/session_2*/logs/*")
-        return any(words in log.read_text(errors="replace") for log in logs if log.is_file())
-
-    def restart_control(self) -> None:
-        """SIGKILL of the head's control process, which is then started as it was. The program that watches over the
-        head is stopped, for it would end the rest."""
-        self.head.send_signal(signal.SIGSTOP)
-        pid = self.part("gcs_server", self.head)
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-        environment = dict(each.split(b"=", 1) for each in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")[:-1])
-        os.kill(pid, signal.SIGKILL)
-        with (self.folder / "control.log").open("w") as log:
-            again = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self._running.append(again)
-
-    def end(self) -> None:
-        """End all, with all that came of them."""
-        while self._running:
-            node = self._running.pop()
-            pids = (node.pid, *descendants(node.pid))
-            end([process for pid in pids if (process := identify(pid))])
-            node.wait()
-
-    def close(self) -> None:
-        """End all, and remove their files."""
-        self.end()
-        for name, value in self._before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class OverNodes(Searching):
@@ -159,7 +96,7 @@ class Unreliable(OverNodes):
     @staticmethod
     def environment(folder: Path) -> Mapping[str, str]:
         """Each process reads it."""
-        return {"RAY_testing_rpc_failure": json.dumps({"*": _FAILURES})}
+        return {"RAY_testing_rpc_failure": json.dumps({f"ray::rpc::{call}": _FAILURES for call in _FAILING})}
 
 
 class Slow(OverNodes):
@@ -168,7 +105,7 @@ class Slow(OverNodes):
     @staticmethod
     def environment(folder: Path) -> Mapping[str, str]:
         """Each process reads it."""
-        return {"RAY_testing_asio_delay_us": f"*={_DELAY_US}"}
+        return {"RAY_testing_asio_delay_us": ",".join(f"{call}={_DELAY_US}" for call in _DELAYED)}
 
 
 class Impatient(OverNodes):
@@ -276,7 +213,7 @@ def _kill_node_and_cancel(the: OverNodes) -> None:
 
 
 def _fail_calls(the: OverNodes) -> None:
-    """A tenth of all requests between Ray's processes is lost, and a tenth of the answers."""
+    """Requests between Ray's processes are lost, and answers."""
     the.most_lost = 9
     the.go()
     the.check(State.SUCCEEDED)
@@ -285,7 +222,7 @@ def _fail_calls(the: OverNodes) -> None:
 
 
 def _delay_calls(the: OverNodes) -> None:
-    """All that Ray's processes do for one another waits for 1 to 30 ms first."""
+    """What starts actors, and has them do something, waits for 0.1 to 1 s each time."""
     the.go()
     the.check(State.SUCCEEDED)
     assert the.nodes.has_logged("RAY_testing_asio_delay_us is set to "), "Ray has not read it"
