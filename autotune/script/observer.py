@@ -118,7 +118,8 @@ def _drawn(iterator: Any, batch: Any) -> int:
     sampler = iterator._index_sampler
     if type(sampler) is BatchSampler and isinstance(sampler.sampler, Sized):
         size: int = sampler.batch_size
-        return min(size, len(sampler.sampler) - size * (iterator._num_yielded - 1))
+        num_before: int = size * (iterator._num_yielded - 1)
+        return min(size, len(sampler.sampler) - num_before)
     return samples_in(batch)
 
 
