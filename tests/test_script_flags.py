@@ -32,6 +32,12 @@ KNOWN = {
     "data.batch_size=4 +trainer.accumulate_grad_batches=8": (
         "data.batch_size={batch.micro=4} +trainer.accumulate_grad_batches={batch.accumulate=8}"
     ),
+    "--batch_size_per_gpu 16 --grad_accumulation_steps=2": (
+        "--batch_size_per_gpu {batch.micro=16} --grad_accumulation_steps={batch.accumulate=2}"
+    ),
+    "train.local_batch_size=16 optim.accum_grad=2": (
+        "train.local_batch_size={batch.micro=16} optim.accum_grad={batch.accumulate=2}"
+    ),
     "--device-batch-size=8 --total-batch-size=4096": "--device-batch-size={batch.micro=8} --total-batch-size=4096",
 }
 UNKNOWN = [

@@ -47,6 +47,18 @@ def test_a_script_cannot_tell_the_launcher_from_python(ending, tmp_path):
     assert said(under_launcher(command), tmp_path) == said(command, tmp_path)
 
 
+def test_a_file_that_names_its_python_cannot_either(tmp_path):
+    """A script that is run by itself, and a program that pip has installed."""
+    (tmp_path / "helper.py").write_text("VALUE = 7\n")
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable} -u\n{SCRIPT}")
+    program.chmod(0o755)
+    command = [str(program), "--x", "1"]
+    launched = under_launcher(command)
+    assert launched[:2] == [sys.executable, "-u"]
+    assert said(launched, tmp_path) == said(command, tmp_path)
+
+
 def test_a_module_cannot_either(tmp_path):
     package = tmp_path / "package"
     package.mkdir()
@@ -58,8 +70,8 @@ def test_a_module_cannot_either(tmp_path):
 
 
 def test_torch_is_watched_for_whoever_imports_it(tmp_path):
-    """A module that stands for torch: what was to be done is done once it is whole, and it looks like itself; also
-    where somebody has looked for it before (datasets, transformers)."""
+    """A module that stands for torch: what was to be done is done once it is whole, and it looks like itself. Somebody
+    may have looked for it before (datasets, transformers)."""
     (tmp_path / "late.py").write_text("VALUE = 1\n")
     program = (
         "import sys; from autotune.script.arrival import when_imported\n"

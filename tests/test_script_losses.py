@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from search_tables import facts
 
 from autotune.measure import InspectOptions, MeasureOptions
-from autotune.plan import Evaluation, Plan
+from autotune.plan import Budget, Evaluation, Plan
 from autotune.script import evaluations, timing
 from autotune.script.applied import InScript
 from autotune.script.hooks import ScriptHooks
 from autotune.script.look import Look
 from autotune.script.timing import Timing
+from autotune.search.requests import PARITY_LIMITS, Requests
 from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
 from autotune.workers import Inspected, InspectRequest, Measured, MeasureRequest
 
 SCRIPT = """
@@ -105,6 +108,19 @@ def test_the_first_steps_tell_whether_losses_can_be_compared(dropout, watch):
     assert reason is None if not dropout else "draws random numbers" in reason
 
 
+@pytest.mark.parametrize(
+    ("line", "draws"), [("", False), ("x = x + 0 * torch.rand(1)", True), ("random.random()", True)]
+)
+def test_random_numbers_between_passes_are_seen(line, draws, watch, tmp_path):
+    """Noise that the script adds, and what it draws by Python's own generator."""
+    loop = f"        {line}\n        mine = slice("
+    (tmp_path / "train.py").write_text("import random" + SCRIPT.replace("        mine = slice(", loop))
+    request = InspectRequest(id="x", task="train.py", device="cpu", options=InspectOptions())
+    facts = watch(lambda found, answer: Look(request, found, 1, answer), 4, 4, 4, 0).facts
+    assert facts.draws_between_passes == draws
+    assert facts.not_comparable is None
+
+
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_a_trial_without_an_evaluation_says_that_its_peak_is_of_training_alone(evaluates, watch, tmp_path):
     if evaluates:
@@ -174,6 +190,31 @@ def test_an_evaluation_is_measured_where_the_script_was_told_its_batch(timed):
     assert timed(script)[0].evaluations == ()
     (unseen,) = timed(SCRIPT, Evaluation(batch=32))[0].evaluations
     assert (unseen.batch, unseen.num_samples, unseen.is_whole) == (32, 0, False)
+
+
+def test_samples_are_what_a_loader_put_together(timed):
+    """In the last batch too; not the channels of the first of its images, which a list of them is taken for."""
+    script = """
+import torch
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for images in DataLoader(torch.randn(40, 3, 4), batch_size=16, collate_fn=list):
+        model(torch.stack(images)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    _, seen = timed(script)
+    epochs, steps = divmod(seen.num_steps, 3)
+    assert seen.num_samples == 40 * epochs + 16 * steps
+
+
+def test_a_split_that_sees_other_random_numbers_is_compared_less_closely():
+    known = Requests("train.py", 0, Budget(limit=None, device="cpu"), facts(draws_between_passes=True))
+    batches = (Batch(micro=64), Batch(micro=32, accumulate=2))
+    limits = [known.measure_options(Settings(batch=batch), 1.0, None).parity_limit for batch in batches]
+    assert limits == [PARITY_LIMITS["exact"], 0.5]
 
 
 def test_batches_that_are_drawn_to_evaluate_are_no_samples_of_training(timed):

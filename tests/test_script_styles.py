@@ -21,6 +21,7 @@ from autotune.script.hooks import ScriptHooks
 from autotune.search.events import Warned
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
@@ -50,6 +51,29 @@ COMPILED = (
     "model, x = nn.Linear(4, 2), torch.randn(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
     "@torch.compile(backend='eager')\ndef loss_of(x):\n    return model(x).sum()\n"
     "loss_of(x).backward(); optimizer.step()\n"
+)
+OWN_AUTOCAST = (
+    "class Net(nn.Linear):\n    @torch.autocast('cpu', dtype=torch.bfloat16)\n"
+    "    def forward(self, x):\n        return super().forward(x)\n"
+    "model, x = Net(4, 2), torch.randn(8, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "for _ in range(3):\n    model(x).float().square().mean().backward(); optimizer.step()\n"
+)
+FABRIC = (
+    "from lightning.fabric import Fabric\nfabric = Fabric(accelerator='cpu')\n"
+    "net = nn.Sequential(nn.Linear(4, 8), nn.ReLU())\n"
+    "model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))\n"
+    "out = model(torch.randn(8, 4))\nfabric.backward(out.square().mean()); optimizer.step()\n"
+)
+CUT = (
+    "loader, model = DataLoader(TensorDataset(torch.randn(64, 4)), 8), nn.Linear(4, 2)\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor (x,) in loader:\n"
+    "    for part in x.split(4): model(part).square().mean().backward()\n    optimizer.step(); optimizer.zero_grad()\n"
+)
+PAIRS = (
+    "def pairs(samples):\n    assert len(samples) % 2 == 0\n    return torch.stack([x for (x,) in samples])\n"
+    "model, data = nn.Linear(4, 2), TensorDataset(torch.randn(64, 4))\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nfor x in DataLoader(data, 8, collate_fn=pairs):\n"
+    "    model(x).square().mean().backward(); optimizer.step()\n"
 )
 CLOSURE = (
     "model = nn.Linear(4, 2)\nx = torch.randn(8, 4)\noptimizer = torch.optim.LBFGS(model.parameters())\n"
@@ -184,6 +208,48 @@ def test_parts_are_not_compiled_as_one(run, looked_at, capsys):
     found = looked_at(TWO_PARTS + "while True:\n    decoder(encoder(x)).sum().backward(); optimizer.step()\n")
     assert "one by one" in found.left_out["compile"]
     assert found.effective_batch == 8
+
+
+def test_autocast_within_the_models_forward_is_the_scripts_own(run, looked_at, capsys):
+    """As Accelerate and Fabric put it there: nothing tells of it before the first call."""
+    with pytest.raises(SystemExit):
+        run(OWN_AUTOCAST, precision=Precision(kind="bf16"))
+    assert "the script turns autocast on itself" in capsys.readouterr().err
+    run(OWN_AUTOCAST, optimizer=Optimizer(kind="foreach"))
+    assert looked_at(OWN_AUTOCAST).own_autocast
+
+
+def test_a_model_in_fabrics_wrapper_has_the_plan(run, capsys):
+    found = run(FABRIC, layers=Layers(kind="exact"), optimizer=Optimizer(kind="foreach"))
+    assert type(found["net"][0]) is not nn.Linear
+    assert found["model"].module is found["net"]
+    assert "in force: memory-saving layers, foreach optimizer" in capsys.readouterr().err
+
+
+def test_a_model_that_recomputes_its_blocks_itself_is_not_recomputed_twice(run, looked_at, capsys):
+    body = (
+        "model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(8, 4)\n"
+        "model.gradient_checkpointing = True\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n    model(x).square().mean().backward(); optimizer.step()\n"
+    )
+    with pytest.raises(SystemExit):
+        run(body, checkpointing=Checkpointing(kind="blocks"))
+    assert "turns gradient checkpointing on itself" in capsys.readouterr().err
+    assert "gradient checkpointing on itself" in looked_at(body).left_out["checkpointing"]
+
+
+def test_a_loaders_batch_that_the_script_cuts_is_that_of_a_step(run, looked_at, capsys):
+    found = looked_at(CUT)
+    assert (found.effective_batch, found.micro_batch, found.batch_varies) == (8, 4, False)
+    run(CUT, batch=Batch(micro=4, accumulate=2))
+    assert "in force: micro-batch 4 × 2" in capsys.readouterr().err
+
+
+def test_a_collate_may_want_several_samples(looked_at):
+    """As mixup does: what one sample tells of the data is then not known."""
+    found = looked_at(PAIRS)
+    assert (found.effective_batch, found.dataset_kind, found.dataset_bytes) == (8, "map", None)
+    assert found.loader_samples_per_s == {}
 
 
 def test_a_model_called_in_a_compiled_function_is_refused(write, tmp_path):

@@ -158,6 +158,15 @@ def test_a_script_that_cannot_be_measured_says_why(what, local_executor, script)
         assert "argument --x: invalid choice: 2" in failure(outcome)
 
 
+def test_what_a_trial_may_not_download_is_told_with_what_to_do(local_executor, script):
+    body = "from huggingface_hub import hf_hub_download\nhf_hub_download('nobody/nothing', 'config.json')\n"
+    request = requested(script(body)).model_copy(update={"environment": {"HF_HUB_OFFLINE": "1"}})
+    outcome = local_executor.submit(request).result()
+    assert isinstance(outcome, Failed), outcome
+    assert "Trials are offline (HF_HUB_OFFLINE=1)" in outcome.message
+    assert "or search with HF_HUB_OFFLINE=0" in outcome.message
+
+
 def test_a_script_that_hides_all_devices_says_so(local_executor, tmp_path):
     (tmp_path / "script.py").write_text(
         "import os, sys\nassert 'torch' not in sys.modules, 'variables would be set too late'\n"
@@ -203,6 +212,7 @@ def test_the_launcher_stands_between_python_and_the_script():
         ["deepspeed", "--num_gpus=2", "train.py"],
         ["mpirun", "-n", "2", "python", "train.py"],
         [PYTHON, "-m", "deepspeed.launcher.runner", "x.py"],
+        ["fabric", "run", "train.py"],
     ],
 )
 def test_launchers_of_several_processes_are_refused(command):

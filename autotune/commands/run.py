@@ -45,7 +45,8 @@ def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
             "in force, and the rest is the job's to apply (autotune.apply; AUTOTUNE_PLAN names the plan)."
         )
     try:
-        os.execvpe(command[0], launched or command, environment)
+        started = launched or command
+        os.execvpe(started[0], started, environment)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(

@@ -27,6 +27,12 @@ _NO_MODEL = (
     "autotune.prepare(model, optimizer, loader)`; several as one: `autotune.prepare(nn.ModuleList([encoder, decoder]), "
     "optimizer, loader)`."
 )
+_OWN_AUTOCAST = (
+    "the script turns autocast on itself, and precision is a row of the plan. Turn it off there (Accelerate, a "
+    "Trainer: mixed precision), or leave the row out."
+)
+_OWN_CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
+"""Attributes of a module that recomputes its blocks: of transformers' and diffusers', of timm's."""
 _CALLED_COMPILED = (
     "the script calls its model within a function that torch.compile compiles, where no plan can be put on it. Compile "
     "the model there, or leave compiling to the plan."
@@ -137,8 +143,12 @@ class InScript:
         self.first_step: tuple[tuple[int, ...], int] = ((), 0)
         """What may have been the samples of a pass, and the backward passes to the first optimizer step."""
         self.batch_size: int | None = None
+        self.own_autocast: set[str] = set()
+        """Devices for which the script turns autocast on itself."""
         self.is_compiled = False
         """Whether the script compiles its model itself."""
+        self.recomputes = False
+        """Whether its model recomputes blocks by itself."""
         self.is_in_parts = False
         """Whether the script calls parts of its model one by one, and not the model."""
         self.wants_model = any(
@@ -195,15 +205,18 @@ class InScript:
             refuse(
                 f"the script compiles its model itself, and {rewritten[0]} would not be in force. Turn it off there."
             )
+        self.recomputes = any(getattr(one, name, False) is True for one in own.modules() for name in _OWN_CHECKPOINTING)
+        if self.recomputes and settings.checkpointing.kind != "none":
+            refuse(
+                "the script turns gradient checkpointing on itself, and checkpointing is a row of the plan. Turn it "
+                "off there, or leave the row out."
+            )
         if self.is_in_parts and settings.compile.kind != "none":
             refuse(
                 "the script calls the parts of its model one by one, and compile is of the whole. Leave that row out."
             )
         if settings.precision.kind != "default" and torch.is_autocast_enabled(device):
-            refuse(
-                "the script turns autocast on itself, and precision is a row of the plan. Turn it off there, or leave "
-                "the row out."
-            )
+            refuse(_OWN_AUTOCAST)
         if (differs := other_model(self.plan, own)) is not None:
             refuse(differs)
 
@@ -235,16 +248,20 @@ class InScript:
         """
         if self.wants_model and self.model is None:
             refuse(f"{why_no_model()} So the plan could not be applied.")
+        if self.own_autocast and self.plan.settings.precision.kind != "default":
+            refuse(_OWN_AUTOCAST)
         if self.wants_loader and self.loader is None:
             refuse(
                 "data_loading: the script iterates over no torch.utils.data.DataLoader. Leave the row out of "
                 f"{self.path}."
             )
-        batch, seen = self.plan.settings.batch, (self.batch_size,) if self.batch_size else sizes
-        self.first_step = seen, num_backwards
+        batch, whole = self.plan.settings.batch, self.batch_size
+        self.first_step = (whole, *sizes) if whole else sizes, num_backwards
         if batch is None:
             return
         batch = batch.share(self.plan.settings.parallel.processes)
+        is_cut = batch.accumulate > 1 and whole == batch.num_samples  # a loader's batch, by the script itself
+        seen = (whole,) if whole and not is_cut else sizes
         if (seen and batch.micro not in seen) or num_backwards != batch.accumulate:
             drew = f"{seen[0] if seen else '?'} × {num_backwards}"
             refuse(

@@ -43,16 +43,19 @@ FENCES = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 """Variables of a script's trials, where the user sets no other: what trackers and hubs would be told stays here."""
-_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun")
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun", "fabric", "composer")
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.")
 _WITH_VALUE = ("W", "X")
 """Python's own options of one letter that take a value."""
+_FIRST_LINE = 512
+"""Bytes of a file's first line, which names what runs it."""
 
 
 def under_launcher(command: Sequence[str]) -> list[str] | None:
     """The command with the launcher between Python and the script: ``python -u train.py`` becomes ``python -u -P -m
-    autotune.script train.py``; what stands before Python (``numactl``, ``uv run``) stays there. torchrun and
-    ``accelerate launch`` start each process under the launcher.
+    autotune.script train.py``; what stands before Python (``numactl``, ``uv run``) stays there. So does a script whose
+    first line names Python: ``./train.py``, ``litgpt pretrain``. torchrun and ``accelerate launch`` start each process
+    under the launcher.
 
     Args:
         command: as the user starts it.
@@ -66,6 +69,8 @@ def under_launcher(command: Sequence[str]) -> list[str] | None:
     if (launched := _each_under_launcher(command)) is not None:
         return launched
     _refuse_several(command)
+    if not any(map(is_python, command)):
+        command = [*_by_first_line(command[0]), *command[1:]]
     start = next((place for place, word in enumerate(command) if is_python(word)), None)
     if start is None:
         return None
@@ -96,6 +101,19 @@ def _each_under_launcher(command: Sequence[str]) -> list[str] | None:
     _check_has_autotune(python, ())
     each = [launch.no_python, python, "-u", "-P", "-m", "autotune.script", ADD_PATH]
     return [*before, *each, *script]
+
+
+def _by_first_line(word: str) -> list[str]:
+    """A file that is run by itself, behind the Python that its first line names; any other program as it is."""
+    found = shutil.which(word)
+    if found is None:
+        return [word]
+    with open(found, "rb") as file:
+        line = file.readline(_FIRST_LINE)
+    words = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
+    while words and os.path.basename(words[0]) in ("env", "-S"):
+        words = words[1:]
+    return [*words, found] if words and is_python(words[0]) else [word]
 
 
 def _own_options(words: list[str]) -> list[str]:

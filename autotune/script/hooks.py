@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from ..training.data_loader import make_ready
 from ..training.launched import set_launcher
 from .applied import InScript, refuse
 from .observer import Observer
+from .patches import patch
 from .shards import unwrapped
 
 __all__ = ["ScriptHooks"]
@@ -49,6 +51,7 @@ class ScriptHooks:
         self._named: tuple[Any, Any, Any] = (None, None, None)
         self._taken_off: list[Callable[[], None]] = []
         self._stops_looking: Callable[[], None] = lambda: None
+        self._stops_listening: Callable[[], None] = lambda: None
         self._open = ExitStack()
         self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
         """Of a model that is called in parts, those that were."""
@@ -56,32 +59,30 @@ class ScriptHooks:
         self._num_passes = self._num_of_others = 0
         """Backward passes that the next step is of, once that is known; those before another optimizer's step."""
         self._sizes: tuple[int, ...] = ()
-        self._is_applying = self._is_checked = self._is_in_pass = False
+        self._is_applying = self._is_checked = self._is_in_pass = self._is_in_call = False
         self.has_stepped = self.stands_aside = False
 
     def install(self) -> None:
         """Install the hooks."""
         set_launcher(self)
-        patched = functools.partial(_patched, self._taken_off)
-        patched(torch.optim.Optimizer, "__init__", self._note_optimizer)
-        patched(DataLoader, "__iter__", self._before_epoch)
-        patched(torch.Tensor, "backward", self._around_backward)  # before the modes that it would be told to
-        patched(torch.autograd, "backward", self._around_backward)
-        for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
-            patched(module, "start_processes", self._before_processes)
         self._taken_off += [
+            patch(torch.optim.Optimizer, "__init__", self._note_optimizer),
+            patch(DataLoader, "__iter__", self._before_epoch),
+            patch(torch.Tensor, "backward", self._around_backward),  # before the modes that it would be told to
+            patch(torch.autograd, "backward", self._around_backward),
+            patch(torch.multiprocessing, "start_processes", self._before_processes),
+            patch(sys.modules["torch.multiprocessing.spawn"], "start_processes", self._before_processes),
             register_optimizer_step_pre_hook(self._before_step).remove,
             register_optimizer_step_post_hook(self._after_step).remove,
         ]
         if self.observer is not None:
             self._taken_off.append(self.observer.install())
+        self._stops_listening = patch(torch.autocast, "__enter__", self._note_autocast)
         self._look()
 
     def _look(self) -> None:
         """Wait for the model to be called."""
-        found: list[Callable[[], None]] = []
-        _patched(found, nn.Module, "__call__", self._around_call)
-        self._stops_looking = found[0]
+        self._stops_looking = patch(nn.Module, "__call__", self._around_call)
 
     def why_no_step(self) -> str:
         """Of a script that came to its end without an optimizer step: what else it did."""
@@ -109,6 +110,7 @@ class ScriptHooks:
         """Remove the hooks; the plan stays in force."""
         set_launcher(None)
         self._stops_looking()
+        self._stops_listening()
         for take_off in reversed(self._taken_off):
             take_off()
 
@@ -171,6 +173,14 @@ class ScriptHooks:
             self._apply(lambda: self._plan.put_on_model(model, None))
         return self._plan.model is model
 
+    def _note_autocast(self, original: Any, context: Any) -> Any:
+        """Around the model's call or within it, but not as a block is recomputed in a backward pass."""
+        is_forward = torch.is_grad_enabled() and (self._is_in_call or not self._depth)
+        is_handed_on = threading.current_thread() is not threading.main_thread()  # by DataParallel
+        if context._enabled and is_forward and not self._is_applying and not is_handed_on:
+            self._plan.own_autocast.add(context.device)
+        return original(context)
+
     def _note_evaluation(self, module: Any, inputs: Any = None) -> None:
         if self.observer is not None and not module.training and not torch.is_grad_enabled():
             self.observer.evaluated(inputs)
@@ -214,12 +224,14 @@ class ScriptHooks:
             self._depth += 1
             try:
                 self._open.enter_context(settings.forward_context(device))
+                self._is_in_call = True
                 return inner(*args, **kwargs)
             except BaseException:
                 self._open.close()
                 raise
             finally:
                 self._depth -= 1
+                self._is_in_call = False
                 if not torch.is_grad_enabled():
                     self._open.close()
                 elif self.observer is not None:
@@ -296,6 +308,7 @@ class ScriptHooks:
         if not self.has_stepped:
             self.has_stepped = True
             self._stops_looking()
+            self._stops_listening()
             if self.observer is None:
                 self._plan.loader = None
                 if this_rank().rank == 0:
@@ -330,20 +343,3 @@ def _then(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], A
 def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
     """The parameters that it steps: those that take gradients."""
     return {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-
-
-def _patched(taken_off: list[Callable[[], None]], owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a function by ``around(original, *args)``, until the replacement is removed."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def answer(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, answer)
-
-    def take_off() -> None:
-        if getattr(owner, name) is answer:
-            setattr(owner, name, original)
-
-    taken_off.append(take_off)

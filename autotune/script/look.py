@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import random
+import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NoReturn
@@ -57,28 +59,36 @@ class Look(Observer):
         self._request, self._found, self._answer, self._num_started = request, found, answer, num_started
         on_cpu = request.device == "cpu"
         self._process_bytes = Charge(torch.device("cpu")).peak().process if on_cpu else None
-        self._own_autocast = False
-        self._random: list[torch.Tensor] = []
-        self._draws = False
+        self._before: Any = None
+        self._after: Any = None
+        """The random generators, as a forward pass found and left them."""
+        self._draws = self._draws_between = False
         self._per_step: list[int] = []
         self._num_passes = 0
         """Backward passes since the first step."""
         self._began_s, self._began_with = 0.0, 0
 
     def forward(self, inputs: Any) -> None:
-        """Also whether the script turns autocast on."""
+        """Whether the script has drawn random numbers since the last."""
         super().forward(inputs)
-        self._own_autocast = self._own_autocast or torch.is_autocast_enabled(self._request.device)
-        self._random = self._torch_random()
+        self._before = self._generators()
+        self._draws_between = self._draws_between or self._after not in (None, self._before)
 
     def forward_ended(self) -> None:
         """Whether the model has drawn random numbers."""
-        drawn = zip(self._random, self._torch_random(), strict=True)
-        self._draws = self._draws or not all(torch.equal(before, after) for before, after in drawn)
+        self._after = self._generators()
+        self._draws = self._draws or self._after != self._before
 
-    def _torch_random(self) -> list[torch.Tensor]:
-        on_device = [torch.cuda.get_rng_state()] if self._request.device == "cuda" else []
-        return [torch.get_rng_state(), *on_device]
+    def epoch(self, iterator: Any) -> None:
+        """Which draws a seed, once."""
+        super().epoch(iterator)
+        self._after = None
+
+    def _generators(self) -> tuple[Any, ...]:
+        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self._request.device == "cuda" else [])]
+        numpy = sys.modules.get("numpy")
+        _, keys, place, *_ = numpy.random.get_state() if numpy is not None else (None, None, None)
+        return *(state.tolist() for state in states), random.getstate(), keys if keys is None else keys.tolist(), place
 
     def backward(self, loss: Any) -> None:
         """Count it."""
@@ -112,7 +122,7 @@ class Look(Observer):
         rate = (self.num_samples - self._began_with) / (perf_counter() - self._began_s)
         loader = self._found.loader
         accumulate = self._per_step[-1]
-        micro = self._found.batch_size or round((self.num_samples - self._began_with) / (self._num_passes * ranks))
+        micro = self._micro(accumulate)
         dataset = loader.dataset if loader is not None else ()
         collate = None if loader is None or loader.collate_fn is default_collate else loader.collate_fn
         options = {name: getattr(loader, name) for name in OPTIONS} if loader is not None else {}
@@ -123,12 +133,13 @@ class Look(Observer):
             collate=collate,
             loader_options={name: value for name, value in options.items() if value is not None},
         )
-        data = inspect_dataset(task, dataset) if loader is not None else _NO_DATA
+        data = _NO_DATA if loader is None else _read(task, dataset)
         streams = isinstance(dataset, IterableDataset)
         spec = LoaderSpec(dataset, collate, dict(task.loader_options), torch.device(device), user_dataset=dataset)
         batch = Batch(micro=micro, accumulate=accumulate * ranks)
-        has_rates = loader is not None and not streams and loader.batch_sampler is not None
-        fingerprint, identity = identify(model, dataset, collate)
+        is_read = bool(data.samples)
+        has_rates = is_read and not streams and loader.batch_sampler is not None
+        fingerprint, identity = identify(model, dataset if is_read else (), collate)
         has_norm = any(isinstance(module, _NORMS) and module.training for module in model.modules())
         return Facts(
             fingerprint=fingerprint,
@@ -154,7 +165,8 @@ class Look(Observer):
             effective_batch_assumed=False,
             micro_batch=micro if batch.accumulate > 1 else None,
             batch_varies=self._varies(micro),
-            own_autocast=self._own_autocast,
+            draws_between_passes=self._draws_between,
+            own_autocast=self._request.device in self._found.own_autocast,
             split_error=None if has_norm else 0.0,
             allow_split=request.options.allow_split,
             allow_lossy=False,
@@ -169,8 +181,14 @@ class Look(Observer):
             ranks=ranks,
             shared_by=parallel.kind,
             first_losses=(losses := self._first_losses()),
-            not_comparable=self._not_comparable(loader is None or data.deterministic, losses),
+            not_comparable=self._not_comparable(not is_read or data.deterministic, losses),
         )
+
+    def _micro(self, accumulate: int) -> int:
+        """Samples of a backward pass: of a loader's batch, or of a part of it, if the script cuts that itself."""
+        seen = round((self.num_samples - self._began_with) / (self._num_passes * world_size()))
+        whole = self._found.batch_size
+        return seen if whole in (None, seen * accumulate) else whole
 
     def _shared_out(self) -> Parallel:
         """What the script's processes share its model by."""
@@ -242,6 +260,8 @@ class Look(Observer):
             found["data_loading"] = "the script iterates over no torch.utils.data.DataLoader"
         if self._found.is_in_parts:
             found["compile"] = "the script calls the parts of its model one by one"
+        if self._found.recomputes:
+            found["checkpointing"] = "the script turns gradient checkpointing on itself"
         if self._found.is_compiled:
             reason = "the script compiles its model"
             found |= {"layers": reason, "checkpointing": reason, "compile": reason}
@@ -249,3 +269,11 @@ class Look(Observer):
 
 
 _NO_DATA = DatasetFacts([], None, None, False, False, False)
+
+
+def _read(task: Task, dataset: Any) -> DatasetFacts:
+    """Nothing where no sample can be read alone: a sampler may yield other than numbers, and a collate want several."""
+    try:
+        return inspect_dataset(task, dataset)
+    except Exception:  # noqa: BLE001 - a user's dataset may raise anything at what it was not written for
+        return _NO_DATA

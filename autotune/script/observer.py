@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sized
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..nested import tensors_in
@@ -58,7 +60,7 @@ class Observer:
                 observer.training_goes_on()
             asked_s = perf_counter()
             batch = original(iterator)
-            observer._count(_Draw(iterator, samples_in(batch), perf_counter() - asked_s))
+            observer._count(_Draw(iterator, _drawn(iterator, batch), perf_counter() - asked_s))
             return batch
 
         _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
@@ -108,6 +110,17 @@ class Observer:
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """The optimizer has stepped."""
         self.num_steps += 1
+
+
+def _drawn(iterator: Any, batch: Any) -> int:
+    """Samples of a batch: as many as its loader has put together, whatever its collate makes of them (a list of images,
+    a graph); else by its tensors."""
+    sampler = iterator._index_sampler
+    if type(sampler) is BatchSampler and isinstance(sampler.sampler, Sized):
+        size: int = sampler.batch_size
+        num_before: int = size * (iterator._num_yielded - 1)
+        return min(size, len(sampler.sampler) - num_before)
+    return samples_in(batch)
 
 
 def samples_in(nested: Any) -> int:

@@ -51,12 +51,14 @@ NANOGPT = Parser(("--batch_size=",), ("--gradient_accumulation_steps=",))
 _LIGHTNING = Parser(("--data.batch_size",), ("--trainer.accumulate_grad_batches",))
 _OTHERS = Parser(
     (
-        *("--batch", "--batchsize", "--bs", "--bsz", "--device-batch-size", "--micro-batch-size"),
-        *("--per-gpu-train-batch-size", "--train-batch-size"),
+        *("--batch", "--batchsize", "--bs", "--bsz", "--batch-size-per-device", "--batch-size-per-gpu"),
+        *("--device-batch-size", "--local-batch-size", "--micro-batch-size", "--per-device-batch-size"),
+        *("--per-gpu-batch-size", "--per-gpu-train-batch-size", "--train-batch-size"),
     ),
     (
-        *("--accum", "--accum-iter", "--accum-steps", "--accumulate", "--accumulation-steps", "--grad-acc-steps"),
-        *("--grad-accum", "--gradient-accumulate-every", "--gradient-accumulation", "--update-freq"),
+        *("--acc-steps", "--accum", "--accum-grad", "--accum-iter", "--accum-steps", "--accumulate"),
+        *("--accumulate-steps", "--accumulation-steps", "--grad-acc-steps", "--grad-accum", "--grad-accum-every"),
+        *("--grad-accumulation-steps", "--gradient-accumulate-every", "--gradient-accumulation", "--update-freq"),
     ),
     ("--eval-batch-size", "--val-batch-size", "--test-batch-size"),
 )

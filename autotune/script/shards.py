@@ -15,21 +15,26 @@ _CALLS = {"ddp": "DistributedDataParallel(model)", "fsdp": "fully_shard(model)"}
 
 
 def unwrapped(model: Any) -> Any:
-    """The module itself, of a wrapper of torch.compile's or a DistributedDataParallel."""
+    """The module itself, of a wrapper of torch.compile's, of data parallelism or of Fabric's."""
     return wrappers(model)[-1]
 
 
 def wrappers(model: Any) -> list[Any]:
     """The model as the script calls it, and each module that it wraps, down to the innermost."""
-    from torch.nn.parallel import DistributedDataParallel
-
     found = [model]
-    while True:
-        outer = found[-1]
-        inner = outer.module if isinstance(outer, DistributedDataParallel) else getattr(outer, "_orig_mod", outer)
-        if inner is outer:
-            return found
+    while (inner := _wrapped(found[-1])) is not found[-1]:
         found.append(inner)
+    return found
+
+
+def _wrapped(outer: Any) -> Any:
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    if isinstance(outer, DataParallel | DistributedDataParallel):
+        return outer.module
+    if type(outer).__name__ == "_FabricModule":  # lightning's, or lightning_fabric's
+        return outer._forward_module
+    return getattr(outer, "_orig_mod", outer)
 
 
 def mismatch(settings: Settings, model: Any) -> str | None:

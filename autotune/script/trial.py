@@ -24,6 +24,7 @@ from ..workers.trial.folder import TrialFolder
 from ..workers.trial.stacks import write_stacks_to
 from .applied import InScript, Refused, is_success
 from .arrival import when_imported
+from .command import FENCES
 from .scratch import Scratch, work_in
 from .several import Several
 
@@ -36,6 +37,12 @@ _GRACE_S = 5.0
 """How long a script may take to end, with its own ``finally`` and ``atexit``, once it has been measured."""
 
 
+_OFFLINE = (
+    "Trials are offline (HF_HUB_OFFLINE=1), so that none of them uploads anything. Run the script once by itself, "
+    "which keeps what it downloads, and leave out flags such as --push_to_hub; or search with HF_HUB_OFFLINE=0."
+)
+_NOT_HERE = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
+"""Of huggingface_hub, which need not be installed."""
 _COPY = (
     "the script trains in a process that it has forked (multiprocessing, os.fork), and is measured in its own. Have "
     "torchrun start its processes: `torchrun --nproc-per-node 2 train.py`."
@@ -147,7 +154,10 @@ class ScriptTrial:
         assert error is not None, "that is a success"
         from ..workers.trial.failure import outcome_of
 
-        return outcome_of(error, self._request.device)
+        outcome = outcome_of(error, self._request.device)
+        if isinstance(outcome, Failed) and _wants_hub(error):
+            outcome = outcome.model_copy(update={"message": f"{outcome.message.rstrip('.')}. {_OFFLINE}"})
+        return outcome
 
     def _why_too_soon(self) -> str:
         """The script ended by itself, before there was an outcome."""
@@ -191,6 +201,14 @@ class ScriptTrial:
             self._folder.write_outcome(outcome)
         else:
             self._folder.write_first_outcome(self._several.together(outcome))
+
+
+def _wants_hub(error: BaseException) -> bool:
+    """Whether it asked a hub of Hugging Face's for what is not on this machine."""
+    from ..training.out_of_memory import chain
+
+    is_offline = os.environ.get("HF_HUB_OFFLINE") == FENCES["HF_HUB_OFFLINE"]
+    return is_offline and any(type(link).__name__ in _NOT_HERE for link in chain(error))
 
 
 def _end_soon(code: int) -> None:

@@ -50,6 +50,8 @@ __all__ = [
     "reference_settings",
 ]
 
+_OF_OTHER_DRAWS = 0.5
+"""Where a split of the batch sees other random numbers of a script's: what is left undivided is at least 1.0 off."""
 PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.02, "lossy": 0.1}
 """Largest difference of the first loss from the reference's, as a share of the reference's mean loss; n times that for
 the n-th."""
@@ -140,10 +142,15 @@ class Requests:
             parity_last=settings.batch is not None and settings.batch.num_samples < self.facts.effective_batch,
             reference_losses=reference.losses or None if reference else None,
             rounded_losses=reference.rounded if reference and exact != "exact" else (),
-            parity_limit=PARITY_LIMITS["rounding" if exact == "exact" and self.facts.rounds else exact],
+            parity_limit=self._parity_limit(settings, exact),
             largest_of=LARGEST_OF if self.facts.shapes_vary else None,
             evaluation=EvaluationOptions(most_s=share_s * _EVALUATION_SHARE) if self.facts.evaluates else None,
         )
+
+    def _parity_limit(self, settings: Settings, exact: Exactness) -> float:
+        limit, own = PARITY_LIMITS["rounding" if exact == "exact" and self.facts.rounds else exact], self.facts
+        drawn = own.draws_between_passes and settings.batch is not None
+        return _OF_OTHER_DRAWS if drawn and settings.batch != reference_settings(own).batch else limit
 
 
 def _started(

@@ -150,6 +150,8 @@ class Facts(_Frozen):
     """Whether micro-batches must be of one size: a script's flags, and other trainers, say no other."""
     first_losses: tuple[float, ...] = ()
     """Of a script: the losses of its first optimizer steps, which tell whether its runs are alike."""
+    draws_between_passes: bool = False
+    """Of a script: whether it draws random numbers between forward passes (noise), others in each split of a batch."""
     not_comparable: str | None = None
     """Of a script: why the losses of its runs are not compared, where its first steps tell."""
     warnings: tuple[str, ...] = ()
