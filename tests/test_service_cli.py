@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 
 import uvicorn
+import yaml
 from service_runs import OPTIONS
 
 from autotune.service.client import Client
@@ -137,3 +138,76 @@ def test_a_server_has_an_http_url(here, tmp_path, server):
     ended = here("status", "--server", server, cwd=tmp_path)
     assert ended.returncode == 2
     assert "--server: a URL such as http://127.0.0.1:8470 was expected, but got" in ended.stderr
+
+
+JOBS = """
+jobs:
+  - {name: first, command: python fits.py, budget: 8GiB, priority: 3, max_time: 20m, device: cpu}
+  - {name: second, command: python none.py, budget: 90%}
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    (tmp_path / "fits.py").write_text('{"trials": 2}')
+    (tmp_path / "none.py").write_text('{"error": "nothing fits into 1 GiB", "exit_code": 3}')
+    (tmp_path / "jobs.yaml").write_text(JOBS)
+    return tmp_path
+
+
+def test_a_list_of_jobs_becomes_searches_once(here, url, jobs):
+    """With the jobs' own words; submitted again, and with one job more, none is made twice: not even after their plans
+    were fetched."""
+    submitted = here("batch", "jobs.yaml", "--server", url, "--json", cwd=jobs)
+    assert submitted.returncode == 0, submitted.stderr
+    searches = json.loads(submitted.stdout)["searches"]
+    said = {"budget": "8589934592 B", "max_time": "1200.0s", "priority": 75, "device": "cpu", "trials": 24}
+    assert searches[0]["spec"] | said | {"command": ["python", "fits.py"]} == searches[0]["spec"]
+    assert (searches[1]["spec"]["budget"], searches[1]["priority"]) == ("90%", 50)
+
+    waited = here("batch", "jobs.yaml", "--server", url, "--wait", cwd=jobs)
+    assert (waited.returncode, waited.stdout) == (3, "plans/summary.yaml\n")
+    assert "second: nothing fits into 1 GiB" in waited.stderr
+    assert (jobs / "plans" / "first.yaml").read_text() == "schema: autotune/plan@1\nsettings: {}\n"
+    rows = yaml.safe_load((jobs / "plans" / "summary.yaml").read_text())["jobs"]
+    assert [row["state"] for row in rows] == ["done", "nothing fits"]
+
+    (jobs / "jobs.yaml").write_text(f"{JOBS}  - {{name: third, command: python fits.py}}\n")
+    again = json.loads(here("batch", "jobs.yaml", "--server", url, "--json", cwd=jobs).stdout)["searches"]
+    ids = [search["id"] for search in searches]
+    assert ids == [row["search"] for row in rows] == [search["id"] for search in again[:2]]
+    assert again[2]["id"] not in ids
+
+
+def test_what_a_job_list_asks_of_no_service_is_refused_before_anything_is_submitted(here, url, jobs):
+    (jobs.parent / "outside.yaml").write_text("schema: autotune/space@1\nprecision: auto\n")
+    more = "  - {name: third, command: python fits.py, trials: 20000}\n"
+    more += "  - {name: fourth, command: python fits.py, space: ../outside.yaml}\n"
+    (jobs / "jobs.yaml").write_text(JOBS.replace("8GiB", "7GiB") + more)
+    before = here("status", "--server", url, cwd=jobs).stdout.splitlines()
+    ended = here("batch", "jobs.yaml", "--server", url, cwd=jobs)
+    assert ended.returncode == 2
+    assert "jobs.yaml: jobs.2 (third): trials: Input should be less than or equal to 10000" in ended.stderr
+    assert "jobs.yaml: jobs.3 (fourth): ../outside.yaml: a file in " in ended.stderr
+    assert len(here("status", "--server", url, cwd=jobs).stdout.splitlines()) == len(before)
+
+
+def test_a_list_is_gone_on_with(here, url, jobs):
+    """--resume queues what has failed again, and leaves alone what has a plan."""
+    (jobs / "none.py").write_text('{"error": "no such data"}')
+    arguments = ("batch", "jobs.yaml", "--server", url, "--wait", "--json")
+    ended = here(*arguments, cwd=jobs)
+    assert (ended.returncode, [row["state"] for row in json.loads(ended.stdout)["jobs"]]) == (2, ["done", "failed"])
+    ids = [row["search"] for row in json.loads(here(*arguments, "--resume", cwd=jobs).stdout)["jobs"]]
+    with Client(url) as client:
+        assert [client.search(each)["attempt"] for each in ids] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "options", [("--wait",), ("--server", "http://h", "--dry-run"), ("--server", "http://h", "-v")]
+)
+def test_a_batch_runs_here_or_there(here, jobs, options):
+    """What belongs to the other place is refused."""
+    ended = here("batch", "jobs.yaml", *options, cwd=jobs)
+    assert ended.returncode == 2
+    assert "--server" in ended.stderr

@@ -10,7 +10,6 @@ import typer
 
 from ..errors import UserError
 from ..search.options import SearchOptions
-from ..units import format_percent
 from .app import app, one_document, service_installed
 from .arguments import (
     Ablate,
@@ -38,7 +37,7 @@ from .arguments import (
 if TYPE_CHECKING:
     from ..commands.remote import Server
 
-__all__ = ["cancel", "fetch", "logs", "status", "submit"]
+__all__ = ["cancel", "fetch", "logs", "server_at", "status", "submit"]
 
 SearchId = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id, as submit prints it.")]
 Url = Annotated[str, typer.Option("--server", metavar="URL", envvar="AUTOTUNE_SERVER", help="The service.")]
@@ -99,16 +98,16 @@ def submit(  # the command's options, one line each: typer's form
         "ablate": ablate,
         "device": device,
     }
-    if budget is not None:
-        spec["budget"] = f"{budget} B" if isinstance(budget, int) else format_percent(budget)
     if len(job) > 1:
         spec["command"], place = job, folder or Path()
     else:
         spec["task"], place = _task(job[0], folder)
     with one_document(json), service_installed():
+        from ..commands.remote import spec_budget
         from ..commands.remote import submit as command
 
-        raise typer.Exit(command(_server(server), spec, place, wait, json))
+        spec["budget"] = spec_budget(budget)
+        raise typer.Exit(command(server_at(server), spec, place, wait, json))
 
 
 @app.command(short_help="Show the searches of a service.")
@@ -121,7 +120,7 @@ def status(
     with one_document(json), service_installed():
         from ..commands.remote import status as command
 
-        command(_server(server), search, json)
+        command(server_at(server), search, json)
 
 
 @app.command(short_help="Show what a search of a service says.")
@@ -134,7 +133,7 @@ def logs(
     with service_installed():
         from ..commands.remote import logs as command
 
-        command(_server(server), search, follow)
+        command(server_at(server), search, follow)
 
 
 @app.command(short_help="End a search of a service.")
@@ -148,7 +147,7 @@ def cancel(
     with one_document(json), service_installed():
         from ..commands.remote import cancel as command
 
-        command(_server(server), search, now, json)
+        command(server_at(server), search, now, json)
 
 
 @app.command(short_help="Fetch the plan of a service's search.")
@@ -159,10 +158,11 @@ def fetch(
     with one_document(json), service_installed():
         from ..commands.remote import fetch as command
 
-        command(_server(server), search, output, json)
+        command(server_at(server), search, output, json)
 
 
-def _server(url: str) -> Server:
+def server_at(url: str) -> Server:
+    """The service there, asked with AUTOTUNE_TOKEN."""
     from ..commands.remote import Server
 
     return Server(url, os.environ.get("AUTOTUNE_TOKEN") or None)
