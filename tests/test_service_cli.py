@@ -72,6 +72,23 @@ def test_status_says_when_a_search_that_failed_is_tried_again(here, url, tmp_pat
     assert said.endswith(f"the cluster has gone.  tried again at {time.strftime('%H:%M:%S', time.localtime(at))}\n")
 
 
+def test_a_cancelled_search_goes_on_and_one_that_waits_has_another_priority(here, url, tmp_path):
+    (tmp_path / "model.py").write_text('{"error": "the cluster has gone.", "kind": "TrialsLost"}')
+    with Client(url) as client:
+        search_id = client.submit(tmp_path, task="model.py")["id"]
+        while client.search(search_id)["retry_at"] is None:
+            time.sleep(0.02)
+        changed = here("prioritize", search_id, "80", "--server", url, "--json", cwd=tmp_path)
+        assert json.loads(changed.stdout)["priority"] == 80
+        refused = here("resume", "0" * 16, "--server", url, cwd=tmp_path)
+        assert (refused.returncode, refused.stderr) == (2, f"there is no search '{'0' * 16}'.\n")
+        here("cancel", search_id, "--now", "--server", url, cwd=tmp_path)
+        assert client.wait(search_id)["state"] == "CANCELLED"
+        assert here("resume", search_id, "--server", url, cwd=tmp_path).stdout.startswith(f"{search_id}  QUEUED")
+        client.cancel(search_id, "now")
+    assert here("prioritize", search_id, "101", "--server", url, cwd=tmp_path).returncode == 2
+
+
 def test_what_is_not_there_is_said(here, url, tmp_path):
     ended = here("fetch", "0" * 16, "--server", url, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (2, f"there is no search '{'0' * 16}'.\n")

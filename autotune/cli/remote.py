@@ -1,4 +1,4 @@
-"""The commands that ask a service: ``submit``, ``status``, ``logs``, ``cancel`` and ``fetch``."""
+"""The commands that ask a service, ``submit`` to ``fetch``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .arguments import (
 if TYPE_CHECKING:
     from ..commands.remote import Server
 
-__all__ = ["cancel", "fetch", "logs", "server_at", "status", "submit"]
+__all__ = ["cancel", "fetch", "logs", "prioritize", "resume", "server_at", "status", "submit"]
 
 SearchId = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id, as submit prints it.")]
 Url = Annotated[str, typer.Option("--server", metavar="URL", envvar="AUTOTUNE_SERVER", help="The service.")]
@@ -148,6 +148,29 @@ def cancel(
         from ..commands.remote import cancel as command
 
         command(server_at(server), search, now, json)
+
+
+@app.command(short_help="Go on with a search of a service.")
+def resume(search: SearchId, server: Url = _DEFAULT_URL, json: Json = False) -> None:
+    """Queue a search again that has failed or was cancelled: it goes on from what was measured."""
+    with one_document(json), service_installed():
+        from ..commands.remote import resume as command
+
+        command(server_at(server), search, json)
+
+
+@app.command(short_help="Change a search's priority.")
+def prioritize(
+    search: SearchId,
+    priority: Annotated[int, typer.Argument(min=0, max=100, help="Higher runs first; submit's default is 50.")],
+    server: Url = _DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Let a search that waits begin before others, or after them."""
+    with one_document(json), service_installed():
+        from ..commands.remote import prioritize as command
+
+        command(server_at(server), search, priority, json)
 
 
 @app.command(short_help="Fetch the plan of a service's search.")

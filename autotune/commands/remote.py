@@ -1,4 +1,4 @@
-"""``autotune submit | status | logs | cancel | fetch``: searches of a service."""
+"""``autotune submit | status | logs | cancel | resume | prioritize | fetch``: searches of a service."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ __all__ = [
     "fetch",
     "logs",
     "print_searches",
+    "prioritize",
+    "resume",
     "row",
     "spec_budget",
     "status",
@@ -98,6 +100,18 @@ def cancel(server: Server, search_id: str, now: bool, json: bool) -> None:
     """End a search."""
     with server.open() as client:
         _show(client.cancel(search_id, "now" if now else "finish"), json)
+
+
+def resume(server: Server, search_id: str, json: bool) -> None:
+    """Go on with a search."""
+    with server.open() as client:
+        _show(client.resume(search_id), json)
+
+
+def prioritize(server: Server, search_id: str, priority: int, json: bool) -> None:
+    """Change a search's priority."""
+    with server.open() as client:
+        _show(client.set_priority(search_id, priority), json)
 
 
 def fetch(server: Server, search_id: str, output: Path, json: bool) -> None:
