@@ -28,7 +28,9 @@ from autotune.service.web.app import make_app
 def url(tmp_path_factory):
     """A server on a port of its own, in a thread."""
     options = replace(OPTIONS, pauses_s=(600.0, 600.0))
-    service = open_service(tmp_path_factory.mktemp("cli") / "state", None, options, on_loopback=True)
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "shared").mkdir()
+    service = open_service(folder / "state", None, options, on_loopback=True, shared=(folder / "shared",))
     server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -87,6 +89,22 @@ def test_a_cancelled_search_goes_on_and_one_that_waits_has_another_priority(here
         assert here("resume", search_id, "--server", url, cwd=tmp_path).stdout.startswith(f"{search_id}  QUEUED")
         client.cancel(search_id, "now")
     assert here("prioritize", search_id, "101", "--server", url, cwd=tmp_path).returncode == 2
+
+
+def test_a_folder_that_the_service_sees_is_not_sent(here, url, tmp_path, tmp_path_factory):
+    """The task by its path there, or within; not beside a folder that is sent, and not a script."""
+    shared = next(tmp_path_factory.getbasetemp().glob("cli*/shared"))
+    (shared / "model.py").write_text('{"trials": 1}')
+    for task in ("model.py", f"{shared}/model.py"):
+        ended = here("submit", task, "--shared", str(shared), "--wait", "--json", "--server", url, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        search = json.loads(ended.stdout)
+        assert (search["state"], search["spec"]["archive"], search["spec"]["task"]) == ("SUCCEEDED", None, "model.py")
+    ended = here("submit", "model.py", "--shared", str(tmp_path), "--server", url, cwd=tmp_path)
+    assert (ended.returncode, f"a path in a shared folder was expected ({shared})" in ended.stderr) == (2, True)
+    for more in (("model.py", "--folder", "."), ("--", "python", "train.py")):
+        ended = here("submit", "--shared", str(shared), "--server", url, *more, cwd=tmp_path)
+        assert (ended.returncode, "--shared: no" in ended.stderr) == (2, True)
 
 
 def test_what_is_not_there_is_said(here, url, tmp_path):

@@ -51,6 +51,14 @@ def submit(  # the command's options, one line each: typer's form
         Path | None,
         typer.Option(metavar="FOLDER", help="What is sent.", show_default="the task's folder; the current one"),
     ] = None,
+    shared: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="In place of sending one: the job's folder on storage that the service sees, as it is called there.",
+            show_default="none: a folder is sent",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Shown in lists.", show_default="the task's")] = None,
     priority: Annotated[int, typer.Option(min=0, max=100, help="Higher runs first.")] = 50,
     budget: Budget = SearchOptions.budget_bytes,
@@ -98,15 +106,12 @@ def submit(  # the command's options, one line each: typer's form
         "ablate": ablate,
         "device": device,
     }
-    if len(job) > 1:
-        spec["command"], place = job, folder or Path()
-    else:
-        spec["task"], place = _task(job[0], folder)
     with one_document(json), service_installed():
         from ..commands.remote import spec_budget
         from ..commands.remote import submit as command
 
         spec["budget"] = spec_budget(budget)
+        place = _place(spec, job, folder, shared)
         raise typer.Exit(command(server_at(server), spec, place, wait, json))
 
 
@@ -189,6 +194,28 @@ def server_at(url: str) -> Server:
     from ..commands.remote import Server
 
     return Server(url, os.environ.get("AUTOTUNE_TOKEN") or None)
+
+
+def _place(spec: dict[str, Any], job: list[str], folder: Path | None, shared: str | None) -> Path | None:
+    """Put the job into ``spec``, and return the folder that is sent; None where the service sees it.
+
+    Raises:
+        UserError: the options exclude each other, or a task lies elsewhere.
+    """
+    is_script = len(job) > 1
+    if shared is None:
+        spec["command" if is_script else "task"], place = (
+            (job, folder or Path()) if is_script else _task(job[0], folder)
+        )
+        return place
+    if folder is not None or is_script:
+        raise UserError(
+            f"--shared: no {'script' if is_script else '--folder'} was expected with it. Send the job's folder: leave "
+            "out --shared; or give a task file in the shared folder."
+        )
+    spec["folder"] = shared
+    spec["task"] = job[0].removeprefix(f"{shared.rstrip('/')}/")
+    return None
 
 
 def _task(source: str, folder: Path | None) -> tuple[str, Path]:

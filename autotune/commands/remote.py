@@ -43,8 +43,15 @@ class Server:
         return Client(self.url, self.token)
 
 
-def submit(server: Server, spec: dict[str, Any], folder: Path, wait: bool, json: bool) -> int:
-    """Submit the folder and print the search's id; with ``wait`` show what happens, until it has ended.
+def submit(server: Server, spec: dict[str, Any], folder: Path | None, wait: bool, json: bool) -> int:
+    """Submit a search and print its id; with ``wait`` show what happens, until it has ended.
+
+    Args:
+        server: the service.
+        spec: the search.
+        folder: what is sent; None where ``spec`` names one that the service sees.
+        wait: until it has ended.
+        json: print one document.
 
     Returns:
         The exit code: with ``wait`` that of the search.

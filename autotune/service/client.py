@@ -73,13 +73,13 @@ class Client:
         self._ask("PUT", f"/v1/archives/{sha256}", content=data)
         return sha256
 
-    def submit(self, folder: Path | None = None, *, key: str | None = None, **spec: Any) -> dict[str, Any]:
+    def submit(self, folder: Path | None = None, /, *, key: str | None = None, **spec: Any) -> dict[str, Any]:
         """Queue a search.
 
         Args:
             folder: the job's folder, sent as an archive; None where ``spec`` has ``archive`` or ``folder``.
             key: the ``Idempotency-Key``: the same search asked for twice with one is queued once. None makes one.
-            spec: the fields of :class:`.spec.SearchSpec`.
+            spec: the fields of :class:`.spec.SearchSpec`; its ``folder`` is one that the service sees.
 
         Raises:
             ServiceError: the service refused.
