@@ -75,7 +75,7 @@ class Page:
             "Emulation.setDeviceMetricsOverride",
             width=width,
             height=height,
-            deviceScaleFactor=2 if is_phone else 1,
+            deviceScaleFactor=1,
             mobile=is_phone,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}

@@ -14,7 +14,7 @@ from autotune import __version__
 from autotune.plan import load_plan
 
 COMMANDS = ("search", "show", "report", "verify", "profile", "estimate", "run", "init", "doctor")
-COMMANDS += ("serve", "submit", "status", "logs", "cancel", "fetch")
+COMMANDS += ("serve", "submit", "status", "logs", "cancel", "resume", "prioritize", "fetch")
 PLAN = """\
 schema: autotune/plan@1
 task: {source: model.py, fingerprint: 'sha256:%s'}

@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 
 import uvicorn
+import yaml
 from service_runs import OPTIONS
 
 from autotune.service.client import Client
@@ -27,7 +28,9 @@ from autotune.service.web.app import make_app
 def url(tmp_path_factory):
     """A server on a port of its own, in a thread."""
     options = replace(OPTIONS, pauses_s=(600.0, 600.0))
-    service = open_service(tmp_path_factory.mktemp("cli") / "state", None, options, on_loopback=True)
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "shared").mkdir()
+    service = open_service(folder / "state", None, options, on_loopback=True, shared=(folder / "shared",))
     server = uvicorn.Server(uvicorn.Config(make_app(service), port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -69,6 +72,39 @@ def test_status_says_when_a_search_that_failed_is_tried_again(here, url, tmp_pat
         client.cancel(search_id, "now")
     assert said.startswith(f"{search_id}  QUEUED")
     assert said.endswith(f"the cluster has gone.  tried again at {time.strftime('%H:%M:%S', time.localtime(at))}\n")
+
+
+def test_a_cancelled_search_goes_on_and_one_that_waits_has_another_priority(here, url, tmp_path):
+    (tmp_path / "model.py").write_text('{"error": "the cluster has gone.", "kind": "TrialsLost"}')
+    with Client(url) as client:
+        search_id = client.submit(tmp_path, task="model.py")["id"]
+        while client.search(search_id)["retry_at"] is None:
+            time.sleep(0.02)
+        changed = here("prioritize", search_id, "80", "--server", url, "--json", cwd=tmp_path)
+        assert json.loads(changed.stdout)["priority"] == 80
+        refused = here("resume", "0" * 16, "--server", url, cwd=tmp_path)
+        assert (refused.returncode, refused.stderr) == (2, f"there is no search '{'0' * 16}'.\n")
+        here("cancel", search_id, "--now", "--server", url, cwd=tmp_path)
+        assert client.wait(search_id)["state"] == "CANCELLED"
+        assert here("resume", search_id, "--server", url, cwd=tmp_path).stdout.startswith(f"{search_id}  QUEUED")
+        client.cancel(search_id, "now")
+    assert here("prioritize", search_id, "101", "--server", url, cwd=tmp_path).returncode == 2
+
+
+def test_a_folder_that_the_service_sees_is_not_sent(here, url, tmp_path, tmp_path_factory):
+    """The task by its path there, or within; not beside a folder that is sent, and not a script."""
+    shared = next(tmp_path_factory.getbasetemp().glob("cli*/shared"))
+    (shared / "model.py").write_text('{"trials": 1}')
+    for task in ("model.py", f"{shared}/model.py"):
+        ended = here("submit", task, "--shared", str(shared), "--wait", "--json", "--server", url, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        search = json.loads(ended.stdout)
+        assert (search["state"], search["spec"]["archive"], search["spec"]["task"]) == ("SUCCEEDED", None, "model.py")
+    ended = here("submit", "model.py", "--shared", str(tmp_path), "--server", url, cwd=tmp_path)
+    assert (ended.returncode, f"a path in a shared folder was expected ({shared})" in ended.stderr) == (2, True)
+    for more in (("model.py", "--folder", "."), ("--", "python", "train.py")):
+        ended = here("submit", "--shared", str(shared), "--server", url, *more, cwd=tmp_path)
+        assert (ended.returncode, "--shared: no" in ended.stderr) == (2, True)
 
 
 def test_what_is_not_there_is_said(here, url, tmp_path):
@@ -137,3 +173,76 @@ def test_a_server_has_an_http_url(here, tmp_path, server):
     ended = here("status", "--server", server, cwd=tmp_path)
     assert ended.returncode == 2
     assert "--server: a URL such as http://127.0.0.1:8470 was expected, but got" in ended.stderr
+
+
+JOBS = """
+jobs:
+  - {name: first, command: python fits.py, budget: 8GiB, priority: 3, max_time: 20m, device: cpu}
+  - {name: second, command: python none.py, budget: 90%}
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    (tmp_path / "fits.py").write_text('{"trials": 2}')
+    (tmp_path / "none.py").write_text('{"error": "nothing fits into 1 GiB", "exit_code": 3}')
+    (tmp_path / "jobs.yaml").write_text(JOBS)
+    return tmp_path
+
+
+def test_a_list_of_jobs_becomes_searches_once(here, url, jobs):
+    """With the jobs' own words; submitted again, and with one job more, none is made twice: not even after their plans
+    were fetched."""
+    submitted = here("batch", "jobs.yaml", "--server", url, "--json", cwd=jobs)
+    assert submitted.returncode == 0, submitted.stderr
+    searches = json.loads(submitted.stdout)["searches"]
+    said = {"budget": "8589934592 B", "max_time": "1200.0s", "priority": 75, "device": "cpu", "trials": 24}
+    assert searches[0]["spec"] | said | {"command": ["python", "fits.py"]} == searches[0]["spec"]
+    assert (searches[1]["spec"]["budget"], searches[1]["priority"]) == ("90%", 50)
+
+    waited = here("batch", "jobs.yaml", "--server", url, "--wait", cwd=jobs)
+    assert (waited.returncode, waited.stdout) == (3, "plans/summary.yaml\n")
+    assert "second: nothing fits into 1 GiB" in waited.stderr
+    assert (jobs / "plans" / "first.yaml").read_text() == "schema: autotune/plan@1\nsettings: {}\n"
+    rows = yaml.safe_load((jobs / "plans" / "summary.yaml").read_text())["jobs"]
+    assert [row["state"] for row in rows] == ["done", "nothing fits"]
+
+    (jobs / "jobs.yaml").write_text(f"{JOBS}  - {{name: third, command: python fits.py}}\n")
+    again = json.loads(here("batch", "jobs.yaml", "--server", url, "--json", cwd=jobs).stdout)["searches"]
+    ids = [search["id"] for search in searches]
+    assert ids == [row["search"] for row in rows] == [search["id"] for search in again[:2]]
+    assert again[2]["id"] not in ids
+
+
+def test_what_a_job_list_asks_of_no_service_is_refused_before_anything_is_submitted(here, url, jobs):
+    (jobs.parent / "outside.yaml").write_text("schema: autotune/space@1\nprecision: auto\n")
+    more = "  - {name: third, command: python fits.py, trials: 20000}\n"
+    more += "  - {name: fourth, command: python fits.py, space: ../outside.yaml}\n"
+    (jobs / "jobs.yaml").write_text(JOBS.replace("8GiB", "7GiB") + more)
+    before = here("status", "--server", url, cwd=jobs).stdout.splitlines()
+    ended = here("batch", "jobs.yaml", "--server", url, cwd=jobs)
+    assert ended.returncode == 2
+    assert "jobs.yaml: jobs.2 (third): trials: Input should be less than or equal to 10000" in ended.stderr
+    assert "jobs.yaml: jobs.3 (fourth): ../outside.yaml: a file in " in ended.stderr
+    assert len(here("status", "--server", url, cwd=jobs).stdout.splitlines()) == len(before)
+
+
+def test_a_list_is_gone_on_with(here, url, jobs):
+    """--resume queues what has failed again, and leaves alone what has a plan."""
+    (jobs / "none.py").write_text('{"error": "no such data"}')
+    arguments = ("batch", "jobs.yaml", "--server", url, "--wait", "--json")
+    ended = here(*arguments, cwd=jobs)
+    assert (ended.returncode, [row["state"] for row in json.loads(ended.stdout)["jobs"]]) == (2, ["done", "failed"])
+    ids = [row["search"] for row in json.loads(here(*arguments, "--resume", cwd=jobs).stdout)["jobs"]]
+    with Client(url) as client:
+        assert [client.search(each)["attempt"] for each in ids] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "options", [("--wait",), ("--server", "http://h", "--dry-run"), ("--server", "http://h", "-v")]
+)
+def test_a_batch_runs_here_or_there(here, jobs, options):
+    """What belongs to the other place is refused."""
+    ended = here("batch", "jobs.yaml", *options, cwd=jobs)
+    assert ended.returncode == 2
+    assert "--server" in ended.stderr

@@ -269,6 +269,44 @@ def test_what_only_postgresql_refuses_is_refused_before(tmp_path, postgresql):
         assert until(client, search["id"], *END_STATES)["message"] == r"a\0b"
 
 
+def test_the_reason_to_wait_is_gone_once_it_runs(database):
+    (search_id,) = queued(database)
+    leases, searches = Leases(database, "a", 30.0), Searches(database)
+    leases.give_back(leases.claim(), "the server was stopped", is_failure=False)
+    assert searches.get(search_id).message == "the server was stopped"
+    leases.begin(leases.claim(), 1, 1)
+    assert searches.get(search_id).message == ""
+
+
+@pytest.mark.parametrize("died", [False, True], ids=["while it runs", "after its server died"])
+@pytest.mark.parametrize("url", ["sqlite", "postgresql"])
+def test_what_the_database_never_takes_ends_the_search(tmp_path, request, url, died):
+    """Its driver's first trial: others go on."""
+    name = "never" + ("after" if died else "while")
+    own = None if url == "sqlite" else request.getfixturevalue("postgresql").create(name)
+    refuse = "ALTER TABLE trials ALTER COLUMN outcome TYPE varchar(4)"
+    if own is None:
+        refuse = "CREATE TRIGGER no_trials BEFORE INSERT ON trials BEGIN SELECT RAISE(ABORT, 'too long'); END"
+    with serving(tmp_path / "a", url=own) as (client, service):
+        with service.database.writing() as connection:
+            connection.exec_driver_sql(refuse)
+        if died:
+            service.runner.close()
+        search_id = client.post("/v1/searches", json=spec(client, trials=2)).json()["id"]
+        if died:
+            lease = service.runner._leases.claim()
+            folder = service.places.search(search_id)
+            folder.path.mkdir()
+            said = {"event": "trial_ended", "number": 0, "outcome": "measured"}
+            folder.progress(lease.attempt).write_text(json.dumps(said) + "\n")
+    with serving(tmp_path / "a", url=own) as (client, _):
+        search = until(client, search_id, *END_STATES)
+        assert search["state"] == "ERROR"
+        assert search["message"].startswith("the database does not take what its driver reported: ")
+        assert "too long" in search["message"]
+        assert until(client, client.post("/v1/searches", json=spec(client, error="x")).json()["id"], "FAILED")
+
+
 def test_drivers_that_die_one_after_the_other_end_in_an_error(tmp_path):
     """At the third; a trial between them begins the count anew."""
     database = Database(f"sqlite:///{tmp_path}/service.db")

@@ -41,6 +41,7 @@ __all__ = [
     "Job",
     "JobsAddress",
     "JobsPath",
+    "JobsServer",
     "Json",
     "KeepWeights",
     "Margin",
@@ -75,6 +76,7 @@ __all__ = [
     "Trials",
     "Verbose",
     "VerifiedJob",
+    "WaitForJobs",
 ]
 
 
@@ -108,6 +110,13 @@ JobsAddress = Annotated[
         help="Join this Ray cluster, shipping the folder of JOBS.YAML to it; the tasks lie in it.",
         show_default="a cluster of its own on this machine",
     ),
+]
+JobsServer = Annotated[
+    str | None,
+    typer.Option("--server", metavar="URL", help="Submit the jobs to this service.", show_default="run them here"),
+]
+WaitForJobs = Annotated[
+    bool, typer.Option("--wait", help="With --server: show what happens until all have ended, and fetch the plans.")
 ]
 ResultsStorage = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""The commands that ask a service: ``submit``, ``status``, ``logs``, ``cancel`` and ``fetch``."""
+"""The commands that ask a service, ``submit`` to ``fetch``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 
 from ..errors import UserError
 from ..search.options import SearchOptions
-from ..units import format_percent
 from .app import app, one_document, service_installed
 from .arguments import (
     Ablate,
@@ -38,7 +37,7 @@ from .arguments import (
 if TYPE_CHECKING:
     from ..commands.remote import Server
 
-__all__ = ["cancel", "fetch", "logs", "status", "submit"]
+__all__ = ["cancel", "fetch", "logs", "prioritize", "resume", "server_at", "status", "submit"]
 
 SearchId = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id, as submit prints it.")]
 Url = Annotated[str, typer.Option("--server", metavar="URL", envvar="AUTOTUNE_SERVER", help="The service.")]
@@ -51,6 +50,14 @@ def submit(  # the command's options, one line each: typer's form
     folder: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="What is sent.", show_default="the task's folder; the current one"),
+    ] = None,
+    shared: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="In place of sending one: the job's folder on storage that the service sees, as it is called there.",
+            show_default="none: a folder is sent",
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Shown in lists.", show_default="the task's")] = None,
     priority: Annotated[int, typer.Option(min=0, max=100, help="Higher runs first.")] = 50,
@@ -99,16 +106,13 @@ def submit(  # the command's options, one line each: typer's form
         "ablate": ablate,
         "device": device,
     }
-    if budget is not None:
-        spec["budget"] = f"{budget} B" if isinstance(budget, int) else format_percent(budget)
-    if len(job) > 1:
-        spec["command"], place = job, folder or Path()
-    else:
-        spec["task"], place = _task(job[0], folder)
     with one_document(json), service_installed():
+        from ..commands.remote import spec_budget
         from ..commands.remote import submit as command
 
-        raise typer.Exit(command(_server(server), spec, place, wait, json))
+        spec["budget"] = spec_budget(budget)
+        place = _place(spec, job, folder, shared)
+        raise typer.Exit(command(server_at(server), spec, place, wait, json))
 
 
 @app.command(short_help="Show the searches of a service.")
@@ -121,7 +125,7 @@ def status(
     with one_document(json), service_installed():
         from ..commands.remote import status as command
 
-        command(_server(server), search, json)
+        command(server_at(server), search, json)
 
 
 @app.command(short_help="Show what a search of a service says.")
@@ -134,7 +138,7 @@ def logs(
     with service_installed():
         from ..commands.remote import logs as command
 
-        command(_server(server), search, follow)
+        command(server_at(server), search, follow)
 
 
 @app.command(short_help="End a search of a service.")
@@ -148,7 +152,30 @@ def cancel(
     with one_document(json), service_installed():
         from ..commands.remote import cancel as command
 
-        command(_server(server), search, now, json)
+        command(server_at(server), search, now, json)
+
+
+@app.command(short_help="Go on with a search of a service.")
+def resume(search: SearchId, server: Url = _DEFAULT_URL, json: Json = False) -> None:
+    """Queue a search again that has failed or was cancelled: it goes on from what was measured."""
+    with one_document(json), service_installed():
+        from ..commands.remote import resume as command
+
+        command(server_at(server), search, json)
+
+
+@app.command(short_help="Change a search's priority.")
+def prioritize(
+    search: SearchId,
+    priority: Annotated[int, typer.Argument(min=0, max=100, help="Higher runs first; submit's default is 50.")],
+    server: Url = _DEFAULT_URL,
+    json: Json = False,
+) -> None:
+    """Let a search that waits begin before others, or after them."""
+    with one_document(json), service_installed():
+        from ..commands.remote import prioritize as command
+
+        command(server_at(server), search, priority, json)
 
 
 @app.command(short_help="Fetch the plan of a service's search.")
@@ -159,13 +186,36 @@ def fetch(
     with one_document(json), service_installed():
         from ..commands.remote import fetch as command
 
-        command(_server(server), search, output, json)
+        command(server_at(server), search, output, json)
 
 
-def _server(url: str) -> Server:
+def server_at(url: str) -> Server:
+    """The service there, asked with AUTOTUNE_TOKEN."""
     from ..commands.remote import Server
 
     return Server(url, os.environ.get("AUTOTUNE_TOKEN") or None)
+
+
+def _place(spec: dict[str, Any], job: list[str], folder: Path | None, shared: str | None) -> Path | None:
+    """Put the job into ``spec``, and return the folder that is sent; None where the service sees it.
+
+    Raises:
+        UserError: the options exclude each other, or a task lies elsewhere.
+    """
+    is_script = len(job) > 1
+    if shared is None:
+        spec["command" if is_script else "task"], place = (
+            (job, folder or Path()) if is_script else _task(job[0], folder)
+        )
+        return place
+    if folder is not None or is_script:
+        raise UserError(
+            f"--shared: no {'script' if is_script else '--folder'} was expected with it. Send the job's folder: leave "
+            "out --shared; or give a task file in the shared folder."
+        )
+    spec["folder"] = shared
+    spec["task"] = job[0].removeprefix(f"{shared.rstrip('/')}/")
+    return None
 
 
 def _task(source: str, folder: Path | None) -> tuple[str, Path]:

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import UserError
 from ..search.options import SearchOptions
-from .app import app, one_document
+from .app import app, one_document, service_installed
 from .arguments import (
     Ablate,
     Address,
@@ -25,6 +25,7 @@ from .arguments import (
     Job,
     JobsAddress,
     JobsPath,
+    JobsServer,
     Json,
     KeepWeights,
     Margin,
@@ -47,6 +48,7 @@ from .arguments import (
     Trials,
     TrialTime,
     Verbose,
+    WaitForJobs,
 )
 
 __all__ = ["batch", "search", "share"]
@@ -151,6 +153,8 @@ def batch(
     storage: ResultsStorage = None,
     resume: ResumeBatch = False,
     dry_run: DryRun = False,
+    server: JobsServer = None,
+    wait: WaitForJobs = False,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -165,14 +169,44 @@ def batch(
     measured again and agrees. A job that fails stops no other. Exits with 0 when every job has its plan.
 
     Ctrl-C once finishes the running trials and writes the best so far of each job; twice stops at once.
-    """
-    from ..commands.batch import WhatToTune
-    from ..commands.batch import batch as command
-    from ..commands.where import Where
 
+    With --server each job becomes a search of a service, as by `autotune submit`: the current folder is sent, ids are
+    printed, and the same list submitted again makes no search twice. AUTOTUNE_TOKEN is the token.
+    """
     with one_document(json):
+        if server is not None:
+            others = {"--executor": executor != "ray", "--address": address, "--storage": storage, "--verbose": verbose}
+            _refuse_here({"--dry-run": dry_run, **others})
+            raise typer.Exit(_submit_jobs(server, jobs, output, resume, wait, json))
+        if wait:
+            raise UserError("--wait: only with --server. A batch on this machine ends when its jobs have.")
+        from ..commands.batch import WhatToTune
+        from ..commands.batch import batch as command
+        from ..commands.where import Where
+
         where = Where(executor, address, verbose=verbose)
         raise typer.Exit(command(WhatToTune(jobs, output, storage, resume), where, dry_run, json))
+
+
+def _refuse_here(given: dict[str, object]) -> None:
+    """Raises:
+    UserError: an option that says how trials run on this machine was given.
+    """
+    named = [option for option, value in given.items() if value]
+    if "--dry-run" in named:
+        raise UserError(
+            "--dry-run: a service tells nothing of a search before it runs. Leave out --server, and this machine does."
+        )
+    if named:
+        raise UserError(f"{', '.join(named)}: with --server, the service decides how trials run. Leave it out.")
+
+
+def _submit_jobs(url: str, jobs: Path, output: Path, resume: bool, wait: bool, json: bool) -> int:
+    with service_installed():
+        from ..commands.remote_batch import WhatToSubmit, batch
+        from .remote import server_at
+
+        return batch(server_at(url), WhatToSubmit(jobs, output, resume, wait), json)
 
 
 @app.command(short_help="Share one training out over unlike devices.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ __all__ = [
     "preview_jobs",
     "run_jobs",
     "tell_of",
+    "tell_outcomes",
 ]
 
 Devices = Mapping[str, "Executor"]
@@ -126,14 +127,20 @@ def executors_for(jobs: Jobs, path: Path, where: Where) -> Iterator[Devices]:
 def tell_of(found: Batch, was_stopped: bool) -> int:
     """Say on stderr what came of each job, and return the exit code."""
     with suppress(OSError):  # the plans are written, whoever listens
-        print_words(sys.stderr, outcome_table(found.jobs), 140)
-        for device in found.devices() if len(found.devices()) > 1 else ():
-            tell(f"{device['name']}: {count(device['runs'], 'run')}, busy {format_percent(device['busy'])} of the time")
-        failed = [run for run in found.jobs if run.state in _CODES]
-        for why in dict.fromkeys(run.why for run in failed):
-            tell(f"\n{', '.join(run.job.name for run in failed if run.why == why)}: {why}")
+        devices = found.devices() if len(found.devices()) > 1 else []
+        tell_outcomes(found.jobs, devices)
     code = min((_CODES[run.state] for run in found.jobs if run.state in _CODES), default=0)
     return Interrupted.exit_code if was_stopped else code
+
+
+def tell_outcomes(runs: Sequence[JobRun], devices: Sequence[dict[str, Any]] = ()) -> None:
+    """Print the table of what came of each job, what devices had to do, and why there is no plan."""
+    print_words(sys.stderr, outcome_table(runs), 140)
+    for device in devices:
+        tell(f"{device['name']}: {count(device['runs'], 'run')}, busy {format_percent(device['busy'])} of the time")
+    failed = [run for run in runs if run.state in _CODES]
+    for why in dict.fromkeys(run.why for run in failed):
+        tell(f"\n{', '.join(run.job.name for run in failed if run.why == why)}: {why}")
 
 
 def as_document(found: Batch) -> dict[str, Any]:

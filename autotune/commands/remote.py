@@ -1,8 +1,9 @@
-"""``autotune submit | status | logs | cancel | fetch``: searches of a service."""
+"""``autotune submit | status | logs | cancel | resume | prioritize | fetch``: searches of a service."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,22 @@ from typing import Any
 from ..errors import NothingFits
 from ..report.printing import escaped, print_json, tell
 from ..service.client import Client, ServiceError
-from ..units import format_duration
+from ..units import format_duration, format_percent
 
-__all__ = ["Server", "cancel", "fetch", "logs", "status", "submit"]
+__all__ = [
+    "Server",
+    "cancel",
+    "exit_code",
+    "fetch",
+    "logs",
+    "print_searches",
+    "prioritize",
+    "resume",
+    "row",
+    "spec_budget",
+    "status",
+    "submit",
+]
 
 _EXIT_CODES = {"SUCCEEDED": 0, "NOTHING_FITS": NothingFits.exit_code, "ERROR": 1}
 
@@ -29,8 +43,15 @@ class Server:
         return Client(self.url, self.token)
 
 
-def submit(server: Server, spec: dict[str, Any], folder: Path, wait: bool, json: bool) -> int:
-    """Submit the folder and print the search's id; with ``wait`` show what happens, until it has ended.
+def submit(server: Server, spec: dict[str, Any], folder: Path | None, wait: bool, json: bool) -> int:
+    """Submit a search and print its id; with ``wait`` show what happens, until it has ended.
+
+    Args:
+        server: the service.
+        spec: the search.
+        folder: what is sent; None where ``spec`` names one that the service sees.
+        wait: until it has ended.
+        json: print one document.
 
     Returns:
         The exit code: with ``wait`` that of the search.
@@ -49,7 +70,7 @@ def submit(server: Server, spec: dict[str, Any], folder: Path, wait: bool, json:
             raise
         search = client.search(search["id"])
         _show(search, json)
-        return _EXIT_CODES.get(search["state"], 2)
+        return exit_code(search)
 
 
 def status(server: Server, search_id: str | None, json: bool) -> None:
@@ -58,13 +79,18 @@ def status(server: Server, search_id: str | None, json: bool) -> None:
         if search_id is not None:
             _show(client.search(search_id), json)
             return
-        rows = [*client.searches()]
-    if json:
-        print_json({"searches": rows})
-    elif not rows:
+        found = [*client.searches()]
+    if not found and not json:
         tell("Nothing was submitted yet: autotune submit model.py --budget 8GiB")
-    for row in [] if json else rows:
-        print(escaped(_row({**row, "message": row["message"].partition("\n")[0]})))
+    print_searches(found, json)
+
+
+def print_searches(searches: Sequence[dict[str, Any]], json: bool) -> None:
+    """Print a line for each, or one document."""
+    if json:
+        print_json({"searches": searches})
+    for search in [] if json else searches:
+        print(escaped(row({**search, "message": search["message"].partition("\n")[0]})))
 
 
 def logs(server: Server, search_id: str, follow: bool) -> None:
@@ -83,6 +109,18 @@ def cancel(server: Server, search_id: str, now: bool, json: bool) -> None:
         _show(client.cancel(search_id, "now" if now else "finish"), json)
 
 
+def resume(server: Server, search_id: str, json: bool) -> None:
+    """Go on with a search."""
+    with server.open() as client:
+        _show(client.resume(search_id), json)
+
+
+def prioritize(server: Server, search_id: str, priority: int, json: bool) -> None:
+    """Change a search's priority."""
+    with server.open() as client:
+        _show(client.set_priority(search_id, priority), json)
+
+
 def fetch(server: Server, search_id: str, output: Path, json: bool) -> None:
     """Write a search's plan to a file.
 
@@ -98,14 +136,27 @@ def fetch(server: Server, search_id: str, output: Path, json: bool) -> None:
         print(output)
 
 
+def exit_code(search: Mapping[str, Any]) -> int:
+    """Of a search that has ended."""
+    return _EXIT_CODES.get(search["state"], 2)
+
+
+def spec_budget(budget: float | None) -> str | None:
+    """A budget (bytes, or a share) in the words of a search that is submitted."""
+    if budget is None:
+        return None
+    return f"{budget} B" if isinstance(budget, int) else format_percent(budget)
+
+
 def _show(search: dict[str, Any], json: bool) -> None:
     if json:
         print_json(search)
     else:
-        print(escaped(_row(search)))
+        print(escaped(row(search)))
 
 
-def _row(search: dict[str, Any]) -> str:
+def row(search: Mapping[str, Any]) -> str:
+    """A search on one line."""
     summary = search["summary"]
     done = f"{summary['num_ended']}/{summary['num_trials']} trials" if "num_trials" in summary else ""
     best = summary.get("best", {}).get("words", "")

@@ -9,7 +9,7 @@ import os
 import secrets
 import tarfile
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -49,14 +49,19 @@ class Unpacked:
     num_bytes: int
 
 
-def pack(folder: Path, limits: Limits = Limits()) -> bytes:
+def pack(folder: Path, limits: Limits = Limits(), left_out: Collection[Path] = ()) -> bytes:
     """A folder as an archive that is the same whenever its files are; links are followed within the folder, and caches,
     environments and version control left out.
+
+    Args:
+        folder: what is packed.
+        limits: the service's.
+        left_out: resolved paths of files and folders in it that are left out too.
 
     Raises:
         UserError: a file cannot be read, or there is more than the service takes.
     """
-    paths, packed = sorted(_files(folder, limits.members)), io.BytesIO()
+    paths, packed = sorted(_files(folder, left_out, limits.members)), io.BytesIO()
     if len(paths) > limits.members or sum(path.stat().st_size for path in paths) > limits.total_bytes:
         raise _too_much(folder, limits)
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
@@ -84,13 +89,16 @@ def _too_much(folder: Path, limits: Limits) -> UserError:
     )
 
 
-def _files(folder: Path, most: int) -> Iterator[Path]:
+def _files(folder: Path, left_out: Collection[Path], most: int) -> Iterator[Path]:
     """The first few: one more than ``most``, where there are as many."""
     root, found = folder.resolve(), 0
     for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        folders[:] = [
+            each for each in folders if each not in _LEFT_OUT and Path(parent, each).resolve() not in left_out
+        ]
         for path in (Path(parent, name) for name in names):
-            if path.is_file() and path.resolve().is_relative_to(root):
+            real = path.resolve()
+            if path.is_file() and real.is_relative_to(root) and real not in left_out:
                 yield path
                 found += 1
             if found > most:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -65,20 +65,21 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def put_folder(self, folder: Path) -> str:
-        """Send a folder as an archive, unless it is there already; return its SHA-256."""
-        data = pack(folder)
+    def put_folder(self, folder: Path, left_out: Collection[Path] = ()) -> str:
+        """Send a folder as an archive, unless it is there already, without the files and folders ``left_out``; return
+        its SHA-256."""
+        data = pack(folder, left_out=left_out)
         sha256 = hashlib.sha256(data).hexdigest()
         self._ask("PUT", f"/v1/archives/{sha256}", content=data)
         return sha256
 
-    def submit(self, folder: Path | None = None, *, key: str | None = None, **spec: Any) -> dict[str, Any]:
+    def submit(self, folder: Path | None = None, /, *, key: str | None = None, **spec: Any) -> dict[str, Any]:
         """Queue a search.
 
         Args:
             folder: the job's folder, sent as an archive; None where ``spec`` has ``archive`` or ``folder``.
             key: the ``Idempotency-Key``: the same search asked for twice with one is queued once. None makes one.
-            spec: the fields of :class:`.spec.SearchSpec`.
+            spec: the fields of :class:`.spec.SearchSpec`; its ``folder`` is one that the service sees.
 
         Raises:
             ServiceError: the service refused.

@@ -16,7 +16,7 @@ from .driver import PROGRAM, end_leftovers
 from .store.database import words_of
 from .store.leases import PAUSES_S, Lease, Leases, Stale
 from .store.states import State
-from .supervisor import Places, Supervisor
+from .supervisor import REFUSED, Places, Supervisor
 
 __all__ = ["Runner", "RunnerOptions"]
 
@@ -122,8 +122,13 @@ class Runner:
             _LOG.warning("search %s: its server was lost", lease.search_id)
             driver = None if lease.pid is None else ProcessId(lease.pid, lease.pid_start or 0)
             end_leftovers(lease.search_id, lease.attempt, driver)
-            with suppress(Stale):
-                Supervisor(lease, self._leases, self._places, self._options, self._stop).take_in()
+            supervisor = Supervisor(lease, self._leases, self._places, self._options, self._stop)
+            try:
+                supervisor.take_in()
                 self._leases.give_back(
                     lease, "its server was lost; it goes on from what was measured", is_failure=False
                 )
+            except Stale:
+                continue
+            except REFUSED as reason:
+                supervisor.give_up(reason)

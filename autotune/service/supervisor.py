@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from ..errors import StudyError, TrialsLost
 from .archives import Limits, unpack
@@ -31,13 +31,15 @@ from .summary import Summary
 if TYPE_CHECKING:
     from .runner import RunnerOptions
 
-__all__ = ["Places", "Supervisor"]
+__all__ = ["REFUSED", "Places", "Supervisor"]
 
 _LOG = logging.getLogger("autotune.service")
 _INTERRUPTED = 130
 _LONGEST_END_S = 60.0
 """After ``now``, and when the server ends: a driver that goes on for longer is killed."""
 _LOOK_S = 0.2
+REFUSED = (DataError, IntegrityError)
+"""What a database answers to values that it takes from nobody, however often they are written."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,18 @@ class Supervisor:
             self._follow(driver)
         except Stale:
             _LOG.warning("search %s: somebody else has it now; what came of it here is dropped", lease.search_id)
+        except REFUSED as reason:
+            driver.end()
+            self.give_up(reason)
         finally:
             driver.end()
+
+    def give_up(self, reason: SQLAlchemyError) -> None:
+        """End a search whose driver says what the database does not take."""
+        said = f"the database does not take what its driver reported: {words_of(reason)}."
+        _LOG.error("search %s: %s", self._lease.search_id, said)
+        with suppress(Stale):
+            self._finish(State.ERROR, f"{said} What was measured is kept: resume it, or submit the job again.")
 
     def take_in(self) -> None:
         """Store what the last driver said and nobody has read.
@@ -144,6 +156,8 @@ class Supervisor:
                 try:
                     mode = self._leases.keep(self._lease)
                     self._record()
+                except REFUSED:
+                    raise
                 except SQLAlchemyError as reason:  # it may come back before the lease ends
                     _LOG.error("search %s: the database failed: %s", self._lease.search_id, words_of(reason))
                 self._folder.cut_log()
@@ -217,6 +231,8 @@ class Supervisor:
         while True:
             try:
                 return write()
+            except REFUSED:
+                raise
             except SQLAlchemyError as reason:
                 _LOG.error("search %s: the database failed: %s", self._lease.search_id, words_of(reason))
                 if self._stop.wait(1.0):

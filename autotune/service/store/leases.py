@@ -131,7 +131,7 @@ class Leases:
         Raises:
             Stale: the search is somebody else's.
         """
-        changes = {"pid": pid, "pid_start": pid_start}
+        changes = {"pid": pid, "pid_start": pid_start, "message": ""}
         with self._database.writing() as connection:
             started = update(SEARCHES).where(held_by(lease.search_id, lease.token), SEARCHES.c.started_at.is_(None))
             connection.execute(started.values(started_at=now()))
