@@ -25,6 +25,7 @@ __all__ = [
     "printable",
     "shortened",
     "size",
+    "slug",
 ]
 
 MIB = 2**20
@@ -140,6 +141,11 @@ def printable(text: str) -> str:
 def shortened(text: str, most: int = 80) -> str:
     """The beginning of a text, of so many characters, with nothing that a terminal would act on."""
     return printable(text if len(text) <= most else f"{text[:most]}…")
+
+
+def slug(text: str) -> str:
+    """A text for a file's name."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
 def _parse_ratio(value: str | float) -> float:

@@ -96,6 +96,23 @@ def test_every_fault_is_told_at_once():
     assert len(str(error.value).splitlines()) == 2
 
 
+def test_a_job_of_several_devices_is_one_for_each():
+    """With a plan each; what is said of a row goes by its number in the list."""
+    batch = read("name: a, task: model.py, device: ['cuda:A100', cpu], trials: 3", "name: b, task: model.py")
+    named = {job.name: (job.device, job.trials, job.plan(Path())) for job in batch.jobs}
+    assert named["a-cuda-a100"] == ("cuda:A100", 3, Path("a-cuda-a100.yaml"))
+    assert named["a-cpu"] == ("cpu", 3, Path("a-cpu.yaml"))
+    assert named["b"][0] is None
+    with pytest.raises(UserError, match=r"jobs\.1\.trials"):
+        read("name: a, task: model.py, device: [cuda, cpu]", "name: b, task: model.py, trials: 0")
+    with pytest.raises(UserError, match=r"jobs\.0\.device"):
+        read("name: a, task: model.py, device: []")
+    with pytest.raises(UserError, match="2 are called a-cpu"):
+        read("name: a, task: model.py, device: [cpu, cpu]")
+    with pytest.raises(UserError, match="write one file"):
+        read("name: a, task: model.py, device: [cuda, cpu], output: plan.yaml")
+
+
 def test_a_missing_file_is_the_users_error():
     with pytest.raises(UserError, match=r"none\.yaml: no such file"):
         load_jobs(Path("none.yaml"))

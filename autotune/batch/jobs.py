@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ..errors import UserError
 from ..files import read_text
@@ -18,7 +27,7 @@ from ..plain_yaml import explain, read_yaml
 from ..search.options import SamplerName, SearchOptions
 from ..search_spaces import load_space
 from ..task_file import refuse_script, task_file
-from ..units import MIB, parse_bytes, parse_duration, parse_percent
+from ..units import MIB, parse_bytes, parse_duration, parse_percent, slug
 from ..workers.devices import split_device
 
 __all__ = ["FOLDER", "SUMMARY", "Job", "Jobs", "check_task", "load_jobs", "parse_budget"]
@@ -76,7 +85,7 @@ class Job(BaseModel):
     """``8GiB``, or ``90%`` of what the job takes as it stands."""
     device: Annotated[str | None, AfterValidator(_device)] = None
     """torch's device type, ``cpu`` or ``cuda``, or one type of such devices by a part of its name and memory:
-    ``cuda:A100-SXM4-80GB``. Else cuda where this machine has it, else cpu."""
+    ``cuda:A100-SXM4-80GB``. Else cuda where this machine has it, else cpu. A list of them is a job for each."""
     space: str = SearchOptions.space
     """A preset's name or a YAML file."""
     priority: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -169,12 +178,29 @@ class Jobs(BaseModel):
     jobs: Annotated[tuple[Job, ...], Field(min_length=1)]
     """In any order."""
 
+    @field_validator("jobs", mode="before")
+    @classmethod
+    def _each_has_one_device(cls, rows: Any) -> Any:
+        """A job for each device of those that list several, after all others: a fault's number is that of its row."""
+        if not isinstance(rows, list):
+            return rows
+        found = [_on_each(row) for row in rows]
+        return [*(jobs[0] for jobs in found), *(job for jobs in found for job in jobs[1:])]
+
     def lanes(self) -> list[list[Job]]:
         """Jobs of one task each, in the order that they run in; those with the highest priority first."""
         found: dict[tuple[object, ...], list[Job]] = {}
         for job in sorted(self.jobs, key=lambda job: job.rank):
             found.setdefault(job.lane, []).append(job)
         return list(found.values())
+
+
+def _on_each(row: Any) -> list[Any]:
+    """``gpt`` on ``cuda:A100`` is called ``gpt-cuda-a100``."""
+    devices = row.get("device") if isinstance(row, dict) else None
+    if not isinstance(devices, list) or not devices or not all(isinstance(one, str) for one in devices):
+        return [row]
+    return [{**row, "name": f"{row.get('name')}-{slug(one)}", "device": one} for one in devices]
 
 
 def load_jobs(path: Path, folder: Path = FOLDER) -> Jobs:

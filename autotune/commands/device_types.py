@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..batch.jobs import parse_budget
 from ..errors import UnlikeDevices, UserError
-from ..search.winner.unlike import slug
+from ..units import slug
 from ..workers.devices import split_device
 from .where import Where, default_device, trials
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from ...plan import Plan, TaskRef
 from ...techniques import Facts, Settings
 from ...techniques.batch import Batch, refused_split
 from ...techniques.parallel import Parallel
-from ...units import parse_bytes, size
+from ...units import parse_bytes, size, slug
 from ..shares import Timed, quickest, share_out
 from ..store.stored import Stored, read_study, url_of
 from .build_plan import environment_of
 
-__all__ = ["MOST_PLANS", "Share", "SharedTraining", "check_apart", "check_ranks", "check_shareable", "slug"]
+__all__ = ["MOST_PLANS", "Share", "SharedTraining", "check_apart", "check_ranks", "check_shareable"]
 
 _ROUNDS = 3
 """Shares that are measured, at most, until they are even."""
@@ -277,11 +276,6 @@ def _file_name(facts: Facts) -> str:
     parts = [facts.device.name, size(facts.device.memory_bytes)]
     parts += [threads_words(facts.num_threads)] if facts.device.type == "cpu" else []
     return slug(" ".join(parts)) + ".yaml"
-
-
-def slug(text: str) -> str:
-    """A text for a file's name."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
 def _parallel(num_ranks: int, effective: int) -> Parallel:
