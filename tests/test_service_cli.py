@@ -175,10 +175,10 @@ def test_a_server_has_an_http_url(here, tmp_path, server):
     assert "--server: a URL such as http://127.0.0.1:8470 was expected, but got" in ended.stderr
 
 
-JOBS = """
+JOBS = f"""
 jobs:
-  - {name: first, command: python fits.py, budget: 8GiB, priority: 3, max_time: 20m, device: cpu}
-  - {name: second, command: python none.py, budget: 90%}
+  - {{name: first, command: {sys.executable} fits.py, budget: 8GiB, priority: 3, max_time: 20m, device: cpu}}
+  - {{name: second, command: {sys.executable} none.py, budget: 90%}}
 """
 
 
@@ -197,7 +197,7 @@ def test_a_list_of_jobs_becomes_searches_once(here, url, jobs):
     assert submitted.returncode == 0, submitted.stderr
     searches = json.loads(submitted.stdout)["searches"]
     said = {"budget": "8589934592 B", "max_time": "1200.0s", "priority": 75, "device": "cpu", "trials": 24}
-    assert searches[0]["spec"] | said | {"command": ["python", "fits.py"]} == searches[0]["spec"]
+    assert searches[0]["spec"] | said | {"command": [sys.executable, "fits.py"]} == searches[0]["spec"]
     assert (searches[1]["spec"]["budget"], searches[1]["priority"]) == ("90%", 50)
 
     waited = here("batch", "jobs.yaml", "--server", url, "--wait", cwd=jobs)
@@ -207,7 +207,7 @@ def test_a_list_of_jobs_becomes_searches_once(here, url, jobs):
     rows = yaml.safe_load((jobs / "plans" / "summary.yaml").read_text())["jobs"]
     assert [row["state"] for row in rows] == ["done", "nothing fits"]
 
-    (jobs / "jobs.yaml").write_text(f"{JOBS}  - {{name: third, command: python fits.py}}\n")
+    (jobs / "jobs.yaml").write_text(f"{JOBS}  - {{name: third, command: {sys.executable} fits.py}}\n")
     again = json.loads(here("batch", "jobs.yaml", "--server", url, "--json", cwd=jobs).stdout)["searches"]
     ids = [search["id"] for search in searches]
     assert ids == [row["search"] for row in rows] == [search["id"] for search in again[:2]]
@@ -216,8 +216,8 @@ def test_a_list_of_jobs_becomes_searches_once(here, url, jobs):
 
 def test_what_a_job_list_asks_of_no_service_is_refused_before_anything_is_submitted(here, url, jobs):
     (jobs.parent / "outside.yaml").write_text("schema: autotune/space@1\nprecision: auto\n")
-    more = "  - {name: third, command: python fits.py, trials: 20000}\n"
-    more += "  - {name: fourth, command: python fits.py, space: ../outside.yaml}\n"
+    more = f"  - {{name: third, command: {sys.executable} fits.py, trials: 20000}}\n"
+    more += f"  - {{name: fourth, command: {sys.executable} fits.py, space: ../outside.yaml}}\n"
     (jobs / "jobs.yaml").write_text(JOBS.replace("8GiB", "7GiB") + more)
     before = here("status", "--server", url, cwd=jobs).stdout.splitlines()
     ended = here("batch", "jobs.yaml", "--server", url, cwd=jobs)
