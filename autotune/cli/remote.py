@@ -203,10 +203,11 @@ def _place(spec: dict[str, Any], job: list[str], folder: Path | None, shared: st
         UserError: the options exclude each other, or a task lies elsewhere.
     """
     is_script = len(job) > 1
+    if shared is None and is_script:
+        spec["command"] = job
+        return folder or Path()
     if shared is None:
-        spec["command" if is_script else "task"], place = (
-            (job, folder or Path()) if is_script else _task(job[0], folder)
-        )
+        spec["task"], place = _task(job[0], folder)
         return place
     if folder is not None or is_script:
         raise UserError(
