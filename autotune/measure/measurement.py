@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from ..plan import Budget, Peak, Speed
@@ -17,7 +19,12 @@ __all__ = [
     "Parity",
     "Quality",
     "QualityOptions",
+    "Stopped",
 ]
+
+Stopped = Literal["precise", "slower", "no_surer", "time", "over"]
+"""What ended timing: the interval is narrow enough; the configuration is surely slower than the speed to beat; the
+interval no longer gets narrower; the time is over, or the script; the peak is over the budget."""
 
 NUM_STEPS = 10
 """Optimizer steps whose losses are compared with the reference's."""
@@ -77,6 +84,9 @@ class MeasureOptions(_Frozen):
     """The time share of the timed windows, seconds."""
     precision: PositiveFloat = 0.02
     """Measuring ends once the 95 % interval is within this share of the value on either side."""
+    to_beat: PositiveFloat | None = None
+    """Samples per second that a configuration has to reach: one that is surely slower is timed no longer, and its
+    losses are not compared. None times each to the precision, or to the end of its time."""
     enforce: bool = True
     """Hold the process to the budget; False for the reference, which may be over it."""
     plain_loop: bool = False
@@ -171,6 +181,12 @@ class Measurement(_Frozen):
     """Share of the timed windows spent in the optimizer's own steps."""
     disturbed: float = Field(default=0.0, ge=0, le=1)
     """Share of the timed windows that other work on the machine, or a pause of it, took."""
+    calm: float = Field(default=1.0, ge=0, le=1)
+    """Share of the timed seconds that the speed comes from: less than 1 where windows that other work disturbed are
+    left out."""
+    stopped: Stopped = "time"
+    """What ended timing. After "slower" no losses are compared (``parity.losses`` is empty), and no leak is looked
+    for."""
     epoch_start_s: float = Field(ge=0)
     """Seconds from asking for an epoch to its first batch."""
     compile_s: float = Field(default=0.0, ge=0)
