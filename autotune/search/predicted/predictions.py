@@ -12,6 +12,7 @@ from ...workers import Predicted, PredictRequest
 from ...workers.trial.traces import first_line
 from ..events import PredictionEnded, PredictionStarted
 from ..requests import failure
+from ..runs import run_once
 from ..sampler.configuration_space import ConfigurationSpace, Foreseen
 from ..sampler.dominance import buys_memory
 from ..session import Session
@@ -103,17 +104,13 @@ class _Foresight:
             return
         session.observe(PredictionStarted(num_asked))
         if outcome is None:
-            request = self._request(named, to_choose)
-            outcome = session.executor.ask(request)
-            session.keep_output(request.id, outcome)
+            outcome = run_once(session, key, lambda: self._request(named, to_choose))
             self._ends_s += session.time_budget.read_s  # their time begins once the task was read
-            if isinstance(outcome, Predicted):
-                session.study.keep_evidence(key, outcome)
         num_known = 0
         if isinstance(outcome, Predicted):
             num_known = sum(one is not None for one in outcome.predictions)
             self._take(named, to_choose, outcome)
-        elif not session.was_cut_off(outcome):
+        elif outcome is not None:
             why = first_line(failure(outcome))
             session.warn(f"memory cannot be predicted, so that trials are spent on learning it: {why}")
         session.observe(PredictionEnded(num_known, num_asked))

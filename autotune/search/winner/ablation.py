@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...techniques import Facts, Settings, Technique
-from ...workers import Measured, Outcome, TimedOut
+from ...workers import Measured, MeasureRequest, Outcome
 from ..events import AblationEnded, AblationStarted
+from ..runs import run_once
 from ..session import Session
 from ..store.tried import Tried
-from ..time_budget import LEAST_SHARE_S, MOST_ROUNDS
+from ..time_budget import MOST_ROUNDS
 from .evidence import Pair, interval, undisturbed
 
 __all__ = ["Counterpart", "Share", "ablate", "counterparts", "shares"]
@@ -112,22 +113,16 @@ def ablate(session: Session, winner: Tried) -> None:
 
 def _run(session: Session, key: str, run: AblationStarted, runs_left: int) -> Outcome | None:
     """One run's outcome, or the stored one; None where there is no time for it."""
-    stored = session.study.evidence(key)
-    if stored is not None:
-        return stored
-    share_s = session.time_budget.finalist_share_s(0, runs_left)
-    if share_s is None or session.stop.is_set():
-        return None
-    session.observe(run)
-    name = f"without-{run.without or _WHOLE}-round-{run.round}"
-    outcome = session.executor.ask(session.request(name, run.settings, share_s, run.round))
-    is_late = isinstance(outcome, TimedOut) and session.time_budget.left_s() < LEAST_SHARE_S
-    if is_late or session.was_cut_off(outcome):
-        return None
-    session.study.keep_evidence(key, outcome)
-    session.learn(name, outcome, fresh=True)
-    session.observe(AblationEnded(run.without, run.round, run.settings, outcome))
-    return outcome
+
+    def make() -> MeasureRequest | None:
+        share_s = session.time_budget.finalist_share_s(0, runs_left)
+        name = f"without-{run.without or _WHOLE}-round-{run.round}"
+        return None if share_s is None else session.request(name, run.settings, share_s, run.round)
+
+    def ended(outcome: Outcome) -> AblationEnded:
+        return AblationEnded(run.without, run.round, run.settings, outcome)
+
+    return run_once(session, key, make, run, ended)
 
 
 def _share(winner: int, part: Counterpart, evidence: Mapping[str, Outcome]) -> Share:

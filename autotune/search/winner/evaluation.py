@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
 from ...measure import Measurement
 from ...measure.measurement import Evaluated, EvaluationOptions
 from ...plan import Evaluation
 from ...units import ceil_mib
 from ...workers import Measured, MeasureRequest, OutOfMemory
+from ..runs import run_once
 from ..session import Session
 from ..store.tried import Tried
 from ..time_budget import LEAST_SHARE_S, NUM_REPEATS
@@ -45,14 +47,7 @@ def find_batch(session: Session, winner: Tried, share_s: float | None) -> int | 
     batches = [least << doublings for doublings in range(_DOUBLINGS + 1)]
     while len(batches) > 1:
         key = f"evaluation:{len(session.study.tried)}:{winner.number}:{batches[-1]}"
-        outcome = session.study.evidence(key)
-        if outcome is None:
-            name = f"evaluation-{winner.number:03d}-to-{batches[-1]}"
-            outcome = session.executor.ask(_request(session, winner, name, batches, share_s))
-            if session.was_cut_off(outcome):
-                return None
-            session.study.keep_evidence(key, outcome)
-            session.learn(name, outcome, fresh=True)
+        outcome = run_once(session, key, partial(_request, session, winner, batches, share_s))
         if isinstance(outcome, Measured):
             return _chosen(outcome.measurement.evaluations, session)
         if not isinstance(outcome, OutOfMemory):
@@ -94,18 +89,16 @@ def _by_runs(session: Session, winner: Tried, least: int) -> int | None:
 
 def _run_at(session: Session, winner: Tried, batch: int) -> Evaluated | None:
     """The winner's evaluation with this batch, in a run of its own; None where it cannot be had, or in no time."""
-    key, name = f"evaluation:{len(session.study.tried)}:{winner.number}:{batch}", f"evaluation-at-{batch}"
-    outcome = session.study.evidence(key)
-    if outcome is None:
+    key = f"evaluation:{len(session.study.tried)}:{winner.number}:{batch}"
+
+    def make() -> MeasureRequest | None:
         share_s = session.time_budget.finalist_share_s(0, 1 + 2 * NUM_REPEATS)
         if share_s is None:
             return None
-        request = session.request(name, winner.applied, share_s, finalist_round=1)
-        outcome = session.executor.ask(session.requests.evaluating(request, batch))
-        if session.was_cut_off(outcome):
-            return None
-        session.study.keep_evidence(key, outcome)
-        session.learn(name, outcome, fresh=True)
+        request = session.request(f"evaluation-at-{batch}", winner.applied, share_s, finalist_round=1)
+        return session.requests.evaluating(request, batch)
+
+    outcome = run_once(session, key, make)
     if not isinstance(outcome, Measured) or not session.budget.holds(outcome.measurement.peak.process):
         return None
     return _seen(outcome.measurement, batch)
@@ -117,7 +110,8 @@ def _seen(measurement: Measurement, batch: int) -> Evaluated | None:
     return found if found is not None and found.largest_call == batch and found.seconds else None
 
 
-def _request(session: Session, winner: Tried, name: str, batches: Sequence[int], share_s: float) -> MeasureRequest:
+def _request(session: Session, winner: Tried, batches: Sequence[int], share_s: float) -> MeasureRequest:
+    name = f"evaluation-{winner.number:03d}-to-{batches[-1]}"
     request = session.request(name, winner.applied, max(LEAST_SHARE_S, share_s * _SHARE), finalist_round=1)
     asked = request.options.evaluation
     assert asked is not None, "the task evaluates"

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 from ...measure import Measurement
 from ...measure.measurement import Quality
-from ...workers import Dropped, Measured, Outcome, TimedOut
+from ...workers import Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
 from ..quality import UNLIKELY, Judgement, judge_quality, reason_of
+from ..runs import run_once
 from ..session import Session
 from ..store.tried import Tried
-from ..time_budget import LEAST_SHARE_S, MOST_ROUNDS, NUM_FINALISTS
+from ..time_budget import MOST_ROUNDS, NUM_FINALISTS
 from .evaluation import find_batch, with_batch
 from .evidence import Pair, are_sure, interval, undisturbed
 
@@ -257,24 +258,21 @@ class _Finals:
         key += f":evaluation-{evaluation_batch}" if evaluation_batch else ""
         if key in self._outcomes:
             return self._outcomes[key]
-        outcome = session.study.evidence(key)
-        if outcome is None and session.known is not None and not judged:
-            outcome = session.known.again(session, row.settings, number)
-            if outcome is not None:
-                session.study.keep_evidence(key, outcome)
-        if outcome is None:
+        if session.known is not None and not judged and session.study.evidence(key) is None:
+            known = session.known.again(session, row.settings, number)
+            if known is not None:
+                session.study.keep_evidence(key, known)
+
+        def make() -> MeasureRequest | None:
             share_s = session.time_budget.finalist_share_s(num_compared, num_fresh)
-            if share_s is None or session.stop.is_set():
-                raise _OutOfTime
-            name = run_name(row, number)
-            session.observe(TrialStarted(row.number, row.settings, finalist_round=number))
-            request = session.request(name, row.applied, share_s, number, judged)
-            outcome = session.executor.ask(with_batch(session, request, evaluation_batch))
-            is_late = isinstance(outcome, TimedOut) and session.time_budget.left_s() < LEAST_SHARE_S
-            if is_late or session.was_cut_off(outcome):
-                raise _OutOfTime
-            session.study.keep_evidence(key, outcome)
-            session.learn(name, outcome, fresh=number > 0)
+            if share_s is None:
+                return None
+            request = session.request(run_name(row, number), row.applied, share_s, number, judged)
+            return with_batch(session, request, evaluation_batch)
+
+        outcome = run_once(session, key, make, TrialStarted(row.number, row.settings, finalist_round=number))
+        if outcome is None:
+            raise _OutOfTime
         self._outcomes[key] = outcome
         session.observe(FinalistEnded(row.number, row.settings, number, outcome))
         return outcome
