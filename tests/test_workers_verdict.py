@@ -12,7 +12,7 @@ import pytest
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
-from autotune.workers import Crashed, Failed, MeasureRequest, OutOfMemory, TimedOut
+from autotune.workers import Crashed, Failed, Lost, MeasureRequest, OutOfMemory, TimedOut
 from autotune.workers.process import ProcessId, end, identify, is_alive
 from autotune.workers.protocol import receive, send
 from autotune.workers.trial.capture import Capture
@@ -77,6 +77,13 @@ def test_a_trial_without_a_stack_says_so(folder):
     outcome = verdict(REQUEST, folder, ending(status=KILLED, ended_for="deadline"))
     assert isinstance(outcome, TimedOut)
     assert outcome.message == "ended while training; its Python stack could not be had"
+
+
+def test_a_trial_that_stood_stopped_says_nothing_of_its_configuration(folder):
+    folder.write_phase("training")
+    outcome = verdict(REQUEST, folder, ending(status=KILLED, ended_for="stopped"))
+    assert isinstance(outcome, Lost)
+    assert outcome.message == "a trial was stopped (SIGSTOP) while training, and nobody continued it"
 
 
 def test_only_what_is_printed_first_and_last_is_kept():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ._base import Executor, ended, result_of
 from .outcome import (
     STOPPED,
+    Compared,
     Crashed,
     Dropped,
     Estimated,
@@ -19,11 +20,21 @@ from .outcome import (
     Profiled,
     TimedOut,
 )
-from .request import REQUEST, InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
+from .request import (
+    REQUEST,
+    CompareRequest,
+    InspectRequest,
+    MeasureRequest,
+    PredictRequest,
+    ProfileRequest,
+    TrialRequest,
+)
 
 __all__ = [
     "REQUEST",
     "STOPPED",
+    "CompareRequest",
+    "Compared",
     "Crashed",
     "Dropped",
     "Estimated",

@@ -192,7 +192,7 @@ class RayExecutor(Executor):
                 return done(
                     Failed(message=f"{path}: not in {self._shipped}, the folder that is shipped to the cluster.")
                 )
-            request = request.model_copy(update={"task": f"{shipped}:{name}" if name else shipped})
+            request = request.of_task(f"{shipped}:{name}" if name else shipped)
         with self._lock:
             number, future = next(self._numbers), Future[Outcome]()
             if self._failure is not None:

@@ -8,14 +8,19 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..errors import UserError
-from .client import ForkServer
+from .client import FOLDERS, ForkServer
 from .outcome import Failed, Lost, Outcome
 from .placement import choose_type, gpus_here, types_here
 from .pool import SlotPool
-from .request import TrialRequest
+from .request import CompareRequest, TrialRequest
 from .trial.environment import trial_environment
+from .turns import take_turns
 
 __all__ = ["LocalExecutor", "LocalSlot"]
+
+
+_Key = tuple[int, frozenset[tuple[str, str]]]
+"""Of a fork server: its lane, and its environment."""
 
 
 class LocalExecutor(SlotPool):
@@ -42,7 +47,7 @@ class LocalExecutor(SlotPool):
 
 
 class LocalSlot:
-    """Fork servers by environment, one trial at a time."""
+    """Fork servers by environment, one trial at a time; a second lane for the other of two that take turns."""
 
     def __init__(self, base: Mapping[str, str], working_dir: str | None = None, name: str = "") -> None:
         """Start nothing yet.
@@ -55,17 +60,23 @@ class LocalSlot:
         self.name = name
         self._base = base
         self._working_dir = working_dir
-        self._servers: dict[frozenset[tuple[str, str]], ForkServer] = {}
+        self._servers: dict[_Key, ForkServer] = {}
         self._lock = threading.Lock()
         self._is_closed = False
 
     def run(self, request: TrialRequest) -> Outcome:
-        """Run a trial on the server of its environment: ``Lost`` where there cannot be one, or the slot is closed."""
+        """Run a trial on the server of its environment, or two that take turns, each on one of its own: ``Lost`` where
+        there cannot be one, or the slot is closed."""
+        if isinstance(request, CompareRequest):
+            return take_turns(request, self._run, FOLDERS)
+        return self._run(request)
+
+    def _run(self, request: TrialRequest, lane: int = 0) -> Outcome:
         try:
             environment = trial_environment(request, self._base)
         except UserError as error:
             return Failed(message=str(error))
-        key = frozenset(environment.items())
+        key = (lane, frozenset(environment.items()))
         try:
             server = self._server(key)
         except OSError as reason:
@@ -85,12 +96,12 @@ class LocalSlot:
         for server in list(self._servers.values()):
             server.close()
 
-    def _server(self, key: frozenset[tuple[str, str]]) -> ForkServer | None:
+    def _server(self, key: _Key) -> ForkServer | None:
         with self._lock:
             if self._is_closed:
                 return None
             if key not in self._servers:
-                self._servers[key] = ForkServer(dict(key), self._working_dir)
+                self._servers[key] = ForkServer(dict(key[1]), self._working_dir)
             return self._servers[key]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
 
 from ..estimate import Estimate, Prediction
 from ..measure import Measurement
@@ -15,7 +16,10 @@ from ..plan import Peak
 from ..techniques import Device, Facts, Settings
 
 __all__ = [
+    "COMPARED",
+    "DISTURBED",
     "OUTCOME",
+    "Compared",
     "Crashed",
     "Dropped",
     "Estimated",
@@ -29,6 +33,7 @@ __all__ = [
     "Predicted",
     "Profiled",
     "TimedOut",
+    "Turn",
 ]
 
 
@@ -180,9 +185,45 @@ class Lost(_Outcome):
     """What failed and where, and what to do about it."""
 
 
+class Turn(BaseModel):
+    """A turn of each of two trials, one right after the other."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    rates: tuple[PositiveFloat, PositiveFloat]
+    """Samples per second of the one and of the other."""
+    disturbed: float = Field(default=0.0, ge=0, le=1)
+    """Share of the time that other work took, of the more disturbed of the two."""
+
+    @property
+    def log_ratio(self) -> float:
+        """Natural logarithm of the one's speed over the other's."""
+        return math.log(self.rates[0] / self.rates[1])
+
+
+DISTURBED = 0.05
+"""Share of a run's or a turn's time from which on, if other work took it, its speed does not count."""
+
+
+class Compared(_Outcome):
+    """The answer to a compare request."""
+
+    kind: Literal["compared"] = "compared"
+    one: Annotated[Measured | OutOfMemory | TimedOut | Crashed | NonFinite | Failed, Field(discriminator="kind")]
+    other: (
+        Annotated[Measured | OutOfMemory | TimedOut | Crashed | NonFinite | Failed, Field(discriminator="kind")] | None
+    )
+    """None where it was not started, since the one had failed."""
+    turns: tuple[Turn, ...]
+    """In time; fewer where a side failed."""
+
+
+COMPARED: TypeAdapter[Compared] = TypeAdapter(Compared)
+
 Outcome = Annotated[
     Inspected
     | Measured
+    | Compared
     | Profiled
     | Estimated
     | Predicted

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from ._base import Executor
-from .outcome import Outcome
+from .outcome import Compared, Outcome
 from .request import TrialRequest
 
 __all__ = ["Overheard"]
@@ -38,8 +38,9 @@ class Overheard(Executor):
                 heard.set_exception(error)
                 return
             outcome = ended.result()
-            if outcome.output:
-                self._hear(request.id, outcome.output)
+            for one in (outcome.one, outcome.other) if isinstance(outcome, Compared) else (outcome,):
+                if one is not None and one.output:
+                    self._hear(request.id, one.output)
             heard.set_result(outcome)
 
         self._executor.submit(request).add_done_callback(pass_on)

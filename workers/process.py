@@ -20,6 +20,7 @@ __all__ = [
     "end_all_with",
     "identify",
     "is_alive",
+    "is_stopped",
     "name_of",
     "name_of_ended",
     "num_oom_kills",
@@ -55,6 +56,11 @@ def identify(pid: int) -> ProcessId | None:
 def is_alive(process: ProcessId) -> bool:
     """Whether this very process still runs."""
     return identify(process.pid) == process
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether it stands still, by SIGSTOP or a like signal, until someone continues it."""
+    return _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()[:1] == ["T"]
 
 
 def name_of(process: ProcessId) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
 
@@ -14,6 +14,7 @@ from ..techniques import Settings
 
 __all__ = [
     "REQUEST",
+    "CompareRequest",
     "InspectRequest",
     "MeasureRequest",
     "PredictRequest",
@@ -43,6 +44,10 @@ class _Request(BaseModel):
     """The trial and its descendants are ended after this."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables that the driver hands on (thread counts); the plan's own are added where the trial runs."""
+
+    def of_task(self, task: str) -> Self:
+        """The same, for a task that lies elsewhere."""
+        return self.model_copy(update={"task": task})
 
     @property
     def applied(self) -> Settings:
@@ -85,6 +90,34 @@ class MeasureRequest(_PlanRequest):
         return None if self.device != "cpu" or not self.options.enforce or limit is None else limit * 5 // 4
 
 
+class CompareRequest(_Request):
+    """Which of two plans of one job is the faster? Both are measured in one place at one time, by turns."""
+
+    kind: Literal["compare"] = "compare"
+    one: MeasureRequest
+    other: MeasureRequest
+    turn_s: PositiveFloat = 1.0
+    """Seconds of timed windows in a turn."""
+    most_s: PositiveFloat = 60.0
+    """No turn begins this long after the first."""
+    precision: PositiveFloat = 0.03
+    """Turns end once the 95 % interval of the ratio is within this share on either side, or will not be."""
+
+    def of_task(self, task: str) -> Self:
+        """Of both sides."""
+        sides = {"one": self.one.of_task(task), "other": self.other.of_task(task)}
+        return self.model_copy(update={"task": task, **sides})
+
+    @classmethod
+    def of(cls, one: MeasureRequest, other: MeasureRequest, most_s: float) -> CompareRequest:
+        """Of two requests for one task; both sides have the time that they take together."""
+        deadline_s = one.deadline_s + other.deadline_s + most_s
+        one, other = (side.model_copy(update={"deadline_s": deadline_s}) for side in (one, other))
+        return cls(
+            id=one.id, task=one.task, device=one.device, deadline_s=deadline_s, one=one, other=other, most_s=most_s
+        )
+
+
 class ProfileRequest(_PlanRequest):
     """What does a step of the plan take, module by module?"""
 
@@ -99,7 +132,9 @@ class PredictRequest(_Request):
     options: PredictOptions | EstimateOptions
 
 
-TrialRequest = Annotated[InspectRequest | MeasureRequest | ProfileRequest | PredictRequest, Field(discriminator="kind")]
+TrialRequest = Annotated[
+    InspectRequest | MeasureRequest | CompareRequest | ProfileRequest | PredictRequest, Field(discriminator="kind")
+]
 """Any of them; ``kind`` tells which."""
 
 REQUEST: TypeAdapter[TrialRequest] = TypeAdapter(TrialRequest)

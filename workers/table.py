@@ -12,12 +12,13 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from ..estimate import Prediction, PredictOptions
 from ..measure import Measurement, Parity
 from ..measure.measurement import Quality
+from ..measure.timing.turns import is_enough
 from ..plan import Peak, Speed
 from ..techniques import Facts, Settings
 from ._base import Executor
-from .outcome import Crashed, Failed, Inspected, Measured, Outcome, Predicted
+from .outcome import COMPARED, Crashed, Failed, Inspected, Measured, Outcome, Predicted, Turn
 from .pool import done
-from .request import InspectRequest, MeasureRequest, PredictRequest, TrialRequest
+from .request import CompareRequest, InspectRequest, MeasureRequest, PredictRequest, TrialRequest
 
 __all__ = ["Row", "TableExecutor"]
 
@@ -133,6 +134,8 @@ class TableExecutor(Executor):
             case PredictRequest(options=PredictOptions() as options):
                 found = *map(self._predict, options.settings), *map(self._choose, options.to_choose)
                 return Predicted(predictions=found)
+            case CompareRequest():
+                return self._compared(request)
         key = request.applied.canonical()
         if key not in self._rows:
             return Failed(message=f"the table has no row for {key}; it has {len(self._rows)} others")
@@ -141,3 +144,14 @@ class TableExecutor(Executor):
             return self._rows[key].outcome_at(repeat)
         num_judged, self._judged[key] = self._judged[key], self._judged[key] + 1
         return self._rows[key].outcome_at(repeat, num_judged)
+
+    def _compared(self, request: CompareRequest) -> Outcome:
+        """What each side's row comes to, and the ratio of their speeds, turn after turn."""
+        one, other = self._answer(request.one), self._answer(request.other)
+        turns: list[Turn] = []
+        if isinstance(one, Measured) and isinstance(other, Measured):
+            rates = one.measurement.samples_per_s.value, other.measurement.samples_per_s.value
+            disturbed = max(one.measurement.disturbed, other.measurement.disturbed)
+            while not is_enough([turn.log_ratio for turn in turns], request.precision):
+                turns.append(Turn(rates=rates, disturbed=disturbed))
+        return COMPARED.validate_python({"one": one, "other": other, "turns": tuple(turns)})

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from ..plan import Budget, Peak, Speed
+from .timing.turns import TurnOptions
 
 __all__ = [
     "NO_EVALUATION",
@@ -108,6 +109,8 @@ class MeasureOptions(_Frozen):
     """Batch shapes vary: take the peak on the largest of so many batches."""
     evaluation: EvaluationOptions | None = None
     """Evaluate after the timed windows, so that the peak includes it; None does not."""
+    turns: TurnOptions | None = None
+    """Take turns with another process; None measures alone."""
     quality: QualityOptions | None = None
     """Measure quality too, in the same process, once its peak is known; None does not."""
 

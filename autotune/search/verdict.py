@@ -10,6 +10,7 @@ from ..measure.measurement import Quality
 from ..plan import Budget
 from ..units import ceil_mib, format_bytes
 from ..workers import (
+    Compared,
     Crashed,
     Dropped,
     Estimated,
@@ -94,7 +95,7 @@ def judge(
             return Verdict(False, outcome.message, False, None, _failure())
         case Dropped():
             return Verdict(False, outcome.message, False, None, (-1.0, _UNKNOWN, _UNKNOWN, _UNKNOWN, 1.0))
-        case Inspected() | Predicted() | Profiled() | Estimated() | Lost():
+        case Inspected() | Compared() | Predicted() | Profiled() | Estimated() | Lost():
             raise AssertionError(f"no answer to a measure request: {outcome.kind}")
 
 

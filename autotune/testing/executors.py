@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,9 +22,11 @@ from ..measure.processes import descendants
 from ..plan import Budget, Plan
 from ..techniques import Settings
 from ..techniques.allocator import Allocator, installed_allocators
+from ..techniques.precision import Precision
 from ..units import MIB
-from ..workers import Executor, InspectRequest, MeasureRequest
+from ..workers import CompareRequest, Executor, InspectRequest, MeasureRequest
 from ..workers.outcome import (
+    Compared,
     Crashed,
     Failed,
     Inspected,
@@ -156,6 +159,45 @@ class IsolationContract(ExecutorContract):
     def run(self, executor: Executor, name: str, folder: Path | None = None, **changes: Any) -> Outcome:
         """One trial's outcome."""
         return executor.submit(self.request(name, folder, **changes)).result()
+
+    def compare(self, executor: Executor, folder: Path) -> Compared:
+        """Two trials by turns, the one in bfloat16."""
+        bf16 = Plan(settings=Settings(precision=Precision(kind="bf16")))
+        one, other = (self.request("takes_turns", folder, plan=plan) for plan in (bf16, Plan(settings=Settings())))
+        request = CompareRequest.of(one, other, _PATIENCE_S).model_copy(update={"turn_s": 0.2})
+        outcome = executor.submit(request).result()
+        assert isinstance(outcome, Compared), outcome
+        return outcome
+
+    def test_of_two_that_take_turns_one_computes_at_a_time(self, executor: Executor, folder: Path) -> None:
+        """Each step of the one is over before a step of the other begins; both took several turns."""
+        outcome = self.compare(executor, folder)
+        assert isinstance(outcome.one, Measured), outcome.one
+        assert isinstance(outcome.other, Measured), outcome.other
+        assert len(outcome.turns) >= 4
+        logs = [path.read_text().split("\n")[:-1] for path in folder.glob("steps-*")]
+        steps = sorted((*map(float, line.split()), side) for side, lines in enumerate(logs) for line in lines)
+        assert len(logs) == 2
+        assert sum(one[2] != next_[2] for one, next_ in pairwise(steps)) >= 4
+        assert all(one[1] <= next_[0] for one, next_ in pairwise(steps) if one[2] != next_[2])
+
+    def test_of_two_that_take_turns_one_that_fails_as_it_starts_ends_both(
+        self, executor: Executor, folder: Path
+    ) -> None:
+        """The other is not even started."""
+        (folder / "raises-at-once").touch()
+        outcome = self.compare(executor, folder)
+        assert isinstance(outcome.one, Failed), outcome.one
+        assert (outcome.other, outcome.turns) == (None, ())
+
+    def test_of_two_that_take_turns_one_that_is_killed_leaves_the_other_measured(
+        self, executor: Executor, folder: Path
+    ) -> None:
+        """It is continued, and comes to its end."""
+        (folder / "dies-later").touch()
+        outcome = self.compare(executor, folder)
+        assert isinstance(outcome.one, Crashed), outcome.one
+        assert isinstance(outcome.other, Measured), outcome.other
 
     def test_an_exception_comes_back_with_the_users_traceback_alone(self, executor: Executor) -> None:
         """The frames of this package are left out; the task's is there."""

@@ -31,7 +31,7 @@ from ...training.apply_plan import apply
 from ...training.training import Training
 from ...training.weights import save_kept
 from ..outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
-from ..request import InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
+from ..request import CompareRequest, InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
 from .failure import outcome_of
 from .folder import NO_FOLDER, FolderLost, TrialFolder
 from .group import join_group, of_rank, run_group
@@ -101,6 +101,8 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
         case PredictRequest():
             folder.write_phase("predicting")
             return _predict(request.options, task)
+        case CompareRequest():
+            raise AssertionError("each of its sides is a request of its own")
 
 
 def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: float) -> Measured:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..outcome import Lost, Outcome
 from ..protocol import receive, send
-from ..request import REQUEST, TrialRequest
+from ..request import REQUEST, MeasureRequest, TrialRequest
 from .folder import FolderLost, TrialFolder, check_working_folder
 from .spawn import become_subreaper, spawn
 from .supervise import Limits, end_descendants, supervise
@@ -72,7 +72,10 @@ class _Server:
         if not fresh:
             self._warm_up()
         child = spawn(folder, request, fresh, self._client.fileno())
-        limits = Limits(request.deadline_s, request.memory_limit_bytes, folder.is_measured, folder.read_speaker)
+        takes_turns = isinstance(request, MeasureRequest) and request.options.turns is not None
+        limits = Limits(
+            request.deadline_s, request.memory_limit_bytes, folder.is_measured, folder.read_speaker, takes_turns
+        )
         ending = supervise(child, limits, self._client)
         return verdict(request, folder, ending) if ending is not None else None
 

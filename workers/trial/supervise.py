@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...measure.processes import descendants
-from ..process import charged_bytes, num_oom_kills, resident_bytes
+from ..process import charged_bytes, is_stopped, num_oom_kills, resident_bytes
 from .capture import Capture
 from .spawn import Child
 
@@ -26,6 +26,9 @@ _STACK_GRACE_S = 0.25
 """How long a trial at its deadline has to write its Python stack."""
 _POLL_S = 0.02
 """How often to look whether the trial has ended, where the system has no pidfd."""
+_STOPPED_INTERVAL_S = 5.0
+_MOST_STOPPED_S = 30.0
+"""How long a trial may stand stopped (SIGSTOP) before it counts as forgotten."""
 _PATIENCE_S = 10.0
 """How long killed processes may take to go: a device driver may hold them for a while."""
 
@@ -40,6 +43,8 @@ class Limits:
     """Asked of a trial over its memory: True leaves it alone."""
     speaker: Callable[[], int | None] = lambda: None
     """Which process writes the trial's stack, where it is not the one that was started."""
+    takes_turns: bool = False
+    """Whether it is stopped (SIGSTOP), and continued, by who measures it by turns with another."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Ending:
 
     status: int
     """As ``os.wait4`` gives it."""
-    ended_for: Literal["deadline", "memory"] | None
+    ended_for: Literal["deadline", "memory", "stopped"] | None
     """Why the supervisor ended it; None where it ended by itself."""
     peak_bytes: int
     """The most memory that was seen charged."""
@@ -109,7 +114,7 @@ class _Watch:
     """The event loop around one trial."""
 
     def __init__(self, child: Child, limits: Limits, client: socket.socket) -> None:
-        self.ended_for: Literal["deadline", "memory"] | None = None
+        self.ended_for: Literal["deadline", "memory", "stopped"] | None = None
         self.charged_bytes = 0
         self.started_s = time.monotonic()
         self._pid = child.pid
@@ -118,6 +123,8 @@ class _Watch:
         self._output = child.output
         self._capture = Capture(child.output)
         self._next_look_s = self.started_s
+        self._next_stopped_look_s = self.started_s + _STOPPED_INTERVAL_S
+        self._stopped_since_s: float | None = None
         self._deadline_s = self.started_s + limits.deadline_s
         self._exit = _pidfd(child.pid)
         self._selector = selectors.DefaultSelector()
@@ -156,6 +163,8 @@ class _Watch:
         moments = [self._deadline_s]
         if self._limits.memory_bytes is not None and self.ended_for is None:
             moments.append(self._next_look_s)
+        if self._watches_stops():
+            moments.append(self._next_stopped_look_s)
         if self._exit is None:
             moments.append(now_s + _POLL_S)
         soonest_s = min(moments) - now_s
@@ -173,6 +182,9 @@ class _Watch:
             else:
                 os.kill(self._pid, signal.SIGKILL)
                 self._deadline_s = math.inf
+        elif self._watches_stops() and now_s >= self._next_stopped_look_s:
+            self._next_stopped_look_s = now_s + _STOPPED_INTERVAL_S
+            self._look_whether_stopped(now_s)
         elif limit is not None and self.ended_for is None and now_s >= self._next_look_s:
             self._next_look_s = now_s + _MEMORY_INTERVAL_S
             # The exact figure walks page tables; it is asked for only where the cheap bound is over.
@@ -181,6 +193,18 @@ class _Watch:
                     return
                 self.ended_for, self.charged_bytes = "memory", charged
                 os.kill(self._pid, signal.SIGKILL)
+
+    def _watches_stops(self) -> bool:
+        return self.ended_for is None and not self._limits.takes_turns
+
+    def _look_whether_stopped(self, now_s: float) -> None:
+        if not is_stopped(self._pid):
+            self._stopped_since_s = None
+        elif self._stopped_since_s is None:
+            self._stopped_since_s = now_s
+        elif now_s - self._stopped_since_s >= _MOST_STOPPED_S:
+            self.ended_for = "stopped"
+            os.kill(self._pid, signal.SIGKILL)
 
 
 def _pidfd(pid: int) -> int | None:

@@ -46,6 +46,8 @@ def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Ou
             f"over the watchdog's limit of {limit / MIB:.0f} MiB (the budget and a quarter)"
         )
         return OutOfMemory(peak_bytes=ending.peak_bytes, message=message)
+    if ending.ended_for == "stopped":
+        return Lost(message=f"a trial was stopped (SIGSTOP) {doing}, and nobody continued it")
     if ending.ended_for == "deadline":
         where = f", at{INNERMOST}{stack}" if stack else "; its Python stack could not be had"
         return TimedOut(deadline_s=request.deadline_s, message=f"ended {doing}{where}")

@@ -14,6 +14,7 @@ from ..feed import Feed
 from ..measurement import MeasureOptions
 from ..steps import Steps
 from .interval import confidence_interval
+from .turns import Side
 
 __all__ = ["FEWEST_WINDOWS", "SHORTEST_S", "StoppingRule", "Window", "rate_of", "settled", "speed_of", "time_windows"]
 
@@ -59,12 +60,32 @@ def time_windows(steps: Steps, options: MeasureOptions, at_edge: Callable[[], bo
     Raises:
         NonFiniteLoss: a loss was NaN or infinite.
     """
+    if options.turns is not None:
+        return _by_turns(steps, Side(options.turns), at_edge)
     windows: list[Window] = []
     rule = StoppingRule(options)
     while True:
         windows.append(_time_window(steps, _agreed_steps(windows)))
         if of_first(rule.holds(windows, at_edge())):
             return windows
+
+
+def _by_turns(steps: Steps, side: Side, at_edge: Callable[[], bool]) -> list[Window]:
+    windows: list[Window] = []
+    goes_on = side.wait()
+    while goes_on:
+        options = steps.training.loader.options
+        turn: list[Window] = []
+        for _ in range(1 + options["num_workers"] * (options["prefetch_factor"] or 0)):
+            steps.step()
+        while sum(window.seconds for window in turn) < side.turn_s:
+            turn.append(_time_window(steps, None))
+            at_edge()
+        windows += turn
+        goes_on = side.wait(sum(w.num_samples for w in turn) / sum(w.seconds for w in turn))
+    while len(windows) < FEWEST_WINDOWS:
+        windows.append(_time_window(steps, None))
+    return windows
 
 
 class StoppingRule:

@@ -1,0 +1,103 @@
+"""Measuring by turns: two processes live at once, and one of them computes at a time.
+
+Each side says over a named pipe that it is ready, and how fast its last turn was; over another it is told to go on, or
+to end. Who tells them stops a side's whole process tree meanwhile: :mod:`autotune.workers.turns`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, PositiveFloat
+
+__all__ = ["GO", "SAID", "Said", "Side", "TurnOptions", "is_enough"]
+
+SAID, GO = "said", "go"
+"""The pipes' names in a side's folder."""
+_ON, _END = b"+", b"-"
+_FEWEST, _MOST = 4, 10
+"""Pairs of turns."""
+_LOOK_AHEAD = 6
+"""Pairs from which on it is asked whether all of them could still be enough."""
+_NORMAL = 1.96
+
+
+class TurnOptions(BaseModel):
+    """How one side takes turns."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    folder: str
+    """With the two pipes, on the machine that both sides run on."""
+    turn_s: PositiveFloat = 1.0
+    """Seconds of timed windows in a turn."""
+
+
+class Said(NamedTuple):
+    """What a side says at the end of a turn, and once before its first."""
+
+    pid: int
+    """The process whose tree is to be stopped."""
+    samples_per_s: float
+    """Of the turn; 0 before the first."""
+    disturbed: float
+    """Share of the turn that other work took."""
+
+    @classmethod
+    def read(cls, line: str) -> Said:
+        """As :meth:`line` wrote it."""
+        pid, samples_per_s, disturbed = line.split()
+        return cls(int(pid), float(samples_per_s), float(disturbed))
+
+    def line(self) -> str:
+        """``1234 567.8 0.01``, with its end."""
+        return f"{self.pid} {self.samples_per_s!r} {self.disturbed!r}\n"
+
+
+class Side:
+    """This process's part in a measurement by turns. It waits with the device idle and nothing of its own running."""
+
+    def __init__(self, options: TurnOptions) -> None:
+        self.turn_s = options.turn_s
+        self._folder = Path(options.folder)
+
+    def wait(self, samples_per_s: float = 0.0, disturbed: float = 0.0) -> bool:
+        """Say how the turn went, and wait for the next.
+
+        Args:
+            samples_per_s: of the turn; 0 before the first.
+            disturbed: share of it that other work took.
+
+        Returns:
+            Whether there is another; False also where nobody is there any more to say so.
+        """
+        said = Said(os.getpid(), samples_per_s, disturbed).line()
+        (self._folder / SAID).write_text(said)
+        with (self._folder / GO).open("rb", buffering=0) as pipe:
+            return pipe.read(1) == _ON
+
+
+def answer(pipe: int, goes_on: bool) -> None:
+    """Tell a waiting side to take another turn, or to end."""
+    os.write(pipe, _ON if goes_on else _END)
+
+
+def is_enough(log_ratios: Sequence[float], precision: float) -> bool:
+    """Whether another pair of turns would tell nothing: the ratio is known, or it would not be after all of them.
+
+    Args:
+        log_ratios: natural logarithms of one side's speed over the other's, of neighbouring turns.
+        precision: half of the 95 % interval's width that is wanted, as a share.
+    """
+    number = len(log_ratios)
+    if number < _FEWEST:
+        return False
+    half = _NORMAL * statistics.stdev(log_ratios) / math.sqrt(number)
+    wanted = math.log1p(precision)
+    hopeless = number >= _LOOK_AHEAD and half * math.sqrt(number / _MOST) > wanted
+    return number >= _MOST or half <= wanted or hopeless

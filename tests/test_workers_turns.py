@@ -1,0 +1,64 @@
+"""Measuring by turns: when enough turns were taken, and a trial that stands stopped."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from autotune.measure.timing.turns import Said, is_enough
+from autotune.workers.outcome import Turn
+from autotune.workers.trial import supervise
+
+
+def test_what_a_side_says_crosses_whole():
+    said = Said(1234, 567.25, 0.125)
+    assert Said.read(said.line()) == said
+
+
+def test_a_turn_is_the_one_over_the_other():
+    assert math.exp(Turn(rates=(300.0, 200.0)).log_ratio) == pytest.approx(1.5)
+
+
+def test_turns_that_agree_are_enough_after_four():
+    assert not is_enough([0.5] * 3, 0.03)
+    assert is_enough([0.5] * 4, 0.03)
+
+
+def test_turns_go_on_until_the_ratio_is_known():
+    """Standard deviation 0.0404, so that half the interval is 0.0396 after four and 0.0286 after eight; 3 % is
+    log(1.03) = 0.0296. After six it could still be known by ten: 0.0324 * sqrt(6 / 10) = 0.0251."""
+    ratios = [0.465, 0.535] * 5
+    assert not is_enough(ratios[:4], 0.03)
+    assert not is_enough(ratios[:6], 0.03)
+    assert is_enough(ratios[:8], 0.03)
+
+
+def test_turns_end_where_ten_would_not_do():
+    """Standard deviation 0.110 of six: half the interval would be 0.068 after ten."""
+    ratios = [0.4, 0.6] * 3
+    assert not is_enough(ratios[:5], 0.03)
+    assert is_enough(ratios, 0.03)
+
+
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_a_trial_that_is_stopped_and_that_nobody_continues_is_ended(monkeypatch, takes_turns):
+    """But not one that takes turns: who stopped it continues it, and else it has its deadline."""
+    monkeypatch.setattr(supervise, "_STOPPED_INTERVAL_S", 0.05)
+    monkeypatch.setattr(supervise, "_MOST_STOPPED_S", 0.1)
+    reader, writer = os.pipe()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=writer) as own:
+        os.close(writer)
+        os.kill(own.pid, signal.SIGSTOP)
+        limits = supervise.Limits(deadline_s=1.0, memory_bytes=None, takes_turns=takes_turns)
+        watch = supervise._Watch(supervise.Child(own.pid, reader), limits, ours)
+        status, _ = watch.until_exit()
+        watch.close()
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert watch.ended_for == ("deadline" if takes_turns else "stopped")
