@@ -28,7 +28,7 @@ from search_tables import (
 )
 
 from autotune.errors import Interrupted, NothingFits
-from autotune.plan import Budget
+from autotune.plan import Budget, Speed
 from autotune.search.events import FinalistEnded, Stopped, Warned
 from autotune.search.winner.evidence import combine
 from autotune.techniques import Settings
@@ -117,6 +117,31 @@ def test_a_winner_that_does_not_hold_the_budget_in_a_repeat_gives_way_to_the_nex
     assert run.plan.measured.samples_per_s.repeats == 2
     assert any("trial 1 is out: over the budget by 21 MiB" in event.message for event in run.seen(Warned))
     assert any("trial 1 fell when it was measured again" in note for note in run.plan.notes)
+
+
+def test_what_a_finalist_gains_is_against_the_reference_of_its_own_turns():
+    """The fastest falls in its second round; other work then takes half of all speeds. bf16 is measured beside the
+    reference at that pace, and not against what it did before."""
+    limit, paces = 700 * MIB, [1.0]
+
+    class Drifts(TableExecutor):
+        def _answer(self, request):
+            outcome = super()._answer(request)
+            if not (request.kind == "measure" and request.fresh):
+                return outcome
+            found = outcome.measurement
+            value = found.samples_per_s.value * paces[-1]
+            if found.peak.process == limit:
+                paces.append(0.5)
+            changed = found.model_copy(update={"samples_per_s": Speed(value=value, low=value, high=value)})
+            return outcome.model_copy(update={"measurement": changed})
+
+    rows = [row(one) for one in configurations(facts()) if one != BOTH]
+    falls = row(BOTH, samples_per_s=(200.0,) * 3, peak_bytes=(MIB, MIB, limit))
+    run = run_search(every(budget_bytes=limit), executor=Drifts(facts(), [*rows, falls]))
+    assert run.fresh == [BOTH, REFERENCE, BOTH] + [BF16, REFERENCE] * 2
+    assert run.plan.gain.speed == round(speed(BF16) / speed(REFERENCE), 3)
+    assert run.plan.gain.rounds == 2
 
 
 def test_a_search_that_was_settled_goes_on_where_its_best_does_not_hold():

@@ -91,6 +91,24 @@ def test_a_drop_that_shows_in_later_seeds_alone_is_found(space):
     assert any("its quality is 88.1" in message and "1 less is allowed" in message for message in said), said
 
 
+def test_the_references_quality_of_a_seed_is_measured_once_and_its_speed_beside_each_finalist(space):
+    """A half falls by its quality in later seeds, then a quarter is judged from the same seeds."""
+    half = row(
+        pruned(0.5),
+        samples_per_s=(500.0,),
+        peak_bytes=(100 * MIB,),
+        quality=(Quality(value=90.0), *(Quality(value=88.0 + 0.1 * seed) for seed in range(6))),
+    )
+    run = run_search(options(**space), known=JUDGED, rows=[*rows(quarter=90.0, half=90.0)[:2], half])
+    fresh = [request for request in run.executor.requests if request.kind == "measure" and request.fresh]
+    own = [request for request in fresh if request.plan.settings == REFERENCE]
+    judged = [request.seed for request in own if request.options.quality is not None]
+    assert {pruned(0.5), pruned(0.25)} == {request.plan.settings for request in fresh} - {REFERENCE}
+    assert len(own) == len(fresh) / 2
+    assert len(judged) == len(set(judged)) < len(own)
+    assert run.plan.quality.pairs >= 3
+
+
 def test_what_looks_far_too_bad_is_no_finalist_while_others_are_left(space):
     """A half loses two and a half points in its trial, which rules nothing out, and is the faster."""
     run = run_search(every(**space), known=JUDGED, rows=rows(quarter=89.5, half=87.5))

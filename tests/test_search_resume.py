@@ -72,13 +72,15 @@ def comparable(plan: Plan) -> dict[str, object]:
 @pytest.mark.parametrize("number", [*range(10, 60, 5), *range(60, 100, 10)])
 def test_nothing_stored_is_measured_again_wherever_the_driver_is_killed(number: int):
     """A search of four configurations makes some 70 commits, 4 trials and 4 fresh runs. The parameters that Optuna is
-    told of stand for the settings that were measured."""
+    told of stand for the settings that were measured. Half a round, whose reference was to follow, is measured again: a
+    pair is of one time."""
     search_until(countdown(number), every())
     before, fresh_before = outcomes_stored(), evidence_stored()
     resumed = run_search(every(resume=True))
     assert before.isdisjoint(settings.canonical() for settings in resumed.measured)
     assert len(before) + len(resumed.measured) == 4
-    assert fresh_before + len(resumed.again) == 2 + 2 * 2
+    is_half = fresh_before in (3, 5)
+    assert fresh_before + len(resumed.again) == 2 + 2 * 2 + is_half
     trials = optuna.load_study(study_name="model-1", storage=URL).trials
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
     assert resumed.plan.search.trials == 4

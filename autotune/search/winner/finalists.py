@@ -29,6 +29,10 @@ __all__ = ["Final", "run_name", "settle"]
 _FROM_RUN_TO_RUN = 0.05
 """Relative difference between two processes of one configuration, beside the intervals within them."""
 
+_BESIDE, _ANEW, _QUALITY = ":reference", ":anew", "quality"
+"""Parts of keys: of the reference's run right after one, of a round that is begun again, and of the reference's quality
+from a round's seed."""
+
 
 @dataclass(frozen=True)
 class Final:
@@ -104,18 +108,17 @@ class _Fell(Exception):
 @dataclass
 class _Finals:
     session: Session
-    reference_runs: dict[tuple[int, bool], Measurement | None] = field(default_factory=dict)
-    """The reference's runs by round and whether quality was measured too; None if a run failed."""
     _num_tried: int = 0
     _evaluation_batch: int | None = None
     """Of the winner; None is that of its trial."""
     _outcomes: dict[str, Outcome] = field(default_factory=dict)
+    _reference_failed: bool = False
+    """Whether the reference did not run again beside the candidate that is measured."""
 
     def settle(self) -> Final:
         """Choose and measure once more from the start. What was measured is not measured again unless other trials ran
         since."""
-        if self._num_tried != len(self.session.study.tried):
-            self._num_tried, self.reference_runs = len(self.session.study.tried), {}
+        self._num_tried = len(self.session.study.tried)
         finalists = self._finalists(self.session.feasible)
         rivals = self._rivals(finalists)
         compared, num_rounds = self.session.time_budget.finalist_runs(len(rivals), int(self._repeats_reference()))
@@ -149,7 +152,7 @@ class _Finals:
         was not measured again, its trial counts."""
         reference = self.session.reference
         runs = [pair.reference for pair in rounds if pair.reference is not None]
-        if reference not in self.session.feasible or (self.reference_runs and not runs):
+        if reference not in self.session.feasible or (self._reference_failed and not runs):
             return False
         assert reference is not None
         if not all(self.session.budget.holds(run.peak.process) for run in runs):
@@ -169,11 +172,12 @@ class _Finals:
         """Round 0: measure rivals once more, or take stored runs. The fastest is the one with the largest geometric
         mean of its speeds."""
         log_speeds = {row.number: [row.verdict.log_speed or 0.0] for row in finalists}
-        compared = rivals or [row for row in finalists if self._key(row, 0) in self._outcomes]
+        compared = rivals or [row for row in finalists if self._key(row, 0, False) in self._outcomes]
         try:
             for position, row in enumerate(compared):
                 num_fresh = num_rounds * (1 + self._repeats_reference())
-                again = self._hold(row, 0, self._run(row, 0, num_fresh, len(compared) - position))
+                found = self._run(row, 0, self._key(row, 0, False), num_fresh, num_compared=len(compared) - position)
+                again = self._hold(row, 0, found)
                 log_speeds[row.number].append(math.log(again.samples_per_s.value))
         except _OutOfTime:
             pass
@@ -198,6 +202,7 @@ class _Finals:
     def _repeat(self, candidate: Tried, num_planned: int) -> list[Pair]:
         """The reported rounds: candidate and reference in turn, until the figures are sure or the time is up."""
         rounds: list[Pair] = []
+        self._reference_failed = False
         takes_turns = candidate.number != 0 and self._repeats_reference()
         judged = candidate.settings.affect("function")
         try:
@@ -206,10 +211,14 @@ class _Finals:
                     break
                 number = len(rounds) + 1
                 runs_left = max(num_planned - number + 1, 1) * (1 + takes_turns)
-                found = self._hold(candidate, number, self._run(candidate, number, runs_left, judged=judged))
+                key = self._key(candidate, number, judged)
+                while takes_turns and self._is_half(key):
+                    key += _ANEW
+                outcome = self._run(candidate, number, key, runs_left, judged)
+                found = self._hold(candidate, number, outcome)
                 rounds.append(Pair(found))
                 if takes_turns:
-                    rounds[-1] = Pair(found, self._run_reference(number, runs_left - 1, judged))
+                    rounds[-1] = Pair(found, self._run_reference(number, key + _BESIDE, runs_left - 1, judged))
                 if judged and self._judgement(rounds) == "dropped":
                     break
         except _OutOfTime:
@@ -239,25 +248,29 @@ class _Finals:
         self.session.warn(f"trial {candidate.number} is out: {said}. The next is tried.")
         raise _Fell(Tried(candidate.number, candidate.settings, outcome, self.session.judge(outcome)))
 
-    def _run_reference(self, number: int, runs_left: int, judged: bool) -> Measurement | None:
-        """The reference's measurement in a round; None, with a warning, if the run failed."""
-        if (number, judged) not in self.reference_runs:
-            reference = self.session.reference
-            assert reference is not None
-            outcome = self._run(reference, number, runs_left, judged=judged)
-            self.reference_runs[number, judged] = outcome.measurement if isinstance(outcome, Measured) else None
-            if not isinstance(outcome, Measured):
-                self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
-        return self.reference_runs[number, judged]
+    def _run_reference(self, number: int, key: str, runs_left: int, judged: bool) -> Measurement | None:
+        """The reference's measurement right after the candidate's; None, with a warning, if the run failed. Its quality
+        from one seed is the same beside whatever candidate, and is measured once."""
+        reference, study = self.session.reference, self.session.study
+        assert reference is not None
+        known = study.evidence(f"{_QUALITY}:{number}") if judged else None
+        outcome = self._run(reference, number, key, runs_left, judged and known is None)
+        if not isinstance(outcome, Measured):
+            self._reference_failed = True
+            self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
+            return None
+        if judged and known is None:
+            study.keep_evidence(f"{_QUALITY}:{number}", outcome)
+        quality = known.measurement.quality if isinstance(known, Measured) else outcome.measurement.quality
+        return outcome.measurement.model_copy(update={"quality": quality})
 
-    def _run(self, row: Tried, number: int, num_fresh: int, num_compared: int = 0, judged: bool = False) -> Outcome:
+    def _run(
+        self, row: Tried, number: int, key: str, num_fresh: int, judged: bool = False, num_compared: int = 0
+    ) -> Outcome:
         """One run; taken from earlier rounds or an earlier process if it is known."""
-        session = self.session
-        evaluation_batch = self._evaluation_batch if number and row.number else None
-        key = self._key(row, number) + (":judged" if judged else "")
-        key += f":evaluation-{evaluation_batch}" if evaluation_batch else ""
         if key in self._outcomes:
             return self._outcomes[key]
+        session = self.session
         if session.known is not None and not judged and session.study.evidence(key) is None:
             known = session.known.again(session, row.settings, number)
             if known is not None:
@@ -268,7 +281,7 @@ class _Finals:
             if share_s is None:
                 return None
             request = session.request(run_name(row, number), row.applied, share_s, number, judged)
-            return with_batch(session, request, evaluation_batch)
+            return with_batch(session, request, self._evaluation_batch if number and row.number else None)
 
         outcome = run_once(session, key, make, TrialStarted(row.number, row.settings, finalist_round=number))
         if outcome is None:
@@ -277,9 +290,16 @@ class _Finals:
         session.observe(FinalistEnded(row.number, row.settings, number, outcome))
         return outcome
 
-    def _key(self, row: Tried, number: int) -> str:
+    def _key(self, row: Tried, number: int, judged: bool) -> str:
         """The key under which the study stores one run."""
-        return f"again:{self._num_tried}:{number}:{row.number}"
+        key = f"again:{self._num_tried}:{number}:{row.number}" + (":judged" if judged else "")
+        return f"{key}:evaluation-{self._evaluation_batch}" if number and row.number and self._evaluation_batch else key
+
+    def _is_half(self, key: str) -> bool:
+        """Whether an earlier process measured the candidate of a round, and ended before its reference: what is
+        measured now is no neighbour of it."""
+        evidence = self.session.study.evidence
+        return evidence(key) is not None and evidence(key + _BESIDE) is None
 
     def _hold(self, row: Tried, number: int, outcome: Outcome) -> Measurement:
         """The measurement of an outcome that can be used.
