@@ -70,15 +70,26 @@ def test_a_failure_shows_what_the_task_had_printed_last(folder, here):
 
 def test_a_dry_run_says_at_once_what_it_does(folder, here):
     ended = here("search", "healthy.py", *QUICK, "--dry-run", cwd=folder)
-    assert ended.stderr.startswith("reading the task: healthy.py")
+    assert ended.stderr.startswith("[0 s] reading the task: healthy.py\n")
     assert "likely " in ended.stdout
 
 
+TRAINS = "import threading\nbuild_model = build_dataset = compute_loss = print\nthreading.Event().wait()\n"
+"""A script that trains where it is imported."""
+
+
+def test_a_dry_run_says_what_it_does_still(folder):
+    (folder / "trains.py").write_text(TRAINS)
+    running = start("search", "trains.py", *QUICK, "--dry-run", cwd=folder)
+    running.read_until("still reading the task, ")
+    running.process.send_signal(signal.SIGINT)
+    ended = running.finish()
+    assert (ended.returncode, ended.left_behind) == (130, [])
+
+
 def test_ctrl_c_while_a_task_is_read_stops_at_once_and_says_so(folder):
-    """A script that trains where it is imported: there is nothing to finish."""
-    (folder / "trains.py").write_text(
-        "import threading\nbuild_model = build_dataset = compute_loss = print\nthreading.Event().wait()\n"
-    )
+    """There is nothing to finish."""
+    (folder / "trains.py").write_text(TRAINS)
     running = start("search", "trains.py", *QUICK, cwd=folder)
     before = running.read_until("still reading the task")
     assert before.startswith("[0 s] reading the task: trains.py\n")

@@ -370,7 +370,7 @@ def test_a_task_that_is_read_for_long_is_said_to_be_with_its_seconds():
     clock.now = 31.0
     assert "does it train where it is imported?" in still(progress)
     progress.options = dataclasses.replace(progress.options, command=("python", "train.py"))
-    assert still(progress) == "[31 s] still reading the task, 31 s"  # a script is meant to train
+    assert still(progress) == "[31 s] still running model.py up to its third optimizer step, 31 s"
 
 
 def test_predictions_are_counted_from_where_they_began():

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import pytest
-from search_tables import options, run_search
+from rich.console import Console
+from search_tables import facts, options, run_search
 
+from autotune.commands.preview import preview_search
 from autotune.errors import UserError
+from autotune.report.preview import explain
 from autotune.script.command import filled, own_batch, own_evaluation
 from autotune.script.flags import flags_of, told, with_evaluation, with_placeholders
 from autotune.search.events import Warned
+from autotune.search.own_flags import batch_stays
 from autotune.techniques.batch import Batch
+from autotune.workers.table import TableExecutor
 
 START = [sys.executable, "train.py"]
 KNOWN = {
@@ -135,7 +141,7 @@ def search(tmp_path, monkeypatch, in_memory):
 
 
 def said_of_batches(run):
-    return [event.message for event in run.events if isinstance(event, Warned) and "batch is" in event.message]
+    return [event.message for event in run.events if isinstance(event, Warned) and "batch" in event.message]
 
 
 def test_a_search_takes_the_flags_that_state_what_the_script_was_seen_to_train_with(search):
@@ -144,7 +150,7 @@ def test_a_search_takes_the_flags_that_state_what_the_script_was_seen_to_train_w
     assert len({settings.batch.micro for settings in run.measured}) > 1
     (said,) = said_of_batches(run)
     flags = "--batch-size {batch.micro=64} --grad-accum {batch.accumulate=1}"
-    assert said == f"the batch is searched by the script's own flags, {flags}; --flags off leaves it as it is."
+    assert said == f"searched by the script's own flags: {flags}. --flags off leaves them as they are."
     assert flags.replace("{", "'{").replace("}", "}'") in run.plan.notes[0]
 
 
@@ -152,11 +158,85 @@ def test_a_search_takes_the_flags_that_state_what_the_script_was_seen_to_train_w
     ("words", "changes"),
     [("--batch-size 32 --grad-accum 1", {}), ("--batch-size 64 --grad-accum 1", {"flags": "off"})],
 )
-def test_other_flags_and_flags_off_leave_the_batch(words, changes, search):
+def test_other_flags_and_flags_off_leave_the_batch_and_say_so_once(words, changes, search):
     run = search(words, **changes)
     assert {settings.batch for settings in run.measured} == {Batch(micro=64)}
     (said,) = said_of_batches(run)
-    assert "batch is left out: the command has no {batch.accumulate}" in said
+    assert said.startswith("batch stays as it is: " + ("--flags off" if changes else words))
+
+
+FOR_BOTH = "Where the script has flags for both, say which they are, with today's numbers: "
+PASSES = "accumulation (backward passes in an optimizer step)"
+MISSING = {
+    "-b 32": (
+        f"-b 32 is taken for the micro-batch, but no flag for {PASSES} is known. {FOR_BOTH}"
+        "-b {batch.micro=32} --NAME {batch.accumulate=1}"
+    ),
+    "--grad-accum=2 --lr 1": (
+        f"--grad-accum=2 is taken for {PASSES}, but no flag for the micro-batch is known. {FOR_BOTH}"
+        "--NAME {batch.micro=N} --grad-accum={batch.accumulate=2}"
+    ),
+    "--lr 1": (
+        f"no flag for the micro-batch or {PASSES} is known. {FOR_BOTH}"
+        "--NAME {batch.micro=N} --NAME {batch.accumulate=1}"
+    ),
+    "--total-batch-size 64": (
+        "no flag for the micro-batch is known. Say which it is, with today's number: --NAME {batch.micro=N}"
+    ),
+    "--batch-size 32 --micro-batch-size 8 --grad-accum 4": (
+        f"--batch-size 32 and --micro-batch-size 8 may each be the micro-batch. {FOR_BOTH}"
+        "--batch-size {batch.micro=32} --grad-accum {batch.accumulate=4}"
+    ),
+    "--batch-size auto --grad-accum 2": (
+        f"--batch-size auto states no whole number for the micro-batch. {FOR_BOTH}"
+        "--batch-size {batch.micro=N} --grad-accum {batch.accumulate=2}"
+    ),
+    "--bs 8 --passes {batch.accumulate=2}": (
+        "the command has {batch.accumulate} alone. Write {batch.micro=N} too, into the flag for the micro-batch, with "
+        "today's number for N"
+    ),
+}
+
+
+@pytest.mark.parametrize("words", MISSING)
+def test_a_command_is_told_which_flag_it_misses_before_it_runs(words):
+    assert batch_stays(options(command=(*START, *words.split()))) == MISSING[words]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--batch-size 64 --grad-accum 1",
+        "--bs {batch.micro=8} --acc {batch.accumulate=2}",
+        "--bs 8 --total-batch-size 9",
+    ],
+)
+def test_a_command_with_both_flags_is_told_nothing_before_it_runs(words):
+    assert batch_stays(options(command=(*START, *words.split()))) is None
+
+
+def test_flags_that_state_another_batch_than_the_one_seen_are_named_with_it():
+    said = batch_stays(options(command=(*START, "--bs=8", "--accum", "2")), Batch(micro=4, accumulate=4))
+    assert said.startswith("--bs=8 --accum 2: the script was seen to train with another, 4 × 4 (micro-batch × ")
+    assert said.endswith("--NAME {batch.micro=4} --NAME {batch.accumulate=4}")
+
+
+def test_a_placeholder_alone_is_enough_where_the_script_was_seen_to_accumulate():
+    asked = options(command=(*START, "--bs", "{batch.micro=8}"))
+    assert batch_stays(asked, Batch(micro=8, accumulate=4)) is None
+    assert "the command has {batch.micro} alone" in batch_stays(asked, Batch(micro=8))
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [("-b 32", "-b 32 is taken for the micro-batch"), ("--bs 64 --acc-steps 1", "--bs {batch.micro=64}")],
+)
+def test_a_dry_run_says_once_which_flags_it_takes_or_misses(words, flag):
+    told, asked = [], options(task="train.py", command=(*START, *words.split()))
+    found = preview_search(asked, TableExecutor(facts(), []), observe=told.append)
+    console = Console(file=io.StringIO(), width=400)
+    console.print(explain(found, asked))
+    assert "".join([*(event.message for event in told), console.file.getvalue()]).count(flag) == 1
 
 
 def test_the_words_that_tell_the_batch():

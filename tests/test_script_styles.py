@@ -189,7 +189,7 @@ def test_a_plan_for_a_batch_that_varies_states_none(tmp_path, monkeypatch, in_me
     assert {settings.batch for settings in run.measured} == {None}
     assert run.plan.settings.batch is None
     assert settings_words(Settings()) == "as it stands"
-    assert "batch is left out: of now more samples." in [e.message for e in run.events if isinstance(e, Warned)]
+    assert "batch stays as it is: of now more samples." in [e.message for e in run.events if isinstance(e, Warned)]
 
 
 def test_a_model_by_name_may_be_called_in_parts(run, capsys):

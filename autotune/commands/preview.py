@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from ..report.displays.live import saying
 from ..report.preview import as_json, explain
-from ..report.printing import print_json, print_words, tell
+from ..report.printing import console, print_json, print_words
 from ..results import Preview
 from ..search.budget import asked, check_possible
 from ..search.duration import expected, likely_trials
+from ..search.events import Event
 from ..search.options import SearchOptions
-from ..search.own_flags import by_own_flags
+from ..search.own_flags import by_own_flags, told_early
 from ..search.requests import inspected, reference_settings
 from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space
@@ -24,9 +26,8 @@ __all__ = ["preview", "preview_search"]
 
 def preview(options: SearchOptions, where: Where, json: bool) -> int:
     """Print what a search would try, and return 0."""
-    tell(f"reading the task: {options.task}; no trial is run")
-    with trials(where, options.task, options.device) as executor:
-        found = preview_search(options, executor)
+    with saying(options, console(sys.stderr)) as display, trials(where, options.task, options.device) as executor:
+        found = preview_search(options, executor, observe=display.observe)
     if json:
         print_json(as_json(found))
     else:
@@ -35,7 +36,10 @@ def preview(options: SearchOptions, where: Where, json: bool) -> int:
 
 
 def preview_search(
-    options: SearchOptions, executor: Executor, known: Callable[[Facts], int] = lambda facts: 0
+    options: SearchOptions,
+    executor: Executor,
+    known: Callable[[Facts], int] = lambda facts: 0,
+    observe: Callable[[Event], None] = lambda event: None,
 ) -> Preview:
     """Inspect the task and say what a search would do; measures nothing and writes nothing.
 
@@ -43,6 +47,7 @@ def preview_search(
         options: of the search.
         executor: runs the inspection; stays the caller's to close.
         known: how many configurations have been measured already.
+        observe: is told what can be said before the task is read.
 
     Raises:
         UserError: the budget is below what any process takes.
@@ -55,8 +60,10 @@ def preview_search(
 
     time_budget = TimeBudget(options.trial_time_s, options.max_time_s)
     space = load_space(options.preset)
+    for note in told_early(options, space):
+        observe(note)
     found = inspected(options, executor, time_budget)
-    options, facts, _ = by_own_flags(options, found.facts)
+    options, facts = by_own_flags(options, found.facts)
     check_possible(asked(options), facts)
     choices = space.choices(facts)
     configurations = ConfigurationSpace(choices, reference_settings(facts), facts.num_blocks, precision=facts.precision)

@@ -10,6 +10,7 @@ from rich.text import Text
 from ..results import Preview
 from ..search.budget import asked, budget_words
 from ..search.options import SearchOptions
+from ..search.own_flags import batch_stays
 from ..techniques import Technique
 from .displays.lines import facts_words
 from .tables import rows_table
@@ -43,7 +44,8 @@ def explain(found: Preview, options: SearchOptions) -> RenderableType:
     """The same for people."""
     within = "" if (budget := budget_words(asked(options))) == "none" else f" within {budget}"
     size = count(found.num_configurations, "configuration")
-    missing = list(found.left_out.items())
+    early = batch_stays(options)  # said before the task was read
+    missing = [(name, reason) for name, reason in found.left_out.items() if reason != early]
     missing += [(row.technique, f"{row.setting.describe()}: {row.reason}") for row in found.unavailable]
     missing += [(count(number, "combination"), reason) for reason, number in found.conflicts.items()]
     parts: list[RenderableType] = [

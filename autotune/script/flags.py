@@ -4,15 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..techniques.batch import Batch
 from .command import ADD_PATH, BATCH, EVALUATION, filled, own_batch, own_evaluation, placeholders, under_launcher
 from .parsers import has_both, makes_up_total, stands_for
 
-__all__ = ["flags_of", "told", "with_evaluation", "with_placeholders"]
+__all__ = ["Flag", "flags_of", "taken", "told", "with_evaluation", "with_placeholders"]
 
 _WITH_VALUE = re.compile(r"((?:-|\+){0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
 _FLAG, _NUMBER = re.compile(r"--?[A-Za-z][\w.-]*"), re.compile(r"[1-9]\d*")
+
+
+class Flag(NamedTuple):
+    """A flag that is known to take a part of the batch."""
+
+    words: str
+    """As it is written: ``-b 32``."""
+    marked: str
+    """With its placeholder: ``-b {batch.micro=32}``."""
+    is_read: bool
+    """Whether its value is a whole number."""
+
+
+def taken(command: Sequence[str]) -> dict[str, tuple[Flag, ...]]:
+    """The script's flags that are known to take its batch, by what each stands for, in the order of :data:`BATCH`."""
+    start = _own_words(command)
+    words, found = _put(command, len(command) if start is None else start, BATCH, numbers_alone=False)
+
+    def flag(place: int, name: str) -> Flag:
+        said, marked = [*command[place : place + 2]], words[place : place + 2]
+        if "=" in said[0] or said[1:] == [] or said[1].startswith("-"):
+            said, marked = said[:1], marked[:1]
+        is_read = said != marked
+        if not is_read:
+            start, equals, _ = said[0].partition("=")
+            marked = [f"{start}{equals or ' '}{{{name}=N}}"]
+        return Flag(" ".join(said), " ".join(marked), is_read)
+
+    return {name: tuple(flag(place, name) for place in places) for name, places in found.items()}
 
 
 def with_placeholders(command: Sequence[str], own: Batch | None = None) -> list[str] | None:
@@ -65,18 +95,22 @@ def _own_words(command: Sequence[str]) -> int | None:
     return len(command) - len(tail) + (tail[0] == ADD_PATH) + 1
 
 
-def _put(command: Sequence[str], start: int, names: Sequence[str]) -> tuple[list[str], dict[str, list[int]]]:
-    """The command with placeholders of these names in the flags that are known, and where those are."""
+def _put(
+    command: Sequence[str], start: int, names: Sequence[str], numbers_alone: bool = True
+) -> tuple[list[str], dict[str, list[int]]]:
+    """The command with placeholders of these names in the flags that are known, and where those are; also of flags
+    without a whole number, unless ``numbers_alone``."""
     words: list[str] = list(command)
     found: dict[str, list[int]] = {name: [] for name in names}
     for place in range(start, len(command)):
         flag, value = _read(command, place)
         name = stands_for(flag)
-        if name is None or name not in found or value is None:
+        if name is None or name not in found or (value is None and numbers_alone):
             continue
-        at = place if "=" in words[place] else place + 1
-        words[at] = words[at].removesuffix(value) + f"{{{name}={value}}}"
         found[name].append(place)
+        if value is not None:
+            at = place if "=" in words[place] else place + 1
+            words[at] = words[at].removesuffix(value) + f"{{{name}={value}}}"
     return words, found
 
 
@@ -125,9 +159,11 @@ def flags_of(command: Sequence[str], words: Sequence[str] | None = None) -> str:
 
 
 def _read(words: Sequence[str], place: int) -> tuple[str, str | None]:
-    """A flag, and its whole number; None where it is none."""
+    """A flag, and its whole number; None where it has none."""
     if match := _WITH_VALUE.fullmatch(words[place]):
         return match[1], match[2]
-    if _FLAG.fullmatch(words[place]) and place + 1 < len(words) and _NUMBER.fullmatch(words[place + 1]):
-        return words[place], words[place + 1]
-    return "", None
+    if not _FLAG.fullmatch(words[place]):
+        name, equals, _ = words[place].partition("=")
+        return name if equals else "", None
+    number = place + 1 < len(words) and _NUMBER.fullmatch(words[place + 1])
+    return words[place], words[place + 1] if number else None

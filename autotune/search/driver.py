@@ -19,10 +19,10 @@ from ..workers import Executor
 from ..workers.trial.folder import check_working_folder
 from .budget import asked, check_possible
 from .doubt import Doubt
-from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded, Warned
+from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded
 from .known import Known, take_others, take_reference
 from .options import SearchOptions
-from .own_flags import by_own_flags
+from .own_flags import batch_stays, by_own_flags, told_early
 from .reference import check_reference
 from .requests import inspected, reference_settings
 from .sampler.candidates import Candidates
@@ -92,13 +92,13 @@ def _run(
     _check_output(options)
     _check_distills(options)
     space = load_space(options.preset)
+    for note in told_early(options, space):
+        observe(note)
     found = inspected(options, executor, time_budget)
     time_budget.read_s = found.seconds
-    options, facts, said = by_own_flags(options, found.facts)
+    options, facts = by_own_flags(options, found.facts)
     found = found.model_copy(update={"facts": facts})
     observe(Inspected(found.facts))
-    if said is not None:
-        observe(Warned(said))
     _check_evaluates(options, found.facts)
     check_possible(asked(options), found.facts)
     if gone := check_working_folder():
@@ -166,9 +166,10 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
         session.warn(f"--resume: there is no study of this task to go on with: this begins one.{found}")
     for message in session.facts.warnings:
         session.warn(message)
+    early = batch_stays(session.options)
     for name, reason in session.facts.left_out.items():
-        if getattr(space, name, None) is not None:
-            session.warn(f"{name} is left out: {reason}.")
+        if getattr(space, name, None) is not None and reason != early:
+            session.warn(f"{name} stays as it is: {reason}.")
     for row in space.unavailable(session.facts):
         session.warn(f"--space: {row.technique} {row.setting.model_dump_json(exclude_defaults=True)}: {row.reason}.")
     reference = reference_settings(session.facts)

@@ -12,8 +12,7 @@ from ..estimate import PredictOptions
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.measurement import EvaluationOptions
 from ..plan import Budget, Evaluation, Plan
-from ..script.command import BATCH, FENCES, filled, own_batch, own_share, placeholders, under_launcher
-from ..script.parsers import makes_up_total
+from ..script.command import FENCES, filled, own_batch, own_share, under_launcher
 from ..script.scratch import Scratch
 from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
@@ -223,7 +222,7 @@ def inspected(
     )
     outcome = executor.ask(request)
     if isinstance(outcome, Inspected):
-        return _without_batch(outcome, options.command) if options.command else outcome
+        return outcome
     if outcome == STOPPED:
         raise Interrupted("Interrupted while the task was being inspected; nothing had been measured.")
     if isinstance(outcome, Failed) and not outcome.traceback:
@@ -234,20 +233,6 @@ def inspected(
             f"{failure(outcome)}\nFree memory there, or make the model or its samples smaller."
         )
     raise TaskError(f"{options.task}: the task cannot be inspected: {failure(outcome)}")
-
-
-def _without_batch(found: Inspected, command: Sequence[str]) -> Inspected:
-    """Of a script that cannot be told its batch, facts that leave it as it is."""
-    missing = sorted({*BATCH} - placeholders(command))
-    facts = found.facts
-    accumulates = Batch.reference(facts).share(facts.ranks).accumulate > 1
-    if missing == ["batch.accumulate"] and (accumulates or makes_up_total(command)):
-        return found  # up to a total, by itself
-    if missing:
-        reason = f"the command has no {' and no '.join(f'{{{name}}}' for name in missing)} in its script's own flags"
-        left_out = {"batch": reason, **facts.left_out}
-        return found.model_copy(update={"facts": facts.model_copy(update={"left_out": left_out})})
-    return found
 
 
 def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:

@@ -19,6 +19,7 @@ from ...search.events import (
     TrialStarted,
     Warned,
 )
+from ...search.options import SearchOptions
 from ...techniques import Facts
 from ...techniques.batch import Batch
 from ...units import format_duration
@@ -40,7 +41,14 @@ def line(event: Event, progress: Progress) -> str:
 
 def opening(progress: Progress) -> str:
     """What is said before anything has happened."""
-    return f"[{format_duration(progress.elapsed_s)}] reading the task: {progress.options.task}"
+    options = progress.options
+    whose = f": {options.task}" if options.command is None else ""
+    return f"[{format_duration(progress.elapsed_s)}] {_reading(options)}{whose}"
+
+
+def _reading(options: SearchOptions) -> str:
+    """A task file is read; a script is run until it has shown what it trains."""
+    return "reading the task" if options.command is None else f"running {options.task} up to its third optimizer step"
 
 
 def phase_words(progress: Progress) -> str | None:
@@ -51,7 +59,7 @@ def phase_words(progress: Progress) -> str | None:
     if progress.predicting is not None:
         configurations = count(progress.predicting, "configuration")
         return f"predicting the memory and work of {configurations}, {format_duration(seconds)}"
-    words = f"reading the task, {format_duration(seconds)}"
+    words = f"{_reading(progress.options)}, {format_duration(seconds)}"
     if seconds > _LONG_READING_S and progress.options.command is None:
         words += ": does it train where it is imported? Move that under `if __name__ == '__main__':`"
     return words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -23,7 +23,7 @@ from ..words import over_reference, rate, remark, settings_words, size, times
 from .lines import line, opening, phase_words, round_words, still
 from .progress import Ended, Progress, finalist_label
 
-__all__ = ["Display", "watching"]
+__all__ = ["Display", "saying", "watching"]
 
 _FIXED_ROWS = 14
 """Rows that the panel needs beside the trials' own."""
@@ -47,15 +47,19 @@ class Display(Protocol):
 @contextmanager
 def watching(options: SearchOptions, console: Console) -> Iterator[Display]:
     """A display that lives as long as the search; ``console`` writes to stderr."""
-    progress = Progress(options)
     if not console.is_interactive or os.environ.get("NO_COLOR"):
-        with _Lines(progress, console) as lines:
+        with saying(options, console) as lines:
             yield lines
         return
-    panel = _Panel(progress, console)
+    panel = _Panel(Progress(options), console)
     with Live(get_renderable=panel.draw, console=console, refresh_per_second=4) as live:
         panel.live = live
         yield panel
+
+
+def saying(options: SearchOptions, console: Console) -> AbstractContextManager[Display]:
+    """A display of plain lines on any console, with a sign of life where nothing is said for long."""
+    return _Lines(Progress(options), console)
 
 
 class _Lines:
