@@ -239,7 +239,7 @@ REFUSED = {
     "two optimizers of one model": (TWO + STEP, {"layers": Layers(kind="exact")}, "2 optimizers have parameters"),
     "a GAN": (
         "critic = nn.Linear(2, 1); theirs = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
-        "critic(model(x)).sum().backward(); optimizer.step(); theirs.step()\n",
+        "critic(model(x)).sum().backward(); theirs.step(); optimizer.step()\n",
         {"optimizer": Optimizer(kind="foreach")},
         "steps several optimizers",
     ),

@@ -3,6 +3,7 @@ before they are first used, through the same functions as everywhere."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -10,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ..errors import PlanError
 from ..plan import Plan, load_plan
 from ..ranks import this_rank, world_size
-from ..techniques import Stage
+from ..techniques import Settings, Stage
 from ..techniques.parallel import Parallel
 from ..training.drift import Difference, here, is_strict, other_model, other_shapes, tell
 from .shards import mismatch, shared_by, unwrapped, wrappers
@@ -20,7 +22,7 @@ from .shards import mismatch, shared_by, unwrapped, wrappers
 if TYPE_CHECKING:
     from .hooks import ScriptHooks
 
-__all__ = ["InScript", "Refused", "ScriptJob", "is_success", "refuse", "why_no_model"]
+__all__ = ["InScript", "Refused", "ScriptJob", "is_success", "refuse", "tell_once", "why_no_model"]
 
 _NO_MODEL = (
     "no module was called that holds what the optimizer steps. Name it, once it is built: `model, optimizer, loader = "
@@ -126,6 +128,13 @@ def refuse(reason: str) -> NoReturn:
     raise Refused(reason)
 
 
+@functools.cache
+def tell_once(message: str) -> None:
+    """Say something of a job that goes on."""
+    if this_rank().rank == 0:
+        print(f"autotune: {message}", file=sys.stderr, flush=True)
+
+
 class InScript:
     """Which parts of a plan are in force in a script, and which are still to be applied."""
 
@@ -175,11 +184,15 @@ class InScript:
         own = unwrapped(model)
         self._check(model, own)
         if (reason := mismatch(self.plan.settings, model)) is not None:
-            refuse(reason)
+            raise PlanError(reason)
         settings = self.plan.settings.model_copy(update={"parallel": Parallel()})  # which is the script's own to do
         plan = self.plan.model_copy(update={"settings": settings})
         if shared_by(model) != "fsdp":  # which no row for a model follows, as was seen to
-            apply_to_model(plan, own, run=run)
+            try:
+                apply_to_model(plan, own, run=run)
+            except PlanError:
+                apply_to_model(Plan(settings=Settings()), own)
+                raise
         self.model = model
         self.put_on_optimizer()
 
@@ -195,30 +208,30 @@ class InScript:
         settings = self.plan.settings
         device = next(p.device.type for p in own.parameters())
         if self.plan.budget.device not in (None, device):
-            refuse(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
+            raise PlanError(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
         self.is_compiled = own._compiled_call_impl is not None or any(
             getattr(one, "_orig_mod", None) is not None for one in wrappers(model)
         )
         rewriting = (settings.layers, settings.checkpointing, settings.compile)
         rewritten = [one.name for one in rewriting if one.kind != "none"]
         if self.is_compiled and rewritten:
-            refuse(
+            raise PlanError(
                 f"the script compiles its model itself, and {rewritten[0]} would not be in force. Turn it off there."
             )
         self.recomputes = any(getattr(one, name, False) is True for one in own.modules() for name in _OWN_CHECKPOINTING)
         if self.recomputes and settings.checkpointing.kind != "none":
-            refuse(
+            raise PlanError(
                 "the script turns gradient checkpointing on itself, and checkpointing is a row of the plan. Turn it "
                 "off there, or leave the row out."
             )
         if self.is_in_parts and settings.compile.kind != "none":
-            refuse(
+            raise PlanError(
                 "the script calls the parts of its model one by one, and compile is of the whole. Leave that row out."
             )
         if settings.precision.kind != "default" and torch.is_autocast_enabled(device):
-            refuse(_OWN_AUTOCAST)
+            raise PlanError(_OWN_AUTOCAST)
         if (differs := other_model(self.plan, own)) is not None:
-            refuse(differs)
+            raise PlanError(differs)
 
     def train_on(self, loader: Any) -> None:
         """A loader is iterated over, before the first optimizer step: of several, the last is trained on."""

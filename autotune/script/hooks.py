@@ -22,8 +22,9 @@ from ..randomness import undisturbed
 from ..ranks import this_rank
 from ..training.data_loader import make_ready
 from ..training.launched import set_launcher
-from .applied import InScript, refuse
+from .applied import InScript, refuse, tell_once
 from .observer import Observer
+from .optimizers import FEW_STEPS, Optimizers, parameters_of
 from .patches import patch
 from .shards import unwrapped
 
@@ -47,7 +48,9 @@ class ScriptHooks:
         """Observe a script for a trial."""
         self.stepped: Callable[[torch.optim.Optimizer, int], None] | None = None
         """Told of each optimizer step, and of how many backward passes, in place of the observer."""
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._optimizers = Optimizers()
+        self._rivals: list[torch.optim.Optimizer] = []
+        """Of the same model, until a trial has seen which of them step."""
         self._named: tuple[Any, Any, Any] = (None, None, None)
         self._taken_off: list[Callable[[], None]] = []
         self._stops_looking: Callable[[], None] = lambda: None
@@ -101,7 +104,9 @@ class ScriptHooks:
             return
         if self.observer is not None:
             refuse("the script applies a plan itself. Search for one with the script as it is without.")
-        if self._plan.model is not None or self.has_stepped:
+        if self.has_stepped:
+            tell_once("the script applies a plan itself, after steps with this one, of which no more is put on.")
+        elif self._plan.model is not None:
             refuse("the script applies a plan itself, and too late. Apply it before the model is first trained.")
         self.stands_aside = True
         self.remove()
@@ -116,7 +121,7 @@ class ScriptHooks:
 
     def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        self._optimizers.append(weakref.ref(optimizer))
+        self._optimizers.add(optimizer)
         if self.has_stepped and self._named[1] is None:  # of a next stage, or of a next model
             self._stops_looking()
             self._look()
@@ -135,7 +140,7 @@ class ScriptHooks:
         if is_training and not self._is_applying and not self.has_stepped:
             self._apply(lambda: self._plan.train_on(loader))
         if is_training and not self._is_applying and loader not in self._plan.loaders:
-            self._apply(lambda: self._plan.put_on_loader(loader))
+            self._apply(lambda: self._plan.put_on_loader(loader), "a DataLoader that was made later")
         elif loader in self._plan.made_persistent:
             make_ready(loader)
         iterator = original(loader)
@@ -145,16 +150,13 @@ class ScriptHooks:
         return iterator
 
     def _around_call(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_traced():
+            return original(module, *args, **kwargs)
         if not self._is_applying and torch.is_grad_enabled():
-            if (self._plan.model is None or self.has_stepped) and self._is_model(module):
+            looks = self._plan.model is None or self.has_stepped
+            if looks and (optimizer := self._optimizer_of(module)) is not None:
                 self._stops_looking()
-                if module is self._plan.model:
-                    self._apply(self._plan.put_on_optimizer)
-                else:
-                    if self.observer is None:
-                        self._plan.check_ranks()
-                    self._apply(lambda: self._plan.put_on_model(module, functools.partial(_call, args, kwargs)))
-                    self._enclose(module)
+                self._put_on(module, optimizer, functools.partial(_call, args, kwargs))
                 return module(*args, **kwargs)
             if module not in self._parts and self._is_part(module):
                 self._parts.add(module)
@@ -163,13 +165,27 @@ class ScriptHooks:
         self._note_evaluation(module)
         return original(module, *args, **kwargs)
 
+    def _put_on(self, module: Any, optimizer: Any, run: Callable[[Any], Any]) -> None:
+        """The plan on the model and its optimizer; later ones are left alone where that cannot be."""
+        plan = self._plan
+        known, plan.optimizer = plan.optimizer, optimizer
+        if module is plan.model:
+            is_applied = self._apply(plan.put_on_optimizer, "an optimizer that was built later")
+        else:
+            if self.observer is None and not self.has_stepped:
+                plan.check_ranks()
+            is_applied = self._apply(lambda: plan.put_on_model(module, run), "a model that is trained later")
+            if is_applied:
+                self._enclose(module)
+        plan.optimizer = optimizer if is_applied else known
+
     def _is_part(self, module: Any) -> bool:
         """Whether it is of the model that the script names, which calls its parts one by one, and is one of these."""
         model = self._named[0]
         if model is None or self._depth or all(module is not one for one in model.modules()):
             return False
-        if self._plan.model is None and self._is_model(model):
-            self._plan.is_in_parts = True
+        if self._plan.model is None and (optimizer := self._optimizer_of(model)) is not None:
+            self._plan.is_in_parts, self._plan.optimizer = True, optimizer
             self._apply(lambda: self._plan.put_on_model(model, None))
         return self._plan.model is model
 
@@ -185,26 +201,22 @@ class ScriptHooks:
         if self.observer is not None and not module.training and not torch.is_grad_enabled():
             self.observer.evaluated(inputs)
 
-    def _is_model(self, module: Any) -> bool:
-        """Whether it holds all that an optimizer steps; one that does not is another, or a part."""
+    def _optimizer_of(self, module: Any) -> torch.optim.Optimizer | None:
+        """That whose parameters a module holds all of; None where it is another, or a part."""
         model, optimizer, _ = self._named
         if model is not None and unwrapped(module) is not unwrapped(model):  # either may be a wrapper's
-            return False
-        held = {id(p) for p in module.parameters() if p.requires_grad}
-        known = (
-            [optimizer] if optimizer is not None else [one for ref in self._optimizers if (one := ref()) is not None]
-        )
-        mine = [one for one in known if held and held & _parameters(one)]
+            return None
+        mine = self._optimizers.of({id(p) for p in module.parameters() if p.requires_grad})
+        mine = [one for one in mine if optimizer in (None, one)]
         mine = mine[-1:] if self.has_stepped else mine
         if len(mine) > 1:
-            refuse(
-                f"{len(mine)} optimizers have parameters of the same model, and a plan is for one. Name that one: "
-                "`autotune.prepare(model, optimizer, loader)`."
-            )
-        if not mine or not _parameters(mine[0]) <= {id(p) for p in module.parameters()}:
-            return False
-        self._plan.optimizer = mine[0]
-        return True
+            self._rivals = mine
+            if self.observer is None or self._optimizers.num_steps >= FEW_STEPS:
+                refuse(self._optimizers.of_one_model(mine))
+            return None  # until it is seen which of them step
+        if not mine or not parameters_of(mine[0]) <= {id(p) for p in module.parameters()}:
+            return None
+        return mine[0]
 
     def _enclose(self, model: Any) -> None:
         """Have each call of the model open the plan's contexts. They stay open for the loss, until its backward pass; a
@@ -216,7 +228,7 @@ class ScriptHooks:
         inner = model._compiled_call_impl or model._call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._depth:
+            if self._depth or _is_traced():
                 return inner(*args, **kwargs)
             self._note_evaluation(model, (args, kwargs))
             self._open.close()
@@ -270,13 +282,12 @@ class ScriptHooks:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self._open.close()
+        self._optimizers.stepped(optimizer)
         mine = self._named[1] or self._plan.optimizer
+        if self._rivals:
+            return None
         if mine is not None and optimizer is not mine:
-            if self._named[1] is None:
-                refuse(
-                    "the script steps several optimizers, and a plan is for one model and its optimizer. Name them: "
-                    "`autotune.prepare(model, optimizer, loader)`."
-                )
+            self._note_other_step(optimizer, mine)
             return None
         if self.has_stepped and self.observer is None:
             return None
@@ -287,6 +298,15 @@ class ScriptHooks:
             return args, {**kwargs, "closure": _then(kwargs["closure"], check)}
         check()
         return None
+
+    def _note_other_step(self, optimizer: torch.optim.Optimizer, mine: torch.optim.Optimizer) -> None:
+        """A script is refused, soon; a job that has stepped goes on."""
+        is_named = self._named[1] is not None
+        if self.has_stepped and (self.observer is None or self.observer.num_steps > FEW_STEPS):
+            if not is_named:
+                tell_once(f"the script steps another optimizer too ({type(optimizer).__name__}), which is left alone.")
+        elif (reason := self._optimizers.why_not(mine, optimizer, is_named)) is not None:
+            refuse(reason)
 
     def _check_step(self, optimizer: Any) -> None:
         """Once a step's first gradients are there: after a closure, where the step is given one (Lightning's is; LBFGS
@@ -302,7 +322,7 @@ class ScriptHooks:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         num_passes = self._num_passes or self._num_backwards or self._num_of_others
         self._num_backwards = self._num_passes = self._num_of_others = 0
-        if optimizer is not (self._named[1] or self._plan.optimizer):
+        if self._rivals or optimizer is not (self._named[1] or self._plan.optimizer):
             self._num_of_others = num_passes
             return
         if not self.has_stepped:
@@ -316,15 +336,26 @@ class ScriptHooks:
         if self.observer is not None:
             (self.stepped or self.observer.stepped)(optimizer, num_passes)
 
-    def _apply(self, act: Callable[[], None]) -> None:
+    def _apply(self, act: Callable[[], None], what: str = "") -> bool:
+        """Apply a part of the plan. Where that cannot be, the script ends; after its first step it goes on, with
+        ``what`` as it is."""
         self._is_applying = True
         try:
             with undisturbed():
                 act()
         except AutotuneError as error:
-            refuse(str(error))
+            if not what or not self.has_stepped:
+                refuse(str(error))
+            tell_once(f"{what} is left as the script has it: {error}")
+            return False
         finally:
             self._is_applying = False
+        return True
+
+
+def _is_traced() -> bool:
+    """Whether the model is called to make a graph of it (TensorBoard's ``add_graph``, an export), and not to train."""
+    return bool(torch._C._get_tracing_state()) or torch.compiler.is_exporting()
 
 
 def _call(args: Any, kwargs: Any, model: nn.Module) -> Any:
@@ -338,8 +369,3 @@ def _then(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], A
         return found
 
     return answer
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
-    """The parameters that it steps: those that take gradients."""
-    return {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
