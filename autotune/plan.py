@@ -128,7 +128,9 @@ class Gain(_Section):
     high: Ratio | None = None
     """Upper end."""
     rounds: Annotated[_Whole, Field(gt=0)] | None = None
-    """How many rounds."""
+    """How many rounds: fresh processes of each."""
+    turns: Annotated[_Whole, Field(gt=0)] | None = None
+    """Of each, over all rounds, where both lived at once; absent where one ran after the other."""
     memory: Ratio | None
     """Peak over the reference's."""
     reason: str | None = None

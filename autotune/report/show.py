@@ -182,7 +182,10 @@ def _gain(plan: Plan) -> str:
         return f"unknown: {gain.reason if gain and gain.reason else 'the reference could not be measured'}"
     words = f"{times(gain.speed)} the speed"
     if gain.low is not None and gain.high is not None and gain.rounds is not None:
-        words += f" (95 %: {times(gain.low)} to {times(gain.high)}; {count(gain.rounds, 'round')} in turn)"
+        rounds = f"{count(gain.rounds, 'round')} in turn"
+        if gain.turns is not None:
+            rounds = f"{count(gain.turns, 'turn')} of each in {gain.rounds} fresh processes"
+        words += f" (95 %: {times(gain.low)} to {times(gain.high)}; {rounds})"
     return words + (f", {times(gain.memory)} the memory" if gain.memory else "")
 
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
-__all__ = ["GO", "SAID", "Said", "Side", "TurnOptions", "is_enough"]
+__all__ = ["FEWEST_TURNS", "GO", "SAID", "Said", "Side", "TurnOptions", "answer", "is_enough"]
 
 SAID, GO = "said", "go"
 """The pipes' names in a side's folder."""
 _ON, _END = b"+", b"-"
-_FEWEST, _MOST = 4, 10
-"""Pairs of turns."""
+FEWEST_TURNS, _MOST = 4, 10
+"""Turns of each side: until they are looked at, and in all."""
 _LOOK_AHEAD = 6
 """Pairs from which on it is asked whether all of them could still be enough."""
 _NORMAL = 1.96
@@ -95,7 +95,7 @@ def is_enough(log_ratios: Sequence[float], precision: float) -> bool:
         precision: half of the 95 % interval's width that is wanted, as a share.
     """
     number = len(log_ratios)
-    if number < _FEWEST:
+    if number < FEWEST_TURNS:
         return False
     half = _NORMAL * statistics.stdev(log_ratios) / math.sqrt(number)
     wanted = math.log1p(precision)

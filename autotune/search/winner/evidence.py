@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from scipy.special import stdtrit
 
 from ...measure import Measurement
+from ...measure.timing.turns import FEWEST_TURNS
 from ...plan import Budget, Evidence, Gain, Peak, Speed
 from ...units import ceil_mib
+from ...workers.outcome import DISTURBED, Turn
 
 __all__ = ["Interval", "Pair", "are_sure", "calm", "combine", "gain", "interval", "undisturbed"]
 
-_DISTURBED = 0.05
-"""Share of a run's time from which on, if other work took it, the run is measured again."""
 _MANY_ROUNDS = 3
 """Rounds from which on other work in all but one of them counts as the machine's usual state."""
 _OFF = 0.05
@@ -29,10 +29,14 @@ _KNOWN = 0.02
 """Relative standard error of the mean speed up to which it is sure. Two runs may lie 4 % apart."""
 _WORTH = math.log(1.02)
 """Logarithm of the smallest speed ratio that counts as a gain. Where more is ruled out, rounds end."""
+_CLOSE = math.log(1.03)
+"""Half the width of the 95 % interval of a gain's logarithm, with which turns may end."""
 _ROOM = 2.0
 """Peaks are sure where the largest, plus so many times their range, is within the limit: that is what the margin is
 for."""
 
+_BETWEEN, _FREEDOM = 0.015, 3
+"""Standard deviation of a ratio from one pair of processes to the next, and how many pairs that weighs as much as."""
 _LARGEST = 20.0
 """Logarithm of the largest ratio that is stated, since an interval over two scattered rounds has no end."""
 _DIGITS = 5
@@ -50,22 +54,34 @@ class Interval:
 
 @dataclass(frozen=True)
 class Pair:
-    """One round: the winner and, right after it, the reference, in fresh interpreters."""
+    """One round: the winner and the reference in fresh interpreters, by turns or one right after the other."""
 
     winner: Measurement
     reference: Measurement | None = None
     """None where the reference is the winner, or did not run to its end."""
+    turns: tuple[Turn, ...] = ()
+    """That they took; none where one ran after the other."""
+
+    @property
+    def counted(self) -> tuple[Turn, ...]:
+        """The turns that count: the undisturbed ones, or all where those are too few."""
+        found = tuple(turn for turn in self.turns if turn.disturbed <= DISTURBED)
+        return found if len(found) >= FEWEST_TURNS else self.turns
 
     @property
     def log_ratio(self) -> float | None:
-        """Natural logarithm of the winner's speed over the reference's."""
+        """Natural logarithm of the winner's speed over the reference's; of turns, their mean."""
+        if self.turns:
+            return statistics.fmean(turn.log_ratio for turn in self.counted)
         if self.reference is None:
             return None
         return math.log(self.winner.samples_per_s.value / self.reference.samples_per_s.value)
 
     @property
     def disturbed(self) -> float:
-        """Share of the time that other work took, of the more disturbed of the two runs."""
+        """Share of the time that other work took, of the more disturbed of the two runs; of turns, their mean."""
+        if self.turns:
+            return statistics.fmean(turn.disturbed for turn in self.counted)
         return max(self.winner.disturbed, self.reference.disturbed if self.reference else 0.0)
 
 
@@ -91,9 +107,49 @@ def interval(values: Sequence[float], scale: float = 1.0) -> Interval:
     return Interval(center, error, center - half, center + half)
 
 
+def gain_of(rounds: Sequence[Pair]) -> Interval | None:
+    """The logarithm of the winner's speed over the reference's, over the rounds that have one; None where none has.
+
+    Rounds by turns know their ratio each. How far two processes of one configuration differ from another two is judged
+    by the rounds together with :data:`_BETWEEN`, since two rounds alone tell next to nothing of it.
+    """
+    found = [pair for pair in rounds if pair.log_ratio is not None]
+    ratios = [pair.log_ratio or 0.0 for pair in found]
+    if not ratios:
+        return None
+    if not all(pair.turns for pair in found):
+        return interval(ratios)
+    return _pooled(ratios, [_error_within(pair) for pair in found])
+
+
+def _num_ratios(rounds: Sequence[Pair]) -> int:
+    return sum(pair.log_ratio is not None for pair in rounds)
+
+
+def _error_within(pair: Pair) -> float:
+    """Standard error of a round's ratio, by its turns."""
+    ratios = [turn.log_ratio for turn in pair.counted]
+    return statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
+
+
+def _pooled(values: Sequence[float], errors: Sequence[float]) -> Interval:
+    """The mean of some processes' values, whose scatter is pooled with what is known of processes.
+
+    Source: the posterior of a normal mean under a scaled inverse chi-squared prior of its variance, Gelman et al.,
+    Bayesian Data Analysis, 3rd ed., 3.3.
+    """
+    number, center = len(values), statistics.fmean(values)
+    freedom = _FREEDOM + number - 1
+    scatter = _FREEDOM * _BETWEEN**2 + sum((value - center) ** 2 for value in values)
+    within = statistics.fmean(error**2 for error in errors)
+    error = math.sqrt(max(scatter / freedom, within) / number)
+    half = float(stdtrit(freedom, 0.975)) * error
+    return Interval(center, error, center - half, center + half)
+
+
 def calm(rounds: Sequence[Pair]) -> list[Pair]:
     """The rounds that other work did not disturb."""
-    return [pair for pair in rounds if pair.disturbed <= _DISTURBED]
+    return [pair for pair in rounds if pair.disturbed <= DISTURBED]
 
 
 def undisturbed(rounds: Sequence[Pair]) -> list[Pair]:
@@ -118,23 +174,27 @@ def are_sure(rounds: Sequence[Pair], budget: Budget) -> bool:
     speeds = [pair.winner.samples_per_s.value for pair in pairs]
     known = interval(speeds, statistics.median(speeds))
     is_known = known.error <= _KNOWN * known.value
-    ratios = [ratio for pair in pairs if (ratio := pair.log_ratio) is not None]
-    return is_known and _is_decided(ratios) and _has_room([pair.winner.peak.process for pair in pairs], budget)
+    return is_known and _is_decided(pairs) and _has_room([pair.winner.peak.process for pair in pairs], budget)
 
 
-def _is_decided(log_ratios: Sequence[float]) -> bool:
-    """Whether a gain is proven, or ruled out; one ratio tells neither."""
-    if len(log_ratios) < 2:
-        return not log_ratios
-    found = interval(log_ratios)
-    return found.low > 0 or found.high < _WORTH
+def _is_decided(pairs: Sequence[Pair]) -> bool:
+    """Whether a gain is proven, or ruled out; by turns also whether it is known closely. One ratio tells neither."""
+    found = gain_of(pairs)
+    if found is None:
+        return True
+    if _num_ratios(pairs) < 2:
+        return False
+    is_close = found.high - found.low <= 2 * _CLOSE or not any(pair.turns for pair in pairs)
+    return is_close and (found.low > 0 or found.high < _WORTH)
 
 
 def _has_room(peaks: Sequence[int], budget: Budget) -> bool:
     return budget.limit is None or max(peaks) + _ROOM * (max(peaks) - min(peaks)) <= budget.limit
 
 
-def combine(repeats: Sequence[Measurement], budget: Budget, disturbed: Sequence[Measurement] = ()) -> Evidence:
+def combine(
+    repeats: Sequence[Measurement], budget: Budget, disturbed: Sequence[Measurement] = (), by_turns: bool = False
+) -> Evidence:
     """One configuration's repeats as evidence.
 
     Speed is the mean of the repeats, or their median where one is off; its 95 % interval is the wider, at either end,
@@ -145,10 +205,11 @@ def combine(repeats: Sequence[Measurement], budget: Budget, disturbed: Sequence[
         repeats: one measurement for each fresh process, at least one.
         budget: what the largest peak is held against.
         disturbed: other runs, whose speeds do not count; their peaks do.
+        by_turns: whether they took turns with the reference: their scatter is pooled as in :func:`gain_of`.
     """
     speeds = [repeat.samples_per_s for repeat in repeats]
     values = [speed.value for speed in speeds]
-    over = interval(values, statistics.median(values))
+    over = _pooled_speed(values) if by_turns else interval(values, statistics.median(values))
     low = min(over.low, over.value * statistics.fmean(speed.low / speed.value for speed in speeds))
     high = max(over.high, over.value * statistics.fmean(speed.high / speed.value for speed in speeds))
     peaks = [repeat.peak for repeat in (*repeats, *disturbed)]
@@ -170,6 +231,12 @@ def combine(repeats: Sequence[Measurement], budget: Budget, disturbed: Sequence[
     )
 
 
+def _pooled_speed(values: Sequence[float]) -> Interval:
+    found = _pooled([math.log(value) for value in values], [0.0])
+    center = math.exp(found.value)
+    return Interval(center, center * found.error, math.exp(found.low), math.exp(found.high))
+
+
 def gain(measured: Evidence, reference: Evidence | None, pairs: Sequence[Pair], reason: str | None) -> Gain:
     """The plan against the reference: by the ratios of its rounds, where there are any.
 
@@ -182,14 +249,14 @@ def gain(measured: Evidence, reference: Evidence | None, pairs: Sequence[Pair], 
     if reference is None:
         return Gain(speed=None, memory=None, reason=reason)
     memory = round(measured.peak.process / reference.peak.process, 3)
-    ratios = [ratio for pair in pairs if (ratio := pair.log_ratio) is not None]
-    if not ratios:
+    found = gain_of(pairs)
+    if found is None:
         return Gain(speed=round(measured.samples_per_s.value / reference.samples_per_s.value, 3), memory=memory)
-    found = interval(ratios)
     speed, low, high = (round(math.exp(min(value, _LARGEST)), 3) for value in (found.value, found.low, found.high))
-    if len(ratios) == 1:
+    if (rounds := _num_ratios(pairs)) < 2:
         return Gain(speed=speed, memory=memory)
-    return Gain(speed=speed, low=low, high=high, rounds=len(ratios), memory=memory)
+    turns = sum(len(pair.counted) for pair in pairs)
+    return Gain(speed=speed, low=low, high=high, rounds=rounds, turns=turns or None, memory=memory)
 
 
 def _largest(sizes: Sequence[int | None]) -> int | None:

@@ -1,0 +1,78 @@
+"""What turns say of a gain: each round's mean, and an interval that two rounds are enough for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from search_tables import measurement
+
+from autotune.plan import Budget
+from autotune.search.winner.evidence import Pair, are_sure, combine, gain, gain_of
+from autotune.workers.outcome import Turn
+
+
+def by_turns(*log_ratios: float, disturbed: tuple[float, ...] = ()) -> Pair:
+    """A round in which the reference made 100 samples/s in every turn, and the winner by that logarithm more."""
+    taken = disturbed or (0.0,) * len(log_ratios)
+    turns = tuple(
+        Turn(rates=(100 * math.exp(ratio), 100.0), disturbed=share)
+        for ratio, share in zip(log_ratios, taken, strict=True)
+    )
+    return Pair(measurement(150), measurement(100), turns)
+
+
+def test_a_round_says_the_mean_of_its_turns():
+    assert by_turns(0.1, 0.2, 0.3, 0.4).log_ratio == pytest.approx(0.25)
+
+
+def test_a_disturbed_turn_does_not_count_where_four_others_do():
+    pair = by_turns(0.2, 0.2, 0.2, 0.2, 2.0, disturbed=(0, 0, 0, 0, 0.3))
+    assert (len(pair.counted), pair.log_ratio, pair.disturbed) == (4, pytest.approx(0.2), 0.0)
+
+
+def test_where_most_turns_are_disturbed_all_count_and_say_so():
+    pair = by_turns(0.2, 0.2, 0.2, 0.6, disturbed=(0, 0, 0.5, 0.5))
+    assert (len(pair.counted), pair.log_ratio, pair.disturbed) == (4, pytest.approx(0.3), 0.25)
+
+
+def test_two_rounds_are_pooled_with_what_is_known_of_processes():
+    """0.40 and 0.42: the scatter is 3 * 0.015**2 + 2 * 0.01**2 = 0.000875 with 3 + 1 degrees of freedom, its root
+    0.01479; times 2.776 / sqrt(2) that is 0.02903 on either side of 0.41."""
+    found = gain_of([by_turns(*[0.40] * 4), by_turns(*[0.42] * 4)])
+    assert (found.value, found.low, found.high) == (
+        pytest.approx(0.41),
+        pytest.approx(0.41 - 0.02903, abs=1e-5),
+        pytest.approx(0.41 + 0.02903, abs=1e-5),
+    )
+
+
+def test_turns_that_scatter_widen_the_interval():
+    """Within a round the error is 0.1155 / 2 = 0.0577, more than between them: 2.776 * 0.0577 / sqrt(2) = 0.113."""
+    rough = by_turns(0.3, 0.5, 0.3, 0.5)
+    found = gain_of([rough, rough])
+    assert found.high - found.value == pytest.approx(0.1133, abs=1e-4)
+
+
+def test_one_round_by_turns_proves_no_gain():
+    """At least two processes of each are measured before a gain is stated with an interval."""
+    pair = by_turns(*[0.4] * 10)
+    evidence = [combine([measurement(speed)], Budget(), by_turns=True) for speed in (150, 100)]
+    found = gain(*evidence, [pair], None)
+    assert (found.speed, found.low, found.rounds) == (1.492, None, None)
+    assert not are_sure([pair], Budget())
+
+
+def test_two_rounds_that_agree_are_sure_and_count_their_turns():
+    pairs = [by_turns(*[0.4] * 4), by_turns(*[0.4] * 5)]
+    evidence = [combine([measurement(speed)] * 2, Budget(), by_turns=True) for speed in (150, 100)]
+    found = gain(*evidence, pairs, None)
+    assert (found.rounds, found.turns, found.is_proven) == (2, 9, True)
+    assert are_sure(pairs, Budget())
+
+
+def test_rounds_by_turns_go_on_until_the_gain_is_known_to_3_percent():
+    """0.40 and 0.46 differ as no two pairs of processes should: the gain is proven, and not known."""
+    pairs = [by_turns(*[0.40] * 4), by_turns(*[0.46] * 4)]
+    assert gain_of(pairs).low > 0
+    assert not are_sure(pairs, Budget())
