@@ -1,0 +1,114 @@
+"""Runs a script, without and with a plan, in processes of their own, and tells whether it trained the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..rows import HERE
+from .compare import differences
+from .plans import Pair
+from .styles import Style
+
+__all__ = ["Trained", "outcome", "train"]
+
+RECORDER = Path(__file__).with_name("recorder")
+_LIMIT_S = 300
+_FIRST_STEPS = 10
+"""Optimizer steps within which a job may still be refused: one that names the wrong optimizer is told then."""
+
+_MOST_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a script's process ended."""
+
+    returncode: int
+    said: str
+    """Its standard error."""
+    record: dict[str, Any]
+    """Of the recorder, see there."""
+
+
+def train(style: Style, settings: dict[str, Any] | None, cache: Path) -> Trained:
+    """Run a script to its end, in an empty folder.
+
+    Args:
+        style: the script.
+        settings: of a plan to run it with; None runs it as it stands.
+        cache: where compiled programs are kept.
+    """
+    command = [sys.executable, *style.words]
+    with tempfile.TemporaryDirectory(prefix="autotune-same-") as name:
+        folder, records = Path(name, "job"), Path(name, "records")
+        folder.mkdir()
+        records.mkdir()
+        if settings is not None:
+            plan = Path(name, "plan.yaml")
+            plan.write_text(json.dumps({"schema": "autotune/plan@1", "settings": settings}), encoding="utf-8")
+            command = [sys.executable, "-m", "autotune", "run", str(plan), "--", *command]
+        returncode, said = _ended(command, folder, _environment(records, cache))
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in records.iterdir()]
+    record = max(found, key=lambda one: len(one["steps"]), default={"steps": [], "epochs": []})
+    return Trained(returncode, said, record)
+
+
+def _environment(records: Path, cache: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{RECORDER}{os.pathsep}{HERE.parent}",
+        "SAME_TRAINING_RECORD": str(records),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _ended(command: Sequence[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """All that it started ends with it."""
+    job = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, said = job.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        _, said = job.communicate()
+        return job.returncode, f"{said}\nno end within {_LIMIT_S} s"
+    return job.returncode, said
+
+
+def outcome(pair: Pair, plain: Trained, planned: Trained) -> str:
+    """``agrees``, ``refused: why``, or ``FAILED: what differs``."""
+    told = re.findall(r"^autotune: (.*)", planned.said, re.MULTILINE)
+    num_steps = len(planned.record["steps"])
+    if planned.returncode == 2 and told and num_steps <= _FIRST_STEPS:
+        return f"refused: {told[-1]}"
+    found = list(_faults(pair, plain, planned, told, num_steps))
+    return f"FAILED: {'; '.join(found[:_MOST_TOLD])}" if found else "agrees"
+
+
+def _faults(pair: Pair, plain: Trained, planned: Trained, told: Sequence[str], num_steps: int) -> Iterator[str]:
+    if planned.returncode != 0:
+        last = told[-1] if told else next(iter(planned.said.strip().splitlines()[-1:]), "nothing was said")
+        yield f"ended with {planned.returncode} after {num_steps} of {len(plain.record['steps'])} steps ({last})"
+    elif not any(line.startswith("in force") for line in told):
+        yield "nothing is said of what is in force"
+    if num_steps:
+        yield from differences(plain.record, planned.record, pair)
