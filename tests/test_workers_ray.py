@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from command_line import start
 
+from autotune.errors import TrialsLost
 from autotune.measure.processes import descendants
 from autotune.testing.executors import IsolationContract, wait_for_end
-from autotune.workers import Failed, Lost, Measured
+from autotune.workers import Failed, InspectRequest, Lost, Measured
 from autotune.workers.cluster import ClusterOptions, RayExecutor
+from autotune.workers.orphans import start_child
 from autotune.workers.outcome import OUTCOME
 from autotune.workers.process import identify
 
@@ -110,6 +112,42 @@ class TestRayExecutor(IsolationContract):
         assert isinstance(outcome, Failed), outcome
         assert outcome.message == "IndexError: list index out of range"
         assert "/_ray_pkg_" in outcome.traceback
+
+
+GATEWAY = """
+import os, signal, socket, subprocess, sys
+from autotune.workers.cluster import Answer, Ask, Ready
+from autotune.workers.outcome import Lost
+from autotune.workers.protocol import receive, send
+
+raylet = subprocess.Popen(["raylet", "600"], executable="sleep")
+with socket.socket(fileno=int(sys.argv[1])) as client:
+    receive(client)
+    send(client, Ready(num_slots=1, address="127.0.0.1:1", device_type="cpu").model_dump_json())
+    while (text := receive(client)) is not None:
+        lost = Answer(number=Ask.model_validate_json(text).number, outcome=Lost(message="no device is left"))
+        send(client, lost.model_dump_json(by_alias=True))
+        if sys.argv[2] == "dies":
+            raylet.kill()
+        if sys.argv[2] == "is left":
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""In place of the process that Ray lives in: it loses each trial, and then its cluster dies, or lives, or is left."""
+
+
+@pytest.mark.parametrize(
+    ("cluster", "told"),
+    [("dies", "has died"), ("lives", "trials cannot be run: no device is left"), ("is left", "was lost")],
+)
+def test_a_loss_is_told_once_it_is_known_whether_the_cluster_lives(monkeypatch, cluster, told):
+    """The slots' words came first at times, and then the end of their cluster was told as theirs."""
+
+    def start(command, **options):
+        return start_child([sys.executable, "-c", GATEWAY, str(*options["pass_fds"]), cluster], **options)
+
+    monkeypatch.setattr("autotune.workers.cluster.start_child", start)
+    with RayExecutor() as executor, pytest.raises(TrialsLost, match=told):
+        executor.ask(InspectRequest(id="1", task="model.py", device="cpu"))
 
 
 def test_a_failure_that_nobody_foresaw_is_answered():

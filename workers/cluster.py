@@ -15,7 +15,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,7 +31,7 @@ from ..task_file import split_source
 from ._base import Executor
 from .client import FOLDERS
 from .orphans import end_orphans, start_child
-from .outcome import STOPPED, Failed, Outcome
+from .outcome import STOPPED, Failed, Lost, Outcome
 from .pool import done
 from .process import ProcessId, end_all_with, identify, is_alive, name_of, name_of_ended, text_of, unnamed_file
 from .protocol import receive, send
@@ -42,7 +44,7 @@ _MARK = "AUTOTUNE_CLUSTER"
 _CORE = ("raylet", "gcs_server")
 """Without these processes there is no cluster; workers come and go."""
 _LOOK_S = 2.0
-"""How often to look whether the cluster still lives."""
+"""How often to look whether the cluster still lives; it is to outlive a loss by as much before that is told."""
 _RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _RAYS_PATIENCE_S = float(os.environ.get(_RAYS_PATIENCE, "60"))
 """How long Ray's processes wait for the cluster's control process (GCS), which may be started again; then they end."""
@@ -234,10 +236,10 @@ class RayExecutor(Executor):
         with contextlib.suppress(OSError):
             send(self._socket, options.model_dump_json())
         self._core: set[ProcessId] = set()
-        while not self._has_answer():
+        while not self._has_answer(_LOOK_S):
             self._core |= {process for process in self._below() if name_of(process) in _CORE}
             ended = map(name_of_ended, descendants(self._process.pid))  # it may never have been seen alive
-            if not all(map(is_alive, self._core)) or any(name in _CORE for name in ended):
+            if not self._lives() or any(name in _CORE for name in ended):
                 raise TrialsLost(f"{self._where} died while it was started. Or use --executor local.")
         text = receive(self._socket)
         if text is None:
@@ -254,27 +256,35 @@ class RayExecutor(Executor):
     def _below(self) -> Iterator[ProcessId]:
         return filter(None, map(identify, descendants(self._process.pid)))
 
-    def _has_answer(self) -> bool:
-        return bool(select.select([self._socket], [], [], _LOOK_S)[0])
+    def _has_answer(self, within_s: float) -> bool:
+        return within_s > 0 and bool(select.select([self._socket], [], [], within_s)[0])
 
     def _listen(self) -> None:
-        """In a thread: hand out outcomes until the other side goes, or the cluster does."""
-        num_silent, reason = 0, ""
+        """In a thread: hand out outcomes until the other side goes, or the cluster does. What the other side says of a
+        cluster that dies may come first: a loss waits until it is known that the cluster lives."""
+        look_at, num_silent, reason = 0.0, 0, ""
+        losses: deque[tuple[float, Answer]] = deque()
         while not reason:
-            if not self._has_answer():
-                num_silent = num_silent + 1 if self._is_watched and not self._answers() else 0
-                if not all(map(is_alive, self._core)) or num_silent >= _MOST_SILENT:
-                    reason = "has died"
-                continue
-            text = receive(self._socket)
-            if text is None:
-                reason = "was lost"
-            else:
+            if self._has_answer(look_at - time.monotonic()):
+                text = receive(self._socket)
+                if text is None:
+                    reason = "was lost" if self._lives() and not num_silent else "has died"
+                    continue
                 answer = _LATER.validate_json(text)
                 if isinstance(answer, Changed):
                     self.num_slots = max(answer.num_slots, 1)  # without any, a trial says so
+                elif isinstance(answer.outcome, Lost):
+                    losses.append((time.monotonic() + _LOOK_S, answer))
                 else:
-                    self._asked.pop(answer.number).set_result(answer.outcome)
+                    self._hand_out(answer)
+                continue
+            look_at = time.monotonic() + _LOOK_S
+            num_silent = num_silent + 1 if self._is_watched and not self._answers() else 0
+            if not self._lives() or num_silent >= _MOST_SILENT:
+                reason = "has died"
+            elif not num_silent:
+                while losses and losses[0][0] < time.monotonic():
+                    self._hand_out(losses.popleft()[1])
         with self._lock:
             if not self._is_closed:
                 self._failure = TrialsLost(f"{self._where} {reason}.")
@@ -283,6 +293,13 @@ class RayExecutor(Executor):
                     future.set_exception(self._failure)
                 else:
                     future.set_result(STOPPED)
+
+    def _hand_out(self, answer: Answer) -> None:
+        self._asked.pop(answer.number).set_result(answer.outcome)
+
+    def _lives(self) -> bool:
+        """Whether all the processes do without which there is no cluster, as far as they are this machine's."""
+        return all(map(is_alive, self._core))
 
     def _answers(self) -> bool:
         """Whether the cluster's control process does, which a client of Ray's may not be able to see at all."""
