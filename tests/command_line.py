@@ -80,7 +80,7 @@ class Running:
                 return said
         raise AssertionError(f"{words!r} was never said:\n{said}")
 
-    def finish(self, timeout_s: float = 120) -> Ended:
+    def finish(self, timeout_s: float = 600) -> Ended:
         """Wait for the end."""
         try:
             stdout, stderr = self.process.communicate(timeout=timeout_s)
@@ -96,7 +96,7 @@ def start(*arguments: str | Path, cwd: Path, program: tuple[str, ...] = PROGRAM,
     return Running(arguments, cwd, extra, program)
 
 
-def autotune(*arguments: str | Path, cwd: Path, timeout_s: float = 120, **extra: str) -> Ended:
+def autotune(*arguments: str | Path, cwd: Path, timeout_s: float = 600, **extra: str) -> Ended:
     """Run ``autotune`` to its end; ``extra`` adds environment variables."""
     return Running(arguments, cwd, extra).finish(timeout_s)
 

@@ -60,7 +60,7 @@ def submit(client: TestClient, **script: Any) -> str:
     return answer.json()["id"]
 
 
-def until(client: TestClient, search_id: str, *states: str, timeout_s: float = 120.0) -> dict[str, Any]:
+def until(client: TestClient, search_id: str, *states: str, timeout_s: float = 600.0) -> dict[str, Any]:
     """The search once it is in one of the states."""
     ends = time.monotonic() + timeout_s
     while True:

@@ -34,7 +34,7 @@ def shell(
 ) -> subprocess.CompletedProcess[str]:
     """``autotune`` with a shell's redirections behind it."""
     line = ["bash", "-o", "pipefail", "-c", f"{shlex.join(program)} {command}"]
-    return subprocess.run(line, cwd=folder, env=environment(**extra), capture_output=True, text=True, timeout=120)
+    return subprocess.run(line, cwd=folder, env=environment(**extra), capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&1 | head -n 2"])
@@ -174,7 +174,7 @@ def test_who_no_longer_listens_does_not_decide_the_exit_code(folder: Path):
     while "trial 1 starts" not in search.stderr.readline():
         pass
     search.send_signal(signal.SIGTERM)
-    search.communicate(timeout=120)
+    search.communicate(timeout=600)
     assert search.returncode == 130
 
 

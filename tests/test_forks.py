@@ -88,4 +88,4 @@ def test_forks_end_with_a_process_that_is_killed():
         for _ in range(2):
             parent.stdout.readline()
         parent.kill()
-        assert parent.communicate(timeout=60.0)[0] == ""  # nobody is left who could write
+        assert parent.communicate(timeout=600.0)[0] == ""  # nobody is left who could write

@@ -481,7 +481,7 @@ def test_a_task_of_a_lightning_job_is_measured(local_executor):
         device="cpu",
         plan=of(batch=Batch(micro=8), checkpointing=Checkpointing(kind="blocks"), layers=Layers(kind="exact")),
         options=MeasureOptions(trial_time_s=0.2, parity_batch=8, evaluation=EvaluationOptions(most_s=10)),
-        deadline_s=60.0,
+        deadline_s=600.0,
     )
     outcome = local_executor.submit(request).result()
     assert isinstance(outcome, Measured), outcome

@@ -95,7 +95,7 @@ def test_a_trial_writes_what_its_recovery_made_and_apply_makes_the_same_model(tm
     quality = QualityOptions(num_samples=16, distill=True, keep=str(made))
     plan = Plan(settings=Settings(batch=Batch(micro=8), pruning=Pruning(kind="structured")))
     options = MeasureOptions(trial_time_s=0.1, parity_batch=None, quality=quality)
-    request = MeasureRequest(id="kept", task=task, seed=1, device="cpu", plan=plan, options=options, deadline_s=120.0)
+    request = MeasureRequest(id="kept", task=task, seed=1, device="cpu", plan=plan, options=options, deadline_s=600.0)
     outcome = local_executor.ask(request)
     assert isinstance(outcome, Measured), outcome
     judged = outcome.measurement.quality
@@ -114,7 +114,7 @@ def test_weights_that_cannot_be_written_are_said_and_cost_nothing_else(tmp_path,
     options = MeasureOptions(trial_time_s=0.1, parity_batch=None, quality=quality)
     plan = Plan(settings=Settings(batch=Batch(micro=8)))
     request = MeasureRequest(
-        id="kept", task=str(tmp_path / "judged.py"), seed=1, device="cpu", plan=plan, options=options, deadline_s=120.0
+        id="kept", task=str(tmp_path / "judged.py"), seed=1, device="cpu", plan=plan, options=options, deadline_s=600.0
     )
     outcome = local_executor.ask(request)
     assert isinstance(outcome, Measured), outcome

@@ -183,7 +183,7 @@ def test_what_was_measured_before_an_interruption_is_printed(folder):
     running.read_until("with ")
     (folder / "hang").touch()
     running.process.send_signal(signal.SIGINT)
-    ended = running.finish(timeout_s=60)
+    ended = running.finish()
     assert (ended.returncode, ended.left_behind) == (130, []), ended.stderr
     document = json.loads(ended.stdout)
     measured, left_out = document["changes"], document["not_measured"]

@@ -176,7 +176,7 @@ def test_steps_of_now_more_samples_now_fewer_are_measured_without_a_batch(looked
         device="cpu",
         plan=Plan(settings=Settings()),
         options=MeasureOptions(trial_time_s=0.5, parity_batch=None),
-        deadline_s=60.0,
+        deadline_s=600.0,
     )
     assert isinstance(local_executor.submit(request).result(), Measured)
 

@@ -84,7 +84,7 @@ def test_a_head_has_an_end():
 
 def answered(port, *parts):
     """The beginning of a good answer; empty where there is none."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
         try:
             for part in parts:
                 connection.sendall(part)

@@ -62,7 +62,7 @@ def job(tmp_path):
     return folder
 
 
-def until(is_so, timeout_s=120.0):
+def until(is_so, timeout_s=600.0):
     ends = time.monotonic() + timeout_s
     while not (found := is_so()):
         assert time.monotonic() < ends

@@ -24,7 +24,7 @@ OPTIONS = RunnerOptions(beat_s=0.05, program=(sys.executable, "-m", "autotune"),
 TASK = (Path(__file__).parent / "tasks" / "healthy.py").read_text()
 
 
-def trials_of(client, search_id, count, timeout_s=300.0):
+def trials_of(client, search_id, count, timeout_s=600.0):
     """What the trials came to, once there are so many."""
     ends = time.monotonic() + timeout_s
     while len(found := client.get(f"/v1/searches/{search_id}/trials").json()) < count:
@@ -49,7 +49,7 @@ def test_a_real_search_survives_its_drivers_death(tmp_path):
         known = len(client.get(f"/v1/searches/{search_id}/trials").json())
         trials_of(client, search_id, known + 1)
         assert client.post(f"/v1/searches/{search_id}/cancel", json={"mode": "finish"}).status_code == 202
-        search = until(client, search_id, *ENDS, timeout_s=300.0)
+        search = until(client, search_id, *ENDS, timeout_s=600.0)
         assert (search["state"], search["attempt"]) == ("SUCCEEDED", 2), search["message"]
         trials = client.get(f"/v1/searches/{search_id}/trials").json()
         assert [trial["number"] for trial in trials] == [*range(len(trials))]

@@ -79,7 +79,7 @@ def test_as_many_trials_run_at_once_as_there_are_slots():
 
     class Meeting(Scripted):
         def run(self, request):
-            both.wait(timeout=60)
+            both.wait(timeout=600)
             return super().run(request)
 
     with SlotPool([Meeting(Failed(message="a")), Meeting(Failed(message="b"))]) as pool:
@@ -122,7 +122,7 @@ def test_a_device_that_joins_later_is_used():
 
     class Meeting(Scripted):
         def run(self, request):
-            both.wait(timeout=60)
+            both.wait(timeout=600)
             return super().run(request)
 
     with SlotPool([Meeting(Failed(message="a"))]) as pool:
@@ -149,7 +149,7 @@ class Slow(Scripted):
 
     def run(self, request):
         self.runs.set()
-        self.may_end.wait(timeout=60)
+        self.may_end.wait(timeout=600)
         return super().run(request)
 
     def close(self):
@@ -162,19 +162,19 @@ def test_a_device_that_is_about_to_go_ends_its_trial_and_is_let_go():
     busy, idle = Slow(Failed(message="ran")), Slow()
     with SlotPool([idle, busy]) as pool:
         future = pool.submit(REQUEST)
-        assert busy.runs.wait(timeout=60)
+        assert busy.runs.wait(timeout=600)
         pool.retire(lambda slot: True)
-        assert idle.closed.wait(timeout=60)
+        assert idle.closed.wait(timeout=600)
         assert not busy.closed.is_set()
         busy.may_end.set()
         assert future.result() == Failed(message="ran")
-        assert busy.closed.wait(timeout=60)
+        assert busy.closed.wait(timeout=600)
 
 
 def test_close_ends_what_still_runs_on_a_device_that_is_about_to_go():
     leaving = Slow(Lost(message="closed"))
     with SlotPool([leaving]) as pool:
         future = pool.submit(REQUEST)
-        assert leaving.runs.wait(timeout=60)
+        assert leaving.runs.wait(timeout=600)
         pool.retire(lambda slot: True)
     assert future.result() == Crashed(message="stopped: the executor was closed")
