@@ -42,6 +42,8 @@ from ..workers.process import ProcessId, identify, is_alive
 __all__ = ["ExecutorContract", "IsolationContract", "Pids", "wait_for_end"]
 
 _PATIENCE_S = 60.0
+_BUSY_S = 600.0
+"""For what has to come: a machine may be busy with other work."""
 
 
 class ExecutorContract:
@@ -63,7 +65,7 @@ class ExecutorContract:
             "device": "cpu",
             "plan": Plan(settings=Settings()),
             "options": MeasureOptions(trial_time_s=0.2, parity_batch=8),
-            "deadline_s": _PATIENCE_S,
+            "deadline_s": _BUSY_S,
         }
         return MeasureRequest(**{**fields, **changes})
 
@@ -104,10 +106,10 @@ class Pids:
 
     def read(self, count: int) -> list[ProcessId]:
         """The next ``count`` processes that said their pid, all alive."""
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + _BUSY_S
         while self._text.count("\n") < count:
             if not select.select([self._pipe], [], [], max(0.0, until_s - time.monotonic()))[0]:
-                raise TimeoutError(f"{count} pids were expected within {_PATIENCE_S:.0f} s, but got {self._text!r}")
+                raise TimeoutError(f"{count} pids were expected within {_BUSY_S:.0f} s, but got {self._text!r}")
             self._text += os.read(self._pipe, 4096).decode()
         *pids, self._text = self._text.split("\n", count)
         return [process for process in map(identify, map(int, pids)) if process is not None]
@@ -242,9 +244,12 @@ class IsolationContract(ExecutorContract):
 
     def test_a_hang_ends_at_the_deadline_and_says_where_it_hung(self, executor: Executor) -> None:
         """The stack is asked for before the trial is killed; what was printed is kept."""
-        outcome = self.run(executor, "hostile_hang", deadline_s=2.0)
+        for deadline_s in (2.0, 8.0, 32.0, 128.0):  # on a busy machine it comes to its loss later
+            outcome = self.run(executor, "hostile_hang", deadline_s=deadline_s)
+            if outcome.output:
+                break
         assert isinstance(outcome, TimedOut), outcome
-        assert outcome.deadline_s == 2.0
+        assert outcome.deadline_s == deadline_s
         assert 'hostile_hang.py", line 10 in compute_loss' in outcome.message
         assert outcome.output == "about to hang\n"
 
