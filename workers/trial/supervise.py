@@ -22,7 +22,7 @@ from .spawn import Child
 __all__ = ["Ending", "Limits", "end_descendants", "supervise"]
 
 _MEMORY_INTERVAL_S = 0.1
-_STACK_GRACE_S = 0.25
+_STACK_GRACE_S = 1.0
 """How long a trial at its deadline has to write its Python stack."""
 _POLL_S = 0.02
 """How often to look whether the trial has ended, where the system has no pidfd."""
