@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,11 @@ with socket.socket(fileno=int(sys.argv[1])) as client:
             os.kill(os.getpid(), signal.SIGKILL)
 """
 """In place of the process that Ray lives in: it loses each trial, and then its cluster dies, or lives, or is left."""
+REQUEST = InspectRequest(id="1", task="model.py", device="cpu")
+
+
+def gateway(cluster, command, **options):
+    return start_child([sys.executable, "-c", GATEWAY, str(*options["pass_fds"]), cluster], **options)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +149,19 @@ with socket.socket(fileno=int(sys.argv[1])) as client:
 def test_a_loss_is_told_once_it_is_known_whether_the_cluster_lives(monkeypatch, cluster, told):
     """The slots' words came first at times, and then the end of their cluster was told as theirs."""
 
-    def start(command, **options):
-        return start_child([sys.executable, "-c", GATEWAY, str(*options["pass_fds"]), cluster], **options)
-
-    monkeypatch.setattr("autotune.workers.cluster.start_child", start)
+    monkeypatch.setattr("autotune.workers.cluster.start_child", partial(gateway, cluster))
     with RayExecutor() as executor, pytest.raises(TrialsLost, match=told):
-        executor.ask(InspectRequest(id="1", task="model.py", device="cpu"))
+        executor.ask(REQUEST)
+
+
+def test_who_hears_that_the_cluster_has_died_may_ask_again_at_once(monkeypatch):
+    """As a batch does, for its other jobs: it waited for itself."""
+    monkeypatch.setattr("autotune.workers.cluster.start_child", partial(gateway, "dies"))
+    executor, asked = RayExecutor(), queue.SimpleQueue()
+    executor.submit(REQUEST).add_done_callback(lambda _: asked.put(executor.submit(REQUEST)))
+    with pytest.raises(TrialsLost, match="has died"):
+        asked.get(timeout=60).result()
+    executor.close()
 
 
 def test_a_failure_that_nobody_foresaw_is_answered():

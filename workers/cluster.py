@@ -288,11 +288,11 @@ class RayExecutor(Executor):
         with self._lock:
             if not self._is_closed:
                 self._failure = TrialsLost(f"{self._where} {reason}.")
-            for future in self._asked.values():
-                if self._failure is not None:
-                    future.set_exception(self._failure)
-                else:
-                    future.set_result(STOPPED)
+        for future in self._asked.values():  # nothing is added any more; who hears of one may ask again at once
+            if self._failure is not None:
+                future.set_exception(self._failure)
+            else:
+                future.set_result(STOPPED)
 
     def _hand_out(self, answer: Answer) -> None:
         self._asked.pop(answer.number).set_result(answer.outcome)
