@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from autotune.measure import MeasureOptions
-from autotune.measure.steps import Step
 from autotune.measure.timing import speed
-from autotune.measure.timing.speed import FEWEST_WINDOWS, Window, speed_of, time_windows
+from autotune.measure.timing.engine import Reading, Timing, WarmUp
+from autotune.measure.timing.speed import FEWEST_WINDOWS, Window, speed_of
 
 
 class Clock:
@@ -18,29 +18,48 @@ class Clock:
         return self.now_s
 
 
-class FakeFeed:
-    wait_s = 0.0
-    epoch_start_s = 0.0
-    epoch_samples = None
-
-
 class FakeSteps:
     """Steps of 32 samples whose seconds, waiting, and epoch starts or compiling are given in a table."""
 
+    decides_together, num_ahead = True, 0
+
     def __init__(self, clock, table):
-        self.feed = FakeFeed()
-        self.aside_s = 0.0
         self._clock, self._table = clock, itertools.cycle(table)
+        self._wait_s = self._between_s = 0.0
+        self.compile_s, self.num_steps = 0.0, 0
 
     def step(self):
         seconds, wait_s, aside_s = next(self._table)
-        self.feed.wait_s += wait_s
-        self.aside_s += aside_s
+        self._wait_s += wait_s
+        self._between_s += aside_s
         self._clock.now_s += seconds + aside_s
-        return Step(32, False)
+        self.num_steps += 1
 
     def settle(self):
         pass
+
+    def at_edge(self):
+        pass
+
+    def read(self):
+        now_s, samples = self._clock.now_s, 32 * self.num_steps
+        return Reading(now_s, now_s, self._between_s, self.compile_s, self._wait_s, samples, self.num_steps)
+
+
+class FakeCharge:
+    """A peak that grows as it is told, over a budget or not."""
+
+    def __init__(self, peaks=(1000,), is_over=False):
+        self._peaks, self._is_over = [*peaks], is_over
+
+    def sample_descendants(self, every_s=0.0):
+        pass
+
+    def high_water_bytes(self):
+        return self._peaks.pop(0) if len(self._peaks) > 1 else self._peaks[0]
+
+    def exceeds(self, budget):
+        return self._is_over
 
 
 @pytest.fixture
@@ -50,12 +69,25 @@ def clock(monkeypatch):
     return fake
 
 
-def _options(trial_time_s=60.0, precision=0.02):
-    return MeasureOptions(trial_time_s=trial_time_s, precision=precision, parity_batch=32)
+def _options(trial_time_s=60.0, precision=0.02, **more):
+    return MeasureOptions(trial_time_s=trial_time_s, precision=precision, parity_batch=32, **more)
 
 
-def _run(clock, table, options=None, at_edge=lambda: False):
-    return time_windows(FakeSteps(clock, table), options or _options(), at_edge)
+def _timing(clock, table, options=None, charge=None):
+    steps = FakeSteps(clock, table)
+    timing, is_over = Timing(steps, charge or FakeCharge(), options or _options()), False
+    while not is_over:
+        steps.step()
+        is_over = timing.stepped()
+    return timing
+
+
+def _run(clock, table, options=None, charge=None):
+    return _timing(clock, table, options, charge).windows
+
+
+def _stopped(clock, table, options=None, charge=None):
+    return _timing(clock, table, options, charge).result()["stopped"]
 
 
 def test_a_window_is_the_fewest_whole_steps_that_last_50_ms(clock):
@@ -87,7 +119,58 @@ def test_a_step_longer_than_the_time_share_still_gives_three_windows(clock):
 
 
 def test_the_edge_may_end_it_after_three_windows(clock):
-    assert len(_run(clock, [(0.06, 0.0, 0.0)], at_edge=lambda: True)) == 3
+    timing = _timing(clock, [(0.06, 0.0, 0.0)], charge=FakeCharge(is_over=True))
+    assert (len(timing.windows), timing.result()["stopped"]) == (3, "over")
+
+
+def test_what_ended_it_is_told(clock):
+    assert _stopped(clock, [(0.06, 0.0, 0.0)]) == "precise"
+    assert _stopped(clock, [(20.0, 0.0, 0.0)], _options(trial_time_s=5.0)) == "time"
+
+
+def test_fewer_windows_than_three_are_no_result(clock):
+    """As where a script ends by itself."""
+    steps = FakeSteps(clock, [(0.06, 0.0, 0.0)])
+    timing = Timing(steps, FakeCharge(), _options())
+    for num_windows in (1, 2, 3):
+        assert timing.result() is None
+        steps.step()
+        timing.stepped()
+        assert len(timing.windows) == num_windows
+    timing.end()
+    assert timing.result()["num_windows"] == 3
+
+
+def _num_warm_up_steps(clock, charge, fewest_steps=0, skips=0, compiles=0, options=None):
+    """Of 10 ms each, the first of which are skipped by the loss scaler, or compile."""
+    steps = FakeSteps(clock, [(0.01, 0.0, 0.0)])
+    warm_up, is_over = WarmUp(steps, charge, options or _options(), fewest_steps), False
+    while not is_over:
+        steps.step()
+        steps.compile_s += 0.001 * (steps.num_steps <= compiles)
+        is_over = warm_up.stepped(skipped=steps.num_steps <= skips)
+    return steps.num_steps, warm_up.ran_out
+
+
+@pytest.mark.parametrize(
+    ("peaks", "more", "num_steps"),
+    [
+        ((1000,), {}, 2),
+        ((1000,), {"fewest_steps": 7}, 7),
+        ((1000,), {"skips": 3}, 5),
+        ((1000,), {"compiles": 4}, 6),
+        ((1000, 1004, 1008), {}, 2),
+        ((1000, 2000, 3000, 3000), {}, 4),
+    ],
+)
+def test_a_warm_up_ends_after_two_calm_steps(clock, peaks, more, num_steps):
+    """Without a skip or compiling, with a peak that grows by at most half a percent, and never before it was asked."""
+    assert _num_warm_up_steps(clock, FakeCharge(peaks), **more) == (num_steps, False)
+
+
+def test_a_warm_up_ends_with_a_quarter_of_the_time(clock):
+    """0.25 of 0.98 s is over after 25 steps of 10 ms."""
+    assert _num_warm_up_steps(clock, FakeCharge(), skips=10**6, options=_options(trial_time_s=0.98)) == (25, True)
 
 
 def test_epoch_starts_are_not_in_a_window(clock):
@@ -102,14 +185,6 @@ def test_waiting_for_data_is_counted_within_the_window(clock):
 
 def test_an_epochs_start_is_spread_over_its_samples():
     """300 samples in 3 s; epochs of 100 samples start in 0.5 s: 100 samples take 1.5 s."""
-    feed = FakeFeed()
-    feed.epoch_start_s, feed.epoch_samples = 0.5, 100
-    found = speed_of([Window(1.0, 100, 1, 0.0, 1.0, 1.0)] * 3, feed)
+    found = speed_of([Window(1.0, 100, 1, 0.0, 1.0, 1.0)] * 3, 0.5 / 100)
     assert found.value == pytest.approx(100 / 1.5)
     assert found.low <= found.value <= found.high
-
-
-def test_a_stream_without_an_end_has_no_epoch_to_amortise():
-    feed = FakeFeed()
-    feed.epoch_start_s = 0.5
-    assert speed_of([Window(1.0, 100, 1, 0.0, 1.0, 1.0)] * 3, feed).value == pytest.approx(100.0)

@@ -17,7 +17,7 @@ from autotune.script import evaluations, timing
 from autotune.script.applied import InScript
 from autotune.script.hooks import ScriptHooks
 from autotune.script.look import Look
-from autotune.script.timing import Timing
+from autotune.script.timing import ScriptTiming
 from autotune.search.requests import PARITY_LIMITS, Requests
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -79,7 +79,7 @@ def losses(watch):
     def losses(*arguments, **options):
         measure = MeasureOptions(trial_time_s=0.2, parity_batch=16, **options)
         request = MeasureRequest(id="x", task="train.py", device="cpu", plan=Plan(settings=Settings()), options=measure)
-        outcome = watch(lambda _, answer: Timing(request, time.monotonic(), answer, lambda _: None), *arguments)
+        outcome = watch(lambda _, answer: ScriptTiming(request, time.monotonic(), answer, lambda _: None), *arguments)
         assert isinstance(outcome, Measured), outcome
         return outcome.measurement.parity
 
@@ -129,7 +129,7 @@ def test_a_trial_without_an_evaluation_says_that_its_peak_is_of_training_alone(e
         path.write_text(SCRIPT + line)
     options = MeasureOptions(trial_time_s=0.2, parity_batch=None)
     request = MeasureRequest(id="x", task="train.py", device="cpu", plan=Plan(settings=Settings()), options=options)
-    outcome = watch(lambda _, answer: Timing(request, time.monotonic(), answer, lambda _: None), 16, 1, 1, 0)
+    outcome = watch(lambda _, answer: ScriptTiming(request, time.monotonic(), answer, lambda _: None), 16, 1, 1, 0)
     assert isinstance(outcome, Measured), outcome
     assert outcome.measurement.parity.losses == ()
     assert any("did not evaluate" in one for one in outcome.measurement.warnings) == (not evaluates)
@@ -162,7 +162,7 @@ def timed(watch, tmp_path, monkeypatch):
         seen = []
 
         def observe(_, answer):
-            seen.append(Timing(request, time.monotonic(), answer, lambda _: None))
+            seen.append(ScriptTiming(request, time.monotonic(), answer, lambda _: None))
             return seen[0]
 
         outcome = watch(observe, 16, 1, 1, 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from ..ranks import of_first, world_size
+from ..ranks import world_size
 from ..task import Task
 from ..training.training import Training
 from ..units import ceil_mib, format_bytes
@@ -18,23 +18,16 @@ from .evaluation import measure_evaluations
 from .measurement import NUM_STEPS, Evaluated, Measurement, MeasureOptions, Parity
 from .memory import Charge
 from .steps import Steps
-from .timing.disturbance import OtherWork, Pauses, missing_share
+from .timing.engine import WARMUP_SHARE, Timing, WarmUp
 from .timing.optimizer_time import OptimizerTime
-from .timing.speed import Window, settled, speed_of, time_windows
 
 __all__ = ["measure"]
 
-_WARMUP_SHARE = 0.25
-"""Longest warm-up, as a share of the trial's time."""
 _CONFIRM_S = 10.0
 """Most seconds for confirming a leak, also in a short trial: after a handful of steps no leak would show."""
 _WORTH_SAYING_BYTES = 2**20
 """Growth, bytes a step, from which on it is said although the steps are not the cause; smaller growth may be an
 allocator that settles."""
-_STABLE = 1.005
-"""Factor by which a stable peak may still grow."""
-_CALM_STEPS = 2
-"""Steps in a row without a skip, and with a stable peak, before timing begins."""
 
 
 def measure(training: Training, task: Task, options: MeasureOptions) -> Measurement:
@@ -55,9 +48,9 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         Exception: whatever the user's code raises.
     """
     phases_s: dict[str, float] = {}
-    steps = Steps(training, num_steps=NUM_STEPS)
     charge = Charge(training.device, options.largest_of)
     leaks = LeakWatch(charge, training.device.type)
+    steps = Steps(training, NUM_STEPS, leaks.note)
     with _timed(phases_s, "parity"):
         if training.loader.options["num_workers"]:
             steps.feed.open()  # workers are forked from a process as small as a job's
@@ -68,29 +61,28 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         if options.largest_of:
             steps.repeat(steps.feed.largest_of(options.largest_of))
             steps.settle()
-        warnings = _warm_up(steps, charge, leaks, options.trial_time_s * _WARMUP_SHARE)
+        warnings = _warm_up(steps, charge, options)
     with _timed(phases_s, "timed"):
-        optimizer_time, other_work, pauses = OptimizerTime(training.device), OtherWork(), Pauses()
+        gc.collect()
+        timing, optimizer_time = Timing(steps, charge, options), OptimizerTime(training.device)
         with optimizer_time.watching(training.optimizer):
-            timed = _time(steps, charge, leaks, options)
-        others_s = other_work.seconds() + pauses.seconds()
+            is_over = False
+            while not is_over:
+                steps.step()
+                is_over = timing.stepped()
     with _timed(phases_s, "evaluation"):
         evaluations = measure_evaluations(training, task, options, charge)
     peak = charge.peak()
-    leak, found = _look_for_leak(steps, leaks, options.trial_time_s * _WARMUP_SHARE)
+    leak, found = _look_for_leak(steps, leaks, options.trial_time_s * WARMUP_SHARE)
     if training.loader.options["persistent_workers"] and not steps.feed.has_restarted:
         steps.feed.restart()  # the first start forked them, which no other will
-    windows = settled(timed)
-    speed, seconds = speed_of(windows, steps.feed), sum(window.seconds for window in windows)
+    result = timing.result(steps.feed.epoch_start_s / (steps.feed.epoch_samples or math.inf))
+    assert result is not None, "it ends with enough windows"
     return Measurement(
-        samples_per_s=speed,
+        **result,
         peak=peak,
         parity=parity,
-        num_steps=sum(window.num_steps for window in windows),
-        num_windows=len(windows),
-        loader_wait=min(1.0, sum(window.wait_s for window in windows) / seconds),
-        optimizer_share=min(1.0, optimizer_time.seconds() / sum(window.seconds for window in timed)),
-        disturbed=min(1.0, max(missing_share(timed), others_s / sum(window.elapsed_s for window in timed))),
+        optimizer_share=min(1.0, optimizer_time.seconds() / sum(window.seconds for window in timing.windows)),
         epoch_start_s=steps.feed.epoch_start_s,
         compile_s=steps.compile_time.seconds(),
         leak_bytes_per_step=leak,
@@ -100,39 +92,22 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
     )
 
 
-def _warm_up(steps: Steps, charge: Charge, leaks: LeakWatch, limit_s: float) -> list[str]:
-    """Run steps until measuring may begin.
-
-    Every technique has had the steps that it asks for, the loader's prefetched batches are used up, the loss scaler has
-    stopped skipping, nothing is compiled, and the peak is stable; or the time for it is over, in which compiling does
-    not count. A peak that still grows then is not warned of: it is read after all has run.
-    """
-    options = steps.training.loader.options
-    head_start = 2 * options["num_workers"] * (options["prefetch_factor"] or 0)
-    num_left = max(technique.warm_up_steps() for technique in steps.training.settings.techniques())
-    peak_bytes, num_calm, began_s = charge.high_water_bytes(), 0, perf_counter()
-    first_s = compiled_s = steps.compile_time.seconds()
-    while True:
+def _warm_up(steps: Steps, charge: Charge, options: MeasureOptions) -> list[str]:
+    """Run steps until measuring may begin; what is not settled by then, in words."""
+    head_start = 2 * steps.num_ahead
+    asked = max(technique.warm_up_steps() for technique in steps.training.settings.techniques())
+    warm_up, is_warm = WarmUp(steps, charge, options, asked), False
+    while not is_warm:
         skipped = steps.step().skipped
-        steps.settle()
-        leaks.note(steps.num_steps)
-        before, peak_bytes = peak_bytes, charge.high_water_bytes()
-        compiled_before_s, compiled_s = compiled_s, steps.compile_time.seconds()
-        num_left -= 1
-        is_calm = not skipped and compiled_s == compiled_before_s and peak_bytes <= before * _STABLE
-        num_calm = num_calm + 1 if is_calm else 0
-        if num_left > 0:
-            continue
-        is_full = steps.feed.num_batches >= head_start
-        elapsed_s = perf_counter() - began_s - (compiled_s - first_s)
-        if not of_first((num_calm >= _CALM_STEPS and is_full) or elapsed_s > limit_s):
-            continue
-        if elapsed_s <= limit_s or (num_calm >= _CALM_STEPS and is_full):
-            return []
-        if not is_full:
-            needed_s = elapsed_s * head_start / steps.feed.num_batches
-            return [_too_short("batches were timed that loader workers had ready: speeds may be too high", needed_s)]
-        return [_too_short("the loss scaler still skipped steps while it was timed", 2 * elapsed_s)] if skipped else []
+        is_warm = warm_up.stepped(skipped, is_used_up=steps.feed.num_batches >= head_start)
+    if not warm_up.ran_out:
+        return []
+    if steps.feed.num_batches < head_start:
+        needed_s = warm_up.seconds * head_start / steps.feed.num_batches
+        return [_too_short("batches were timed that loader workers had ready: speeds may be too high", needed_s)]
+    return (
+        [_too_short("the loss scaler still skipped steps while it was timed", 2 * warm_up.seconds)] if skipped else []
+    )
 
 
 def _stopped(evaluations: Sequence[Evaluated], options: MeasureOptions) -> Iterator[str]:
@@ -147,27 +122,8 @@ def _stopped(evaluations: Sequence[Evaluated], options: MeasureOptions) -> Itera
 
 def _too_short(what: str, warm_up_s: float) -> str:
     """What a short warm-up falsified, and a trial time that would do: a power of two, so that trials name the same."""
-    trial_time_s = 2 ** math.ceil(math.log2(max(1.0, warm_up_s / _WARMUP_SHARE)))
+    trial_time_s = 2 ** math.ceil(math.log2(max(1.0, warm_up_s / WARMUP_SHARE)))
     return f"{what}; --trial-time {trial_time_s}s would let the training settle first"
-
-
-def _time(steps: Steps, charge: Charge, leaks: LeakWatch, options: MeasureOptions) -> list[Window]:
-    budget = options.budget if options.enforce else None
-    charge.sample_descendants()
-    over, high_water = charge.exceeds(budget), charge.high_water_bytes()
-    gc.collect()
-
-    def at_edge() -> bool:
-        nonlocal over, high_water
-        leaks.note(steps.num_steps)
-        charge.sample_descendants(every_s=1.0)
-        before, high_water = high_water, charge.high_water_bytes()
-        over = over or (high_water > before and charge.exceeds(budget))
-        return over
-
-    windows = time_windows(steps, options, at_edge)
-    charge.sample_descendants()
-    return windows
 
 
 def _look_for_leak(steps: Steps, leaks: LeakWatch, limit_s: float) -> tuple[float | None, Sequence[str]]:

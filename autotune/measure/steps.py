@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from ..training.training import Training
 from .errors import NonFiniteLoss
 from .feed import Feed, repeated
 from .timing.compile_time import CompileTime
+from .timing.engine import Reading
 
 __all__ = ["Step", "Steps"]
 
@@ -26,24 +28,46 @@ class Step(NamedTuple):
 
 
 class Steps:
-    """Drives a training over its own loader."""
+    """Drives a training over its own loader, and meters it."""
 
-    def __init__(self, training: Training, num_steps: int = 0) -> None:
+    decides_together = True
+
+    def __init__(self, training: Training, num_steps: int = 0, note: Callable[[int], None] = lambda step: None) -> None:
         """
         Args:
             training: what to run.
             num_steps: optimizer steps taken before, so that steps are counted from the process's first.
+            note: called with the number of steps, outside of what is timed.
         """
         self.training = training
+        self._note = note
         self.feed = Feed(training.loader)
         self.num_steps = num_steps
         self.compile_time = CompileTime()
+        self._num_samples = 0
         self._losses: list[tuple[int, torch.Tensor]] = []
 
     @property
-    def aside_s(self) -> float:
-        """Seconds so far that belong to no step: between epochs, and for compiling."""
-        return self.feed.between_s + self.compile_time.seconds()
+    def num_ahead(self) -> int:
+        """Batches that loader workers may have ready."""
+        options = self.training.loader.options
+        return int(options["num_workers"] * (options["prefetch_factor"] or 0))
+
+    def read(self) -> Reading:
+        """Now, as a :class:`~autotune.measure.timing.engine.Meter` tells."""
+        return Reading(
+            perf_counter(),
+            process_time(),
+            self.feed.between_s,
+            self.compile_time.seconds(),
+            self.feed.wait_s,
+            self._num_samples,
+            self.num_steps,
+        )
+
+    def at_edge(self) -> None:
+        """Between windows."""
+        self._note(self.num_steps)
 
     def step(self) -> Step:
         """One whole optimizer step."""
@@ -77,4 +101,6 @@ class Steps:
             num_samples += position.num_samples
             if result.weight:  # a micro-batch that counts for nothing has no mean
                 self._losses.append((self.num_steps, result.loss.float().reshape(())))
-        return Step(position.step_samples or num_samples * self.training.loader.ranks.size, not result.stepped)
+        step = Step(position.step_samples or num_samples * self.training.loader.ranks.size, not result.stepped)
+        self._num_samples += step.num_samples
+        return step

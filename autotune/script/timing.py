@@ -1,4 +1,5 @@
-"""Measures a script's speed and memory over windows of whole optimizer steps, by the rules of all trials."""
+"""Measures a script's speed and memory: pushes the optimizer steps that it is seen to make into the engine that times
+all trials."""
 
 from __future__ import annotations
 
@@ -14,24 +15,26 @@ from ..measure.errors import NonFiniteLoss
 from ..measure.measurement import NO_EVALUATION, NUM_STEPS, Measurement, Parity
 from ..measure.memory import Charge
 from ..measure.timing.compile_time import CompileTime
-from ..measure.timing.disturbance import OtherWork, Pauses, missing_share
-from ..measure.timing.speed import FEWEST_WINDOWS, SHORTEST_S, StoppingRule, Window, rate_of, settled
+from ..measure.timing.engine import Reading, Timing, WarmUp
 from ..workers import Measured, NonFinite, Outcome
 from ..workers.request import MeasureRequest
 from .evaluations import Evaluations
 from .observer import Observer, samples_in
 
-__all__ = ["Timing"]
+__all__ = ["ScriptTiming"]
 
-_WARMUP_SHARE = 0.25
-"""Longest warm-up, as a share of the trial's time."""
-_FEWEST_STEPS, _CALM_STEPS, _STABLE = 3, 2, 1.005
-"""Steps before timing begins: at least three, and two in a row at which the peak has grown by less than this."""
+_STEPS_AFTER_FIRST = 2
+"""Fewest steps of a warm-up, after the script's first."""
 
 
-class Timing(Observer):
+class ScriptTiming(Observer):
     """Warm-up, then windows. What the script does between steps (checkpoints, logs) is in them. Evaluations are
     not, unless it makes one after each step."""
+
+    decides_together = False
+    """Only the first process is measured."""
+    num_ahead = 0
+    """A script's own loaders are left alone."""
 
     def __init__(
         self,
@@ -52,9 +55,8 @@ class Timing(Observer):
         self._device = torch.device(request.device)
         self._charge = Charge(self._device)
         self._compile_time = CompileTime()
-        self._began_s, self._first_s = began_s, 0.0
+        self._began_s, self._first_s, self._timed_s = began_s, 0.0, 0.0
         self._phases_s: dict[str, float] = {}
-        self._peak_bytes = self._num_calm = 0
         self._step_losses: dict[int, float] = {}
         self._has_evaluated = False
         self._evaluated_after = -1
@@ -64,8 +66,8 @@ class Timing(Observer):
         self._pause = _Pause(self._device, self._compile_time)
         planned = request.plan.evaluation.batch if request.plan.evaluation is not None else None
         self._evaluations = Evaluations(planned, self._device, self._compile_time)
-        self._windows: list[Window] = []
-        self._rule: StoppingRule | None = None
+        self._warm_up: WarmUp | None = None
+        self._timing: Timing | None = None
 
     def evaluated(self, inputs: Any = None) -> None:
         """An evaluation was seen: the peak includes it, and the windows leave it out."""
@@ -76,7 +78,7 @@ class Timing(Observer):
         if self._evaluated_after != self.num_steps:
             self._is_of_step = self._evaluated_after == self.num_steps - 1
             self._evaluated_after = self.num_steps
-        if self._rule is not None and not self._is_of_step:
+        if self._timing is not None and not self._is_of_step:
             self._pause.begin()
 
     def training_goes_on(self) -> None:
@@ -91,34 +93,35 @@ class Timing(Observer):
         self._pause.may_begin()
 
     def _step(self) -> None:
-        if self.num_steps == 1:
+        if self._warm_up is None:
+            self.settle()
             self._first_s = time.monotonic()
             self._phases_s["load"] = self._first_s - self._began_s
             self._tell("training")
-        if self._rule is None:
-            if self._is_warm():
-                self._begin()
-        elif perf_counter() - self._opened_s - self._pause.seconds >= SHORTEST_S:
-            self._close()
+            self._warm_up = WarmUp(self, self._charge, self._options, _STEPS_AFTER_FIRST)
+        elif self._timing is None:
+            if self._warm_up.stepped():
+                self._timed_s = time.monotonic()
+                self._phases_s["warmup"] = self._timed_s - self._first_s
+                self._timing = Timing(self, self._charge, self._options)
+        elif self._timing.stepped():
+            outcome = self.finish()
+            assert outcome is not None, "it ends with enough windows"
+            self._answer(outcome)
 
     def finish(self) -> Outcome | None:
         """The measurement over all windows; None if there are too few."""
-        if len(self._windows) < FEWEST_WINDOWS:
+        if self._timing is None:
             return None
-        windows = settled(self._windows)
-        seconds = sum(window.seconds for window in windows)
-        others_s = self._other_work.seconds() + self._pauses.seconds()
-        elapsed_s = sum(window.elapsed_s for window in self._windows)
-        self._phases_s["timed"] = perf_counter() - self._timed_s
+        self._timing.end()
+        if (result := self._timing.result()) is None:
+            return None
+        self._phases_s["timed"] = time.monotonic() - self._timed_s
         return Measured(
             measurement=Measurement(
-                samples_per_s=rate_of(windows),
+                **result,
                 peak=self._charge.peak(),
                 parity=self._parity(),
-                num_steps=sum(window.num_steps for window in windows),
-                num_windows=len(windows),
-                loader_wait=min(1.0, sum(window.wait_s for window in windows) / seconds),
-                disturbed=min(1.0, max(missing_share(self._windows), others_s / elapsed_s)),
                 epoch_start_s=0.0,
                 compile_s=self._compile_time.seconds(),
                 evaluations=self._evaluations.found(),
@@ -127,6 +130,21 @@ class Timing(Observer):
             )
         )
 
+    def read(self) -> Reading:
+        """Now, as a :class:`~autotune.measure.timing.engine.Meter` tells: without the script's evaluations."""
+        return Reading(
+            perf_counter() - self._pause.seconds,
+            process_time() - self._pause.cpu_s,
+            0.0,
+            self._compile_time.seconds(),
+            self.wait_s,
+            self.num_samples,
+            self.num_steps,
+        )
+
+    def at_edge(self) -> None:
+        """Between windows there is nothing to do."""
+
     def _parity(self) -> Parity:
         """Compare the losses of the first optimizer steps with the reference's, if a script's runs are alike."""
         options, losses = self._options, tuple(self._step_losses.values())
@@ -134,54 +152,7 @@ class Timing(Observer):
             return Parity(losses=())
         return compare(losses, options.reference_losses, options.parity_limit, options.rounded_losses)
 
-    def _is_warm(self) -> bool:
-        self._settle()
-        before, self._peak_bytes = self._peak_bytes, self._charge.high_water_bytes()
-        self._num_calm = self._num_calm + 1 if self._peak_bytes <= before * _STABLE else 0
-        if self.num_steps < _FEWEST_STEPS:
-            return False
-        warming_s = time.monotonic() - self._first_s - self._compile_time.seconds()
-        return self._num_calm >= _CALM_STEPS or warming_s > _WARMUP_SHARE * self._options.trial_time_s
-
-    def _begin(self) -> None:
-        self._phases_s["warmup"] = time.monotonic() - self._first_s
-        self._rule, self._timed_s = StoppingRule(self._options), perf_counter()
-        self._other_work, self._pauses = OtherWork(), Pauses()
-        self._charge.sample_descendants()
-        self._open()
-
-    def _open(self) -> None:
-        self._before = (self.num_samples, self.num_steps, self.wait_s)
-        self._compiled_s = self._compile_time.seconds()
-        self._pause = _Pause(self._device, self._compile_time)
-        self._cpu_s, self._opened_s = process_time(), perf_counter()
-
-    def _close(self) -> None:
-        self._settle()
-        elapsed_s = perf_counter() - self._opened_s - self._pause.seconds
-        cpu_s = process_time() - self._cpu_s - self._pause.cpu_s
-        seconds = elapsed_s - (self._compile_time.seconds() - self._compiled_s)
-        num_samples, num_steps, wait_s = self._before
-        self._windows.append(
-            Window(
-                seconds,
-                self.num_samples - num_samples,
-                self.num_steps - num_steps,
-                min(self.wait_s - wait_s, seconds),
-                elapsed_s,
-                cpu_s,
-            )
-        )
-        self._charge.sample_descendants(every_s=1.0)
-        budget = self._options.budget if self._options.enforce else None
-        assert self._rule is not None
-        if self._rule.holds(self._windows, self._charge.exceeds(budget)):
-            outcome = self.finish()
-            assert outcome is not None
-            self._answer(outcome)
-        self._open()
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Wait for the device, and look at the losses since the last time."""
         if self._device.type == "cuda":
             torch.cuda.synchronize()

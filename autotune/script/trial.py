@@ -100,7 +100,7 @@ class ScriptTrial:
         from .hooks import ScriptHooks
         from .look import Look
         from .observer import Observer
-        from .timing import Timing
+        from .timing import ScriptTiming
 
         request = self._request
         torch.manual_seed(self._seed)
@@ -128,7 +128,7 @@ class ScriptTrial:
         if self._ranks.rank:
             hooks.observer = Observer()
         elif isinstance(request, MeasureRequest):
-            timing = Timing(request, self._began_s, self._answer, self._tell)
+            timing = ScriptTiming(request, self._began_s, self._answer, self._tell)
             self._finish, hooks.observer = timing.finish, timing
         else:
             hooks.observer = Look(request, in_script, self._ranks.size, self._answer)

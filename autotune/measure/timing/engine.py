@@ -1,0 +1,243 @@
+"""Warm-up, then windows, of optimizer steps that somebody else makes: a task's own loop, or a script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from ...ranks import of_first, world_size
+from ..measurement import MeasureOptions, Stopped
+from ..memory import Charge
+from .disturbance import OtherWork, Pauses, missing_share
+from .speed import FEWEST_WINDOWS, StoppingRule, Window, settled, speed_of
+from .turns import Side
+
+__all__ = ["WARMUP_SHARE", "Meter", "Reading", "Timing", "WarmUp"]
+
+WARMUP_SHARE = 0.25
+"""Longest warm-up, as a share of the trial's time."""
+_SHORTEST_S = 0.05
+"""Of a window."""
+_STABLE = 1.005
+"""Factor by which a stable peak may still grow."""
+_CALM_STEPS = 2
+"""Steps in a row without a skip, and with a stable peak, before timing begins."""
+
+
+class Reading(NamedTuple):
+    """What has run up at a moment; two of them make a window."""
+
+    now_s: float
+    """Wall time, from any moment on."""
+    cpu_s: float
+    """Processor time of this process."""
+    between_s: float
+    """Of the wall time, what was spent between epochs."""
+    compile_s: float
+    """Of the wall time, what compiling took."""
+    wait_s: float
+    """Of the wall time, what was spent waiting for data within epochs."""
+    num_samples: int
+    """Trained on, by all ranks."""
+    num_steps: int
+    """Optimizer steps."""
+
+    @property
+    def aside_s(self) -> float:
+        """Wall time that belongs to no step."""
+        return self.between_s + self.compile_s
+
+
+class Meter(Protocol):
+    """Reads a training while it runs."""
+
+    @property
+    def decides_together(self) -> bool:
+        """Whether each rank has a meter, so that all do what the first decides."""
+        ...
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches that loader workers may have ready."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for the device, and check the losses since the last time."""
+
+    def read(self) -> Reading:
+        """Now."""
+        ...
+
+    def at_edge(self) -> None:
+        """Called after each step of the warm-up and between windows, outside of what is timed."""
+
+
+class WarmUp:
+    """Tells from which step on measuring may begin.
+
+    Every technique has had the steps that it asks for, batches that lay ready are used up, the loss scaler has stopped
+    skipping, nothing is compiled, and the peak is stable; or the time for it is over, in which compiling does not
+    count. A peak that still grows then is not warned of: it is read after all has run.
+    """
+
+    def __init__(self, meter: Meter, charge: Charge, options: MeasureOptions, fewest_steps: int = 0) -> None:
+        """The time runs from here."""
+        self._meter, self._charge = meter, charge
+        self._limit_s = options.trial_time_s * WARMUP_SHARE
+        self._num_left, self._num_calm = fewest_steps, 0
+        self._peak_bytes, self._began = charge.high_water_bytes(), meter.read()
+        self._compiled_s = self._began.compile_s
+        self.ran_out = False
+        """Whether its time was over before all was settled."""
+
+    @property
+    def seconds(self) -> float:
+        """What it has taken so far, without compiling."""
+        now = self._meter.read()
+        return now.now_s - self._began.now_s - (now.compile_s - self._began.compile_s)
+
+    def stepped(self, skipped: bool = False, is_used_up: bool = True) -> bool:
+        """A step has ended.
+
+        Args:
+            skipped: the loss scaler found infinite gradients in it.
+            is_used_up: batches that lay ready when training began are trained on.
+
+        Returns:
+            Whether measuring may begin.
+        """
+        self._meter.settle()
+        self._meter.at_edge()
+        before, self._peak_bytes = self._peak_bytes, self._charge.high_water_bytes()
+        compiled_before_s, self._compiled_s = self._compiled_s, self._meter.read().compile_s
+        is_calm = not skipped and self._compiled_s == compiled_before_s and self._peak_bytes <= before * _STABLE
+        self._num_calm = self._num_calm + 1 if is_calm else 0
+        self._num_left -= 1
+        if self._num_left > 0:
+            return False
+        is_settled, is_late = self._num_calm >= _CALM_STEPS and is_used_up, self.seconds > self._limit_s
+        self.ran_out = is_late and not is_settled
+        return bool(_agreed(self._meter, is_settled or is_late))
+
+
+class Timing:
+    """Windows of whole optimizer steps, until the speed is known or the time is over; by turns with another process
+    where the options say so."""
+
+    def __init__(self, meter: Meter, charge: Charge, options: MeasureOptions) -> None:
+        """The first window opens here, or once it is this process's turn; ``charge`` is asked for the peak, which is held to the options' budget."""
+        self._meter, self._charge = meter, charge
+        self._budget = options.budget if options.enforce else None
+        charge.sample_descendants()
+        self._is_over, self._high_bytes = charge.exceeds(self._budget), charge.high_water_bytes()
+        self.windows: list[Window] = []
+        self._rule = StoppingRule(options)
+        self._stopped: Stopped | None = None
+        self._other_work, self._pauses, self._others_s = OtherWork(), Pauses(), 0.0
+        self._side = Side(options.turns) if options.turns is not None else None
+        self._turn_began_at = self._num_to_skip = 0
+        if self._side is not None:
+            self._wait_for_turn(self._side)
+        self._open()
+
+    def stepped(self) -> bool:
+        """A step has ended: close the window, if it is long enough.
+
+        Returns:
+            Whether timing is over; with at least :data:`FEWEST_WINDOWS` windows.
+        """
+        if self._num_to_skip:
+            self._num_to_skip -= 1
+            if not self._num_to_skip:
+                self._open()
+            return False
+        if not self._is_long_enough():
+            return False
+        self._meter.settle()
+        self.windows.append(_between(self._opened, self._meter.read()))
+        self._look_at_memory()
+        self._stopped = self._reason()
+        if self._stopped is not None:
+            self.end()
+            return True
+        self._open()
+        return False
+
+    def end(self) -> None:
+        """No other step is made: what other work took is counted up to here."""
+        self._charge.sample_descendants()
+        self._others_s = self._other_work.seconds() + self._pauses.seconds()
+
+    def result(self, start_s: float = 0.0) -> dict[str, Any] | None:
+        """What a measurement tells of the windows; None where they are too few.
+
+        Args:
+            start_s: seconds that each sample takes beside them: its part of an epoch's start.
+        """
+        if len(self.windows) < FEWEST_WINDOWS:
+            return None
+        windows = settled(self.windows)
+        seconds, elapsed_s = sum(w.seconds for w in windows), sum(w.elapsed_s for w in self.windows)
+        return {
+            "samples_per_s": speed_of(windows, start_s),
+            "num_steps": sum(window.num_steps for window in windows),
+            "num_windows": len(windows),
+            "loader_wait": min(1.0, sum(window.wait_s for window in windows) / seconds),
+            "disturbed": min(1.0, max(missing_share(self.windows), self._others_s / elapsed_s)),
+            "stopped": self._stopped or "time",
+        }
+
+    def _reason(self) -> Stopped | None:
+        if self._side is None:
+            return cast(Stopped | None, _agreed(self._meter, self._rule.reason(self.windows, self._is_over)))
+        turn = self.windows[self._turn_began_at :]
+        if sum(window.seconds for window in turn) >= self._side.turn_s and self._goes_on:
+            self._wait_for_turn(self._side, turn)
+        return None if self._goes_on or len(self.windows) < FEWEST_WINDOWS else "time"
+
+    def _wait_for_turn(self, side: Side, last: Sequence[Window] = ()) -> None:
+        """Say how the last turn went. Batches that lay ready when the next begins are trained on, and not timed."""
+        seconds = sum(window.seconds for window in last)
+        self._goes_on = side.wait(sum(window.num_samples for window in last) / seconds if last else 0.0)
+        self._turn_began_at, self._num_to_skip = len(self.windows), 1 + self._meter.num_ahead
+
+    def _open(self) -> None:
+        self._agreed_steps = self._steps_of_next()
+        self._opened = self._meter.read()
+
+    def _steps_of_next(self) -> int | None:
+        """Steps of the next window, in which several ranks have to agree; None where the clock decides."""
+        if not self._meter.decides_together or world_size() == 1:
+            return None
+        last = self.windows[-1] if self.windows else None
+        return int(of_first(max(1, math.ceil(last.num_steps * _SHORTEST_S / last.seconds)) if last else 1))
+
+    def _is_long_enough(self) -> bool:
+        now = self._meter.read()
+        if self._agreed_steps is not None:
+            return now.num_steps - self._opened.num_steps >= self._agreed_steps
+        return now.now_s - self._opened.now_s - (now.aside_s - self._opened.aside_s) >= _SHORTEST_S
+
+    def _look_at_memory(self) -> None:
+        self._meter.at_edge()
+        self._charge.sample_descendants(every_s=1.0)
+        before, self._high_bytes = self._high_bytes, self._charge.high_water_bytes()
+        self._is_over = self._is_over or (self._high_bytes > before and self._charge.exceeds(self._budget))
+
+
+def _between(opened: Reading, closed: Reading) -> Window:
+    elapsed_s = closed.now_s - opened.now_s
+    seconds = elapsed_s - (closed.aside_s - opened.aside_s)
+    return Window(
+        seconds,
+        closed.num_samples - opened.num_samples,
+        closed.num_steps - opened.num_steps,
+        min(closed.wait_s - opened.wait_s, seconds),
+        elapsed_s,
+        closed.cpu_s - opened.cpu_s,
+    )
+
+
+def _agreed(meter: Meter, value: Any) -> Any:
+    return of_first(value) if meter.decides_together else value
