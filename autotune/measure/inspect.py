@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
 from ..data.own_loader import OwnLoader
 from ..errors import TaskError
-from ..pruning import linear_features, obstacle
 from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts, LoaderSpec
-from ..techniques.allocator import installed_allocators
 from ..techniques.batch import refused_split
-from ..techniques.checkpointing import find_blocks
-from ..techniques.compiler import lacking_compiler
-from ..techniques.optimizer import implementation_of, supported_implementations
 from ..techniques.variant import Variant
 from ..training.apply_plan import build_loader, build_model, reference_batch
 from ..training.fingerprint import identify
 from ..training.skip_init import skip_init
 from .checks.split import Split, measure_split
 from .dataset import DatasetFacts, inspect_dataset
-from .device import available_host_bytes, inspect_device, num_processors
+from .device import inspect_device, num_processors
+from .facts import build_facts
 from .measurement import InspectOptions
 from .memory import process_bytes
 from .timing.loading import loader_rates
 
-__all__ = ["inspect_task", "model_facts"]
+__all__ = ["inspect_task"]
 
 _NOT_RUN = "the model was not run"
 
@@ -62,27 +56,22 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     batch = reference_batch(task, dataset, options.effective_batch)
     split = _split(task, model, data, device) if options.runs_model else Split(None, _NOT_RUN, 0.0)
     spec = LoaderSpec(dataset, task.collate, dict(task.loader_options), torch.device(device), user_dataset=dataset)
-    streams = isinstance(dataset, IterableDataset)
-    most_workers = 1 if streams and not task.shards_by_worker else num_processors()
+    most_workers = 1 if isinstance(dataset, IterableDataset) and not task.shards_by_worker else num_processors()
     own = isinstance(dataset, OwnLoader)
     loader_options = build_loader(task, spec, batch).options if own else task.loader_options
-    optimizer = task.make_optimizer(model)
-    facts = Facts(
+    facts = build_facts(
+        model,
+        dataset,
+        data,
+        task.make_optimizer(model),
+        batch,
+        options,
+        device,
+        blocks=task.blocks,
         fingerprint=found_fingerprint,
         identity=identity,
-        device=inspect_device(device),
-        torch_version=torch.__version__,
-        num_threads=torch.get_num_threads(),
-        host_memory_bytes=available_host_bytes(),
         process_bytes=charged_bytes,
-        **model_facts(model, task.blocks),
         variants=_variants(task) if options.allow_lossy else {},
-        dataset_length=data.length,
-        dataset_kind="iterable" if streams else "map",
-        dataset_bytes=data.num_bytes,
-        dataset_deterministic=data.deterministic,
-        stackable=data.stackable,
-        shapes_vary=data.shapes_vary,
         shards_by_worker=task.shards_by_worker or own,
         own_loader=own,
         even_batches=task.even_batches,
@@ -91,25 +80,15 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
             loader_rates(task, spec, batch, most_workers, split.samples_per_s) if options.runs_model and not own else {}
         ),
         step_samples_per_s=split.samples_per_s if options.runs_model else None,
-        effective_batch=batch.num_samples,
         effective_batch_held=(options.effective_batch or task.batch_size) is not None,
         effective_batch_assumed=(options.effective_batch or task.batch_size) is None,
-        micro_batch=batch.micro if batch.accumulate > 1 else None,
         precision=task.precision,
         max_grad_norm=task.max_grad_norm,
         own_autocast=split.own_autocast,
         split_error=split.error,
         split_rounded=split.rounded,
-        allow_split=options.allow_split,
-        allow_lossy=options.allow_lossy,
         evaluates=task.evaluate is not None,
         evaluation_batch=task.evaluation_batch(batch.micro),
-        optimizer=type(optimizer).__name__,
-        optimizer_implementations=supported_implementations(optimizer),
-        optimizer_implementation=implementation_of(optimizer),
-        allocators=installed_allocators(),
-        no_compiler=lacking_compiler(device),
-        num_devices=torch.cuda.device_count() if device == "cuda" else num_processors(),
         warnings=tuple(_warnings(task, options, model, data, split)),
     )
     refused = refused_split(facts)
@@ -124,21 +103,6 @@ def _check_precision(task: Task, device: Literal["cpu", "cuda"]) -> None:
             f'{task.source or "task"}: precision is "tf32", which needs a CUDA device of compute capability 8.0, but '
             f'this is {inspect_device(device).name}. State "fp32" here.'
         )
-
-
-def model_facts(model: nn.Module, paths: Sequence[str] = ()) -> dict[str, Any]:
-    """What facts tell of a model; ``paths`` name its blocks."""
-    blocks = find_blocks(model, paths)
-    parameters = list(model.parameters())
-    return {
-        "num_parameters": sum(p.numel() for p in parameters),
-        "num_trainable": sum(p.numel() for p in parameters if p.requires_grad),
-        "num_blocks": len(blocks),
-        "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
-        "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
-        "pruning_obstacle": obstacle(model),
-        "linear_features": linear_features(model),
-    }
 
 
 def _variants(task: Task) -> dict[str, int]:

@@ -15,17 +15,14 @@ from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
 from ..measure.dataset import DatasetFacts, inspect_dataset
-from ..measure.device import available_host_bytes, inspect_device, num_processors
-from ..measure.inspect import model_facts
+from ..measure.device import num_processors
+from ..measure.facts import build_facts
 from ..measure.memory import Charge
 from ..measure.timing.loading import loader_rates
 from ..ranks import world_size
 from ..task import Task
 from ..techniques import Facts, LoaderSpec, Settings
-from ..techniques.allocator import installed_allocators
 from ..techniques.batch import Batch
-from ..techniques.compiler import lacking_compiler
-from ..techniques.optimizer import implementation_of, supported_implementations
 from ..techniques.parallel import Parallel
 from ..training.data_loader import OPTIONS
 from ..training.fingerprint import identify
@@ -134,50 +131,38 @@ class Look(Observer):
             loader_options={name: value for name, value in options.items() if value is not None},
         )
         data = _NO_DATA if loader is None else _read(task, dataset)
-        streams = isinstance(dataset, IterableDataset)
         spec = LoaderSpec(dataset, collate, dict(task.loader_options), torch.device(device), user_dataset=dataset)
         batch = Batch(micro=micro, accumulate=accumulate * ranks)
         is_read = bool(data.samples)
-        has_rates = is_read and not streams and loader.batch_sampler is not None
+        has_rates = is_read and not isinstance(dataset, IterableDataset) and loader.batch_sampler is not None
         fingerprint, identity = identify(model, dataset if is_read else (), collate)
         has_norm = any(isinstance(module, _NORMS) and module.training for module in model.modules())
-        return Facts(
+        return build_facts(
+            model,
+            dataset,
+            data,
+            optimizer,
+            batch,
+            request.options,
+            request.device,
             fingerprint=fingerprint,
             identity=identity,
-            device=inspect_device(request.device),
-            torch_version=torch.__version__,
             num_threads=self._num_threads(parallel),
-            host_memory_bytes=available_host_bytes(),
             process_bytes=self._process_bytes and self._process_bytes * ranks,
-            **model_facts(model),
-            dataset_length=data.length,
-            dataset_kind="iterable" if streams else "map",
-            dataset_bytes=data.num_bytes,
-            dataset_deterministic=data.deterministic,
-            stackable=data.stackable,
             shapes_vary=False,  # what the script draws is what is measured
             shards_by_worker=options.get("num_workers", 0) > 1,
             loader_options={k: v for k, v in options.items() if isinstance(v, (int, bool))},
             loader_samples_per_s=self._loader_rates(task, spec, batch.share(ranks), rate) if has_rates else {},
             step_samples_per_s=rate,
-            effective_batch=batch.num_samples,
             effective_batch_held=True,
             effective_batch_assumed=False,
-            micro_batch=micro if batch.accumulate > 1 else None,
             batch_varies=self._varies(micro),
             draws_between_passes=self._draws_between,
             own_autocast=self._request.device in self._found.own_autocast,
             split_error=None if has_norm else 0.0,
-            allow_split=request.options.allow_split,
             allow_lossy=False,
-            optimizer=type(optimizer).__name__,
-            optimizer_implementations=supported_implementations(optimizer),
-            optimizer_implementation=implementation_of(optimizer),
-            allocators=installed_allocators(),
-            no_compiler=lacking_compiler(request.device),
             left_out=dict(self._left_out(loader, micro)),
             even_batches=True,
-            num_devices=torch.cuda.device_count() if device == "cuda" else num_processors(),
             ranks=ranks,
             shared_by=parallel.kind,
             first_losses=(losses := self._first_losses()),

@@ -1,0 +1,88 @@
+"""The facts that are read off a job's pieces, whoever found them: a task's, or a script's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.data import IterableDataset
+
+from ..pruning import linear_features, obstacle
+from ..techniques import Facts
+from ..techniques.allocator import installed_allocators
+from ..techniques.batch import Batch
+from ..techniques.checkpointing import find_blocks
+from ..techniques.compiler import lacking_compiler
+from ..techniques.optimizer import implementation_of, supported_implementations
+from .dataset import DatasetFacts
+from .device import available_host_bytes, inspect_device, num_processors
+from .measurement import InspectOptions
+
+__all__ = ["build_facts"]
+
+
+def build_facts(
+    model: nn.Module,
+    dataset: Any,
+    data: DatasetFacts,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    options: InspectOptions,
+    device: Literal["cpu", "cuda"],
+    blocks: Sequence[str] = (),
+    **others: Any,
+) -> Facts:
+    """Facts of a job.
+
+    Args:
+        model: as built.
+        dataset: what its loader reads.
+        data: what was found in it.
+        optimizer: of the model.
+        batch: of an optimizer step, as the job stands.
+        options: what the user said.
+        device: torch's device type.
+        blocks: paths of the model's blocks, where they are named.
+        others: the facts that nobody can read off these, and any in the place of what is read.
+    """
+    read: dict[str, Any] = {
+        "device": inspect_device(device),
+        "torch_version": torch.__version__,
+        "num_threads": torch.get_num_threads(),
+        "host_memory_bytes": available_host_bytes(),
+        **_of_model(model, blocks),
+        "dataset_length": data.length,
+        "dataset_kind": "iterable" if isinstance(dataset, IterableDataset) else "map",
+        "dataset_bytes": data.num_bytes,
+        "dataset_deterministic": data.deterministic,
+        "stackable": data.stackable,
+        "shapes_vary": data.shapes_vary,
+        "effective_batch": batch.num_samples,
+        "micro_batch": batch.micro if batch.accumulate > 1 else None,
+        "allow_split": options.allow_split,
+        "allow_lossy": options.allow_lossy,
+        "optimizer": type(optimizer).__name__,
+        "optimizer_implementations": supported_implementations(optimizer),
+        "optimizer_implementation": implementation_of(optimizer),
+        "allocators": installed_allocators(),
+        "no_compiler": lacking_compiler(device),
+        "num_devices": torch.cuda.device_count() if device == "cuda" else num_processors(),
+    }
+    return Facts(**(read | others))
+
+
+def _of_model(model: nn.Module, paths: Sequence[str]) -> dict[str, Any]:
+    blocks = find_blocks(model, paths)
+    parameters = list(model.parameters())
+    return {
+        "num_parameters": sum(p.numel() for p in parameters),
+        "num_trainable": sum(p.numel() for p in parameters if p.requires_grad),
+        "num_blocks": len(blocks),
+        "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
+        "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
+        "pruning_obstacle": obstacle(model),
+        "linear_features": linear_features(model),
+    }
