@@ -11,9 +11,9 @@ import pytest
 import torch
 from search_tables import facts
 
-from autotune.measure import InspectOptions, MeasureOptions
+from autotune.measure import InspectOptions, MeasureOptions, evaluation
 from autotune.plan import Budget, Evaluation, Plan
-from autotune.script import evaluations, timing
+from autotune.script import timing
 from autotune.script.applied import InScript
 from autotune.script.hooks import ScriptHooks
 from autotune.script.look import Look
@@ -150,7 +150,7 @@ EVALUATES = """
 def timed(watch, tmp_path, monkeypatch):
     """The measurement and the observer of a script, of whose evaluation each batch takes a thousand seconds."""
     passed = [0.0]
-    for module in (timing, evaluations):
+    for module in (timing, evaluation):
         monkeypatch.setattr(module, "perf_counter", lambda: time.perf_counter() + passed[0])
     monkeypatch.setattr(torch, "time_passes", lambda: passed.append(passed.pop() + 1000), raising=False)
 

@@ -22,7 +22,7 @@ from .measurement import Evaluated, EvaluationOptions, MeasureOptions
 from .memory import Charge
 from .timing.compile_time import CompileTime
 
-__all__ = ["measure_evaluations", "tell_of_batch"]
+__all__ = ["EvaluationRecord", "measure_evaluations", "tell_of_batch"]
 
 _listeners: list[Callable[[Any], None]] = []
 """Who watches the evaluation that is under way, innermost last."""
@@ -65,7 +65,7 @@ def measure_evaluations(
         if not of_first(_may_fit(found, budget)):
             break
         try:
-            found.append(_evaluate(training, task, batch, _Watch(asked, charge, budget, _Stop())))
+            found.append(_evaluate(training, task, batch, options, charge))
         except (MemoryError, torch.OutOfMemoryError):
             if not found or world_size() > 1:  # others may wait for this process
                 raise
@@ -83,18 +83,23 @@ def _may_fit(found: Sequence[Evaluated], budget: Budget | None) -> bool:
     return budget.holds(last.peak_bytes + 2 * (last.peak_bytes - (last.before_bytes or 0)))
 
 
-def _evaluate(training: Training, task: Task, batch: int | None, watch: _Watch) -> Evaluated:
-    model, is_whole = within(training.model), True
-    watch.begin()
-    with watch.on(model):
+def _evaluate(training: Training, task: Task, batch: int | None, options: MeasureOptions, charge: Charge) -> Evaluated:
+    asked, budget = options.evaluation, options.budget if options.enforce else None
+    assert asked is not None, "the caller sees to it"
+    model, is_whole, before_bytes = within(training.model), True, charge.peak().process
+    record = EvaluationRecord(training.device, CompileTime())
+    with _Watch(asked, charge, budget, record).on(model):
         try:
             # a model that has hardly learned may well be worth NaN
             call_evaluate(task, model, batch, evaluation_context(training, task))
         except _Enough:
             is_whole = False
-        if training.device.type == "cuda":
-            torch.cuda.synchronize(training.device)
-    return watch.ended(batch, is_whole)
+    return record.ended(batch, lambda: _peak_bytes(charge), before_bytes, is_whole)
+
+
+def _peak_bytes(charge: Charge) -> int:
+    charge.sample_descendants()
+    return charge.peak().process
 
 
 class _Enough(BaseException):
@@ -134,36 +139,60 @@ class _Stop:
         return False
 
 
-class _Watch:
-    """Looks at each call of the model while it is evaluated, and ends that where it takes too long or too much."""
+class EvaluationRecord:
+    """Counts one evaluation's calls of the model, and times it; what compiling takes, which a job does once, is left
+    out."""
 
-    def __init__(self, options: EvaluationOptions, charge: Charge, budget: Budget | None, stop: _Stop) -> None:
-        self._options, self._charge, self._budget, self._stop = options, charge, budget, stop
-        self._num_calls = self._num_samples = self._largest = self._high_bytes = 0
-        self._before_bytes, self._began_s, self._is_over, self._is_told = 0, 0.0, False, False
-        self._compile_time = CompileTime()
+    def __init__(self, device: torch.device, compile_time: CompileTime) -> None:
+        """It begins here, once the device has done what was asked of it before."""
+        self._device, self._compile_time = device, compile_time
+        self.num_calls = self._num_samples = self._largest = 0
+        self._began_s = 0.0
+        self._synchronize()
+        self._began_s = self.seconds()
 
-    def begin(self) -> None:
-        """Time runs from here, but for what compiling takes, which a job does once."""
-        self._before_bytes, self._began_s = self._charge.peak().process, 0.0
-        self._began_s = self._seconds()
+    def call(self, num_samples: int) -> None:
+        """The model evaluates so many samples."""
+        self.num_calls += 1
+        self._num_samples += num_samples
+        self._largest = max(self._largest, num_samples)
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
+        """Wall time so far, whatever the device has still to do."""
         return perf_counter() - self._compile_time.seconds() - self._began_s
 
-    def ended(self, batch: int | None, is_whole: bool) -> Evaluated:
-        """What it came to."""
-        seconds = self._seconds()
-        self._charge.sample_descendants()
+    def ended(
+        self,
+        batch: int | None,
+        peak_bytes: Callable[[], int],
+        before_bytes: int | None = None,
+        is_whole: bool = True,
+    ) -> Evaluated:
+        """What it came to, once the device has done all of it; ``batch`` is what it was told to evaluate at once."""
+        self._synchronize()
         return Evaluated(
             batch=batch,
-            seconds=seconds,
+            seconds=self.seconds(),
             num_samples=self._num_samples,
             largest_call=self._largest,
             is_whole=is_whole,
-            before_bytes=self._before_bytes,
-            peak_bytes=self._charge.peak().process,
+            before_bytes=before_bytes,
+            peak_bytes=peak_bytes(),
         )
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+class _Watch:
+    """Looks at each call of the model while it is evaluated, and ends that where it takes too long or too much."""
+
+    def __init__(
+        self, options: EvaluationOptions, charge: Charge, budget: Budget | None, record: EvaluationRecord
+    ) -> None:
+        self._options, self._charge, self._budget, self._record = options, charge, budget, record
+        self._stop, self._high_bytes, self._is_over, self._is_told = _Stop(), 0, False, False
 
     @contextmanager
     def on(self, model: nn.Module) -> Iterator[None]:
@@ -196,10 +225,7 @@ class _Watch:
         self._charge.sample_descendants(every_s=1.0)
         if (high_bytes := self._charge.high_water_bytes()) > self._high_bytes:
             self._high_bytes, self._is_over = high_bytes, self._charge.exceeds(self._budget)
-        is_enough = self._is_over or self._seconds() > self._options.most_s
-        if self._stop.is_at(self._num_calls, is_enough):
+        is_enough = self._is_over or self._record.seconds() > self._options.most_s
+        if self._stop.is_at(self._record.num_calls, is_enough):
             raise _Enough
-        num_samples = next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0)
-        self._num_calls += 1
-        self._num_samples += num_samples
-        self._largest = max(self._largest, num_samples)
+        self._record.call(next((len(tensor) for tensor in tensors_in(inputs) if tensor.dim()), 0))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
 
 import torch
 
+from ..measure.evaluation import EvaluationRecord
 from ..measure.measurement import Evaluated
 from ..measure.timing.compile_time import CompileTime
 
@@ -24,37 +24,21 @@ class Evaluations:
             compile_time: left out of an evaluation's time.
         """
         self._batch, self._device, self._compile_time = batch, device, compile_time
-        self._num_samples = self._largest = 0
-        self._began_s: float | None = None
+        self._record: EvaluationRecord | None = None
         self._last: Evaluated | None = None
 
     def call(self, num_samples: int) -> None:
         """The model evaluates so many samples."""
-        if self._began_s is None:
-            self._began_s, self._num_samples, self._largest = self._now_s(), 0, 0
-        self._num_samples += num_samples
-        self._largest = max(self._largest, num_samples)
+        self._record = self._record or EvaluationRecord(self._device, self._compile_time)
+        self._record.call(num_samples)
 
     def end(self, peak_bytes: Callable[[], int]) -> None:
         """Training goes on, after an evaluation or not."""
-        if self._began_s is None:
-            return
-        seconds, self._began_s = self._now_s() - self._began_s, None
-        self._last = Evaluated(
-            batch=self._batch,
-            seconds=seconds,
-            num_samples=self._num_samples,
-            largest_call=self._largest,
-            peak_bytes=peak_bytes(),
-        )
+        if self._record is not None:
+            self._last, self._record = self._record.ended(self._batch, peak_bytes), None
 
     def found(self) -> tuple[Evaluated, ...]:
         """The last of them, which nothing was new to; none of a script that was not told how many samples to take."""
         if self._batch is None:
             return ()
         return (self._last or Evaluated(batch=self._batch, seconds=0.0, is_whole=False, peak_bytes=0),)
-
-    def _now_s(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return perf_counter() - self._compile_time.seconds()
