@@ -5,9 +5,10 @@ import itertools
 import pytest
 
 from autotune.measure import MeasureOptions
-from autotune.measure.timing import speed
+from autotune.measure.timing import engine, speed
 from autotune.measure.timing.engine import Reading, Timing, WarmUp
 from autotune.measure.timing.speed import FEWEST_WINDOWS, Window, speed_of
+from autotune.measure.timing.turns import TurnOptions
 
 
 class Clock:
@@ -181,6 +182,44 @@ def test_epoch_starts_are_not_in_a_window(clock):
 def test_waiting_for_data_is_counted_within_the_window(clock):
     windows = _run(clock, [(0.06, 0.045, 0.0)])
     assert all(w.wait_s == pytest.approx(0.045) for w in windows)
+
+
+class FakeSide:
+    """Two turns of 0.2 s; remembers how they went."""
+
+    turn_s = 0.2
+
+    def __init__(self, options):
+        FakeSide.said = []
+
+    def wait(self, samples_per_s=0.0):
+        FakeSide.said.append(samples_per_s)
+        return len(FakeSide.said) < 3
+
+
+def test_by_turns_each_has_its_time_and_what_lay_ready_at_its_beginning_is_not_timed(clock, monkeypatch):
+    """Of seven steps in a turn, the first and one for each of two batches ahead are not; four of 0.06 s are 0.24 s."""
+    monkeypatch.setattr(engine, "Side", FakeSide)
+    monkeypatch.setattr(FakeSteps, "num_ahead", 2)
+    steps = FakeSteps(clock, [(0.01, 0.0, 0.0)] * 3 + [(0.06, 0.0, 0.0)] * 4)
+    options = _options().model_copy(update={"turns": TurnOptions(folder="")})
+    timing = Timing(steps, FakeCharge(), options)
+    for _ in range(13):
+        steps.step()
+        assert not timing.stepped()
+    steps.step()
+    assert timing.stepped()
+    assert FakeSide.said == [0.0, pytest.approx(32 / 0.06), pytest.approx(32 / 0.06)]
+    assert len(timing.windows) == 8
+
+
+def test_a_turn_that_never_comes_leaves_three_windows(clock, monkeypatch):
+    """Nobody is there any more to say that it goes on."""
+    monkeypatch.setattr(engine, "Side", FakeSide)
+    monkeypatch.setattr(FakeSide, "wait", lambda self, samples_per_s=0.0: False)
+    options = _options().model_copy(update={"turns": TurnOptions(folder="")})
+    timing = _timing(clock, [(0.06, 0.0, 0.0)], options)
+    assert (len(timing.windows), timing.result()["stopped"]) == (3, "time")
 
 
 def test_an_epochs_start_is_spread_over_its_samples():

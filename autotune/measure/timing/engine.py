@@ -126,7 +126,8 @@ class Timing:
     where the options say so."""
 
     def __init__(self, meter: Meter, charge: Charge, options: MeasureOptions) -> None:
-        """The first window opens here, or once it is this process's turn; ``charge`` is asked for the peak, which is held to the options' budget."""
+        """The first window opens here, or once it is this process's turn; ``charge`` is asked for the peak, which is
+        held to the options' budget."""
         self._meter, self._charge = meter, charge
         self._budget = options.budget if options.enforce else None
         charge.sample_descendants()
