@@ -23,9 +23,9 @@ from pathlib import Path
 
 from ..rows import HERE, load_rows, save_rows
 from .plans import NAMES, Pair, pairs_of
-from .run import outcome, train
+from .run import attempt, train
 from .styles import STYLES, Style
-from .trial import refused_in_trial
+from .task import task_of
 
 NAME = "same-training"
 _KINDS = ("agrees", "refused", "FAILED")
@@ -76,11 +76,9 @@ def _outcomes(style: Style, pairs: Sequence[Pair], cache: Path) -> Iterator[tupl
     plain = train(style, None, cache)
     if plain.returncode or not plain.record["steps"]:
         raise RuntimeError(f"{style.name} ended with {plain.returncode} by itself: {plain.said[-2000:]}")
+    task = task_of(style) if style.has_task else None
     for pair in pairs:
-        told = outcome(pair, plain, train(style, dict(pair.settings), cache))
-        if told.startswith("FAILED") and pair.technique == "batch" and style.longer:
-            reason = refused_in_trial(style, pair.settings)
-            told = f"refused: by a trial: {reason}" if reason is not None else told
+        told = attempt(pair, plain, task, cache)
         print(f"{style.name}, {pair.technique}: {told}", file=sys.stderr, flush=True)
         yield pair.technique, told
 

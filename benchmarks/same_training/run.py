@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from ..rows import HERE
 from .compare import differences
 from .plans import Pair
 from .styles import Style
+from .trial import refused_in_trial
 
-__all__ = ["Trained", "outcome", "train"]
+__all__ = ["Trained", "attempt", "train"]
 
 RECORDER = Path(__file__).with_name("recorder")
 _LIMIT_S = 300
@@ -40,12 +41,12 @@ class Trained:
     """Of the recorder, see there."""
 
 
-def train(style: Style, settings: dict[str, Any] | None, cache: Path) -> Trained:
+def train(style: Style, plan: Mapping[str, Any] | None, cache: Path) -> Trained:
     """Run a script to its end, in an empty folder.
 
     Args:
         style: the script.
-        settings: of a plan to run it with; None runs it as it stands.
+        plan: sections of the plan to run it with; None runs it as it stands.
         cache: where compiled programs are kept.
     """
     command = [sys.executable, *style.words]
@@ -53,10 +54,10 @@ def train(style: Style, settings: dict[str, Any] | None, cache: Path) -> Trained
         folder, records = Path(name, "job"), Path(name, "records")
         folder.mkdir()
         records.mkdir()
-        if settings is not None:
-            plan = Path(name, "plan.yaml")
-            plan.write_text(json.dumps({"schema": "autotune/plan@1", "settings": settings}), encoding="utf-8")
-            command = [sys.executable, "-m", "autotune", "run", str(plan), "--", *command]
+        if plan is not None:
+            path = Path(name, "plan.yaml")
+            path.write_text(json.dumps({"schema": "autotune/plan@1", **plan}), encoding="utf-8")
+            command = [sys.executable, "-m", "autotune", "run", str(path), "--", *command]
         returncode, said = _ended(command, folder, _environment(records, cache))
         found = [json.loads(path.read_text(encoding="utf-8")) for path in records.iterdir()]
     record = max(found, key=lambda one: len(one["steps"]), default={"steps": [], "epochs": []})
@@ -94,8 +95,27 @@ def _ended(command: Sequence[str], folder: Path, environment: dict[str, str]) ->
     return job.returncode, said
 
 
-def outcome(pair: Pair, plain: Trained, planned: Trained) -> str:
-    """``agrees``, ``refused: why``, or ``FAILED: what differs``."""
+def attempt(pair: Pair, plain: Trained, task: Mapping[str, Any] | None, cache: Path) -> str:
+    """Try a pair: of a split, a trial of a search may see what a job has nothing to hold against.
+
+    Args:
+        pair: a script, and a plan's settings.
+        plain: the script's training without a plan.
+        task: of the plan; None, as in one by hand.
+        cache: where compiled programs are kept.
+
+    Returns:
+        ``agrees``, ``refused: why``, or ``FAILED: what differs``.
+    """
+    told = {} if task is None else {"task": task}
+    found = _outcome(pair, plain, train(pair.style, {**told, "settings": pair.settings}, cache))
+    if found.startswith("FAILED") and pair.technique == "batch" and pair.style.longer:
+        reason = refused_in_trial(pair.style, pair.settings)
+        return f"refused: by a trial: {reason}" if reason is not None else found
+    return found
+
+
+def _outcome(pair: Pair, plain: Trained, planned: Trained) -> str:
     told = re.findall(r"^autotune: (.*)", planned.said, re.MULTILINE)
     num_steps = len(planned.record["steps"])
     if planned.returncode == 2 and told and num_steps <= _FIRST_STEPS:

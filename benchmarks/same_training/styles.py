@@ -22,6 +22,8 @@ class Style:
     """Samples of an optimizer step, where its flags take a batch and an accumulation."""
     longer: str = ""
     """Flags that have it train for as long as a trial of a search takes; empty where none is made."""
+    has_task: bool = False
+    """Whether its plans say for which model they are, as a search's do: where others are trained beside it."""
     has_images: bool = False
     model_draws: bool = False
     """Whether its model, or its loop, draws random numbers between passes (dropout, noise)."""
@@ -63,17 +65,17 @@ STYLES = (
     Style("dataset_set_epoch"),
     Style("transform_replaced", has_images=True),
     Style("progressive_size", has_images=True),
-    Style("linear_probe", model_draws=True),
-    Style("head_first"),
+    Style("linear_probe", has_task=True, model_draws=True),
+    Style("head_first", has_task=True),
     Style("traced_first", has_images=True),
     Style("exported_first"),
     Style("gan", model_draws=True),
-    Style("gan", "--name-it", model_draws=True),
+    Style("gan", "--name-it", has_task=True, model_draws=True),
     Style("sam"),
     Style("sam", "--name base"),
     Style("sam", "--name sam"),
     Style("ema"),
-    Style("teacher"),
+    Style("teacher", has_task=True),
     Style("step_schedule"),
     Style("epoch_schedule", has_images=True),
     Style("closure"),
