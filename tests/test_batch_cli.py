@@ -17,7 +17,7 @@ schema: autotune/jobs@1
 jobs:
   - {name: free, task: healthy.py, space: space.yaml, device: cpu, sampler: random, trial_time: 0.2s, trials: 2}
   - {name: held, task: healthy.py, space: space.yaml, device: cpu, sampler: random, trial_time: 0.2s, trials: 2,
-     budget: 4GiB, max_time: 60s}
+     budget: 4GiB, max_time: 10m}
 """
 
 

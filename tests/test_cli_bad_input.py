@@ -132,7 +132,10 @@ def test_a_task_that_ends_its_process_ends_the_command_and_leaves_nothing(folder
 
 
 def test_a_task_that_hangs_is_ended_and_told_where(folder, search):
-    ended = search("hostile_hang.py", "--max-time", "4s")
+    for most in ("4s", "16s", "64s", "256s"):  # on a busy machine it comes to its loss later
+        ended = search("hostile_hang.py", "--max-time", most)
+        if "compute_loss" in ended.stderr:
+            break
     assert_refused(ended, "did not end within", "compute_loss")
 
 

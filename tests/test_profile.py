@@ -444,7 +444,7 @@ def test_nobody_reads_its_progress(folder):
     running.process.stderr.close()
     document = json.loads(running.process.stdout.read())
     assert document["modules"][0]["name"] == ""
-    assert running.process.wait(60) == 0
+    assert running.process.wait(600) == 0
 
 
 def test_a_bad_option_is_named_in_the_document_too(folder, run):
