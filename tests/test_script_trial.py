@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import random
+import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -252,6 +254,31 @@ def test_files_that_trials_changed_are_told_once(tmp_path):
     (tmp_path / "plan.yaml").write_text("our own")
     assert "write files here: changed. With --scratch copy " in changes.told()
     assert changes.told() is None
+
+
+WATCHES = """
+import sys, time
+from pathlib import Path
+from autotune.script.changes import Changes
+while not Path("search.log").exists():
+    time.sleep(0.01)
+changes = Changes(Path.cwd(), Path("plan.yaml"), Path("events.jsonl"))
+for name in ("plan.yaml", "events.jsonl", "model.pt"):
+    Path(name).write_text("")
+print("goes on", flush=True)
+print("fails", file=sys.stderr, flush=True)
+Path("told").write_text(changes.told())
+"""
+
+
+@pytest.mark.parametrize(
+    "shell", ["{} > search.log 2>&1", "{} | tee search.log", "({}; sleep 0) 2> errors.log > search.log"]
+)
+def test_what_the_commands_own_output_goes_to_is_none_of_the_scripts(shell, tmp_path):
+    command = shlex.join([sys.executable, "-c", WATCHES])
+    subprocess.run(["bash", "-c", shell.format(command)], cwd=tmp_path, check=True, stdin=subprocess.DEVNULL)
+    assert "goes on" in (tmp_path / "search.log").read_text()
+    assert "write files here: model.pt. With" in (tmp_path / "told").read_text()
 
 
 def test_placeholders_are_the_only_source_of_the_batch():

@@ -17,6 +17,7 @@ from ..script.changes import Changes
 from ..script.launchers import other_than_asked
 from ..search.events import Event, Inspected, Warned
 from ..search.options import SearchOptions
+from ..search.store.url import sqlite_files
 from ..search.time_budget import TimeBudget
 from ..task_file import refuse_script
 from .interrupts import interrupts
@@ -38,7 +39,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         raise UserError("--scratch is for a script's trials. Those of a task file call its functions alone.")
     if options.flags != SearchOptions.flags and options.command is None:
         raise UserError("--flags is for a script's own. A task file states its batch: batch_size, micro_batch_size.")
-    changes = Changes(here, options.output) if options.command is not None else None
+    changes = Changes(here, *_own_files(options)) if options.command is not None else None
     time_budget = TimeBudget(
         options.trial_time_s, options.max_time_s
     )  # the executor's start is in the time that was given
@@ -74,6 +75,12 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         with listened_to(sys.stdout):
             print(options.output)
     return code
+
+
+def _own_files(options: SearchOptions) -> list[Path]:
+    """What a search writes outside of ``.autotune``, beside its output."""
+    asked = [path for path in (options.output, options.progress) if path is not None]
+    return [*asked, *sqlite_files(options.storage or "").values()]
 
 
 def _observers(options: SearchOptions, display: Callable[[Event], None]) -> Callable[[Event], None]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["Changes"]
@@ -19,14 +22,14 @@ _Snapshot = dict[str, tuple[int, int]]
 class Changes:
     """Files that a script's trials write into a folder, reported once."""
 
-    def __init__(self, folder: Path, but: Path) -> None:
+    def __init__(self, folder: Path, *but: Path) -> None:
         """
         Args:
             folder: that the script is run from.
-            but: what is not the script's: the plan.
+            but: what is written there and is not the script's: the plan. Nor is what this command's output goes to.
         """
-        self._folder, self._but = folder, os.path.relpath(but, folder)
-        self._before = _snapshot(folder)
+        self._folder, self._but = folder, {os.path.relpath(path, folder) for path in but}
+        self._before, self._output = _snapshot(folder), set(_open_files())
         self._is_told = False
 
     def told(self) -> str | None:
@@ -34,13 +37,55 @@ class Changes:
         after = {} if self._is_told else _snapshot(self._folder)
         before = {} if self._is_told else self._before
         changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
-        changed = [path for path in changed if path != self._but]
+        changed = [path for path in changed if path not in self._but and not self._is_output(path)]
         if not changed:
             return None
         self._is_told = True
         more = len(changed) - _MOST_TOLD
         names = ", ".join(changed[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
         return f"the script's trials write files here: {names}. With --scratch copy they run in a folder of their own."
+
+    def _is_output(self, path: str) -> bool:
+        with suppress(OSError):  # gone meanwhile
+            return _identity(os.stat(self._folder / path)) in self._output
+        return False
+
+
+def _open_files() -> Iterator[tuple[int, int]]:
+    """Files that this process, those that it came of and its process group have open: a log that a shell, ``tee`` or a
+    scheduler writes of this command. Of other processes' nothing is known without ``/proc``."""
+    for folder in ("/dev/fd", *(f"/proc/{pid}/fd" for pid in _around())):
+        with suppress(OSError):  # it has ended, or is another user's
+            for name in os.listdir(folder):
+                with suppress(OSError):
+                    found = os.stat(f"{folder}/{name}")
+                    if stat.S_ISREG(found.st_mode):
+                        yield _identity(found)
+
+
+def _around() -> Iterator[int]:
+    """Process ids above this one, and those of its process group."""
+    pid, group = os.getppid(), os.getpgrp()
+    while pid > 0:
+        yield pid
+        pid, _ = _parent_and_group(pid)
+    with suppress(OSError):
+        yield from (
+            int(name) for name in os.listdir("/proc") if name.isdigit() and _parent_and_group(int(name))[1] == group
+        )
+
+
+def _parent_and_group(pid: int) -> tuple[int, int]:
+    """As the kernel tells them; of a process that is gone there are none."""
+    try:
+        _, parent, group, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0, 0
+    return int(parent), int(group)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _snapshot(folder: Path) -> _Snapshot:
