@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -351,6 +352,17 @@ def test_a_task_that_raises_when_it_is_inspected_is_answered_with_its_traceback(
     failed = Failed(message="ZeroDivisionError: division by zero", traceback="Traceback: model.py line 1")
     with pytest.raises(TaskError, match=r"cannot be inspected: ZeroDivisionError.*\n\nTraceback: model.py line 1"):
         run_search(options(), executor=Uninspectable(failed))
+
+
+def test_a_traceback_that_a_script_has_printed_too_is_said_once():
+    traceback = "Traceback (most recent call last):\n  File \"train.py\", line 1\nImportError: No module named 'six'\n"
+    failed = Failed(
+        message="ImportError: No module named 'six'", traceback=traceback, output=f"reads\n{traceback}is gone\n"
+    )
+    with pytest.raises(TaskError, match="the script cannot be inspected: ImportError") as caught:
+        run_search(options(command=(sys.executable, "train.py")), executor=Uninspectable(failed))
+    assert str(caught.value).count("Traceback") == 1
+    assert str(caught.value).endswith("No module named 'six'\n\nIts last output:\nreads\n\nis gone")
 
 
 def test_nothing_fits_names_the_nearest_miss_and_the_budget_that_admits_it():

@@ -54,14 +54,14 @@ def preview_search(
         TaskError: the task cannot be loaded or inspected.
         SpaceError: an unknown technique or value in the space.
     """
-    from ..search.sampler.configuration_space import (
-        ConfigurationSpace,  # it takes a moment, and something is shown by now
-    )
-
     time_budget = TimeBudget(options.trial_time_s, options.max_time_s)
     space = load_space(options.preset)
     for note in told_early(options, space):
         observe(note)
+    from ..search.sampler.configuration_space import (
+        ConfigurationSpace,  # it takes a moment, and something is shown by now
+    )
+
     found = inspected(options, executor, time_budget)
     options, facts = by_own_flags(options, found.facts)
     check_possible(asked(options), facts)

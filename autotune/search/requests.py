@@ -227,12 +227,13 @@ def inspected(
         raise Interrupted("Interrupted while the task was being inspected; nothing had been measured.")
     if isinstance(outcome, Failed) and not outcome.traceback:
         raise TaskError(outcome.message)
+    job = "task" if options.command is None else "script"
     if isinstance(outcome, OutOfMemory):
         raise NothingFits(
-            f"{options.task}: the task cannot be inspected, since it does not fit on this device: "
+            f"{options.task}: the {job} cannot be inspected, since it does not fit on this device: "
             f"{failure(outcome)}\nFree memory there, or make the model or its samples smaller."
         )
-    raise TaskError(f"{options.task}: the task cannot be inspected: {failure(outcome)}")
+    raise TaskError(f"{options.task}: the {job} cannot be inspected: {failure(outcome)}")
 
 
 def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:
@@ -262,10 +263,12 @@ def check_plan(plan: Plan, task: str, facts: Facts) -> Facts:
 
 def failure(outcome: Outcome) -> str:
     """Why a trial did not end well, with the user's traceback or the last of the output where they say more."""
-    tail = "\n".join(outcome.output.strip().splitlines()[-_OUTPUT_LINES:])
+    output = outcome.output.strip()
     match outcome:
         case Failed():
-            said = "\n\n".join(filter(None, (outcome.message, outcome.traceback.rstrip())))
+            traceback = outcome.traceback.strip()
+            said = "\n\n".join(filter(None, (outcome.message, traceback)))
+            output = output.replace(traceback, "").strip()  # a script has printed it, too
         case OutOfMemory():
             return f"out of memory at {format_bytes(outcome.peak_bytes)}: {outcome.message}"
         case TimedOut():
@@ -276,4 +279,5 @@ def failure(outcome: Outcome) -> str:
             said = outcome.message or f"the loss is not finite at optimizer step {outcome.step}."
         case _:
             raise AssertionError(f"{outcome.kind} is no failure")
+    tail = "\n".join(output.splitlines()[-_OUTPUT_LINES:])
     return f"{said}\n\nIts last output:\n{tail}" if tail else said
