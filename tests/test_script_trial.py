@@ -123,7 +123,7 @@ BAD = {
         "critic = nn.Linear(2, 1)\ntheirs = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
         "while True:\n    critic(model(x)).sum().backward(); optimizer.step(); theirs.step()\n",
         Failed,
-        "Name them: `autotune.prepare(model, optimizer, loader)`",
+        "Name them: `autotune.prepare(model, optimizer, loader)`, with None for the loader where there is none",
     ),
     "processes of its own": (
         "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=2)\n",

@@ -22,12 +22,13 @@ from .shards import mismatch, shared_by, unwrapped, wrappers
 if TYPE_CHECKING:
     from .hooks import ScriptHooks
 
-__all__ = ["InScript", "Refused", "ScriptJob", "is_success", "refuse", "tell_once", "why_no_model"]
+__all__ = ["PREPARE", "InScript", "Refused", "ScriptJob", "is_success", "refuse", "tell_once", "why_no_model"]
 
+PREPARE = "`autotune.prepare(model, optimizer, loader)`, with None for the loader where there is none"
+"""The line by which a script names what a plan is for."""
 _NO_MODEL = (
-    "no module was called that holds what the optimizer steps. Name it, once it is built: `model, optimizer, loader = "
-    "autotune.prepare(model, optimizer, loader)`; several as one: `autotune.prepare(nn.ModuleList([encoder, decoder]), "
-    "optimizer, loader)`."
+    f"no module was called that holds what the optimizer steps. Name it, once it is built: {PREPARE}; several as one: "
+    "`autotune.prepare(nn.ModuleList([encoder, decoder]), optimizer, loader)`."
 )
 _OWN_AUTOCAST = (
     "the script turns autocast on itself, and precision is a row of the plan. Turn it off there (Accelerate, a "

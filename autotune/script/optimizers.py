@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["FEW_STEPS", "Optimizers", "parameters_of"]
+from .applied import PREPARE
 
-_NAME = "`autotune.prepare(model, optimizer, loader)`"
+__all__ = ["FEW_STEPS", "Optimizers", "parameters_of"]
 
 FEW_STEPS = 10
 """Steps of other optimizers after which it is plain which of them train."""
@@ -47,7 +47,7 @@ class Optimizers:
         """Why several of the same model are refused."""
         return (
             f"{len(mine)} optimizers have parameters of the same model, and a plan is for one: {self._told(mine)}. "
-            f"Name the one that steps: {_NAME}."
+            f"Name the one that steps: {PREPARE}."
         )
 
     def why_not(self, mine: torch.optim.Optimizer, other: torch.optim.Optimizer, is_named: bool) -> str | None:
@@ -56,13 +56,13 @@ class Optimizers:
         if not is_named:
             return (
                 f"the script steps several optimizers ({self._told([mine, other])}), and a plan is for one model and "
-                f"its optimizer. Name them: {_NAME}."
+                f"its optimizer. Name them: {PREPARE}."
             )
         shares = not parameters_of(mine).isdisjoint(parameters_of(other))
         if shares and not self._num_steps.get(mine) and self._num_steps.get(other) == FEW_STEPS:
             return (
                 f"the optimizer that autotune.prepare names makes no step: {self._told([other, mine])}, and both have "
-                f"the same parameters. Name the one that steps: {_NAME}."
+                f"the same parameters. Name the one that steps: {PREPARE}."
             )
         return None
 
