@@ -282,7 +282,9 @@ class Plan(_Section):
             if name == "settings":
                 ordered[key] = self.settings.written()
             elif name == "gain" and self.gain is not None:
-                unknown = {key for key in ("low", "high", "rounds", "reason") if getattr(self.gain, key) is None}
+                unknown = {
+                    key for key in ("low", "high", "rounds", "turns", "reason") if getattr(self.gain, key) is None
+                }
                 ordered[key] = self.gain.model_dump(mode="json", exclude=unknown)
             elif key in data and data[key] not in ([], {}):
                 ordered[key] = data[key]

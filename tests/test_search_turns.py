@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
-from search_tables import measurement
+from search_tables import BOTH, MIB, REFERENCE, SMALL, configurations, facts, measurement, options, row, run_search
 
 from autotune.plan import Budget
+from autotune.search.events import FinalistEnded, TrialStarted
 from autotune.search.winner.evidence import Pair, are_sure, combine, gain, gain_of
+from autotune.workers import Failed
 from autotune.workers.outcome import Turn
+from autotune.workers.table import TableExecutor
+
+pytestmark = pytest.mark.usefixtures("in_memory")
+ROOMY = facts(host_memory_bytes=2**40)
+"""With memory for two processes at once."""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("space.yaml").write_text(SMALL)
 
 
 def by_turns(*log_ratios: float, disturbed: tuple[float, ...] = ()) -> Pair:
@@ -76,3 +90,52 @@ def test_rounds_by_turns_go_on_until_the_gain_is_known_to_3_percent():
     pairs = [by_turns(*[0.40] * 4), by_turns(*[0.46] * 4)]
     assert gain_of(pairs).low > 0
     assert not are_sure(pairs, Budget())
+
+
+def test_the_winner_and_the_reference_take_turns_in_two_pairs_of_processes():
+    """The plan says how often, and both sides' runs are told."""
+    rows = [row(settings) for settings in configurations(ROOMY)]
+    run = run_search(options(), executor=TableExecutor(ROOMY, rows))
+    asked = [request for request in run.executor.requests if request.kind == "compare"]
+    assert [(request.one.plan.settings, request.other.plan.settings) for request in asked] == [(BOTH, REFERENCE)] * 2
+    assert all(request.one.fresh and request.one.options.enforce for request in asked)
+    assert not any(request.other.options.enforce for request in asked)
+    assert (run.plan.gain.rounds, run.plan.gain.turns) == (2, 8)
+    assert [event.by_turns for event in run.seen(TrialStarted) if event.finalist_round] == [True, True]
+    ends = [(event.round, event.number == 0) for event in run.seen(FinalistEnded) if event.round]
+    assert ends == [(1, False), (1, True), (2, False), (2, True)]
+
+
+def test_what_a_driver_measured_by_turns_is_not_measured_again():
+    """A plan that cannot be written, and then can: the second process has both rounds."""
+    rows = [row(settings) for settings in configurations(ROOMY)]
+    first = run_search(options(), executor=TableExecutor(ROOMY, rows))
+    again = run_search(options(resume=True), executor=TableExecutor(ROOMY, rows))
+    assert [request.kind for request in first.executor.requests].count("compare") == 2
+    assert [request.kind for request in again.executor.requests].count("compare") == 0
+    assert again.plan.gain == first.plan.gain
+
+
+def test_a_winner_that_fails_as_it_takes_turns_falls_and_the_next_does():
+    """It has run in its trial and not in a fresh interpreter."""
+
+    class Fails(TableExecutor):
+        def _compared(self, request):
+            outcome = super()._compared(request)
+            fails = request.one.plan.settings == BOTH
+            return outcome.model_copy(update={"one": Failed(message="not here")}) if fails else outcome
+
+    rows = [row(settings) for settings in configurations(ROOMY)]
+    run = run_search(options(), executor=Fails(ROOMY, rows))
+    assert run.plan.settings != BOTH
+    assert run.plan.gain.turns == 8
+    assert any("fell when it was measured again: not here" in note for note in run.plan.notes)
+
+
+@pytest.mark.parametrize("peak", [100 * MIB, 101 * MIB])
+def test_both_live_at_once_where_the_host_holds_both_and_a_tenth_more(peak):
+    """Twice 100 MiB and a tenth are 220 MiB."""
+    own = facts(host_memory_bytes=221 * MIB)
+    rows = [row(settings, peak_bytes=(peak,)) for settings in configurations(own)]
+    run = run_search(options(), executor=TableExecutor(own, rows))
+    assert (run.plan.gain.turns is not None) == (peak == 100 * MIB)

@@ -112,10 +112,9 @@ class CompareRequest(_Request):
     def of(cls, one: MeasureRequest, other: MeasureRequest, most_s: float) -> CompareRequest:
         """Of two requests for one task; both sides have the time that they take together."""
         deadline_s = one.deadline_s + other.deadline_s + most_s
-        one, other = (side.model_copy(update={"deadline_s": deadline_s}) for side in (one, other))
-        return cls(
-            id=one.id, task=one.task, device=one.device, deadline_s=deadline_s, one=one, other=other, most_s=most_s
-        )
+        one, other = (side.model_copy(update={"deadline_s": deadline_s, "fresh": True}) for side in (one, other))
+        own = {"id": one.id, "task": one.task, "device": one.device, "deadline_s": deadline_s, "fresh": True}
+        return cls(**own, one=one, other=other, most_s=most_s)
 
 
 class ProfileRequest(_PlanRequest):

@@ -58,7 +58,7 @@ def take_turns(request: CompareRequest, run: _Run, prefix: str) -> Outcome:
             folder = scratch.path / str(lane)
             turns = TurnOptions(folder=str(folder), turn_s=request.turn_s)
             options = asked.options.model_copy(update={"turns": turns})
-            asked = asked.model_copy(update={"options": options, "fresh": True})
+            asked = asked.model_copy(update={"options": options})
             sides.append(_Side(folder, lambda asked=asked, lane=lane: threads.submit(run, asked, lane)))  # type: ignore[misc]
             stack.callback(sides[-1].close)
         return _compare(sides[0], sides[1], request)
@@ -67,6 +67,7 @@ def take_turns(request: CompareRequest, run: _Run, prefix: str) -> Outcome:
 def _compare(one: _Side, other: _Side, request: CompareRequest) -> Outcome:
     """One side comes to its first turn alone, then the other; then they take turns, and end one after the other."""
     found: list[Turn] = []
+    began_s = time.monotonic()
     with contextlib.suppress(_Ended):
         for side in (one, other):
             side.start()
@@ -79,7 +80,8 @@ def _compare(one: _Side, other: _Side, request: CompareRequest) -> Outcome:
             found.append(Turn(rates=(said[one].samples_per_s, said[other].samples_per_s), disturbed=disturbed))
     ended = [side.end() for side in (one, other)]
     lost = next((outcome for outcome in ended if isinstance(outcome, Lost)), None)
-    return lost or COMPARED.validate_python({"one": ended[0], "other": ended[1], "turns": tuple(found)})
+    both = {"one": ended[0], "other": ended[1]}
+    return lost or COMPARED.validate_python({**both, "turns": tuple(found), "seconds": time.monotonic() - began_s})
 
 
 def _are_enough(turns: Sequence[Turn], precision: float) -> bool:

@@ -50,6 +50,8 @@ class TrialStarted:
     number: int
     settings: Settings
     finalist_round: int | None = None
+    by_turns: bool = False
+    """Whether the reference lives at the same time, and the two take turns."""
     promise: float | None = None
     """Expected gain in the logarithm of the speed, for each second of the trial; None where it is not known."""
 

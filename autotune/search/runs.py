@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..workers import MeasureRequest, Outcome, Predicted, TimedOut, TrialRequest
+from ..workers import Outcome, Predicted, PredictRequest, TimedOut, TrialRequest
 from .events import Event
 from .session import Session
 from .time_budget import LEAST_SHARE_S
@@ -45,9 +45,9 @@ def run_once(
     is_late = isinstance(outcome, TimedOut) and session.time_budget.left_s() < LEAST_SHARE_S
     if is_late or session.was_cut_off(outcome):
         return None
-    if isinstance(request, MeasureRequest) or isinstance(outcome, Predicted):
+    if not isinstance(request, PredictRequest) or isinstance(outcome, Predicted):
         session.study.keep_evidence(key, outcome)
-    session.learn(request.id, outcome, fresh=isinstance(request, MeasureRequest) and request.fresh)
+    session.learn(request.id, outcome, fresh=request.fresh)
     if ended is not None:
         session.observe(ended(outcome))
     return outcome

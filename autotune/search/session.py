@@ -13,7 +13,7 @@ from ..files import FOLDER
 from ..measure.measurement import Parity, QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
-from ..workers import STOPPED, Executor, Measured, MeasureRequest, Outcome
+from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
 from .events import Event, Warned
 from .options import SearchOptions
 from .quality import least_early
@@ -146,9 +146,14 @@ class Session:
     def learn(self, name: str, outcome: Outcome, fresh: bool = False) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
         self.time_budget.learn(outcome, fresh)
-        self.keep_output(name, outcome)
-        for message in outcome.measurement.warnings if isinstance(outcome, Measured) else ():
-            self.warn(message)
+        sides = {name: outcome}
+        if isinstance(outcome, Compared):
+            others = {f"{name}-reference": outcome.other} if outcome.other is not None else {}
+            sides = {name: outcome.one, **others}
+        for each, one in sides.items():
+            self.keep_output(each, one)
+            for message in one.measurement.warnings if isinstance(one, Measured) else ():
+                self.warn(message)
 
     def judge(self, outcome: Outcome) -> Verdict:
         """The verdict on an outcome."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..workers import Measured, Outcome
+from ..workers import Compared, Measured, Outcome
 
 __all__ = ["LEAST_SHARE_S", "MOST_ROUNDS", "NUM_FINALISTS", "NUM_REPEATS", "TimeBudget"]
 
@@ -70,7 +70,11 @@ class TimeBudget:
         return math.inf if self.max_time_s is None else self.max_time_s - self.elapsed_s()
 
     def learn(self, outcome: Outcome, fresh: bool) -> None:
-        """Take in a trial's duration."""
+        """Take in a trial's duration, or that of two that took turns."""
+        if isinstance(outcome, Compared):
+            sides = [side.measurement for side in (outcome.one, outcome.other) if isinstance(side, Measured)]
+            timed_s = sum(side.phases_s.get("timed", 0.0) for side in sides)
+            self._fresh_overheads_s += [max(0.0, outcome.seconds - timed_s) / 2] if len(sides) == 2 else []
         if isinstance(outcome, Measured):
             overhead = max(0.0, outcome.seconds - outcome.measurement.phases_s.get("timed", 0.0))
             if not self._overheads_s and outcome.measurement.quality is not None:  # most others are not judged

@@ -93,8 +93,8 @@ def _said(event: Event, progress: Progress) -> str:
             )
         case PredictionEnded(num_predicted, num_configurations):
             return f"predicted: {num_predicted} of {num_configurations}"
-        case TrialStarted(number, settings, finalist_round):
-            return f"{_starts(number, finalist_round)}: {settings_words(settings, progress.facts)}"
+        case TrialStarted(number, settings, finalist_round, by_turns):
+            return f"{_starts(number, finalist_round, by_turns)}: {settings_words(settings, progress.facts)}"
         case TrialEnded():
             return f"{trial_label(event.number)}: {_trial(event, progress)}"
         case FinalistEnded():
@@ -108,9 +108,12 @@ def _said(event: Event, progress: Progress) -> str:
             return f"no more trials: {reason}" + ("" if reason == INTERRUPTED else "; the best are measured again")
 
 
-def _starts(number: int, finalist_round: int | None) -> str:
+def _starts(number: int, finalist_round: int | None, by_turns: bool) -> str:
     if finalist_round is None:
         return f"{trial_label(number)}{'' if number else ' (the job as it stands)'} starts"
+    if by_turns:
+        rounds = round_words(finalist_round or 0)
+        return f"{finalist_label(number)} and the reference by turns, {rounds}, start in fresh processes"
     fresh = " in a fresh process" if finalist_round else ""
     return f"{finalist_label(number)}, {round_words(finalist_round)}, starts{fresh}"
 

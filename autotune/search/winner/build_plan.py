@@ -23,7 +23,7 @@ from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
 from .evaluation import evaluation_of
 from .evidence import are_sure, calm, combine, gain
-from .finalists import Final, run_name
+from .final import Final, run_name
 
 __all__ = ["build_plan", "environment_of", "nothing_fits"]
 
@@ -45,7 +45,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
     assert isinstance(winner.outcome, Measured)
     disturbed = [pair.winner for pair in final.rounds if pair not in final.pairs]
     repeats = final.repeats or [winner.outcome.measurement]
-    measured = combine(repeats, session.budget, disturbed)
+    measured = combine(repeats, session.budget, disturbed, final.by_turns)
     reference, reason = _reference(session, final)
     facts, options = session.facts, session.options
     # a plan says by itself what was measured
@@ -179,7 +179,7 @@ def _reference(session: Session, final: Final) -> tuple[Evidence | None, str | N
         peak = format_bytes(ceil_mib(tried.outcome.peak_bytes))
         return None, f"the reference ran out of memory at {peak}: {tried.outcome.message}"
     assert isinstance(tried.outcome, Measured)
-    return combine(final.reference or [tried.outcome.measurement], session.budget), None
+    return combine(final.reference or [tried.outcome.measurement], session.budget, by_turns=final.by_turns), None
 
 
 def _notes(session: Session, final: Final, measured: Evidence, reference: Evidence | None) -> Iterator[str]:

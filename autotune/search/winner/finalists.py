@@ -13,55 +13,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...measure import Measurement
-from ...measure.measurement import Quality
-from ...workers import Dropped, Measured, MeasureRequest, Outcome
+from ...workers import Compared, CompareRequest, Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
 from ..quality import UNLIKELY, Judgement, judge_quality, reason_of
 from ..runs import run_once
 from ..session import Session
 from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS, NUM_FINALISTS
+from .by_turns import MOST_ROUNDS_BY_TURNS, NUM_ROUNDS_BY_TURNS, can_take_turns, comparing
 from .evaluation import find_batch, with_batch
 from .evidence import Pair, are_sure, interval, undisturbed
+from .final import Final, qualities, run_name
 
-__all__ = ["Final", "run_name", "settle"]
+__all__ = ["settle"]
 
 _FROM_RUN_TO_RUN = 0.05
 """Relative difference between two processes of one configuration, beside the intervals within them."""
 
-_BESIDE, _ANEW, _QUALITY = ":reference", ":anew", "quality"
-"""Parts of keys: of the reference's run right after one, of a round that is begun again, and of the reference's quality
-from a round's seed."""
-
-
-@dataclass(frozen=True)
-class Final:
-    """The result of the finalists' runs."""
-
-    winner: Tried | None
-    """None when nothing fits."""
-    rounds: tuple[Pair, ...] = ()
-    """The winner's fresh measurements, each with the reference's; empty when there was no time for any."""
-
-    @property
-    def pairs(self) -> list[Pair]:
-        """The rounds that count: the undisturbed ones, or all where too few are."""
-        return undisturbed(self.rounds)
-
-    @property
-    def qualities(self) -> list[tuple[Quality, Quality]]:
-        """The winner's and the reference's, from one seed each."""
-        return qualities(self.rounds)
-
-    @property
-    def repeats(self) -> list[Measurement]:
-        """The winner's measurements in the rounds that count."""
-        return [pair.winner for pair in self.pairs]
-
-    @property
-    def reference(self) -> list[Measurement]:
-        """The reference's measurements in the rounds that count."""
-        return [pair.reference for pair in self.pairs if pair.reference is not None]
+_BESIDE, _BY_TURNS, _ANEW, _QUALITY = ":reference", ":turns", ":anew", "quality"
+"""Parts of keys: of the reference's run right after one, of both by turns, of a round that is begun again, and of the
+reference's quality from a round's seed."""
 
 
 def settle(session: Session, fell: Callable[[Tried], None]) -> Final:
@@ -81,17 +52,6 @@ def settle(session: Session, fell: Callable[[Tried], None]) -> Final:
             return finals.settle()
         except _Fell as found:
             fell(found.row)
-
-
-def qualities(rounds: Sequence[Pair]) -> list[tuple[Quality, Quality]]:
-    """Quality of both, of the rounds in which both were judged."""
-    both = ((pair.winner.quality, pair.reference.quality) for pair in rounds if pair.reference is not None)
-    return [(one, other) for one, other in both if one is not None and other is not None]
-
-
-def run_name(row: Tried, number: int) -> str:
-    """Fields of a request that measures a configuration again, in this round."""
-    return f"finalist-{row.number:03d}-round-{number}"
 
 
 class _OutOfTime(Exception):
@@ -200,25 +160,25 @@ class _Finals:
                 self.session.warn(f"batches of {over} are over the budget in evaluation after all: half is tried.")
 
     def _repeat(self, candidate: Tried, num_planned: int) -> list[Pair]:
-        """The reported rounds: candidate and reference in turn, until the figures are sure or the time is up."""
+        """The reported rounds: candidate and reference by turns, or in turn, until the figures are sure or the time is
+        up."""
         rounds: list[Pair] = []
         self._reference_failed = False
-        takes_turns = candidate.number != 0 and self._repeats_reference()
+        is_paired = candidate.number != 0 and self._repeats_reference()
         judged = candidate.settings.affect("function")
+        by_turns = is_paired and not judged and can_take_turns(self.session, candidate)
+        if by_turns:
+            num_planned = min(num_planned, NUM_ROUNDS_BY_TURNS)
         try:
-            while num_planned and len(rounds) < MOST_ROUNDS:
+            while num_planned and len(rounds) < (MOST_ROUNDS_BY_TURNS if by_turns else MOST_ROUNDS):
                 if are_sure(rounds, self.session.budget) and not (judged and self._judgement(rounds) == "unknown"):
                     break
                 number = len(rounds) + 1
-                runs_left = max(num_planned - number + 1, 1) * (1 + takes_turns)
-                key = self._key(candidate, number, judged)
-                while takes_turns and self._is_half(key):
-                    key += _ANEW
-                outcome = self._run(candidate, number, key, runs_left, judged)
-                found = self._hold(candidate, number, outcome)
-                rounds.append(Pair(found))
-                if takes_turns:
-                    rounds[-1] = Pair(found, self._run_reference(number, key + _BESIDE, runs_left - 1, judged))
+                runs_left = max(num_planned - number + 1, 1) * (1 + is_paired)
+                if by_turns:
+                    rounds.append(self._take_turns(candidate, number, runs_left))
+                else:
+                    self._run_in_turn(candidate, rounds, runs_left, is_paired)
                 if judged and self._judgement(rounds) == "dropped":
                     break
         except _OutOfTime:
@@ -226,6 +186,51 @@ class _Finals:
         if judged:
             self._hold_quality(candidate, rounds)
         return rounds
+
+    def _take_turns(self, candidate: Tried, number: int, runs_left: int) -> Pair:
+        """A round in which both live at once."""
+        session, reference = self.session, self.session.reference
+        assert reference is not None
+
+        def make() -> CompareRequest | None:
+            share_s = session.time_budget.finalist_share_s(0, runs_left)
+            if share_s is None:
+                return None
+            one, other = (
+                session.request(run_name(row, number), row.applied, share_s, number) for row in (candidate, reference)
+            )
+            one = with_batch(session, one, self._evaluation_batch)
+            return comparing(one, other, share_s, is_short=session.options.max_time_s is not None)
+
+        key = self._key(candidate, number, False) + _BY_TURNS
+        started = TrialStarted(candidate.number, candidate.settings, finalist_round=number, by_turns=True)
+        outcome = run_once(session, key, make, started)
+        if outcome is None:
+            raise _OutOfTime
+        if not isinstance(outcome, Compared):  # what runs both failed
+            self._hold(candidate, number, outcome)
+        assert isinstance(outcome, Compared), "it would have fallen"
+        session.observe(FinalistEnded(candidate.number, candidate.settings, number, outcome.one))
+        if outcome.other is not None:
+            session.observe(FinalistEnded(reference.number, reference.settings, number, outcome.other))
+        found = self._hold(candidate, number, outcome.one)
+        if not isinstance(outcome.other, Measured):
+            self._tell_of_reference(outcome.other)
+            return Pair(found)
+        return Pair(found, outcome.other.measurement, outcome.turns if len(outcome.turns) > 1 else ())
+
+    def _run_in_turn(self, candidate: Tried, rounds: list[Pair], runs_left: int, is_paired: bool) -> None:
+        """A round in which the reference runs right after the candidate; the candidate's half stands if the time is up
+        meanwhile."""
+        number, judged = len(rounds) + 1, candidate.settings.affect("function")
+        key = self._key(candidate, number, judged)
+        while is_paired and self._is_half(key):
+            key += _ANEW
+        outcome = self._run(candidate, number, key, runs_left, judged)
+        found = self._hold(candidate, number, outcome)
+        rounds.append(Pair(found))
+        if is_paired:
+            rounds[-1] = Pair(found, self._run_reference(number, key + _BESIDE, runs_left - 1, judged))
 
     def _judgement(self, rounds: Sequence[Pair]) -> Judgement:
         drop, found = self.session.options.max_quality_drop, qualities(rounds)
@@ -256,13 +261,17 @@ class _Finals:
         known = study.evidence(f"{_QUALITY}:{number}") if judged else None
         outcome = self._run(reference, number, key, runs_left, judged and known is None)
         if not isinstance(outcome, Measured):
-            self._reference_failed = True
-            self.session.warn(f"the reference did not run again in a fresh interpreter: {self._why(outcome)}")
+            self._tell_of_reference(outcome)
             return None
         if judged and known is None:
             study.keep_evidence(f"{_QUALITY}:{number}", outcome)
         quality = known.measurement.quality if isinstance(known, Measured) else outcome.measurement.quality
         return outcome.measurement.model_copy(update={"quality": quality})
+
+    def _tell_of_reference(self, outcome: Outcome | None) -> None:
+        self._reference_failed = True
+        why = "it was not started" if outcome is None else self._why(outcome)
+        self.session.warn(f"the reference did not run again in a fresh interpreter: {why}")
 
     def _run(
         self, row: Tried, number: int, key: str, num_fresh: int, judged: bool = False, num_compared: int = 0
