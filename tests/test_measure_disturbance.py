@@ -11,16 +11,18 @@ import time
 import pytest
 
 from autotune.measure.timing import disturbance
-from autotune.measure.timing.disturbance import missing_share
+from autotune.measure.timing.disturbance import OtherWork, missing_share
 from autotune.measure.timing.speed import Window, settled
 
 WATCHES = """
 import time
 from autotune.measure.timing.disturbance import OtherWork
 watch, ends_s = OtherWork(), time.monotonic() + 1.0
+watch.open()
 while time.monotonic() < ends_s:
     pass
-print(watch.seconds())
+watch.close()
+print(*watch.seconds())
 """
 BUSY = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 
@@ -61,13 +63,59 @@ def test_a_process_that_takes_turns_with_another_on_one_processor_is_disturbed()
     assert float(watching.stdout) > 0.1
 
 
+@pytest.fixture
+def watched(monkeypatch):
+    """Windows of 1/8 s in which this process's threads waited, and others and it computed, by tables."""
+
+    def watched(waited_s, others_s, pauses=()):
+        now_s, waits_s, busy_s = [0.0], [0.0], [0.0]
+        monkeypatch.setattr(disturbance, "perf_counter", lambda: now_s[0])
+        monkeypatch.setattr(disturbance, "_waited_s", lambda: waits_s[0])
+        monkeypatch.setattr(disturbance, "_look", lambda: disturbance._Look(busy_s[0] + now_s[0], now_s[0]))
+        watch = OtherWork()
+        watch.end()
+        watch._pauses.found.extend(pauses)
+        for waited, others in zip(waited_s, others_s, strict=True):
+            watch.open()
+            now_s[0], waits_s[0], busy_s[0] = now_s[0] + 0.125, waits_s[0] + waited, busy_s[0] + others
+            watch.close()
+        return watch.seconds()
+
+    return watched
+
+
+def test_what_was_waited_is_others_as_far_as_they_computed(watched):
+    """Of 0.1 s waited in half a second, others computed for 0.05: half of each window's waiting is theirs."""
+    assert watched([0.02, 0.03, 0.0, 0.05], [0.05, 0, 0, 0]) == pytest.approx([0.01, 0.015, 0, 0.025])
+
+
+def test_threads_that_wait_for_each_other_are_disturbed_by_nobody(watched):
+    assert watched([0.05] * 8, [0.0] * 8) == [0.0] * 8
+
+
+def test_others_that_take_no_processor_away_disturb_nobody(watched):
+    assert watched([0.0] * 10, [0.1] * 10) == [0.0] * 10
+
+
+def test_each_spell_is_borne_out_by_itself(watched):
+    """Half a second with other work, then one in which this process's threads waited for each other alone."""
+    assert watched([0.05] * 8, [0.1] * 4 + [0.0] * 4) == pytest.approx([0.05] * 4 + [0.0] * 4)
+
+
+def test_a_pause_is_in_the_windows_that_it_fell_into(watched):
+    """From the middle of the second window to the middle of the third, of which 0.1 s was lost."""
+    found = watched([0.0] * 4, [0.0] * 4, pauses=[disturbance.Pause(0.1875, 0.3125, 0.1)])
+    assert found == pytest.approx([0.0, 0.05, 0.05, 0.0])
+
+
 PAUSED = """
 import sys
 from autotune.measure.timing.disturbance import Pauses
 watch = Pauses()
 print(flush=True)
 sys.stdin.read()
-print(watch.seconds())
+watch.end()
+print(sum(pause.seconds for pause in watch.found))
 """
 
 

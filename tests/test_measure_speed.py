@@ -1,6 +1,7 @@
 """Timed windows, driven by a clock that moves only when a step says so."""
 
 import itertools
+from contextlib import contextmanager
 
 import pytest
 
@@ -50,6 +51,8 @@ class FakeSteps:
 class FakeCharge:
     """A peak that grows as it is told, over a budget or not."""
 
+    is_cuda = False
+
     def __init__(self, peaks=(1000,), is_over=False):
         self._peaks, self._is_over = [*peaks], is_over
 
@@ -63,11 +66,43 @@ class FakeCharge:
         return self._is_over
 
 
+class FakeOtherWork:
+    """What other work takes of each window, by a table; nothing of those after it."""
+
+    table = ()
+
+    def __init__(self):
+        self._num_windows = 0
+
+    def open(self):
+        pass
+
+    def close(self):
+        self._num_windows += 1
+
+    def seconds(self):
+        return [next(iter(self.table[at : at + 1]), 0.0) for at in range(self._num_windows)]
+
+    @contextmanager
+    def at_rest(self):
+        yield
+
+    def end(self):
+        pass
+
+
 @pytest.fixture
 def clock(monkeypatch):
     fake = Clock()
     monkeypatch.setattr(speed, "perf_counter", fake)
+    monkeypatch.setattr(engine, "OtherWork", FakeOtherWork)
     return fake
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """Say what other work takes of each window."""
+    return lambda *table: monkeypatch.setattr(FakeOtherWork, "table", table)
 
 
 def _options(trial_time_s=60.0, precision=0.02, **more):
@@ -192,7 +227,7 @@ class FakeSide:
     def __init__(self, options):
         FakeSide.said = []
 
-    def wait(self, samples_per_s=0.0):
+    def wait(self, samples_per_s=0.0, disturbed=0.0):
         FakeSide.said.append(samples_per_s)
         return len(FakeSide.said) < 3
 
@@ -216,10 +251,70 @@ def test_by_turns_each_has_its_time_and_what_lay_ready_at_its_beginning_is_not_t
 def test_a_turn_that_never_comes_leaves_three_windows(clock, monkeypatch):
     """Nobody is there any more to say that it goes on."""
     monkeypatch.setattr(engine, "Side", FakeSide)
-    monkeypatch.setattr(FakeSide, "wait", lambda self, samples_per_s=0.0: False)
+    monkeypatch.setattr(FakeSide, "wait", lambda self, *said: False)
     options = _options().model_copy(update={"turns": TurnOptions(folder="")})
     timing = _timing(clock, [(0.06, 0.0, 0.0)], options)
     assert (len(timing.windows), timing.result()["stopped"]) == (3, "time")
+
+
+CALM, TORN = (0.06, 0.0, 0.0), (0.12, 0.0, 0.0)
+
+
+def test_the_speed_is_that_of_the_calm_windows(clock, others):
+    """Half of the windows take twice as long, since other work takes half of them; a third of the time is calm."""
+    others(*(0.0, 0.06) * 20)
+    found = _timing(clock, [CALM, TORN], _options(precision=1e-9, trial_time_s=3.5)).result()
+    assert found["samples_per_s"].value == pytest.approx(32 / 0.06)
+    assert found["disturbed"] == 0.0
+    assert found["calm"] == pytest.approx(1 / 3)
+
+
+def test_a_window_is_calm_of_which_other_work_took_less_than_a_twentieth(clock, others):
+    others(*(0.0029, 0.0031) * 20)
+    found = _timing(clock, [CALM], _options(precision=1e-9, trial_time_s=2.0)).result()
+    assert found["calm"] == pytest.approx(0.5, abs=0.02)
+    assert found["disturbed"] == pytest.approx(0.0029 / 0.06)
+
+
+def test_where_few_windows_are_calm_all_count_and_say_what_was_taken(clock, others):
+    """Seven calm windows, and forty of which half was taken: 2.4 of 5.22 s."""
+    others(*[0.0] * 7, *[0.06] * 40)
+    table = [CALM] * 7 + [TORN] * 40
+    found = _timing(clock, table, _options(precision=1e-9, trial_time_s=5.2)).result()
+    assert found["calm"] == 1.0
+    assert found["num_windows"] >= 40
+    assert found["disturbed"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_eight_calm_windows_of_a_hundred_do_not_stand_for_all(clock, others):
+    """They hold 0.48 s of 12, and end nothing."""
+    others(*(*[0.06] * 12, 0.0) * 8)
+    found = _timing(clock, [*[TORN] * 12, CALM], _options(trial_time_s=11.9)).result()
+    assert (found["calm"], found["stopped"]) == (1.0, "time")
+
+
+def test_a_run_lasts_until_the_calm_part_is_known(clock, others):
+    """Nothing is looked at while windows are disturbed, however alike; then eight calm ones are, and twice."""
+    others(*[0.06] * 30)
+    timing = _timing(clock, [TORN] * 30 + [CALM] * 1000)
+    assert 30 + 8 < len(timing.windows) < 60
+    assert timing.result()["stopped"] == "precise"
+    assert timing.result()["samples_per_s"].value == pytest.approx(32 / 0.06)
+
+
+def test_disturbed_to_its_end_a_run_takes_its_time(clock, others):
+    others(*[0.06] * 1000)
+    assert _stopped(clock, [TORN], _options(trial_time_s=6.0)) == "time"
+
+
+def test_on_a_device_of_its_own_all_windows_count(clock, others):
+    """That the host waited tells nothing of it; the share is said."""
+    others(*(0.0, 0.06) * 20)
+    charge = FakeCharge()
+    charge.is_cuda = True
+    found = _timing(clock, [CALM], charge=charge).result()
+    assert (found["num_windows"], found["stopped"], found["calm"]) == (10, "precise", 1.0)
+    assert found["disturbed"] == pytest.approx(0.5)
 
 
 def test_an_epochs_start_is_spread_over_its_samples():

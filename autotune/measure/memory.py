@@ -63,7 +63,8 @@ class Charge:
             device: that the training runs on.
             largest_of: the peak is that of the largest of so many batches.
         """
-        self._is_cuda = device.type == "cuda"
+        self.is_cuda = device.type == "cuda"
+        """Whether that is the device's memory."""
         self._largest_of = largest_of
         self._descendants_bytes = 0
         self._sampled_s = -math.inf
@@ -78,16 +79,16 @@ class Charge:
 
     def high_water_bytes(self) -> int:
         """Peak of the training itself: CUDA's reservation, or this process. Costs next to nothing."""
-        return torch.cuda.max_memory_reserved() if self._is_cuda else own_peak_bytes()
+        return torch.cuda.max_memory_reserved() if self.is_cuda else own_peak_bytes()
 
     def live_bytes(self) -> int | None:
         """Memory in use now: CUDA's live tensors, or this process's anonymous and shared pages; None if unknown."""
-        return torch.cuda.memory_allocated() if self._is_cuda else own_live_bytes()
+        return torch.cuda.memory_allocated() if self.is_cuda else own_live_bytes()
 
     def peak(self) -> Peak:
         """The peak so far."""
         host = own_peak_bytes() + unmapped_files_bytes() + self._descendants_bytes
-        if not self._is_cuda:
+        if not self.is_cuda:
             return Peak(process=host, largest_of=self._largest_of)
         reserved = torch.cuda.max_memory_reserved()
         return Peak(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -9,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, cast
 from ...ranks import of_first, world_size
 from ..measurement import MeasureOptions, Stopped
 from ..memory import Charge
-from .disturbance import OtherWork, Pauses, missing_share
-from .speed import FEWEST_WINDOWS, StoppingRule, Window, settled, speed_of
+from .disturbance import OtherWork, disturbed_share
+from .speed import FEWEST_WINDOWS, StoppingRule, Window, calm, settled, speed_of
 from .turns import Side
 
 __all__ = ["WARMUP_SHARE", "Meter", "Reading", "Timing", "WarmUp"]
@@ -132,15 +133,21 @@ class Timing:
         self._budget = options.budget if options.enforce else None
         charge.sample_descendants()
         self._is_over, self._high_bytes = charge.exceeds(self._budget), charge.high_water_bytes()
-        self.windows: list[Window] = []
+        self._windows: list[Window] = []
         self._rule = StoppingRule(options)
         self._stopped: Stopped | None = None
-        self._other_work, self._pauses, self._others_s = OtherWork(), Pauses(), 0.0
+        self._other_work = OtherWork()
         self._side = Side(options.turns) if options.turns is not None else None
         self._turn_began_at = self._num_to_skip = 0
         if self._side is not None:
             self._wait_for_turn(self._side)
         self._open()
+
+    @property
+    def windows(self) -> list[Window]:
+        """So far."""
+        taken_s = zip(self._windows, self._other_work.seconds(), strict=True)
+        return [dataclasses.replace(window, others_s=others_s) for window, others_s in taken_s]
 
     def stepped(self) -> bool:
         """A step has ended: close the window, if it is long enough.
@@ -156,7 +163,9 @@ class Timing:
         if not self._is_long_enough():
             return False
         self._meter.settle()
-        self.windows.append(_between(self._opened, self._meter.read()))
+        closed = self._meter.read()
+        self._other_work.close()
+        self._windows.append(_between(self._opened, closed))
         self._look_at_memory()
         self._stopped = self._reason()
         if self._stopped is not None:
@@ -166,9 +175,9 @@ class Timing:
         return False
 
     def end(self) -> None:
-        """No other step is made: what other work took is counted up to here."""
+        """No other step is made."""
         self._charge.sample_descendants()
-        self._others_s = self._other_work.seconds() + self._pauses.seconds()
+        self._other_work.end()
 
     def result(self, start_s: float = 0.0) -> dict[str, Any] | None:
         """What a measurement tells of the windows; None where they are too few.
@@ -176,42 +185,52 @@ class Timing:
         Args:
             start_s: seconds that each sample takes beside them: its part of an epoch's start.
         """
-        if len(self.windows) < FEWEST_WINDOWS:
+        if len(self._windows) < FEWEST_WINDOWS:
             return None
-        windows = settled(self.windows)
-        seconds, elapsed_s = sum(w.seconds for w in windows), sum(w.elapsed_s for w in self.windows)
+        every = self.windows
+        kept = self._calm() or every
+        windows = settled(kept)
+        seconds = sum(window.seconds for window in windows)
         return {
             "samples_per_s": speed_of(windows, start_s),
             "num_steps": sum(window.num_steps for window in windows),
             "num_windows": len(windows),
             "loader_wait": min(1.0, sum(window.wait_s for window in windows) / seconds),
-            "disturbed": min(1.0, max(missing_share(self.windows), self._others_s / elapsed_s)),
+            "disturbed": disturbed_share(windows),
+            "calm": min(1.0, sum(w.elapsed_s for w in kept) / sum(w.elapsed_s for w in every)),
             "stopped": self._stopped or "time",
         }
 
     def _reason(self) -> Stopped | None:
         if self._side is None:
-            return cast(Stopped | None, _agreed(self._meter, self._rule.reason(self.windows, self._is_over)))
+            reason = self._rule.reason(len(self._windows), self._calm, self._is_over)
+            return cast(Stopped | None, _agreed(self._meter, reason))
         turn = self.windows[self._turn_began_at :]
         if sum(window.seconds for window in turn) >= self._side.turn_s and self._goes_on:
             self._wait_for_turn(self._side, turn)
-        return None if self._goes_on or len(self.windows) < FEWEST_WINDOWS else "time"
+        return None if self._goes_on or len(self._windows) < FEWEST_WINDOWS else "time"
 
     def _wait_for_turn(self, side: Side, last: Sequence[Window] = ()) -> None:
         """Say how the last turn went. Batches that lay ready when the next begins are trained on, and not timed."""
-        seconds = sum(window.seconds for window in last)
-        self._goes_on = side.wait(sum(window.num_samples for window in last) / seconds if last else 0.0)
-        self._turn_began_at, self._num_to_skip = len(self.windows), 1 + self._meter.num_ahead
+        rate = sum(window.num_samples for window in last) / sum(window.seconds for window in last) if last else 0.0
+        with self._other_work.at_rest():
+            self._goes_on = side.wait(rate, disturbed_share(last) if last else 0.0)
+        self._turn_began_at, self._num_to_skip = len(self._windows), 1 + self._meter.num_ahead
+
+    def _calm(self) -> Sequence[Window]:
+        """Those that can be compared. A CUDA device may be ahead of a host that waits: there, all."""
+        return self.windows if self._charge.is_cuda else calm(self.windows)
 
     def _open(self) -> None:
         self._agreed_steps = self._steps_of_next()
+        self._other_work.open()
         self._opened = self._meter.read()
 
     def _steps_of_next(self) -> int | None:
         """Steps of the next window, in which several ranks have to agree; None where the clock decides."""
         if not self._meter.decides_together or world_size() == 1:
             return None
-        last = self.windows[-1] if self.windows else None
+        last = self._windows[-1] if self._windows else None
         return int(of_first(max(1, math.ceil(last.num_steps * _SHORTEST_S / last.seconds)) if last else 1))
 
     def _is_long_enough(self) -> bool:
