@@ -182,6 +182,8 @@ def test_the_job_that_a_task_states_is_repeated():
         FACTS.model_copy(update={"micro_batch": 64, "precision": "bf16", "max_grad_norm": 1.0})
     )
     assert "batch 256 (100 × 2, then 56)" in facts_words(FACTS.model_copy(update={"micro_batch": 100}))
+    varying = FACTS.model_copy(update={"micro_batch": 128, "batch_varies": True})
+    assert "batch 256, varying; " in facts_words(varying)  # in two passes over it (SAM), or in two parts of it
 
 
 def test_each_event_is_one_plain_line():

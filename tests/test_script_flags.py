@@ -19,6 +19,12 @@ from autotune.search.own_flags import batch_stays
 from autotune.techniques.batch import Batch
 from autotune.workers.table import TableExecutor
 
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 START = [sys.executable, "train.py"]
 KNOWN = {
     "--batch-size 32 --grad-accum 2": "--batch-size {batch.micro=32} --grad-accum {batch.accumulate=2}",
@@ -131,9 +137,7 @@ def test_a_script_that_accumulates_up_to_a_total_is_told_its_micro_batch_alone()
 
 
 @pytest.fixture
-def search(tmp_path, monkeypatch, in_memory):
-    monkeypatch.chdir(tmp_path)
-
+def search(in_memory):
     def search(words, **changes):
         return run_search(options(task="train.py", command=(*START, *words.split()), trials=8, **changes))
 
@@ -150,7 +154,7 @@ def test_a_search_takes_the_flags_that_state_what_the_script_was_seen_to_train_w
     assert len({settings.batch.micro for settings in run.measured}) > 1
     (said,) = said_of_batches(run)
     flags = "--batch-size {batch.micro=64} --grad-accum {batch.accumulate=1}"
-    assert said == f"searched by the script's own flags: {flags}. --flags off leaves them as they are."
+    assert said == f"the batch is searched through flags of the script: {flags}. --flags off leaves them alone."
     assert flags.replace("{", "'{").replace("}", "}'") in run.plan.notes[0]
 
 

@@ -125,6 +125,8 @@ def test_a_script_without_the_placeholder_is_not_told_what_to_evaluate():
 def test_a_known_flag_takes_the_evaluation_batch_unless_flags_are_off():
     run = evaluating(words=("--eval-batch-size=32",), budget_bytes=1300 * MIB)
     assert run.plan.evaluation.batch == 128
+    said = [event.message for event in run.events if isinstance(event, Warned)]
+    assert any(one.startswith("the evaluation batch is searched through flags of the script: --eval-") for one in said)
     assert "--eval-batch-size={evaluation.batch=32}" in run.plan.notes[0]
     assert evaluating(words=("--eval-batch-size=32",), flags="off").plan.evaluation is None
 

@@ -32,17 +32,18 @@ def by_own_flags(options: SearchOptions, facts: Facts) -> tuple[SearchOptions, F
     """
     if options.command is None:
         return options, facts
-    found, left_out = list(options.command), dict(facts.left_out)
+    found, batch, left_out = list(options.command), None, dict(facts.left_out)
     own = Batch.reference(facts).share(facts.ranks)
     if (reason := batch_stays(options, own)) is not None:
         left_out = {"batch": reason, **left_out}
     if options.flags != "off":
-        found = (None if "batch" in left_out else with_placeholders(found, own)) or found
-        found = with_evaluation(found) or found
+        batch = None if "batch" in left_out else with_placeholders(found, own)
+        found = with_evaluation(batch or found) or batch or found
     facts = facts.model_copy(update={"left_out": left_out, "evaluation_batch": own_evaluation(found)})
     if found == list(options.command):
         return options, facts
-    said = f"searched by the script's own flags: {flags_of(found)}. --flags off leaves them as they are."
+    what = "evaluation batch" if batch is None else "batch"
+    said = f"the {what} is searched through flags of the script: {flags_of(found)}. --flags off leaves them alone."
     facts = facts.model_copy(update={"warnings": (*facts.warnings, said)})
     return replace(options, command=tuple(found)), facts
 

@@ -144,7 +144,8 @@ def facts_words(facts: Facts) -> str:
     held = "" if facts.effective_batch_held else ", assumed" if facts.effective_batch_assumed else ", free"
     held = ", varying" if facts.batch_varies else held
     own = Batch.reference(facts)
-    parts.append(f"batch {facts.effective_batch}{held}" + (f" ({_cut(own)})" if own.accumulate > 1 else ""))
+    cut = f" ({_cut(own)})" if own.accumulate > 1 and not facts.batch_varies else ""
+    parts.append(f"batch {facts.effective_batch}{held}{cut}")
     if facts.ranks > 1:
         parts.append(f"{facts.shared_by} over {facts.ranks} processes")
     if facts.precision is not None:
