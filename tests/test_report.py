@@ -212,6 +212,7 @@ def test_lines_say_what_comes_after_the_trials():
             events.Stopped(events.INTERRUPTED),
             events.TrialStarted(2, REFERENCE, 0),
             events.TrialStarted(2, REFERENCE, 1),
+            events.TrialStarted(2, REFERENCE, 4),
         )
     ]
     assert said == [
@@ -219,7 +220,15 @@ def test_lines_say_what_comes_after_the_trials():
         "no more trials: interrupted",
         "trial 2 again, to choose the best, starts: batch 256",
         "trial 2 again, round 1, starts in a fresh process: batch 256",
+        "trial 2 again, round 4, starts in a fresh process, since those before leave it unsure: batch 256",
     ]
+
+
+def test_a_round_beyond_the_planned_ones_is_said_to_be_one_and_no_time_is_foretold():
+    rounds = [events.FinalistEnded(2, SPLIT, number, measured(812.4, 471)) for number in (1, 2, 3)]
+    progress = watched([*TABLE, events.Stopped("enough"), *rounds, events.TrialStarted(2, SPLIT, 4)], Clock())
+    assert "finalists, round 3: unsure, another runs" in panel(progress, width=120)
+    assert " left" not in panel(progress, width=120)
 
 
 def test_a_dry_run_says_what_is_likely_and_the_most():

@@ -20,6 +20,7 @@ from ...search.events import (
     Warned,
 )
 from ...search.options import SearchOptions
+from ...search.time_budget import NUM_REPEATS
 from ...techniques import Facts
 from ...techniques.batch import Batch
 from ...units import format_duration
@@ -115,6 +116,7 @@ def _starts(number: int, finalist_round: int | None, by_turns: bool) -> str:
         rounds = round_words(finalist_round or 0)
         return f"{finalist_label(number)} and the reference by turns, {rounds}, start in fresh processes"
     fresh = " in a fresh process" if finalist_round else ""
+    fresh += ", since those before leave it unsure" if finalist_round > NUM_REPEATS else ""
     return f"{finalist_label(number)}, {round_words(finalist_round)}, starts{fresh}"
 
 

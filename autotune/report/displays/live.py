@@ -164,6 +164,7 @@ def _trials(progress: Progress) -> RenderableType:
     words = f"{progress.num_trials_ended} of {progress.num_trials}"
     if progress.finalist_round is not None:
         words += f" · finalists, {round_words(*progress.finalist_round)}"
+        words += ": unsure, another runs" if progress.is_unsure else ""
     elif progress.stopped is not None:
         words += f" · {progress.stopped}"
     if (left := progress.left_s) is not None:

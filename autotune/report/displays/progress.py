@@ -98,14 +98,14 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """About how long the search goes on, its finalists included; None before a trial has ended, and once
-        the plan is written.
+        """About how long the search goes on, its finalists included; None before a trial has ended, once the plan is
+        written, and while more rounds than planned are run.
 
         The trials that are likely left, and the finalists, each with what its like have taken; less what those that
         run have had of it. Never past ``--max-time``.
         """
         costs = self._costs()
-        if costs is None or (_ABLATED, None) in self._running:
+        if costs is None or (_ABLATED, None) in self._running or self.is_unsure:
             return None
         left = likely_s(self._runs_left(), costs, max(len(self._running), 1))
         longest_s = max(costs.trial_s, costs.fresh_s)
@@ -113,6 +113,11 @@ class Progress:
         if self.options.max_time_s is not None:
             left = min(left, self.options.max_time_s - self.elapsed_s)
         return max(left, 0.0)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the planned rounds of finalists were too few, and another runs."""
+        return any(number is not None and number > NUM_REPEATS for _, number in self._running)
 
     @property
     def phase_s(self) -> float | None:
