@@ -253,12 +253,9 @@ def verdict(rows: Sequence[dict[str, Any]]) -> str:
         medians = [statistics.median(row["ratios"]) for row in rows if row["ratios"] and row["is_proven"]]
         unproven = sum(not row["is_proven"] for row in rows)
         nothing = sum(row["is_proven"] and not row["ratios"] for row in rows)
-        told = f"{min(medians):.3f} at worst" if medians else "none of them counts"
         said = "within" if all(median >= PLAN_BAR for median in medians) else "BELOW"
-        return (
-            f"{len(rows)} plans under load: {told}, {said} the bar of {PLAN_BAR}; {unproven} not proven, {nothing} "
-            "without a calm turn"
-        )
+        told = f"{min(medians):.3f} at worst, {said} the bar of {PLAN_BAR}" if medians else "none of them counts"
+        return f"{len(rows)} plans under load: {told}; {unproven} not proven, {nothing} without a calm turn"
     sure, unsure, dropped = counted(rows)
     rest = f"{unsure} unsure, {dropped} turns dropped"
     if not sure:

@@ -12,7 +12,7 @@ __all__ = ["differences"]
 _OF_OTHER_DRAWS = 0.4
 """Where random numbers are others: largest difference of all losses' sum, and of all gradients' norms, as a share. What
 is not divided by the number of passes is twice as large at least."""
-_DISTINCT = 0.05
+_DISTINCT = 0.2
 """The same of the number of distinct samples, which augmentation may draw twice."""
 _NORM = 10
 """A gradient's tolerance over its loss's."""

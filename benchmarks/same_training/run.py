@@ -61,7 +61,7 @@ def train(style: Style, plan: Mapping[str, Any] | None, cache: Path) -> Trained:
         returncode, said = _ended(command, folder, _environment(records, cache))
         found = [json.loads(path.read_text(encoding="utf-8")) for path in records.iterdir()]
     record = max(found, key=lambda one: len(one["steps"]), default={"steps": [], "epochs": []})
-    return Trained(returncode, said, record)
+    return Trained(returncode, said.replace(f"{name}/", "").replace(f"{HERE.parent}/", ""), record)
 
 
 def _environment(records: Path, cache: Path) -> dict[str, str]:
@@ -96,7 +96,8 @@ def _ended(command: Sequence[str], folder: Path, environment: dict[str, str]) ->
 
 
 def attempt(pair: Pair, plain: Trained, task: Mapping[str, Any] | None, cache: Path) -> str:
-    """Try a pair: of a split, a trial of a search may see what a job has nothing to hold against.
+    """Try a pair. What a plan by hand has nothing to hold against, a trial of a search may see: an undivided loss, or
+    an optimizer that rounding leads elsewhere.
 
     Args:
         pair: a script, and a plan's settings.
@@ -109,7 +110,7 @@ def attempt(pair: Pair, plain: Trained, task: Mapping[str, Any] | None, cache: P
     """
     told = {} if task is None else {"task": task}
     found = _outcome(pair, plain, train(pair.style, {**told, "settings": pair.settings}, cache))
-    if found.startswith("FAILED") and pair.technique == "batch" and pair.style.longer:
+    if found.startswith("FAILED") and pair.style.longer:
         reason = refused_in_trial(pair.style, pair.settings)
         return f"refused: by a trial: {reason}" if reason is not None else found
     return found

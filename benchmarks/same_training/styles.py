@@ -21,7 +21,7 @@ class Style:
     batch: int | None = None
     """Samples of an optimizer step, where its flags take a batch and an accumulation."""
     longer: str = ""
-    """Flags that have it train for as long as a trial of a search takes; empty where none is made."""
+    """Words that have it train for as long as a trial of a search takes; empty where none is made."""
     has_task: bool = False
     """Whether its plans say for which model they are, as a search's do: where others are trained beside it."""
     has_images: bool = False
@@ -78,7 +78,7 @@ STYLES = (
     Style("teacher", has_task=True),
     Style("step_schedule"),
     Style("epoch_schedule", has_images=True),
-    Style("closure"),
+    Style("closure", longer="1000000"),
     Style("own_autocast"),
     Style("own_checkpointing", model_draws=True),
     Style("own_compile"),
