@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from autotune.measure import MeasureOptions
+from autotune.measure.checks.leak import LeakWatch
 from autotune.measure.checks.parity import run_parity
 from autotune.measure.errors import NonFiniteLoss
 from autotune.measure.processes import descendants, own_peak_bytes, private_bytes
@@ -36,7 +37,7 @@ def test_every_task_of_the_zoo_is_measured(name):
     assert found.num_steps >= found.num_windows
     assert 0 < found.peak.process <= own_peak_bytes() + others
     assert found.leak_bytes_per_step is None
-    assert list(found.phases_s) == ["parity", "warmup", "timed", "evaluation"]
+    assert list(found.phases_s) == ["parity", "warmup", "timed", "evaluation", "leak"]
 
 
 @pytest.mark.parametrize("batch", [None, BATCH_SIZE])
@@ -52,6 +53,16 @@ def test_without_a_parity_batch_no_losses_are_compared(batch, monkeypatch):
     assert len(ran) == (batch is not None)
     assert len(found.parity.losses) == 10 * len(ran)
     assert found.num_windows >= 3
+
+
+@pytest.mark.parametrize("to_beat", [1e12, 1e-6])
+def test_with_a_speed_to_beat_losses_wait_and_what_is_slower_is_timed_briefly(to_beat, monkeypatch):
+    """No leak is looked for in what cannot win either."""
+    looked = []
+    monkeypatch.setattr(LeakWatch, "suspected", lambda self, after=0: looked.append(after))
+    found = _measure(ZOO["mlp"], to_beat=to_beat)
+    assert found.parity.losses == ()
+    assert (found.stopped == "slower") == (to_beat == 1e12) == (looked == [])
 
 
 @pytest.mark.parametrize("name", ["mlp", "stream"])

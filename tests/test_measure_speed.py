@@ -11,6 +11,8 @@ from autotune.measure.timing.engine import Reading, Timing, WarmUp
 from autotune.measure.timing.speed import FEWEST_WINDOWS, Window, speed_of
 from autotune.measure.timing.turns import TurnOptions
 
+CALM, TORN = (0.06, 0.0, 0.0), (0.12, 0.0, 0.0)
+
 
 class Clock:
     def __init__(self):
@@ -219,6 +221,50 @@ def test_waiting_for_data_is_counted_within_the_window(clock):
     assert all(w.wait_s == pytest.approx(0.045) for w in windows)
 
 
+def test_what_is_surely_slower_ends_at_the_second_look(clock):
+    """533 samples/s, where 600 are to be beaten; looks come after four windows and five."""
+    timing = _timing(clock, [CALM], _options(to_beat=600.0))
+    assert (len(timing.windows), timing.result()["stopped"]) == (5, "slower")
+
+
+def test_what_is_surely_slower_when_its_time_is_over_is_called_so(clock):
+    """Three windows of 20 s each: 1.6 samples/s."""
+    options = _options(trial_time_s=5.0, to_beat=3.0)
+    assert _stopped(clock, [(20.0, 0.0, 0.0)], options) == "slower"
+
+
+def test_what_may_win_is_measured_as_precisely_as_ever(clock):
+    """At 540 to beat, 533 is within 2 %."""
+    timing = _timing(clock, [CALM], _options(to_beat=540.0))
+    assert (len(timing.windows) >= 8, timing.result()["stopped"]) == (True, "precise")
+
+
+def test_a_race_goes_on_while_the_peak_grows(clock):
+    """Up to the seventh window; four are then to be stable, and the next look is after twelve."""
+    timing = _timing(clock, [CALM], _options(to_beat=600.0), FakeCharge(range(1000, 9000, 1000)))
+    assert (len(timing.windows), timing.result()["stopped"]) == (11, "slower")
+
+
+def test_what_other_work_took_makes_nothing_surely_slower(clock, others):
+    """267 samples/s, of which half the time was taken: it may well reach 400."""
+    others(*[0.06] * 1000)
+    assert _stopped(clock, [TORN], _options(trial_time_s=2.0, to_beat=400.0)) == "time"
+    assert _stopped(clock, [TORN], _options(trial_time_s=2.0, to_beat=600.0)) == "slower"
+
+
+DRIFTS = [(0.06 * 1.01**number, 0.0, 0.0) for number in range(200)]
+
+
+def test_an_interval_that_shrinks_no_more_ends_a_race(clock):
+    """Each step takes longer than the one before: the longer it is watched, the wider."""
+    assert _stopped(clock, DRIFTS, _options(trial_time_s=10.0, to_beat=1.0)) == "no_surer"
+    assert clock.now_s < 10.0
+
+
+def test_without_a_speed_to_beat_it_has_its_time(clock):
+    assert _stopped(clock, DRIFTS, _options(trial_time_s=10.0)) == "time"
+
+
 class FakeSide:
     """Two turns of 0.2 s; remembers how they went."""
 
@@ -255,9 +301,6 @@ def test_a_turn_that_never_comes_leaves_three_windows(clock, monkeypatch):
     options = _options().model_copy(update={"turns": TurnOptions(folder="")})
     timing = _timing(clock, [(0.06, 0.0, 0.0)], options)
     assert (len(timing.windows), timing.result()["stopped"]) == (3, "time")
-
-
-CALM, TORN = (0.06, 0.0, 0.0), (0.12, 0.0, 0.0)
 
 
 def test_the_speed_is_that_of_the_calm_windows(clock, others):

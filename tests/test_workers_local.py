@@ -124,6 +124,13 @@ class TestLocalExecutor(IsolationContract):
         assert len(losses[0]) == 10
         assert peaks[1] - peaks[0] > 32 * 2**20
 
+    def test_losses_are_compared_of_what_may_win(self, executor):
+        for to_beat, num_losses in ((1e12, 0), (1e-6, 10)):
+            options = MeasureOptions(trial_time_s=0.2, parity_batch=8, to_beat=to_beat)
+            found = executor.submit(self.request("healthy", options=options)).result().measurement
+            assert len(found.parity.losses) == num_losses
+            assert {"load", "apply", "parity", "warmup", "timed", "evaluation", "leak"} == found.phases_s.keys()
+
     def test_an_allocator_that_is_not_installed_is_a_failure_with_the_remedy(self, executor, monkeypatch):
         monkeypatch.setattr("autotune.techniques.allocator._find", lambda kind: None)
         outcome = self.run(executor, "healthy", plan=Plan(settings=Settings(allocator=Allocator(kind="jemalloc"))))

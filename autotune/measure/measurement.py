@@ -188,8 +188,8 @@ class Measurement(_Frozen):
     """Share of the timed seconds that the speed comes from: less than 1 where windows that other work disturbed are
     left out."""
     stopped: Stopped = "time"
-    """What ended timing. After "slower" no losses are compared (``parity.losses`` is empty), and no leak is looked
-    for."""
+    """What ended timing. After "slower" no leak is looked for, and no losses are compared (``parity.losses`` is empty)
+    unless the model is compiled or the job is a script."""
     epoch_start_s: float = Field(ge=0)
     """Seconds from asking for an epoch to its first batch."""
     compile_s: float = Field(default=0.0, ge=0)
@@ -201,7 +201,9 @@ class Measurement(_Frozen):
     quality: Quality | None = None
     """Of the model after more training; None where it was not asked for."""
     phases_s: dict[str, float]
-    """Seconds in ``load`` (torch and the user's file), ``apply``, ``parity``, ``warmup``, ``timed``, ``evaluation``."""
+    """Seconds in ``load`` (torch and the user's file), ``apply``, ``parity``, ``warmup``, ``timed``, ``evaluation``,
+    ``leak``, and where they are asked for, ``rounded`` and ``quality``; of a script, in the first, ``warmup`` and
+    ``timed``."""
     warnings: tuple[str, ...] = ()
     """What the user should hear."""
 

@@ -10,6 +10,7 @@ from time import perf_counter
 
 from ..ranks import world_size
 from ..task import Task
+from ..techniques.compile import Compile
 from ..training.training import Training
 from ..units import ceil_mib, format_bytes
 from .checks.leak import LeakWatch
@@ -39,8 +40,8 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         options: how long, how precisely, and against what.
 
     Returns:
-        The measurement, without losses where there is no parity run or ``parity_last`` leaves it to the caller.
-        ``phases_s`` holds ``parity``, ``warmup``, ``timed`` and ``evaluation``.
+        The measurement, without losses where there is no parity run, or where ``parity_last`` or ``to_beat`` leaves it
+        to the caller. ``phases_s`` holds ``parity``, ``warmup``, ``timed``, ``evaluation`` and ``leak``.
 
     Raises:
         TaskError: the task's ``evaluate`` raised, or changed the model.
@@ -55,7 +56,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         if training.loader.options["num_workers"]:
             steps.feed.open()  # workers are forked from a process as small as a job's
         parity = Parity(losses=())
-        if options.parity_batch is not None and not options.parity_last:
+        if options.parity_batch is not None and not _is_parity_last(training, options):
             parity = run_parity(training, task, options, leaks.note)
     with _timed(phases_s, "warmup"):
         if options.largest_of:
@@ -73,7 +74,9 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
     with _timed(phases_s, "evaluation"):
         evaluations = measure_evaluations(training, task, options, charge)
     peak = charge.peak()
-    leak, found = _look_for_leak(steps, leaks, options.trial_time_s * WARMUP_SHARE)
+    with _timed(phases_s, "leak"):
+        is_lost = timing.stopped == "slower"
+        leak, found = (None, ()) if is_lost else _look_for_leak(steps, leaks, options.trial_time_s * WARMUP_SHARE)
     if training.loader.options["persistent_workers"] and not steps.feed.has_restarted:
         steps.feed.restart()  # the first start forked them, which no other will
     result = timing.result(steps.feed.epoch_start_s / (steps.feed.epoch_samples or math.inf))
@@ -90,6 +93,12 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         phases_s=phases_s,
         warnings=(*warnings, *found, *_stopped(evaluations, options)),
     )
+
+
+def _is_parity_last(training: Training, options: MeasureOptions) -> bool:
+    """Where there is a speed to beat, losses wait until a configuration may win; but a model that is applied anew for
+    them would be compiled anew."""
+    return options.parity_last or (options.to_beat is not None and training.settings.compile == Compile())
 
 
 def _warm_up(steps: Steps, charge: Charge, options: MeasureOptions) -> list[str]:

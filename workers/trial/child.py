@@ -118,7 +118,8 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
     asked, applied = request.plan.settings.in_force(task.precision), training.settings
     folder.write_phase("training")
     measurement = measure(training, task, options)
-    if options.parity_batch is not None and options.parity_last:
+    is_compared = bool(measurement.parity.losses) or measurement.stopped == "slower"
+    if options.parity_batch is not None and not is_compared:
         del training
         folder.write_measured()
         measurement = _with_parity(measurement, request, task)

@@ -25,6 +25,9 @@ _STABLE = 1.005
 _CALM_STEPS = 2
 """Steps in a row without a skip, and with a stable peak, before timing begins."""
 
+_CALM_WINDOWS = 4
+"""Windows in a row with a stable peak, before a race is ended."""
+
 
 class Reading(NamedTuple):
     """What has run up at a moment; two of them make a window."""
@@ -134,8 +137,11 @@ class Timing:
         charge.sample_descendants()
         self._is_over, self._high_bytes = charge.exceeds(self._budget), charge.high_water_bytes()
         self._windows: list[Window] = []
-        self._rule = StoppingRule(options)
-        self._stopped: Stopped | None = None
+        # a CUDA device may be ahead of a host that waits: there, all windows can be compared
+        self._comparable = calm if not charge.is_cuda else lambda windows: windows
+        self._rule, self._grew_at = StoppingRule(options, self._comparable), 0
+        self.stopped: Stopped | None = None
+        """What ended it; None while it goes on."""
         self._other_work = OtherWork()
         self._side = Side(options.turns) if options.turns is not None else None
         self._turn_began_at = self._num_to_skip = 0
@@ -167,8 +173,8 @@ class Timing:
         self._other_work.close()
         self._windows.append(_between(self._opened, closed))
         self._look_at_memory()
-        self._stopped = self._reason()
-        if self._stopped is not None:
+        self.stopped = self._reason()
+        if self.stopped is not None:
             self.end()
             return True
         self._open()
@@ -188,7 +194,7 @@ class Timing:
         if len(self._windows) < FEWEST_WINDOWS:
             return None
         every = self.windows
-        kept = self._calm() or every
+        kept = self._comparable(every) or every
         windows = settled(kept)
         seconds = sum(window.seconds for window in windows)
         return {
@@ -198,12 +204,14 @@ class Timing:
             "loader_wait": min(1.0, sum(window.wait_s for window in windows) / seconds),
             "disturbed": disturbed_share(windows),
             "calm": min(1.0, sum(w.elapsed_s for w in kept) / sum(w.elapsed_s for w in every)),
-            "stopped": self._stopped or "time",
+            "stopped": self.stopped or "time",
         }
 
     def _reason(self) -> Stopped | None:
         if self._side is None:
-            reason = self._rule.reason(len(self._windows), self._calm, self._is_over)
+            num_windows = len(self._windows)
+            is_stable = num_windows - self._grew_at >= _CALM_WINDOWS
+            reason = self._rule.reason(num_windows, lambda: self.windows, self._is_over, is_stable)
             return cast(Stopped | None, _agreed(self._meter, reason))
         turn = self.windows[self._turn_began_at :]
         if sum(window.seconds for window in turn) >= self._side.turn_s and self._goes_on:
@@ -216,10 +224,6 @@ class Timing:
         with self._other_work.at_rest():
             self._goes_on = side.wait(rate, disturbed_share(last) if last else 0.0)
         self._turn_began_at, self._num_to_skip = len(self._windows), 1 + self._meter.num_ahead
-
-    def _calm(self) -> Sequence[Window]:
-        """Those that can be compared. A CUDA device may be ahead of a host that waits: there, all."""
-        return self.windows if self._charge.is_cuda else calm(self.windows)
 
     def _open(self) -> None:
         self._agreed_steps = self._steps_of_next()
@@ -243,6 +247,8 @@ class Timing:
         self._meter.at_edge()
         self._charge.sample_descendants(every_s=1.0)
         before, self._high_bytes = self._high_bytes, self._charge.high_water_bytes()
+        if self._high_bytes > before * _STABLE:
+            self._grew_at = len(self._windows)
         self._is_over = self._is_over or (self._high_bytes > before and self._charge.exceeds(self._budget))
 
 

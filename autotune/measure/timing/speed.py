@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -17,6 +18,12 @@ __all__ = ["FEWEST_WINDOWS", "StoppingRule", "Window", "calm", "settled", "speed
 FEWEST_WINDOWS = 3
 _ENOUGH_WINDOWS = 8
 _NEXT_LOOK = 1.25
+_SLOWER = 0.98
+"""Share of the speed to beat below which the interval has to be."""
+_SURER, _SURER_S = 0.9, 3.0
+"""An interval is no surer that is wider than this share of what it was at half as many windows; after so many seconds.
+"""
+_REASONS: tuple[Stopped, ...] = ("precise", "slower", "no_surer")
 _CALM = 0.05
 """A window of which other work took less than this share is a calm one."""
 _CALM_PART = 0.1
@@ -46,35 +53,60 @@ class Window:
 
 class StoppingRule:
     """When windows are enough. The interval is looked at rarely (after 8 windows, then a quarter more each time), since
-    meanwhile loader workers get ahead. It must be narrow twice running, since one look among many finds it so by
-    chance. It is that of the calm windows: where other work comes in bursts, a run lasts until the calm part is
-    known."""
+    meanwhile loader workers get ahead. What it says must hold twice running, since one look among many finds it so by
+    chance. It is narrow enough by the calm windows alone: where other work comes in bursts, a run lasts until the calm
+    part is known.
 
-    def __init__(self, options: MeasureOptions) -> None:
-        """The time runs from here."""
-        self._options = options
-        self._next_look, self._num_narrow = _ENOUGH_WINDOWS, 0
+    With a speed to beat, a run also ends where it is surely slower, also if nothing had been taken from it, or where
+    its interval is hardly narrower than it was at half as many windows."""
+
+    def __init__(self, options: MeasureOptions, comparable: Callable[[Sequence[Window]], Sequence[Window]]) -> None:
+        """The time runs from here; ``comparable`` tells the windows that can be compared, none while they are few."""
+        self._options, self._comparable = options, comparable
+        self._next_look = _ENOUGH_WINDOWS if options.to_beat is None else FEWEST_WINDOWS + 1
+        self._num_running: Counter[Stopped] = Counter()
         self._began_s = perf_counter()
 
-    def reason(self, num_windows: int, calm: Callable[[], Sequence[Window]], is_over: bool) -> Stopped | None:
+    def reason(
+        self, num_windows: int, windows: Callable[[], Sequence[Window]], is_over: bool, is_stable: bool
+    ) -> Stopped | None:
         """Asked after each window.
 
         Args:
             num_windows: so far.
-            calm: of these, the calm ones; none while there are too few, since there may yet be more.
+            windows: all of them.
             is_over: the peak is over the budget: the fewest windows are enough.
+            is_stable: the peak has not grown lately; a race is not ended before.
 
         Returns:
             What ends the run here; None where it goes on.
         """
-        is_late = perf_counter() - self._began_s >= self._options.trial_time_s
-        if (is_over or is_late) and num_windows >= FEWEST_WINDOWS:
-            return "over" if is_over else "time"
+        elapsed_s = perf_counter() - self._began_s
+        if (is_over or elapsed_s >= self._options.trial_time_s) and num_windows >= FEWEST_WINDOWS:
+            is_slower = "slower" in self._found(windows(), elapsed_s)
+            return "over" if is_over else "slower" if is_slower else "time"
         if num_windows == self._next_look:
             self._next_look = math.ceil(self._next_look * _NEXT_LOOK)
-            is_narrow = bool(found := calm()) and _is_narrow(settled(found), self._options.precision)
-            self._num_narrow = self._num_narrow + 1 if is_narrow else 0
-        return "precise" if self._num_narrow == 2 else None
+            found = set(self._found(windows(), elapsed_s))
+            self._num_running = Counter({reason: self._num_running[reason] + 1 for reason in found})
+        if self._options.to_beat is not None and not is_stable:
+            return None
+        return next((reason for reason in _REASONS if self._num_running[reason] >= 2), None)
+
+    def _found(self, windows: Sequence[Window], elapsed_s: float) -> Iterator[Stopped]:
+        known, to_beat = self._comparable(windows), self._options.to_beat
+        if len(known) >= _ENOUGH_WINDOWS and _half_width(known) <= self._options.precision:
+            yield "precise"
+        if to_beat is None:
+            return
+        known = known or windows
+        high = _interval(settled(known))[1]
+        taken = sum(window.others_s for window in known) / sum(window.elapsed_s for window in known)
+        if high < _SLOWER * to_beat * (1 - taken):
+            yield "slower"
+        half = known[: len(known) // 2]
+        if elapsed_s >= _SURER_S and len(half) >= FEWEST_WINDOWS and _half_width(known) > _SURER * _half_width(half):
+            yield "no_surer"
 
 
 def calm(windows: Sequence[Window]) -> Sequence[Window]:
@@ -113,7 +145,9 @@ def _interval(windows: Sequence[Window]) -> tuple[float, float]:
     return confidence_interval([w.num_samples for w in windows], [w.seconds for w in windows])
 
 
-def _is_narrow(windows: Sequence[Window], precision: float) -> bool:
-    value = sum(w.num_samples for w in windows) / sum(w.seconds for w in windows)
-    low, high = _interval(windows)
-    return max(high - value, value - low) <= precision * value
+def _half_width(windows: Sequence[Window]) -> float:
+    """Of the interval of settled windows, as a share of the value."""
+    found = settled(windows)
+    value = sum(w.num_samples for w in found) / sum(w.seconds for w in found)
+    low, high = _interval(found)
+    return max(high - value, value - low) / value
