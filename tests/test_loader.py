@@ -182,3 +182,31 @@ def test_workers_end_by_themselves_where_the_garbage_collector_ends_them(monkeyp
     gc.collect()
     assert killed == []
     assert not any(worker.is_alive() for worker in workers)
+
+
+class Drawn:
+    """A dataset of one's own, whose samples are drawn anew now and then."""
+
+    def __init__(self) -> None:
+        self.values = [0.0, 1.0, 2.0, 3.0]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return self.values[index]
+
+
+@pytest.mark.parametrize(
+    "setting", [DataLoading(num_workers=0, cache="host"), DataLoading(num_workers=1, persistent_workers=True)]
+)
+def test_a_dataset_that_is_another_in_the_next_epoch_is_read_anew(setting):
+    dataset = Drawn()
+    loader = training_of(line(dataset, batch_size=4), data_loading=setting).loader
+    (before,), (again,) = loader, loader
+    dataset.values = [4.0, 5.0, 6.0, 7.0]
+    with pytest.warns(UserWarning, match="no workers are kept from here on: Drawn: its attributes have changed"):
+        (after,) = loader
+    assert [one.tolist() for one in (before, again, after)] == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]]
+    dataset.values = [8.0, 9.0, 10.0, 11.0]
+    assert next(iter(loader)).tolist() == [8, 9, 10, 11]

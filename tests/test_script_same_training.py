@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from script_lines import look_here, run_here
 from torch import nn
 
-from autotune.measure import InspectOptions
-from autotune.plan import Plan, TaskRef
-from autotune.script.applied import InScript, Refused, tell_once
-from autotune.script.hooks import ScriptHooks
-from autotune.script.look import Look
-from autotune.techniques import Settings
+from autotune.plan import TaskRef
+from autotune.script.applied import tell_once
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
@@ -23,7 +16,6 @@ from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.testing.runs import one_thread
 from autotune.training.fingerprint import identify
-from autotune.workers import InspectRequest
 
 HEAD = (
     "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, Dataset, TensorDataset\n"
@@ -57,43 +49,13 @@ def write(tmp_path):
 @pytest.fixture
 def run(write, monkeypatch):
     """Run such a script here, with settings in force, and have what it defined."""
-
-    def run(body, observe=None, task=None, **settings):
-        path = write(body)
-        monkeypatch.setattr(sys, "argv", [str(path)])
-        in_script = InScript(Plan(settings=Settings(**settings), task=task), Path("plan.yaml"))
-        hooks = ScriptHooks(in_script)
-        hooks.observer = observe and observe(in_script)
-        hooks.install()
-        try:
-            return runpy.run_path(str(path), run_name="__main__")
-        finally:
-            hooks.remove()
-
-    return run
+    return lambda body, **settings: run_here(write(body), monkeypatch, **settings)
 
 
 @pytest.fixture
-def looked_at(run):
+def looked_at(write, monkeypatch):
     """Why such a script is refused by the look at its first steps, or its facts."""
-
-    def look(body):
-        found = []
-
-        def answer(outcome):
-            found.append(outcome)
-            raise SystemExit(0)
-
-        request = InspectRequest(id="x", task="script.py", device="cpu", options=InspectOptions())
-        try:
-            run(body, observe=lambda in_script: Look(request, in_script, 1, answer))
-        except Refused as refused:
-            return refused.reason
-        except SystemExit:
-            return found[0].facts
-        raise AssertionError("the script came to its end")
-
-    return look
+    return lambda body: look_here(write(body), monkeypatch)
 
 
 def _weights(found):

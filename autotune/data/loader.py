@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
@@ -20,6 +21,7 @@ from ..techniques.batch import Batch
 from .cut import Counted, Cut, advanced
 from .own_loader import OwnLoader, samples_of
 from .positions import Position, Positions, Start
+from .sameness import Sameness
 from .worker_queues import hold_queues
 
 __all__ = ["Loader"]
@@ -61,6 +63,8 @@ class Loader:
         """State at the start of the running epoch; None once it has ended."""
         self._resumed: tuple[Start | None, int] | None = None
         """Epoch's start and position that the next iteration resumes from; None if it begins an epoch."""
+        self._sameness: Sameness | None = None
+        """Of the dataset since the last epoch, where what was done to its loading rests on that."""
         options = worker_options(spec.options)
         if isinstance(spec.dataset, OwnLoader) and options:
             raise PlanError(
@@ -128,6 +132,7 @@ class Loader:
         had_workers = self._resumed is not None and self.epoch > 0 and self.options["persistent_workers"]
         start, place = self._resumed or (None, 0)
         self._resumed = None
+        self._watch()
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(self.epoch)
         self.epoch += 1
@@ -139,6 +144,23 @@ class Loader:
             self._set_order(start.order)
             set_random_state(start.random)
             return start, self._advance(self._iterate(had_workers), place)
+
+    def _watch(self) -> None:
+        """Read the dataset as the user would from here on, if it is another than in the last epoch."""
+        stock = self.spec.stock
+        if stock is None or isinstance(stock.dataset, IterableDataset):
+            return
+        if self._sameness is None:
+            self._sameness = Sameness(stock.dataset, reads=False)
+        elif (change := self._sameness.change()) is not None:
+            self.spec, self._options = stock, worker_options(stock.options)
+            self._options.pop("drop_last", None)
+            vars(self).pop("_data", None)
+            warnings.warn(
+                "data_loading: no epoch is cached and no workers are kept from here on: "
+                f"{type(stock.dataset).__name__}: {change}.",
+                stacklevel=4,
+            )
 
     def end(self, number: int) -> None:
         """An iteration has yielded its last batch."""

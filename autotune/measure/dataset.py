@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from ..data.own_loader import OwnLoader
+from ..data.sameness import NUM_SAMPLES, mixed, reads_alike
 from ..errors import TaskError
 from ..nested import tensors_in
-from ..randomness import seed_everything
 from ..task import Task
 
 __all__ = ["DatasetFacts", "inspect_dataset"]
 
-NUM_SAMPLES = 16
 _BATCHES = 4
 """Batches that are read of a loader of the task's own."""
-_REREAD_S = 1.0
-_FEWEST_REREAD = 4
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,7 @@ def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
         )
     own = isinstance(dataset, OwnLoader)
     length = dataset.num_samples() if own else len(dataset) if hasattr(dataset, "__len__") else None
-    indices = [] if streams or length is None else _spread(length)
+    indices = [] if streams or length is None else mixed(length)
     if own:
         dataset.check_size(1)
     num_read = _BATCHES * NUM_SAMPLES if own else NUM_SAMPLES  # shapes vary between batches, not within one
@@ -74,41 +68,7 @@ def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
         samples=samples[:NUM_SAMPLES],
         length=length,
         num_bytes=length * sum(sizes) // len(sizes) if length is not None and any(sizes) else None,
-        deterministic=not streams and _reads_the_same(dataset, indices, collate),
+        deterministic=not streams and reads_alike(dataset, collate, indices),
         stackable=not streams and task.collate is None and len(shapes) == 1 and any(sizes),
         shapes_vary=len(shapes) > 1,
-    )
-
-
-def _spread(length: int) -> list[int]:
-    """Up to 16 indices of a dataset, the first and the last among them, in shuffled order."""
-    count = min(NUM_SAMPLES, length)
-    places = sorted({round(k * (length - 1) / max(1, count - 1)) for k in range(count)})
-    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))
-    return [places[k] for k in order.tolist()]
-
-
-def _reads_the_same(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any]) -> bool:
-    """Whether samples collated under two states of the random generators agree.
-
-    Sixteen of them, since an augmentation that flips a coin agrees by chance half the time; four, where reading takes
-    more than a second.
-    """
-    began_s = perf_counter()
-    for count, index in enumerate(indices):
-        if count >= _FEWEST_REREAD and perf_counter() - began_s > _REREAD_S:
-            break
-        reads = []
-        for seed in (1, 2):
-            seed_everything(seed + 2 * count)
-            reads.append(list(tensors_in(collate([dataset[index]]))))
-        if not _equal(*reads):
-            return False
-    return True
-
-
-def _equal(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
-    return len(left) == len(right) and all(
-        a.dtype == b.dtype and a.shape == b.shape and bool(((a == b) | (a.ne(a) & b.ne(b))).all())
-        for a, b in zip(left, right, strict=True)
     )

@@ -23,6 +23,8 @@ from .measurement import InspectOptions
 
 __all__ = ["build_facts"]
 
+_OF_STREAM = "workers that stay go on in a stream, where those of a new epoch begin it"
+
 
 def build_facts(
     model: nn.Module,
@@ -58,6 +60,7 @@ def build_facts(
         "dataset_kind": "iterable" if isinstance(dataset, IterableDataset) else "map",
         "dataset_bytes": data.num_bytes,
         "dataset_deterministic": data.deterministic,
+        "epochs_differ": _OF_STREAM if isinstance(dataset, IterableDataset) else None,
         "stackable": data.stackable,
         "shapes_vary": data.shapes_vary,
         "effective_batch": batch.num_samples,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,12 +14,14 @@ from ..errors import PlanError
 from ..plan import Plan, load_plan
 from ..ranks import this_rank, world_size
 from ..techniques import Settings, Stage
+from ..techniques.data_loading import DataLoading
 from ..techniques.parallel import Parallel
 from ..training.drift import Difference, here, is_strict, other_model, other_shapes, tell
 from .shards import mismatch, shared_by, unwrapped, wrappers
 
 if TYPE_CHECKING:
     from .hooks import ScriptHooks
+    from .loaders import Loaders
 
 __all__ = ["PREPARE", "InScript", "Refused", "ScriptJob", "is_success", "refuse", "tell_once", "why_no_model"]
 
@@ -147,9 +148,6 @@ class InScript:
         """That the first optimizer step is of; None after it."""
         self._other_shapes: Difference | None = None
         """Of its batches, than the plan was found with."""
-        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.made_persistent: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Loaders whose workers the plan keeps between epochs."""
         self.first_step: tuple[tuple[int, ...], int] = ((), 0)
         """What may have been the samples of a pass, and the backward passes to the first optimizer step."""
         self.batch_size: int | None = None
@@ -166,6 +164,13 @@ class InScript:
             for technique in plan.settings.techniques()
         )
         self.wants_loader = bool(plan.settings.data_loading.model_dump(exclude_defaults=True))
+
+    @functools.cached_property
+    def data(self) -> Loaders:
+        """The loaders that the script reads."""
+        from .loaders import Loaders
+
+        return Loaders(self.plan)
 
     def check_ranks(self) -> None:
         """End the script if it trains in another number of processes than the plan is for."""
@@ -235,23 +240,12 @@ class InScript:
             raise PlanError(differs)
 
     def train_on(self, loader: Any) -> None:
-        """A loader is iterated over, before the first optimizer step: of several, the last is trained on."""
-        if loader is self.loader:
+        """A loader is iterated over, before the first optimizer step: of several, the first that the plan was found
+        with is trained on, or the last."""
+        if loader is self.loader or self.data.is_first(self.loader):
             return
         self.loader, self._other_shapes = loader, other_shapes(self.plan, loader)
         self.batch_size = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
-
-    def put_on_loader(self, loader: Any) -> None:
-        """The loader's stage, before it is first iterated over."""
-        from ..training.data_loader import put_options
-
-        self.loaders.add(loader)
-        if not self.wants_loader:
-            return
-        was_persistent = loader.persistent_workers
-        put_options(self.plan, loader, self.plan.budget.device or "cpu")
-        if loader.persistent_workers and not was_persistent:
-            self.made_persistent.add(loader)
 
     def check_step(self, num_backwards: int, sizes: tuple[int, ...]) -> None:
         """Before the first optimizer step: all of the plan is in force, or the script ends.
@@ -268,6 +262,11 @@ class InScript:
             refuse(
                 "data_loading: the script iterates over no torch.utils.data.DataLoader. Leave the row out of "
                 f"{self.path}."
+            )
+        if self.wants_loader and not self.data.is_in_force:
+            tell_once(
+                "data_loading is not in force: it is put on the loaders that the plan was found with, where their "
+                "datasets give the same again, and the script reads none of these."
             )
         batch, whole = self.plan.settings.batch, self.batch_size
         self.first_step = (whole, *sizes) if whole else sizes, num_backwards
@@ -297,5 +296,8 @@ class InScript:
 
     def describe(self) -> str:
         """What is in force, in a line."""
-        changed = [one.describe() for one in self.plan.settings.techniques() if one.model_dump(exclude_defaults=True)]
+        settings = self.plan.settings
+        if not self.data.is_in_force:
+            settings = settings.model_copy(update={"data_loading": DataLoading()})
+        changed = [one.describe() for one in settings.techniques() if one.model_dump(exclude_defaults=True)]
         return f"in force: {', '.join(changed) or 'nothing but the job as it is'} ({os.path.relpath(self.path)})"

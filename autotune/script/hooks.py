@@ -20,7 +20,6 @@ from ..data.worker_queues import hold_queues
 from ..errors import AutotuneError
 from ..randomness import undisturbed
 from ..ranks import this_rank
-from ..training.data_loader import make_ready
 from ..training.launched import set_launcher
 from .applied import InScript, refuse, tell_once
 from .observer import Observer
@@ -139,14 +138,17 @@ class ScriptHooks:
         is_training = loader is named if named is not None else torch.is_grad_enabled()
         if is_training and not self._is_applying and not self.has_stepped:
             self._apply(lambda: self._plan.train_on(loader))
-        if is_training and not self._is_applying and loader not in self._plan.loaders:
-            self._apply(lambda: self._plan.put_on_loader(loader), "a DataLoader that was made later")
-        elif loader in self._plan.made_persistent:
-            make_ready(loader)
+        if is_training and not self._is_applying:
+            put = functools.partial(self._apply, what="a DataLoader that was made later")
+            self._plan.data.begin_epoch(loader, put, is_named=named is not None)
+        else:
+            self._plan.data.go_on(loader)
+        if is_training and self.observer is not None:
+            self.observer.epoch_begins(loader)
         iterator = original(loader)
         hold_queues(iterator)
         if is_training and self.observer is not None:
-            self.observer.epoch(iterator)
+            self.observer.epoch(iterator, loader)
         return iterator
 
     def _around_call(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:

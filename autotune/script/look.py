@@ -26,9 +26,10 @@ from ..techniques.batch import Batch
 from ..techniques.parallel import Parallel
 from ..training.data_loader import OPTIONS
 from ..training.fingerprint import identify
-from ..workers import Failed, Inspected, Outcome
+from ..workers import Failed, Outcome
 from ..workers.request import InspectRequest
 from .applied import InScript, why_no_model
+from .boundary import Boundary
 from .observer import Observer
 from .shards import shared_by, unwrapped
 
@@ -43,7 +44,12 @@ class Look(Observer):
     """Observes some optimizer steps, then answers with the script's facts."""
 
     def __init__(
-        self, request: InspectRequest, found: InScript, num_started: int, answer: Callable[[Outcome], NoReturn]
+        self,
+        request: InspectRequest,
+        found: InScript,
+        num_started: int,
+        answer: Callable[[Outcome], NoReturn],
+        obstacle: str | None = None,
     ) -> None:
         """
         Args:
@@ -51,6 +57,7 @@ class Look(Observer):
             found: the script's model and its loaders, once they are.
             num_started: processes that the command has started.
             answer: takes the outcome, and ends the script.
+            obstacle: why its epoch is not ended early, to see the next; None where it may be.
         """
         super().__init__()
         self._request, self._found, self._answer, self._num_started = request, found, answer, num_started
@@ -64,6 +71,7 @@ class Look(Observer):
         self._num_passes = 0
         """Backward passes since the first step."""
         self._began_s, self._began_with = 0.0, 0
+        self._boundary = Boundary(found.data, answer, obstacle)
 
     def forward(self, inputs: Any) -> None:
         """Whether the script has drawn random numbers since the last."""
@@ -76,10 +84,18 @@ class Look(Observer):
         self._after = self._generators()
         self._draws = self._draws or self._after != self._before
 
-    def epoch(self, iterator: Any) -> None:
+    def epoch(self, iterator: Any, loader: Any) -> None:
         """Which draws a seed, once."""
-        super().epoch(iterator)
+        super().epoch(iterator, loader)
         self._after = None
+
+    def epoch_begins(self, loader: Any) -> None:
+        """The next: the script has done what it does between two."""
+        self._boundary.begins(loader)
+
+    def ends_early(self, loader: Any) -> bool:
+        """Each epoch does, once all else is known."""
+        return self._boundary.ends(loader)
 
     def _generators(self) -> tuple[Any, ...]:
         states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self._request.device == "cuda" else [])]
@@ -95,7 +111,10 @@ class Look(Observer):
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """The last of them tells."""
         super().stepped(optimizer, num_backwards)
+        if self._boundary.is_awaited:
+            return
         self._per_step.append(num_backwards)
+        read, self.drawn_from = self.drawn_from, []
         if self.num_steps == 1:
             self._began_s, self._began_with, self._num_passes = perf_counter(), self.num_samples, 0
         if self.num_steps < _NUM_STEPS:
@@ -108,7 +127,14 @@ class Look(Observer):
                 "loss.backward() or torch.autograd.backward, not by torch.autograd.grad or torch.func.grad: use one of "
                 "the first two."
             )
-        self._answer(Inspected(facts=self._facts(optimizer)))
+        if len(trained_on := self._found.data.in_order(read)) > 0:
+            self._found.train_on(trained_on[0])
+        self._boundary.await_next(trained_on, self._facts(optimizer))
+
+    def finish(self) -> Outcome | None:
+        """What is known where the script ends by itself, or takes long, before its next epoch; None where that is too
+        little."""
+        return self._boundary.finish()
 
     def _facts(self, optimizer: torch.optim.Optimizer) -> Facts:
         request, model = self._request, unwrapped(self._found.model)

@@ -35,7 +35,10 @@ class Observer:
         self.losses: list[tuple[int, torch.Tensor]] = []
         """Of backward passes, with the step that each is of."""
         self._drawn = self._seen = 0
-        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._loaders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        """Of the iterators that are watched."""
+        self.drawn_from: list[Any] = []
+        """The loaders that batches were drawn from since the last optimizer step."""
         self._trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
         self._unused: list[_Draw] = []
         """Since the model was last called."""
@@ -45,17 +48,29 @@ class Observer:
         """Trained on so far, by all processes: each has as many."""
         return (self._drawn or self._seen) * world_size()
 
-    def epoch(self, iterator: Any) -> None:
+    def epoch_begins(self, loader: Any) -> None:
+        """A loader is about to be iterated over."""
+
+    def epoch(self, iterator: Any, loader: Any) -> None:
         """A loader is iterated over, with gradients on: to train on, or to evaluate, as the model's next call tells."""
-        self._iterators.add(iterator)
+        self._loaders[iterator] = loader
+
+    def ends_early(self, loader: Any) -> bool:
+        """Whether a loader's epoch ends here, although there is more of it."""
+        return False
 
     def install(self) -> Any:
         """Watch what loaders hand out; what is returned takes it off."""
         original, observer = _BaseDataLoaderIter.__next__, self
 
         def __next__(iterator: Any) -> Any:
-            if iterator not in observer._iterators:
+            if iterator not in observer._loaders:
                 return original(iterator)
+            loader = observer._loaders[iterator]
+            if observer.ends_early(loader):
+                raise StopIteration
+            if all(loader is not one for one in observer.drawn_from):
+                observer.drawn_from.append(loader)
             if iterator in observer._trained_on:
                 observer.training_goes_on()
             asked_s = perf_counter()

@@ -11,7 +11,7 @@ from ..errors import Interrupted, NothingFits, PlanError, TaskError
 from ..estimate import PredictOptions
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.measurement import EvaluationOptions
-from ..plan import Budget, Evaluation, Plan
+from ..plan import Budget, Evaluation, Plan, TaskRef
 from ..script.command import FENCES, filled, own_batch, own_share, under_launcher
 from ..script.scratch import Scratch
 from ..techniques import Exactness, Facts, Settings
@@ -81,12 +81,19 @@ class Requests:
         """A request to measure one configuration in a fresh process. It evaluates as the job does today, at most at its
         own micro-batch."""
         batch = self.evaluation_batch(settings) if settings != reference_settings(self.facts) else None
+        known = self.facts
+        found = TaskRef(source=self.task, fingerprint=known.fingerprint, identity=known.identity)
         return MeasureRequest(
             id=name,
             task=os.path.abspath(self.task),  # a worker's current directory may be another,
             seed=self.seed,
             device=self.facts.device.type,
-            plan=Plan(settings=settings, budget=self.budget, evaluation=Evaluation(batch=batch) if batch else None),
+            plan=Plan(
+                settings=settings,
+                budget=self.budget,
+                evaluation=Evaluation(batch=batch) if batch else None,
+                task=found if self.command is not None else None,
+            ),
             options=measure,
             deadline_s=deadline_s,
             **_started(self.command, own_share(settings), self.scratch, batch),

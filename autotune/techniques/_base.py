@@ -78,6 +78,9 @@ class LoaderSpec:
     """Where batches go."""
     user_dataset: Any
     """The dataset as the user built it, which a sampler is built from; ``dataset`` may be a cache of it."""
+    stock: LoaderSpec | None = None
+    """The same without what rests on the dataset's staying as it is (a cache, workers that are kept); None where
+    nothing does."""
 
 
 class Technique(BaseModel):

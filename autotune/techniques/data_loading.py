@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator
@@ -74,7 +75,8 @@ class DataLoading(Technique):
         caches = (cls(num_workers=0, cache="device"), cls(num_workers=0, pin_memory=pin, cache="host"))
         found = [cls(), *(choice for choice in caches if choice._is_worth_trying(facts))]
         for count in _worthwhile_workers(facts):
-            found += [_with_workers(count, prefetch, pin) for prefetch in (_PREFETCHES if count else (None,))]
+            keeps = True if count and facts.epochs_differ is None else None
+            found += [_with_workers(count, prefetch, pin, keeps) for prefetch in (_PREFETCHES if count else (None,))]
         same = _as_user_has_it(facts)
         found = [choice for choice in found if choice.unavailable(facts) is None]
         return tuple(choice for choice in found if choice == cls() or choice.model_dump() != same)
@@ -85,6 +87,8 @@ class DataLoading(Technique):
             return "the task builds its loaders itself (build_loader)"
         if self.cache != "none":
             return self._why_no_cache(facts)
+        if self.persistent_workers and not facts.loader_options.get("persistent_workers") and facts.epochs_differ:
+            return facts.epochs_differ
         workers = self.num_workers or 0
         if facts.dataset_kind == "iterable" and workers > 1 and not facts.shards_by_worker:
             return "an iterable dataset without shards_by_worker would be read once by each worker"
@@ -102,7 +106,8 @@ class DataLoading(Technique):
         """
         names = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
         chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
-        changed = dataclasses.replace(spec, options={**spec.options, **chosen})
+        rests = self.cache != "none" or (self.persistent_workers and not spec.options.get("persistent_workers"))
+        changed = dataclasses.replace(spec, options={**spec.options, **chosen}, stock=spec if rests else None)
         return changed if self.cache == "none" else _cached(changed, self.cache)
 
     def as_predicted(self, facts: Facts) -> DataLoading:
@@ -140,6 +145,8 @@ class DataLoading(Technique):
             return "an iterable dataset has no fixed epoch to keep"
         if not facts.dataset_deterministic:
             return "the dataset returns other values when it is read again (augmentation)"
+        if facts.epochs_differ is not None:
+            return facts.epochs_differ
         if self.cache == "device" and not facts.stackable:
             return "the samples do not stack to one shape"
         room = facts.host_memory_bytes if self.cache == "host" else facts.device.memory_bytes
@@ -148,9 +155,8 @@ class DataLoading(Technique):
         return None
 
 
-def _with_workers(count: int, prefetch: int | None, pin: bool | None) -> DataLoading:
-    persistent = True if count else None
-    return DataLoading(num_workers=count, prefetch_factor=prefetch, pin_memory=pin, persistent_workers=persistent)
+def _with_workers(count: int, prefetch: int | None, pin: bool | None, keeps: bool | None) -> DataLoading:
+    return DataLoading(num_workers=count, prefetch_factor=prefetch, pin_memory=pin, persistent_workers=keeps)
 
 
 def _worthwhile_workers(facts: Facts) -> Iterator[int]:
@@ -188,28 +194,47 @@ def _cached(spec: LoaderSpec, place: Literal["host", "device"]) -> LoaderSpec:
     options = {**spec.options, "num_workers": 0}
     if stacked is None:
         samples = [spec.dataset[index] for index in range(len(spec.dataset))]
-        return dataclasses.replace(spec, dataset=samples, options=options)
+        return dataclasses.replace(spec, dataset=_Kept(spec.dataset, samples), options=options)
     if place == "device":
         stacked = _map_tensors(lambda tensor: tensor.to(spec.device), stacked)
         options["pin_memory"] = False
-    cache = _Stacked(stacked, len(spec.dataset))
+    cache = _Stacked(spec.dataset, stacked)
     return dataclasses.replace(spec, dataset=cache, collate=_as_it_is, options=options)
 
 
-class _Stacked:
-    """A dataset as nested tensors with one row a sample; a batch is one gather instead of a Python loop."""
+class _Kept:
+    """A dataset whose batches are made of samples that were read once; all else is that of the dataset itself: its
+    length, its samples one by one, its methods, and what is assigned to its attributes."""
 
-    def __init__(self, rows: Any, length: int) -> None:
-        self._rows, self._length = rows, length
+    def __init__(self, dataset: Any, samples: Any) -> None:
+        vars(self).update(_autotune_dataset=dataset, _autotune_samples=samples)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_autotune_"):  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._autotune_dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._autotune_dataset, name, value)
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._autotune_dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._autotune_dataset[index]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [copy.deepcopy(self._autotune_samples[index]) for index in indices]
+
+
+class _Stacked(_Kept):
+    """With one row a sample in nested tensors; a batch is one gather instead of a Python loop."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         import torch
 
         where = torch.tensor(indices)
-        return _map_tensors(lambda tensor: tensor[where.to(tensor.device)], self._rows)
+        return _map_tensors(lambda tensor: tensor[where.to(tensor.device)], self._autotune_samples)
 
 
 def _as_it_is(batch: Any) -> Any:

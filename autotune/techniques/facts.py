@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Device", "Facts", "Identity", "difference", "num_processors"]
+__all__ = ["Device", "Facts", "Identity", "ReadLoader", "difference", "num_processors"]
 
 
 class _Frozen(BaseModel):
@@ -32,6 +32,17 @@ class Device(_Frozen):
     """The driver's version."""
 
 
+class ReadLoader(_Frozen):
+    """A DataLoader that a script trains on, as it is recognised in a job."""
+
+    place: int
+    """Of its dataset among those that the script reads, from 0, in the order in which it first does."""
+    dataset: str
+    """The dataset's class."""
+    length: int | None
+    """Its samples; None of a stream that does not say."""
+
+
 class Identity(_Frozen):
     """What a task is, in words that tell it from another; the fingerprint tells that it is another, and not in what."""
 
@@ -41,6 +52,8 @@ class Identity(_Frozen):
     """Hash of the parameters' names in their order."""
     batch: str
     """Dtype and shape of each tensor of a batch, ``*`` where sizes vary; empty for a stream, which is not read."""
+    loaders: tuple[ReadLoader, ...] | None = None
+    """Of a script: those that it trains on, the first of them first; a row of data loading is for these."""
 
 
 class Facts(_Frozen):
@@ -82,6 +95,9 @@ class Facts(_Frozen):
     """Bytes of the whole dataset's tensors, from one sample; None when unknown."""
     dataset_deterministic: bool
     """Whether reading a sample twice gives the same values, so that an epoch may be cached."""
+    epochs_differ: str | None = None
+    """Of a script: why its dataset may be another in the next epoch, so that neither is an epoch cached nor are workers
+    kept; None where it was seen to stay the same."""
     stackable: bool
     """Whether all samples collate by default_collate to one shape, so that an epoch can lie on the device."""
     shapes_vary: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ _HELD_BY_LOADER = 2
 """References to an iterator that no loop goes through: the loader's, and the count's own."""
 
 
-def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> None:
+def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> Callable[[], None]:
     """Put the loader's stage of a plan on a DataLoader in place, before it is first iterated over.
 
     Args:
@@ -30,10 +31,13 @@ def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str)
         loader: the training loader; its batches stay as they are.
         device: where batches go.
 
+    Returns:
+        What takes it off again, between two epochs.
+
     Raises:
         PlanError: the plan asks for what this loader cannot do.
     """
-    wanted = plan.settings.data_loading
+    wanted, stock = plan.settings.data_loading, dict(vars(loader))
     before = {name: getattr(loader, name) for name in OPTIONS}
     if isinstance(loader.dataset, IterableDataset) and (wanted.num_workers or 0) > max(1, before["num_workers"]):
         raise PlanError("data_loading: more workers would each read all of the script's iterable dataset.")
@@ -54,6 +58,12 @@ def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str)
         loader.__dict__["dataset"] = spec.dataset
     if spec.collate is not collate:
         loader.collate_fn = spec.collate or default_collate
+
+    def take_off() -> None:
+        changed = {name: value for name, value in stock.items() if vars(loader)[name] is not value}
+        vars(loader).update(changed, _iterator=None)
+
+    return take_off
 
 
 def make_ready(loader: DataLoader[Any]) -> None:

@@ -1,0 +1,54 @@
+"""Runs a script in this process, under the launcher's hooks: with a plan, or looked at as a search does first."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from autotune.measure import InspectOptions
+from autotune.plan import Plan
+from autotune.script.applied import InScript, Refused
+from autotune.script.hooks import ScriptHooks
+from autotune.script.look import Look
+from autotune.techniques import Settings
+from autotune.workers import InspectRequest
+
+
+def run_here(path, monkeypatch, observe=None, task=None, **settings):
+    """What the script defined."""
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    in_script = InScript(Plan(settings=Settings(**settings), task=task), Path("plan.yaml"))
+    hooks = ScriptHooks(in_script)
+    hooks.observer = observe and observe(in_script)
+    hooks.install()
+    try:
+        return runpy.run_path(str(path), run_name="__main__")
+    finally:
+        hooks.remove()
+
+
+def look_here(path, monkeypatch):
+    """The script's facts, or why it is refused."""
+    found, looks = [], []
+
+    def answer(outcome):
+        found.append(outcome)
+        raise SystemExit(0)
+
+    def observe(in_script):
+        request = InspectRequest(id="x", task="script.py", device="cpu", options=InspectOptions())
+        looks.append(Look(request, in_script, 1, answer))
+        return looks[0]
+
+    try:
+        run_here(path, monkeypatch, observe)
+    except Refused as refused:
+        return refused.reason
+    except SystemExit:
+        pass
+    except Exception:
+        if (held := looks[0].finish()) is None:
+            raise
+        return held.facts
+    return found[0].facts if found else looks[0].finish().facts
