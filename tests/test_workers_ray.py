@@ -122,11 +122,17 @@ from autotune.workers.cluster import Answer, Ask, Ready
 from autotune.workers.outcome import Lost
 from autotune.workers.protocol import receive, send
 
-raylet = subprocess.Popen(["raylet", "600"], executable="sleep")
+program = "exec 3<&0; (echo; read wait <&3) & wait; echo; read wait <&3"
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+raylet = subprocess.Popen(["raylet", "-c", program], executable="sh", bufsize=0, **pipes)
+raylet.stdout.readline()  # its fork runs
 with socket.socket(fileno=int(sys.argv[1])) as client:
     receive(client)
     send(client, Ready(num_slots=1, address="127.0.0.1:1", device_type="cpu").model_dump_json())
     while (text := receive(client)) is not None:
+        if sys.argv[2] == "forks":
+            raylet.stdin.write(b"\\n")
+            raylet.stdout.readline()  # its fork has ended
         lost = Answer(number=Ask.model_validate_json(text).number, outcome=Lost(message="no device is left"))
         send(client, lost.model_dump_json(by_alias=True))
         if sys.argv[2] == "dies":
@@ -134,7 +140,8 @@ with socket.socket(fileno=int(sys.argv[1])) as client:
         if sys.argv[2] == "is left":
             os.kill(os.getpid(), signal.SIGKILL)
 """
-"""In place of the process that Ray lives in: it loses each trial, and then its cluster dies, or lives, or is left."""
+"""In place of the process that Ray lives in: it loses each trial, and then its cluster dies, or lives, or is left, or
+what its raylet has forked ends."""
 REQUEST = InspectRequest(id="1", task="model.py", device="cpu")
 
 
@@ -144,7 +151,12 @@ def gateway(cluster, command, **options):
 
 @pytest.mark.parametrize(
     ("cluster", "told"),
-    [("dies", "has died"), ("lives", "trials cannot be run: no device is left"), ("is left", "was lost")],
+    [
+        ("dies", "has died"),
+        ("lives", "trials cannot be run: no device is left"),
+        ("forks", "trials cannot be run: no device is left"),
+        ("is left", "was lost"),
+    ],
 )
 def test_a_loss_is_told_once_it_is_known_whether_the_cluster_lives(monkeypatch, cluster, told):
     """The slots' words came first at times, and then the end of their cluster was told as theirs."""

@@ -18,7 +18,6 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal
@@ -26,7 +25,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ..errors import TrialsLost, UnlikeDevices, UserError
-from ..measure.processes import descendants
+from ..measure.processes import children
 from ..task_file import split_source
 from ._base import Executor
 from .client import FOLDERS
@@ -235,10 +234,10 @@ class RayExecutor(Executor):
     def _first_answer(self, options: ClusterOptions) -> Ready:
         with contextlib.suppress(OSError):
             send(self._socket, options.model_dump_json())
-        self._core: set[ProcessId] = set()
+        self._core: dict[str, ProcessId] = {}
         while not self._has_answer(_LOOK_S):
-            self._core |= {process for process in self._below() if name_of(process) in _CORE}
-            ended = map(name_of_ended, descendants(self._process.pid))  # it may never have been seen alive
+            self._find_core()
+            ended = map(name_of_ended, children(self._process.pid))  # it may never have been seen alive
             if not self._lives() or any(name in _CORE for name in ended):
                 raise TrialsLost(f"{self._where} died while it was started. Or use --executor local.")
         text = receive(self._socket)
@@ -250,11 +249,15 @@ class RayExecutor(Executor):
             if answer.types:
                 raise UnlikeDevices(answer.reason, answer.types)
             raise (TrialsLost if answer.is_lost else UserError)(answer.reason)
-        self._core |= {process for process in self._below() if name_of(process) in _CORE}
+        self._find_core()
         return answer
 
-    def _below(self) -> Iterator[ProcessId]:
-        return filter(None, map(identify, descendants(self._process.pid)))
+    def _find_core(self) -> None:
+        """Children alone, and the first of a name: what the raylet forks has its name, too, until it runs another
+        program, and may end."""
+        for process in filter(None, map(identify, children(self._process.pid))):
+            if (name := name_of(process)) in _CORE:
+                self._core.setdefault(name, process)
 
     def _has_answer(self, within_s: float) -> bool:
         return within_s > 0 and bool(select.select([self._socket], [], [], within_s)[0])
@@ -299,7 +302,7 @@ class RayExecutor(Executor):
 
     def _lives(self) -> bool:
         """Whether all the processes do without which there is no cluster, as far as they are this machine's."""
-        return all(map(is_alive, self._core))
+        return all(map(is_alive, self._core.values()))
 
     def _answers(self) -> bool:
         """Whether the cluster's control process does, which a client of Ray's may not be able to see at all."""
