@@ -178,3 +178,23 @@ def test_close_ends_what_still_runs_on_a_device_that_is_about_to_go():
         assert leaving.runs.wait(timeout=600)
         pool.retire(lambda slot: True)
     assert future.result() == Crashed(message="stopped: the executor was closed")
+
+
+def test_who_comes_first_is_served_first():
+    """Threads that wait for one slot, each of which looked now and then, came to it in any order."""
+    served = []
+
+    class Named(Slow):
+        def run(self, request):
+            served.append(request.id)
+            return super().run(request)
+
+    names = [str(number) for number in range(200)]
+    slot = Named(*[Failed(message="ran")] * len(names))
+    with SlotPool([slot]) as pool:
+        futures = [pool.submit(REQUEST.model_copy(update={"id": name})) for name in names]
+        slot.may_end.wait(timeout=1.0)  # in which each would look
+        slot.may_end.set()
+        for future in futures:
+            future.result()
+    assert served == names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import queue
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +18,6 @@ __all__ = ["Slot", "SlotPool", "done"]
 _PAUSES_S = (0.0, 3.0)
 """Before each further try: a server that was killed is started again at once, a full disk may be cleared soon. A loss
 whose device has gone with it is none of these tries."""
-_LOOK_S = 0.5
-"""How often who waits for a slot looks whether any is left."""
 _MOST_THREADS = 4096
 """Trials that wait or run; a thread is started only where none is idle."""
 
@@ -55,9 +53,13 @@ class SlotPool(Executor):
         """
         self._slots, self._is_there = list(slots), is_there
         self._leaving: list[Slot] = []
-        self._free: queue.LifoQueue[Slot] = queue.LifoQueue()  # a slot that has run is warm
-        for slot in slots:
-            self._free.put(slot)
+        self._free = list(slots)
+        """The last is taken first: a slot that has run is warm."""
+        self._numbers = itertools.count()
+        self._waiting: set[int] = set()
+        """Numbers of the requests that have no slot; the least is the next."""
+        self._changed = threading.Condition()
+        """Held wherever slots come, go, are taken or given back."""
         self._threads = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="autotune-slot")
         self._closing = threading.Event()
 
@@ -68,29 +70,33 @@ class SlotPool(Executor):
 
     def add(self, slot: Slot) -> None:
         """A device has come."""
-        self._slots.append(slot)
-        self._free.put(slot)
+        with self._changed:
+            self._slots.append(slot)
+            self._release(slot)
 
     def retire(self, has_gone: Callable[[Slot], bool]) -> None:
         """Devices have gone, or are about to: nothing is started there any more. What runs there may end; what is lost
         is run elsewhere."""
-        for slot in [slot for slot in self._slots if has_gone(slot)]:
-            with contextlib.suppress(ValueError):  # another thread has
-                self._slots.remove(slot)
-                self._leaving.append(slot)
-        idle = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                idle.append(self._free.get_nowait())
-        for slot in reversed(idle):
-            self._release(slot)
+        with self._changed:
+            gone = [slot for slot in self._slots if has_gone(slot)]
+            idle = [slot for slot in gone if slot in self._free]
+            self._slots = [slot for slot in self._slots if slot not in gone]
+            self._free = [slot for slot in self._free if slot not in gone]
+            self._leaving += gone
+            for slot in idle:
+                self._release(slot)
+            self._changed.notify_all()
 
     def submit(self, request: TrialRequest) -> Future[Outcome]:
         """Queue a request."""
-        try:
-            return self._threads.submit(self._run, request)
-        except RuntimeError:  # closed, by another thread maybe
-            return done(STOPPED)
+        with self._changed:
+            number = next(self._numbers)
+            try:
+                future = self._threads.submit(self._run, request, number)
+            except RuntimeError:  # closed, by another thread maybe
+                return done(STOPPED)
+            self._waiting.add(number)
+        return future
 
     def close(self) -> None:
         """End every process of every slot. Futures still open get ``Crashed``."""
@@ -99,13 +105,13 @@ class SlotPool(Executor):
             slot.close()
         self._threads.shutdown()
 
-    def _run(self, request: TrialRequest) -> Outcome:
+    def _run(self, request: TrialRequest, number: int) -> Outcome:
         """An outcome is never asked for again; a loss says nothing of the trial, so that is, twice, and once more where
         the device has gone. Each try has all of its deadline: with what another has left of it, a trial would seem to
         hang."""
         losses: list[str] = []
         pauses_s = [0.0, *_PAUSES_S]
-        slot = self._take()
+        slot = self._take(number)
         try:
             while slot is not None and pauses_s:
                 if self._closing.wait(pauses_s[0]):
@@ -118,7 +124,7 @@ class SlotPool(Executor):
                     return STOPPED
                 if self._has_gone(slot):
                     self._release(slot)
-                    slot = self._take()
+                    slot = self._take(number)
                 else:
                     del pauses_s[0]
                     slot = self._another(slot)
@@ -129,15 +135,14 @@ class SlotPool(Executor):
             losses.append("no device is left")
         return Lost(message="; ".join(dict.fromkeys(losses)))
 
-    def _take(self) -> Slot | None:
-        """A free slot, once there is one; None where none is left."""
-        while self._slots:
-            with contextlib.suppress(queue.Empty):
-                slot = self._free.get(timeout=_LOOK_S)
-                if slot in self._slots:
-                    return slot
-                self._release(slot)
-        return None
+    def _take(self, number: int) -> Slot | None:
+        """A free slot, once there is one and all that were asked before have theirs; None where none is left."""
+        with self._changed:
+            self._waiting.add(number)  # again, of one whose device has gone
+            self._changed.wait_for(lambda: not self._slots or (self._free and number == min(self._waiting)))
+            self._waiting.remove(number)
+            self._changed.notify_all()
+            return self._free.pop() if self._slots else None
 
     def _has_gone(self, slot: Slot) -> bool:
         if not self._is_there(slot):
@@ -146,19 +151,22 @@ class SlotPool(Executor):
 
     def _another(self, slot: Slot) -> Slot:
         """A free slot in exchange for one that was lost; the same where no other is free."""
-        with contextlib.suppress(queue.Empty):
-            other = self._free.get_nowait()
+        with self._changed:
+            if not self._free:
+                return slot
+            other = self._free.pop()
             self._release(slot)
             return other
-        return slot
 
     def _release(self, slot: Slot) -> None:
         """A slot has nothing to run: the next trial may have it, unless its device goes."""
-        if slot in self._slots:
-            self._free.put(slot)
-            return
-        with contextlib.suppress(RuntimeError):  # closed, with all slots
-            self._threads.submit(self._end, slot)
+        with self._changed:
+            if slot in self._slots:
+                self._free.append(slot)
+                self._changed.notify_all()
+                return
+            with contextlib.suppress(RuntimeError):  # closed, with all slots
+                self._threads.submit(self._end, slot)
 
     def _end(self, slot: Slot) -> None:
         slot.close()
