@@ -246,6 +246,9 @@ class Plan(_Section):
     """One row per technique that departs from the user's own setting."""
     exactness: dict[str, Exactness] = Field(default={})
     """How each of these may change the result of this task; empty in a plan written by hand."""
+    checked: Literal["losses", "sums"] | None = None
+    """What of its first steps was held against the reference's: each loss, or, where runs differ by themselves, their
+    sum; of a script, the learning rates and the samples of a step too. Absent where nothing was."""
     notes: tuple[str, ...] = ()
     """What a reader must know, such as an effective batch that was not held or a lossy choice."""
     measured: Evidence | None = None

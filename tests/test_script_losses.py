@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 import time
@@ -96,6 +97,50 @@ def test_a_split_that_the_script_weighs_keeps_the_losses_and_one_that_it_does_no
     unweighed = losses(4, 4, 1, 0, reference_losses=whole.losses)
     assert unweighed.strayed_at == 1
     assert unweighed.losses[0] == pytest.approx(4 * whole.losses[0], rel=1e-4)
+
+
+@pytest.fixture
+def course(losses, tmp_path):
+    """Parity of a trial of the script with one of its lines changed, of four passes a step, held against one pass."""
+
+    def course(old, new, divisor=4, dropout=0.5):
+        (tmp_path / "train.py").write_text(SCRIPT.replace(old, new))
+        whole = losses(16, 1, 1, dropout, sums_only=True)
+        assert (whole.unlike, whole.compared) == (None, None)
+        known = {"reference_losses": whole.losses, "reference_course": whole.course}
+        return losses(4, 4, divisor, dropout, sums_only=True, **known)
+
+    return course
+
+
+def test_with_dropout_a_loss_that_is_not_divided_is_seen_in_the_sum(course):
+    found = course("", "")
+    assert (found.unlike, found.compared) == (None, "sums")
+    undivided = course("", "", divisor=1).unlike
+    assert re.search(r"the losses of \d+ steps add up to [345]", undivided)
+    assert "Divide each loss by the backward passes to a step" in undivided
+
+
+OTHER_RATES = {
+    "of the batch's flag": ("lr=0.01", "lr=0.01 * micro / 16", "at step 1 its learning rate is 0.0025, and the job's"),
+    "of a schedule that counts micro-batches": (
+        "        place += micro",
+        "        place += micro\n        optimizer.param_groups[0]['lr'] *= 0.9",
+        "at step 1 its learning rate is 0.006561, and the job's is 0.009",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_RATES)
+def test_a_learning_rate_that_hangs_on_the_batch_is_seen(what, course):
+    old, new, said = OTHER_RATES[what]
+    assert said in course(old, new).unlike
+
+
+def test_steps_of_another_number_of_samples_are_seen(course):
+    """The script makes one pass more than it was told to."""
+    found = course("range(accumulate)", "range(accumulate + (accumulate > 1))", divisor=5)
+    assert "an optimizer step is of 20 samples, and the job's of 16" in found.unlike
 
 
 @pytest.mark.parametrize("dropout", [0, 0.5])

@@ -34,6 +34,7 @@ def said(**changes) -> str:
         **{
             "settings": SETTINGS,
             "exactness": EXACTNESS,
+            "checked": "losses",
             "measured": evidence(2.0),
             "reference": evidence(1.0),
             **changes,
@@ -60,6 +61,13 @@ def test_each_setting_has_its_exactness():
 def test_losses_were_compared_where_the_function_stays():
     assert "the losses of the first 10 steps, which stay close to the reference's" in said()
     assert "the losses of the first" not in said(reference=evidence(2.0))  # it is the reference
+
+
+def test_checked_is_said_of_what_was_compared_alone():
+    sums = said(checked="sums")
+    assert "learning rates, samples and the sum of the losses of the first 10 steps" in sums
+    assert "stay close" not in sums
+    assert "checked" not in said(checked=None)
 
 
 def test_quality_was_compared_where_it_does_not_and_what_that_cost():

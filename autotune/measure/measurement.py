@@ -78,6 +78,15 @@ class EvaluationOptions(_Frozen):
     """Evaluation batches to try, upward, while they stay within the budget; empty is the one that the plan says."""
 
 
+class Course(_Frozen):
+    """Of a script's first ten optimizer steps, what its losses alone do not tell."""
+
+    rates: tuple[tuple[float, ...], ...] = ()
+    """The learning rate of each parameter group, at each step."""
+    step_samples: float | None = None
+    """Samples of an optimizer step, at the median; None where less than two were made."""
+
+
 class MeasureOptions(_Frozen):
     """How long and how precisely to measure."""
 
@@ -101,6 +110,10 @@ class MeasureOptions(_Frozen):
     """Leave the parity run for after the measurement: its larger steps would raise the peak of a smaller batch."""
     reference_losses: tuple[float, ...] | None = None
     """The reference's losses over its parity run; None for the reference itself."""
+    reference_course: Course | None = None
+    """The reference's first steps; None for the reference itself, and for a task, whose steps are ours."""
+    sums_only: bool = False
+    """Compare the sum of the losses alone: each hangs on random numbers that a configuration draws otherwise."""
     rounded_losses: tuple[float, ...] = ()
     """Those of the reference from rounded weights, where this may round: :attr:`Parity.rounded`."""
     parity_limit: PositiveFloat = 0.01
@@ -127,6 +140,17 @@ class Parity(_Frozen):
     this job: little of a loss of 2, and a good part of one that is nearly 0."""
     strayed_at: PositiveInt | None = None
     """First optimizer step beyond the limit, counted from 1; None where all are within it."""
+    course: Course | None = None
+    """Of a script."""
+    unlike: str | None = None
+    """In what else it trains otherwise than the reference, with what to change; None where in nothing."""
+    compared: Literal["losses", "sums"] | None = None
+    """What was held against the reference's: each loss, or their sum, beside the course; None where nothing was."""
+
+    @property
+    def is_other_training(self) -> bool:
+        """Whether what was compared differs by more than it may."""
+        return self.strayed_at is not None or self.unlike is not None
 
 
 class Quality(_Frozen):

@@ -36,6 +36,11 @@ __all__ = [
     "summary",
 ]
 
+_CHECKED = {
+    "losses": f"the losses of the first {NUM_STEPS} steps, which stay close to the reference's",
+    "sums": f"learning rates, samples and the sum of the losses of the first {NUM_STEPS} steps, which are the "
+    "reference's; not each loss, since the job's own runs differ",
+}
 _EXACTNESS = {
     "exact": "Exact, up to the order of sums.",
     "rounding": "Rounding: results differ by how they are rounded.",
@@ -114,9 +119,9 @@ def _checked(plan: Plan) -> str | None:
         lost = plan.quality.reference - plan.quality.value
         cost = f" It cost {lost:.4g}." if lost > 0 else " It cost nothing."
         return f"quality, from {count(plan.quality.pairs, 'seed')}, after the same training as the reference.{cost}"
-    if plan.measured is None or plan.measured == plan.reference or not plan.exactness:
+    if plan.measured == plan.reference:
         return None
-    return f"the losses of the first {NUM_STEPS} steps, which stay close to the reference's"
+    return None if plan.checked is None else _CHECKED[plan.checked]
 
 
 def _measured(plan: Plan) -> Rows:

@@ -73,6 +73,8 @@ def _why_infeasible(measured: Measurement, budget: Budget) -> str | None:
         return f"leaks {size(round(measured.leak_bytes_per_step))} a step"
     if measured.parity.strayed_at is not None:
         return f"loss strays at step {measured.parity.strayed_at}"
+    if measured.parity.unlike is not None:
+        return "another training: " + measured.parity.unlike.partition(". ")[0]
     return None
 
 

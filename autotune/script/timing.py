@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ..measure.checks.course import course_of, why_unlike
 from ..measure.checks.parity import compare
 from ..measure.errors import NonFiniteLoss
 from ..measure.measurement import NO_EVALUATION, NUM_STEPS, Measurement, Parity
@@ -58,6 +59,9 @@ class ScriptTiming(Observer):
         self._began_s, self._first_s, self._timed_s = began_s, 0.0, 0.0
         self._phases_s: dict[str, float] = {}
         self._step_losses: dict[int, float] = {}
+        self._rates: list[list[float]] = []
+        """At each of the first steps, of each parameter group."""
+        self._num_samples: list[int] = []
         self._has_evaluated = False
         self._evaluated_after = -1
         """How many steps there were when it last evaluated."""
@@ -89,6 +93,9 @@ class ScriptTiming(Observer):
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """A step has ended: warm up, or close the window if it is long enough."""
         super().stepped(optimizer, num_backwards)
+        if self.num_steps <= NUM_STEPS:
+            self._rates.append([float(group.get("lr", 0.0)) for group in optimizer.param_groups])
+            self._num_samples.append(self.num_samples)
         self._step()
         self._pause.may_begin()
 
@@ -146,11 +153,19 @@ class ScriptTiming(Observer):
         """Between windows there is nothing to do."""
 
     def _parity(self) -> Parity:
-        """Compare the losses of the first optimizer steps with the reference's, if a script's runs are alike."""
+        """Hold the first optimizer steps against the reference's: each loss if a script's runs are alike, or their
+        sum."""
         options, losses = self._options, tuple(self._step_losses.values())
-        if options.parity_batch is None or not losses:
+        if options.parity_batch is None:
             return Parity(losses=())
-        return compare(losses, options.reference_losses, options.parity_limit, options.rounded_losses)
+        course, reference = course_of(self._rates, self._num_samples), options.reference_losses or ()
+        found, of_sum = Parity(losses=losses), reference if options.sums_only else ()
+        if losses and not options.sums_only:
+            found = compare(losses, options.reference_losses, options.parity_limit, options.rounded_losses)
+        if options.reference_course is None:
+            return found.model_copy(update={"course": course})
+        unlike = why_unlike(course, options.reference_course, losses, of_sum)
+        return found.model_copy(update={"course": course, "unlike": unlike, "compared": found.compared or "sums"})
 
     def settle(self) -> None:
         """Wait for the device, and look at the losses since the last time."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import Interrupted, NothingFits, PlanError, TaskError
 from ..estimate import PredictOptions
 from ..measure import InspectOptions, MeasureOptions, Parity
-from ..measure.measurement import EvaluationOptions
+from ..measure.measurement import Course, EvaluationOptions
 from ..plan import Budget, Evaluation, Plan, TaskRef
 from ..script.command import FENCES, filled, own_batch, own_share, under_launcher
 from ..script.scratch import Scratch
@@ -147,11 +147,17 @@ class Requests:
             parity_batch=None if settings.affect("function") else self.facts.effective_batch,
             parity_last=settings.batch is not None and settings.batch.num_samples < self.facts.effective_batch,
             reference_losses=reference.losses or None if reference else None,
+            reference_course=self._course(reference) if reference else None,
             rounded_losses=reference.rounded if reference and exact != "exact" else (),
             parity_limit=self._parity_limit(settings, exact),
             largest_of=LARGEST_OF if self.facts.shapes_vary else None,
             evaluation=EvaluationOptions(most_s=share_s * _EVALUATION_SHARE) if self.facts.evaluates else None,
         )
+
+    def _course(self, reference: Parity) -> Course | None:
+        if reference.course is not None and self.facts.batch_varies:
+            return reference.course.model_copy(update={"step_samples": None})
+        return reference.course
 
     def _parity_limit(self, settings: Settings, exact: Exactness) -> float:
         limit, own = PARITY_LIMITS["rounding" if exact == "exact" and self.facts.rounds else exact], self.facts

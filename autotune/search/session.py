@@ -101,8 +101,10 @@ class Session:
         is_reference = settings == self.reference_settings
         measure = self.requests.measure_options(settings, share_s, self._parity(), enforce=not is_reference)
         measure = measure.model_copy(update={"plain_loop": is_reference})
-        if finalist_round is not None or self.not_comparable:  # its trial compared them, and a job does not
+        if finalist_round is not None:  # its trial compared them, and a job does not
             measure = measure.model_copy(update={"parity_batch": None})
+        elif self.not_comparable:
+            measure = measure.model_copy(update={"sums_only": True})
         deadline_s = self.time_budget.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
         if judged:
             quality = self._quality_options(is_reference, finalist_round or 0)

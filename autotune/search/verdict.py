@@ -111,6 +111,8 @@ def _judge_measurement(
         reasons.append(f"over the budget by {excess}, margin included{in_evaluation}")
     if parity.strayed_at is not None:
         reasons.append(f"strays from the reference's loss at step {parity.strayed_at} (by {parity.deviation:.1%})")
+    if parity.unlike is not None:
+        reasons.append(parity.unlike)
     if measurement.leak_bytes_per_step is not None:
         leak = format_bytes(ceil_mib(round(measurement.leak_bytes_per_step)))
         reasons.append(f"leaks about {leak} each step")
@@ -127,7 +129,7 @@ def _judge_measurement(
         -1.0,
         -1.0 if measurement.leak_bytes_per_step is None else 1.0,
         _log_ratio(peak * (1 + budget.margin), budget.limit) if budget.limit else -1.0,
-        -1.0 if parity.strayed_at is None else 1.0,
+        1.0 if parity.is_other_training else -1.0,
         max(-_BOUND, min(_BOUND, quality)),
     )
     log_speed = math.log(measurement.samples_per_s.value)

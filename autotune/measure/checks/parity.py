@@ -107,7 +107,7 @@ def compare(
         return max(limit * step, _ROUNDINGS * max(rounding[:step], default=0.0))
 
     strayed = next((step for step, deviation in enumerate(deviations, 1) if deviation > most(step)), None)
-    return Parity(losses=tuple(losses), deviation=max(deviations), strayed_at=strayed)
+    return Parity(losses=tuple(losses), deviation=max(deviations), strayed_at=strayed, compared="losses")
 
 
 def _fixed_loader(training: Training, task: Task, num_samples: int) -> Loader:

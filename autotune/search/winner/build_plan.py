@@ -55,6 +55,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         budget=session.budget,
         settings=settings,
         exactness={one.name: one.exactness(facts) for one in settings.chosen()},
+        checked=None if winner.number == 0 else winner.outcome.measurement.parity.compared,
         notes=tuple(_notes(session, final, measured, reference)),
         measured=measured,
         reference=measured if winner.number == 0 else reference,
@@ -166,7 +167,7 @@ def _miss(row: Tried) -> int | None:
         return row.outcome.peak_bytes
     assert isinstance(row.outcome, Measured)
     measurement = row.outcome.measurement
-    usable = measurement.parity.strayed_at is None and measurement.leak_bytes_per_step is None
+    usable = not measurement.parity.is_other_training and measurement.leak_bytes_per_step is None
     return measurement.peak.process if usable else None
 
 
