@@ -51,9 +51,9 @@ def test_the_training_is_the_scripts_own(name, technique, told):
 @pytest.mark.parametrize(
     ("name", "technique"),
     [
-        pytest.param("infinite_loader", "cache", marks=NOT_YET),
-        pytest.param("resampled_negatives", "cache", marks=NOT_YET),
-        pytest.param("own_reference", "workers that stay", marks=NOT_YET),
+        ("infinite_loader", "cache"),
+        ("resampled_negatives", "cache"),
+        ("own_reference", "workers that stay"),
         pytest.param("accumulation_undivided", "batch", marks=NOT_YET),
     ],
 )
