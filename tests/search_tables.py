@@ -154,6 +154,11 @@ def is_again(request: TrialRequest) -> bool:
     return request.id.startswith("finalist-")
 
 
+def is_anchor(request: TrialRequest) -> bool:
+    """Whether it is the reference's, that trials are compared with it."""
+    return request.id.startswith("anchor-")
+
+
 @dataclass
 class Run:
     """One search over a table, and all that could be seen of it."""
@@ -165,7 +170,8 @@ class Run:
     @property
     def measured(self) -> list[Settings]:
         """What was asked for in the search itself, in order."""
-        return [r.plan.settings for r in self.executor.requests if r.kind == "measure" and not is_again(r)]
+        trials = (r for r in self.executor.requests if r.kind == "measure" and not is_again(r) and not is_anchor(r))
+        return [r.plan.settings for r in trials]
 
     @property
     def again(self) -> list[Settings]:

@@ -17,6 +17,7 @@ from ..task_file import task_file
 from ..techniques import Facts
 from ..workers import Executor
 from ..workers.trial.folder import check_working_folder
+from .anchors import Anchors
 from .budget import asked, check_possible
 from .doubt import Doubt
 from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded
@@ -188,8 +189,8 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
         measure_first(session, candidates, candidates.reference)
     check_reference(session)
     take_others(session, candidates)
-    doubt = Doubt(session)
-    stopped = explore_whole(session, candidates, configurations, doubt)
+    doubt, anchors = Doubt(session), Anchors(session)
+    stopped = explore_whole(session, candidates, configurations, doubt, anchors)
     session.observe(Stopped(stopped))
     _check_usable(session)
     _check_tried(session, stopped)
@@ -200,7 +201,7 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
         doubt.take(row.outcome)
         candidates.fell(row)  # before it is stored: what a kill leaves out here, a resume finds out again
         session.study.fell(row)
-        num_tried, stopped = len(session.study.tried), explore(session, candidates, doubt)
+        num_tried, stopped = len(session.study.tried), explore(session, candidates, doubt, anchors)
         if len(session.study.tried) > num_tried:
             session.observe(Stopped(stopped))
 

@@ -12,6 +12,8 @@ __all__ = [
     "INTERRUPTED",
     "AblationEnded",
     "AblationStarted",
+    "AnchorEnded",
+    "AnchorStarted",
     "BudgetKnown",
     "Event",
     "FinalistEnded",
@@ -69,6 +71,8 @@ class TrialEnded:
     """Whether it is the fastest feasible trial so far."""
     is_known: bool = False
     """Whether another search measured it, so that it cost nothing here."""
+    is_sure: bool = True
+    """Whether its speed may decide by itself: other work did not take too much of its time."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,23 @@ class FinalistEnded:
 
 
 @dataclass(frozen=True)
+class AnchorStarted:
+    """The reference is about to be measured again, between trials."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class AnchorEnded:
+    """That run ended: the trials about it are compared with it."""
+
+    settings: Settings
+    outcome: Outcome
+    shift: float
+    """What is added to the logarithm of speeds at this moment; 0 where the pace is the first reference's."""
+
+
+@dataclass(frozen=True)
 class AblationStarted:
     """The winner, or the same without one of its choices, is about to be measured in a fresh interpreter."""
 
@@ -154,6 +175,8 @@ Event = (
     | PredictionEnded
     | TrialStarted
     | TrialEnded
+    | AnchorStarted
+    | AnchorEnded
     | FinalistEnded
     | AblationStarted
     | AblationEnded

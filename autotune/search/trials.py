@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from ..errors import TrialsLost
 from ..techniques import TECHNIQUES, Technique
 from ..workers import STOPPED, Measured, Outcome, ended, result_of
+from .anchors import Anchors
 from .doubt import Doubt
 from .events import INTERRUPTED, TrialEnded, TrialStarted
 from .predicted.predictions import foresee
@@ -25,17 +26,19 @@ _SPOILED = 0.2
 """A trial that lost this share of its time, or more, to other work runs once more."""
 
 
-def explore_whole(session: Session, candidates: Candidates, space: ConfigurationSpace, doubt: Doubt) -> str:
+def explore_whole(
+    session: Session, candidates: Candidates, space: ConfigurationSpace, doubt: Doubt, anchors: Anchors
+) -> str:
     """Half of the trials at most with the function as it is, so that there is a plan whatever becomes of the quality of
     others; then with all choices. Returns the reason to stop, in words."""
     stays = {name: TECHNIQUES[name]() for name, row in space.choices.items() if "function" in row[0].affects}
     if stays and session.options.sampler == "gain":
         _choose_sampler(session, candidates, space, stays)
-        stopped = explore(session, candidates, doubt, most=-(-session.options.trials // 2))
+        stopped = explore(session, candidates, doubt, anchors, most=-(-session.options.trials // 2))
         if stopped in (INTERRUPTED, TIME_IS_UP):
             return stopped
     _choose_sampler(session, candidates, space)
-    return explore(session, candidates, doubt)
+    return explore(session, candidates, doubt, anchors)
 
 
 def _choose_sampler(
@@ -53,17 +56,19 @@ def measure_first(session: Session, candidates: Candidates, propose: Callable[[]
     proposal = propose()
     outcome = result_of(_start(session, proposal, share_s))
     if _is_spoiled(outcome) and session.time_budget.left_s() > 2 * outcome.seconds:
+        _tell_again(session, proposal, outcome)
         outcome = _calmer(outcome, result_of(_start(session, proposal, share_s)))
     _end(session, candidates, proposal, outcome)
 
 
-def explore(session: Session, candidates: Candidates, doubt: Doubt, most: int | None = None) -> str:
+def explore(session: Session, candidates: Candidates, doubt: Doubt, anchors: Anchors, most: int | None = None) -> str:
     """Keep every slot busy until there is a reason to stop; return it, in words.
 
     Args:
         session: the search.
         candidates: what proposes.
         doubt: of failures.
+        anchors: what trials are compared with.
         most: trials to stop after, those before included; None is what was asked for.
 
     Raises:
@@ -75,7 +80,7 @@ def explore(session: Session, candidates: Candidates, doubt: Doubt, most: int | 
     failed: TrialsLost | None = None
     while running or reason is None:
         if reason is None:
-            reason = _fill(session, candidates, running, most)
+            reason = _fill(session, candidates, running, anchors, most)
         for future in ended(running) if running else ():
             proposal = running.pop(future)
             try:
@@ -89,18 +94,26 @@ def explore(session: Session, candidates: Candidates, doubt: Doubt, most: int | 
             elif (
                 _is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.time_budget.trial_share_s(1))
             ):
+                _tell_again(session, proposal, outcome)
                 spoiled[proposal.number] = outcome
                 running[_start(session, proposal, share_s)] = proposal
                 continue
             _end(session, candidates, proposal, outcome)
     if failed:
         raise failed
+    anchors.look(is_last=True)
     return reason
 
 
 def _is_spoiled(outcome: Outcome) -> bool:
     """Whether other work, or a pause of the machine, took too much of a trial's time for its speed to count."""
     return isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED
+
+
+def _tell_again(session: Session, proposal: Proposal, outcome: Outcome) -> None:
+    if isinstance(outcome, Measured):
+        what = f"trial {proposal.number}" if proposal.number else "the reference"
+        session.warn(f"{what} runs again: other work took {outcome.measurement.disturbed:.0%} of its time.")
 
 
 def _calmer(one: Outcome, other: Outcome) -> Outcome:
@@ -111,7 +124,11 @@ def _calmer(one: Outcome, other: Outcome) -> Outcome:
 
 
 def _fill(
-    session: Session, candidates: Candidates, running: dict[Future[Outcome], Proposal], most: int | None
+    session: Session,
+    candidates: Candidates,
+    running: dict[Future[Outcome], Proposal],
+    anchors: Anchors,
+    most: int | None,
 ) -> str | None:
     """Start trials in all free slots. Return why no more are to be started, or None."""
     num_trials = session.options.trials
@@ -126,6 +143,8 @@ def _fill(
         if share_s is None:
             return TIME_IS_UP
         settled = candidates.settled()
+        if not running and anchors.look(is_last=settled is not None):
+            settled = candidates.settled()
         if settled is not None:
             return None if running else settled
         proposal = candidates.next(min(trials_left, session.executor.num_slots * session.time_budget.most_trials()))
@@ -152,4 +171,6 @@ def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: 
     tried = session.study.finish(proposal.trial, proposal.number, proposal.settings, outcome)
     session.learn(f"trial-{proposal.number:03d}", outcome)
     is_best = session.feasible[:1] != best
-    session.observe(TrialEnded(proposal.number, proposal.settings, outcome, tried.verdict.feasible, is_best))
+    is_sure = session.study.paces.of(proposal.number).is_sure
+    ended = TrialEnded(proposal.number, proposal.settings, outcome, tried.verdict.feasible, is_best, is_sure=is_sure)
+    session.observe(ended)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..rows import load_rows, save_rows
 from .competitors import COMPETITORS, replay
+from .load import HOW, Load
 from .report import report, summary
 from .table import BUDGETS, load_table
 
@@ -31,16 +32,22 @@ def main() -> None:
     parser.add_argument("--budget", choices=tuple(BUDGETS), action="append", help="default: all")
     parser.add_argument("--competitor", choices=tuple(COMPETITORS), action="append", help="default: all")
     parser.add_argument("--trials", type=int, default=72, help="at most, in each replay")
+    parser.add_argument("--load", type=float, help="other work begins that divides speeds by so much")
+    parser.add_argument("--load-after", type=int, default=6, help="trials before it begins")
+    parser.add_argument("--load-how", choices=HOW, default="anchors", help="what is made of the speeds that it leaves")
     parser.add_argument("--keep", action="store_true", help="add the rows to benchmarks/results/replay-<device>.jsonl")
     arguments = parser.parse_args()
     if arguments.kept:
         kept = load_rows("replay", arguments.device)
         print(summary(list({(row["table"], row["competitor"], row["budget"]): row for row in kept}.values())))
         return
+    load = Load(arguments.load, arguments.load_after, arguments.load_how) if arguments.load else None
+    if load and arguments.keep:
+        parser.error("--keep is for replays without --load.")
     rows = []
     for table in (load_table(path, arguments.device) for path in arguments.table):
         games = itertools.product(arguments.competitor or COMPETITORS, arguments.budget or BUDGETS)
-        found = list(replay(table, list(games), arguments.seeds, arguments.trials))
+        found = list(replay(table, list(games), arguments.seeds, arguments.trials, load))
         print(report(table, found))
         rows += found
         if arguments.keep:

@@ -13,6 +13,7 @@ from typing import Any
 from autotune.measure.device import num_processors
 
 from .gains import gains_of_other_tables, no_gains
+from .load import Load
 from .play import Replay, play
 from .problem import Competitor, Space
 from .samplers import expected_gain, optuna_sampler, prior_alone
@@ -40,12 +41,14 @@ COMPETITORS: dict[str, Competitor] = {
 }
 
 
-def replay(table: Table, games: list[tuple[str, str]], num_seeds: int, num_trials: int) -> Iterator[dict[str, Any]]:
+def replay(
+    table: Table, games: list[tuple[str, str]], num_seeds: int, num_trials: int, load: Load | None = None
+) -> Iterator[dict[str, Any]]:
     """A row for each competitor and budget of ``games``, with the replays of all seeds."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the processes that are started next
     with ProcessPoolExecutor(num_processors(), get_context("spawn")) as pool:
         every = itertools.product(games, range(num_seeds))
-        played = pool.map(partial(_play, table, num_trials), every, chunksize=2)
+        played = pool.map(partial(_play, table, num_trials, load), every, chunksize=2)
         for (competitor, budget), replays in itertools.groupby(
             zip(itertools.product(games, range(num_seeds)), played, strict=True), key=lambda pair: pair[0][0]
         ):
@@ -53,6 +56,6 @@ def replay(table: Table, games: list[tuple[str, str]], num_seeds: int, num_trial
             yield {"table": table.name, "competitor": competitor, "budget": budget, "runs": runs}
 
 
-def _play(table: Table, num_trials: int, game: tuple[tuple[str, str], int]) -> Replay:
+def _play(table: Table, num_trials: int, load: Load | None, game: tuple[tuple[str, str], int]) -> Replay:
     (competitor, budget), seed = game
-    return play(table, budget, COMPETITORS[competitor], seed, num_trials)
+    return play(table, budget, COMPETITORS[competitor], seed, num_trials, load)

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.measure import MeasureOptions
+from autotune.measure import Measurement, MeasureOptions
 from autotune.plan import Plan
+from autotune.search.pace import UNCORRECTED, weighed
 from autotune.search.time_budget import NUM_FINALISTS
 from autotune.search.verdict import judge
 from autotune.techniques import Settings
 from autotune.workers import Measured, MeasureRequest, Outcome, OutOfMemory
-from autotune.workers.table import TableExecutor
+from autotune.workers.table import Row, TableExecutor
 
+from .load import Load, Loaded
 from .problem import Competitor, Problem, Result
 from .table import Table, Truth
 
@@ -59,7 +61,9 @@ class Replay:
         }
 
 
-def play(table: Table, budget: str, competitor: Competitor, seed: int, num_trials: int) -> Replay:
+def play(
+    table: Table, budget: str, competitor: Competitor, seed: int, num_trials: int, load: Load | None = None
+) -> Replay:
     """Let a competitor search a table.
 
     Args:
@@ -68,6 +72,7 @@ def play(table: Table, budget: str, competitor: Competitor, seed: int, num_trial
         competitor: what searches.
         seed: of the competitor, and of which repeat answers which trial.
         num_trials: at most.
+        load: other work that begins meanwhile; the table's first configuration is the reference then.
     """
     truth = Truth(table, table.limit_bytes(budget))
     executor = table.executor(truth.limit_bytes, seed)
@@ -76,10 +81,13 @@ def play(table: Table, budget: str, competitor: Competitor, seed: int, num_trial
     results: list[Result] = []
     regrets: list[float] = []
     searching, stopped = competitor(problem, seed), None
+    loaded = Loaded(load, seed, _reference(table)) if load is not None else None
     try:
         settings = next(searching)
         while True:
             results.append(_trial(executor, table, truth, settings))
+            if loaded is not None:
+                results[-1] = _under(loaded, results[-1], len(results) - 1, truth)
             regrets.append(truth.regret(_settled(results, table, truth, seed)))
             if len(results) == num_trials:
                 break
@@ -89,6 +97,25 @@ def play(table: Table, budget: str, competitor: Competitor, seed: int, num_trial
     over = tuple(_is_over(row.outcome, truth.limit_bytes) for row in results)
     in_margin = tuple(row.verdict.over_memory and not above for row, above in zip(results, over, strict=True))
     return Replay(tuple(regrets), over, in_margin, tuple(row.outcome.seconds for row in results), stopped)
+
+
+def _reference(table: Table) -> Measurement:
+    """Of the first configuration that could be measured, the mean."""
+    entry = table.measured[0]
+    value = math.exp(entry.mean_log_speed)
+    found = Row(settings=entry.settings, samples_per_s=(value,), peak_bytes=entry.peak_bytes[:1]).outcome_at(0)
+    assert isinstance(found, Measured)
+    return found.measurement
+
+
+def _under(loaded: Loaded, result: Result, number: int, truth: Truth) -> Result:
+    """A result under a load, with what is made of all so far."""
+    outcome, found = result.outcome, None
+    if isinstance(outcome, Measured):
+        found = loaded.felt(outcome.measurement, number)
+        outcome = outcome.model_copy(update={"measurement": found})
+    corrections = loaded.corrections(number, found)
+    return Result(result.settings, outcome, judge(outcome, truth.budget, 0), corrections)
 
 
 def _is_over(outcome: Outcome, limit_bytes: int) -> bool:
@@ -123,17 +150,18 @@ def _settled(results: Sequence[Result], table: Table, truth: Truth, seed: int) -
 
     What does not fit by all of the table's repeats falls, as it would when measured again.
     """
-    usable = sorted((row for row in results if row.verdict.feasible), key=lambda row: -(row.verdict.log_speed or 0.0))
-    fitting: dict[Settings, float] = {}
-    for row in usable:
-        if row.settings.canonical() in truth.fitting:
-            fitting.setdefault(row.settings, row.verdict.log_speed or 0.0)
-    finalists = list(fitting)[:NUM_FINALISTS]
+    corrections = results[-1].corrections
+    fitting: dict[Settings, tuple[float, float]] = {}
+    for number, row in enumerate(results):
+        if row.verdict.feasible and row.settings.canonical() in truth.fitting:
+            found = corrections.get(number, UNCORRECTED)
+            fitting.setdefault(row.settings, ((row.verdict.log_speed or 0.0) + found.shift, found.error))
+    finalists = sorted(fitting, key=lambda settings: -fitting[settings][0])[:NUM_FINALISTS]
 
     def again(settings: Settings) -> float:
         repeats = [math.log(repeat) for repeat in table.by_settings[settings.canonical()].samples_per_s]
         if len(repeats) > 1:
-            repeats.remove(min(repeats, key=lambda repeat: abs(repeat - fitting[settings])))
+            repeats.remove(min(repeats, key=lambda repeat: abs(repeat - fitting[settings][0])))
         return repeats[seed % len(repeats)]
 
-    return max(finalists, key=lambda settings: fitting[settings] + again(settings), default=None)
+    return max(finalists, key=lambda settings: weighed([fitting[settings], (again(settings), 0.0)]), default=None)

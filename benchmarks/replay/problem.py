@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.estimate import Prediction
 from autotune.plan import Budget
+from autotune.search.pace import Correction
 from autotune.search.sampler.configurations import Configuration, Configurations
 from autotune.search.sampler.dominance import is_needless
 from autotune.search.verdict import Verdict
@@ -29,6 +30,8 @@ class Result:
     settings: Settings
     outcome: Outcome
     verdict: Verdict
+    corrections: Mapping[int, Correction] = field(default_factory=dict)
+    """What is added to the speeds of all trials so far, by their numbers from 0 on."""
 
 
 Gains = Callable[[Settings], Mapping[str, tuple[float, float]]]

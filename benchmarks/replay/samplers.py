@@ -13,7 +13,7 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.search.sampler.configurations import Configurations
-from autotune.search.sampler.expected_gain import ExpectedGainSampler, observe
+from autotune.search.sampler.expected_gain import ExpectedGainSampler, correct, observe
 from autotune.search.sampler.optuna_samplers import build_sampler
 from autotune.search.sampler.priors import Priors
 from autotune.search.verdict import CONSTRAINTS, Verdict, observation
@@ -52,6 +52,7 @@ def expected_gain(
             result = yield settings
             observe(trial, observation(result.outcome, result.verdict))
             study.tell(trial, result.verdict.log_speed or 0.0)
+            correct(study, {number: (one.shift, one.error) for number, one in result.corrections.items()})
         return reason
 
     return play

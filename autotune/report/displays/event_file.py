@@ -11,6 +11,8 @@ from ...errors import UserError
 from ...search.events import (
     AblationEnded,
     AblationStarted,
+    AnchorEnded,
+    AnchorStarted,
     BudgetKnown,
     Event,
     FinalistEnded,
@@ -98,6 +100,10 @@ class EventFile:
                     "settings": words,
                     **self._outcome(outcome),
                 }
+            case AnchorStarted():
+                return {}
+            case AnchorEnded(_, outcome, shift):
+                return {"shift": shift, **self._outcome(outcome)}
             case AblationStarted(without, round, settings):
                 return {"without": without, "round": round, "settings": settings_words(settings, progress.facts)}
             case AblationEnded(without, round, settings, outcome):
@@ -143,6 +149,8 @@ _KINDS: dict[type[Event], str] = {
     PredictionEnded: "prediction_ended",
     TrialStarted: "trial_started",
     TrialEnded: "trial_ended",
+    AnchorStarted: "anchor_started",
+    AnchorEnded: "anchor_ended",
     AblationStarted: "ablation_started",
     AblationEnded: "ablation_ended",
     FinalistEnded: "finalist_ended",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from ...search.budget import budget_words
 from ...search.events import (
     INTERRUPTED,
     AblationEnded,
     AblationStarted,
+    AnchorEnded,
+    AnchorStarted,
     BudgetKnown,
     Event,
     FinalistEnded,
@@ -25,7 +29,7 @@ from ...techniques import Facts
 from ...techniques.batch import Batch
 from ...units import format_duration
 from ..words import count, outcome_words, over_reference, settings_words
-from .progress import Progress, finalist_label, trial_label, without_label
+from .progress import ANCHOR_LABEL, Progress, finalist_label, trial_label, without_label
 
 __all__ = ["facts_words", "line", "opening", "phase_words", "round_words", "still"]
 
@@ -101,6 +105,11 @@ def _said(event: Event, progress: Progress) -> str:
         case FinalistEnded():
             said = outcome_words(event.outcome, progress.budget)
             return f"{finalist_label(event.number)}, {round_words(event.round, event.num_rounds)}: {said}"
+        case AnchorStarted():
+            return f"{ANCHOR_LABEL} starts: trials are compared with it"
+        case AnchorEnded(_, outcome, shift):
+            pace = f"; since then speeds are {math.exp(-shift):.2g} of what they were at first" if shift else ""
+            return f"{ANCHOR_LABEL}: {outcome_words(outcome, progress.budget)}{pace}"
         case AblationStarted(without, number, settings):
             return f"{without_label(without)}, round {number}, starts: {settings_words(settings, progress.facts)}"
         case AblationEnded(without, number, _, outcome):
@@ -124,6 +133,8 @@ def _trial(event: TrialEnded, progress: Progress) -> str:
     said = outcome_words(event.outcome, progress.budget)
     if event.outcome.kind == "measured" and event.number and progress.reference is not None:
         said += over_reference(event.outcome.measurement, progress.reference)
+    if not event.is_sure and event.outcome.kind == "measured":
+        said += f", unsure: other work took {event.outcome.measurement.disturbed:.0%} of its time"
     return f"{said} (best so far)" if event.is_best and event.number else said
 
 

@@ -13,6 +13,8 @@ from ...search.duration import FRESH_EXTRA_S, Costs, Runs, likely_s, likely_tria
 from ...search.events import (
     AblationEnded,
     AblationStarted,
+    AnchorEnded,
+    AnchorStarted,
     BudgetKnown,
     Event,
     FinalistEnded,
@@ -31,10 +33,11 @@ from ...techniques import Facts, Settings
 from ...workers import Measured, Outcome
 from ..words import remark
 
-__all__ = ["Ended", "Progress", "Running"]
+__all__ = ["ANCHOR_LABEL", "Ended", "Progress", "Running"]
 
-_ABLATED = -1
-"""In place of a trial's number: runs of the ablation come one after the other."""
+ANCHOR_LABEL = "reference again, as an anchor"
+_ABLATED, _ANCHOR = -1, -2
+"""In place of a trial's number: runs of the ablation come one after the other, and anchors do."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,10 @@ class Progress:
                 self.ended.append(Ended(finalist_label(number), settings, event))
                 if number and remark(event.outcome, self.budget) is not None:
                     self._fell(number)
+            case AnchorStarted(settings):
+                self._running[_ANCHOR, None] = Running(ANCHOR_LABEL, settings, self._clock())
+            case AnchorEnded():
+                self._running.pop((_ANCHOR, None), None)
             case AblationStarted(without, _, settings):
                 self.finalist_round = None
                 self._running[_ABLATED, None] = Running(without_label(without), settings, self._clock())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,16 @@ from .acquisition import GAIN, Acquisition, Observation
 from .configurations import Configurations
 from .priors import Priors
 
-__all__ = ["EXHAUSTED", "ExpectedGainSampler", "forget", "forgotten", "observation_of", "observe", "withdraw"]
+__all__ = [
+    "EXHAUSTED",
+    "ExpectedGainSampler",
+    "correct",
+    "forget",
+    "forgotten",
+    "observation_of",
+    "observe",
+    "withdraw",
+]
 
 _OBSERVATION = "observation"
 """The user attribute that holds what a trial showed."""
@@ -35,6 +44,8 @@ _WITHDRAWN = "withdrawn"
 """The user attribute of a trial that was never run."""
 _FORGOTTEN = "forgotten"
 """The study's user attribute with the numbers of trials that were taken back: those that ended cannot be changed."""
+_CORRECTIONS = "corrections"
+"""The study's user attribute with what is added to trials' speeds: those that ended cannot be changed."""
 EXHAUSTED = "every configuration has been measured, or is known not to fit"
 """The reason to stop where nothing is left."""
 _SETTLED = 0.05
@@ -59,6 +70,12 @@ def forget(study: optuna.Study, numbers: Iterable[int]) -> None:
 def forgotten(study: optuna.Study) -> frozenset[int]:
     """Numbers of the trials that were taken back."""
     return frozenset(study.user_attrs.get(_FORGOTTEN, ()))
+
+
+def correct(study: optuna.Study, corrections: Mapping[int, tuple[float, float]]) -> None:
+    """Say what is added to the logarithm of speeds that trials showed, and the standard error of that, by the trials'
+    numbers: later measurements tell how busy the machine was. It takes the place of what was said before."""
+    study.set_user_attr(_CORRECTIONS, {str(number): list(row) for number, row in corrections.items()})
 
 
 class ExpectedGainSampler(BaseSampler):
@@ -130,7 +147,7 @@ class ExpectedGainSampler(BaseSampler):
 
     def acquisition(self, study: optuna.Study) -> Acquisition:
         """Posterior after the study's trials; cached."""
-        observed = tuple(self._observed(_told(study)))
+        observed = tuple(self._observed(_told(study), study.user_attrs.get(_CORRECTIONS, {})))
         if self._acquisition is None or self._acquisition.observed != observed:
             self._acquisition = Acquisition(self._priors, observed, self._limit, self._margin)
         return self._acquisition
@@ -168,13 +185,15 @@ class ExpectedGainSampler(BaseSampler):
         if self.stop_reason(study) is not None:
             study.stop()
 
-    def _observed(self, trials: Sequence[FrozenTrial]) -> Iterator[tuple[int, Observation]]:
+    def _observed(
+        self, trials: Sequence[FrozenTrial], corrections: Mapping[str, Sequence[float]]
+    ) -> Iterator[tuple[int, Observation]]:
         """Trials of known configurations; one that failed and was tried again counts as what came of it then."""
         numbered = [(self.configurations.index(trial.params), trial) for trial in trials]
         finished = {number for number, trial in numbered if trial.state == TrialState.COMPLETE}
         for number, trial in numbered:
             if number is not None and (trial.state == TrialState.COMPLETE or number not in finished):
-                yield number, observation_of(trial)
+                yield number, _corrected(observation_of(trial), *corrections.get(str(trial.number), (0.0, 0.0)))
 
 
 def _num_measured(study: optuna.Study) -> int:
@@ -188,6 +207,12 @@ def _told(study: optuna.Study) -> list[FrozenTrial]:
     left_out = forgotten(study)
     trials = study.get_trials(deepcopy=False)
     return [trial for trial in trials if _WITHDRAWN not in trial.user_attrs and trial.number not in left_out]
+
+
+def _corrected(seen: Observation, shift: float, error: float) -> Observation:
+    if seen.log_speed is None or shift == error == 0:
+        return seen
+    return replace(seen, log_speed=seen.log_speed + shift, relative_error=math.hypot(seen.relative_error, error))
 
 
 def observation_of(trial: FrozenTrial) -> Observation:

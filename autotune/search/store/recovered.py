@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from ...errors import StudyError
 from ...techniques import Settings
 from ...workers import Measured, Outcome, OutOfMemory
 from ...workers.outcome import OUTCOME
+from ..pace import Anchor
 from ..sampler.expected_gain import forgotten, observation_of
+from .url import masked
 
-__all__ = ["Recovered", "Row", "recover"]
+__all__ = ["ANCHOR", "Recovered", "Row", "of_this_version", "recover"]
+
+ANCHOR = "anchor"
+"""Prefix of the keys of anchors; the number of trials that had been begun, and one of its own, follow."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,15 @@ class Recovered:
 
     rows: tuple[Row, ...]
     evidence: dict[str, Outcome]
-    """Outcomes of finalists, configurations that fell, and predictions, by key."""
+    """Outcomes of finalists, configurations that fell, predictions and anchors, by key."""
+
+    @property
+    def anchors(self) -> Iterator[Anchor]:
+        """In the order in which they were measured."""
+        keys = [key for key in self.evidence if key.startswith(f"{ANCHOR}:")]
+        for key in sorted(keys, key=lambda key: [int(part) for part in key.split(":")[1:]]):
+            if isinstance(found := self.evidence[key], Measured):
+                yield Anchor.of(int(key.split(":")[1]), found.measurement)
 
 
 def recover(study: optuna.Study) -> Recovered:
@@ -67,3 +83,16 @@ def _row(trial: FrozenTrial) -> Row:
     if number == 0 and not isinstance(outcome, Measured | OutOfMemory):
         outcome = None  # a job that failed or was cut short had ended the search: it is measured again
     return Row(trial, number, settings, outcome)
+
+
+@contextmanager
+def of_this_version(stem: str, url: str) -> Iterator[None]:
+    """Turn what cannot be read as this version's format into an error, before anything is changed."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as reason:  # an unknown state of a trial is the first
+        said = " ".join(str(reason).split())
+        raise StudyError(
+            f"--resume: the study of {stem} in {masked(url)} is not of this version: {said[:200]}. "
+            "Leave out --resume to begin another; nothing was changed in it."
+        ) from None

@@ -24,6 +24,7 @@ __all__ = [
     "default_url",
     "newest_first",
     "newest_number",
+    "newest_of",
     "open_storage",
     "opening",
     "read_storage",
@@ -234,3 +235,9 @@ def newest_first(storage: RDBStorage, stem: str) -> Iterator[optuna.Study]:
     for number in range(newest_number(storage, stem), 0, -1):
         with suppress(KeyError):  # deleted
             yield optuna.load_study(study_name=f"{stem}-{number}", storage=storage)
+
+
+def newest_of(storage: RDBStorage, stem: str, fingerprint: str) -> optuna.Study:
+    """The newest study of the task, or of the stem where none is the task's."""
+    found = list(newest_first(storage, stem))
+    return next((study for study in found if study.user_attrs.get("fingerprint", fingerprint) == fingerprint), found[0])

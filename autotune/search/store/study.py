@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
-from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
-from ...errors import StudyError
+from ...measure import Measurement
 from ...measure.measurement import Quality
 from ...plan import Plan
 from ...techniques import Settings
 from ...workers import Dropped, Measured, Outcome
 from ...workers.outcome import OUTCOME
 from ..budget import in_bytes
-from ..sampler.expected_gain import ExpectedGainSampler, forget, forgotten, observe, withdraw
+from ..pace import Anchor, Paces
+from ..sampler.expected_gain import ExpectedGainSampler, correct, forget, forgotten, observe, withdraw
 from ..verdict import CONSTRAINTS, Verdict, judge, observation
 from .exclusive import ExclusiveStorage
 from .record import StudyRecord, check_same
-from .recovered import Recovered, Row, recover
-from .storage import newest_first, newest_number, storage_errors
+from .recovered import ANCHOR, Recovered, Row, of_this_version, recover
+from .storage import newest_number, newest_of, storage_errors
 from .tried import Tried, trimmed
-from .url import masked
 
 __all__ = ["FELL", "PLAN", "Study"]
 
@@ -57,6 +55,8 @@ class Study:
         """Configurations that were running when an earlier process was killed."""
         self.resumed = False
         """Whether an earlier process began the study."""
+        self.paces = Paces()
+        """How trials' speeds compare, by later measurements of the reference."""
         self.instead_of = ""
         """Where no study was found to resume, what was there instead, in words."""
         self._store, self._study = store, study
@@ -90,8 +90,8 @@ class Study:
                 begun = cls._begin(store, f"{stem}-1", record)
                 begun.instead_of = found
                 return begun
-            with _of_this_version(stem, url):
-                study = _newest_of(store.storage, stem, record.fingerprint)
+            with of_this_version(stem, url):
+                study = newest_of(store.storage, stem, record.fingerprint)
                 if not study.get_trials(deepcopy=False):  # killed before it had begun
                     _describe(study, record)
                 stored = StudyRecord.model_validate(study.user_attrs)
@@ -108,7 +108,11 @@ class Study:
         fallen, dropped = {row.number for row in self.fallen}, [row.settings.part("function") for row in self._dropped]
         usable = (row for row in self.tried if row.verdict.feasible and row.number not in fallen)
         rows = [row for row in usable if row.settings.part("function") not in dropped]
-        return sorted(rows, key=lambda row: -(row.verdict.log_speed or 0.0))
+        return sorted(rows, key=lambda row: -self.log_speed(row))
+
+    def log_speed(self, row: Tried) -> float:
+        """Natural logarithm of a usable trial's speed, as it compares with others'."""
+        return (row.verdict.log_speed or 0.0) + self.paces.of(row.number).shift
 
     @property
     def num_measured(self) -> int:
@@ -196,6 +200,7 @@ class Study:
             trial.set_user_attr("outcome", trimmed(outcome).model_dump(mode="json"))
             tried = self._take(number, settings, outcome, known)
             self._tell(trial, tried)
+            self._correct()
         self._store.checkpoint()
         return tried
 
@@ -231,6 +236,25 @@ class Study:
         with self._store.writing():
             self._study.set_user_attr(key, trimmed(outcome).model_dump(mode="json"))
         self._store.checkpoint()
+
+    def anchor_key(self, position: int) -> str:
+        """The key of the next anchor, before the trial of this number."""
+        return f"{ANCHOR}:{position}:{sum(one.position == position for one in self.paces.anchors)}"
+
+    def take_anchor(self, position: int, found: Measurement) -> None:
+        """Compare trials with one more measurement of the reference, which is stored."""
+        self.paces.anchors.append(Anchor.of(position, found))
+        with self._store.writing():
+            self._correct()
+
+    def _correct(self) -> None:
+        """Compare all speeds by the anchors that there are now, and tell the sampler."""
+        own = ((row.number, row.outcome) for row in self.tried if not row.known or row.number == 0)
+        measured = {number: outcome.measurement for number, outcome in own if isinstance(outcome, Measured)}
+        if self.paces.update(measured):
+            asked = ((trial.number, trial.user_attrs) for trial in self._study.get_trials(deepcopy=False))
+            found = ((each, self.paces.of(attrs.get("number", attrs.get("known_from", 0)))) for each, attrs in asked)
+            correct(self._study, {each: (one.shift, one.error) for each, one in found})
 
     def keep_plan(self, plan: Plan) -> None:
         """Store the search's plan, for a report; a later one takes its place."""
@@ -293,6 +317,8 @@ class Study:
             if row.trial.state == TrialState.RUNNING:
                 self._settle(row, tried)
         self._next_number = 1 + max((tried.number for tried in self.tried), default=-1)
+        self.paces.anchors = list(recovered.anchors)
+        self._correct()
         for tried in self.tried:
             fell = recovered.evidence.get(f"{FELL}:{tried.number}")
             if fell is not None:
@@ -311,25 +337,6 @@ class Study:
         self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
 
-def _newest_of(storage: RDBStorage, stem: str, fingerprint: str) -> optuna.Study:
-    """The newest study of the task, or of the stem where none is the task's."""
-    found = list(newest_first(storage, stem))
-    return next((study for study in found if study.user_attrs.get("fingerprint", fingerprint) == fingerprint), found[0])
-
-
 def _describe(study: optuna.Study, record: StudyRecord) -> None:
     for key, value in record.model_dump(mode="json").items():
         study.set_user_attr(key, value)
-
-
-@contextmanager
-def _of_this_version(stem: str, url: str) -> Iterator[None]:
-    """Turn what cannot be read as this version's format into an error, before anything is changed."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError) as reason:  # an unknown state of a trial is the first
-        said = " ".join(str(reason).split())
-        raise StudyError(
-            f"--resume: the study of {stem} in {masked(url)} is not of this version: {said[:200]}. "
-            "Leave out --resume to begin another; nothing was changed in it."
-        ) from None

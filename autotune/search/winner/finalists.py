@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ...measure import Measurement
 from ...workers import Compared, CompareRequest, Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
+from ..pace import Correction, weighed
 from ..quality import UNLIKELY, Judgement, judge_quality, reason_of
 from ..runs import run_once
 from ..session import Session
@@ -30,6 +31,8 @@ __all__ = ["settle"]
 _FROM_RUN_TO_RUN = 0.05
 """Relative difference between two processes of one configuration, beside the intervals within them."""
 
+_NORMAL = 1.96
+"""Standard errors on either side in a 95 % interval."""
 _BESIDE, _BY_TURNS, _ANEW, _QUALITY = ":reference", ":turns", ":anew", "quality"
 """Parts of keys: of the reference's run right after one, of both by turns, of a round that is begun again, and of the
 reference's quality from a round's seed."""
@@ -121,27 +124,36 @@ class _Finals:
         if ratios:
             return interval(ratios).value < 0
         repeated = [pair.winner.samples_per_s.value for pair in rounds]
-        return _speed(reference) > (statistics.fmean(repeated) if repeated else _speed(winner))
+        if repeated:
+            return _speed(reference) > statistics.fmean(repeated)
+        study = self.session.study
+        return not study.paces.of(winner.number).is_sure or study.log_speed(reference) > study.log_speed(winner)
 
     def _rivals(self, finalists: Sequence[Tried]) -> list[Tried]:
         """Rivals: configurations that may be the fastest by the intervals of their trials; fastest first."""
-        least = max((_ends(row)[0] for row in finalists), default=0.0)
-        return [row for row in finalists if _ends(row)[1] >= least]
+        ends = [_ends(row, self.session.study.paces.of(row.number)) for row in finalists]
+        least = max((low for low, _ in ends), default=0.0)
+        return [row for row, (_, high) in zip(finalists, ends, strict=True) if high >= least]
 
     def _fastest(self, finalists: Sequence[Tried], rivals: Sequence[Tried], num_rounds: int) -> Tried | None:
         """Round 0: measure rivals once more, or take stored runs. The fastest is the one with the largest geometric
-        mean of its speeds."""
-        log_speeds = {row.number: [row.verdict.log_speed or 0.0] for row in finalists}
+        mean of its speeds, as they compare. What other work disturbed too much is not by its trial alone."""
+        study = self.session.study
+        log_speeds = {row.number: [(study.log_speed(row), study.paces.of(row.number).error)] for row in finalists}
+        sure = {row.number for row in finalists if study.paces.of(row.number).is_sure}
         compared = rivals or [row for row in finalists if self._key(row, 0, False) in self._outcomes]
         try:
             for position, row in enumerate(compared):
                 num_fresh = num_rounds * (1 + self._repeats_reference())
                 found = self._run(row, 0, self._key(row, 0, False), num_fresh, num_compared=len(compared) - position)
                 again = self._hold(row, 0, found)
-                log_speeds[row.number].append(math.log(again.samples_per_s.value))
+                now = study.paces.now(again.disturbed)
+                log_speeds[row.number].append((math.log(again.samples_per_s.value) + now.shift, now.error))
+                sure |= {row.number} if now.is_sure else set()
         except _OutOfTime:
             pass
-        return max(finalists, key=lambda row: statistics.fmean(log_speeds[row.number]), default=None)
+        able = [row for row in finalists if row.number in sure] or finalists
+        return max(able, key=lambda row: weighed(log_speeds[row.number]), default=None)
 
     def _repeat_evaluating(self, winner: Tried, num_rounds: int) -> list[Pair]:
         """The reported rounds, with the evaluation batch that is found for the winner; with half of it, where that is
@@ -332,8 +344,10 @@ def _speed(tried: Tried) -> float:
     return math.exp(tried.verdict.log_speed or 0.0)
 
 
-def _ends(tried: Tried) -> tuple[float, float]:
-    """The ends of a trial's speed interval, in samples per second."""
+def _ends(tried: Tried, pace: Correction) -> tuple[float, float]:
+    """The ends of a trial's speed interval, in samples per second, as it compares with others'."""
     assert isinstance(tried.outcome, Measured), "it is feasible"
     speed = tried.outcome.measurement.samples_per_s
-    return speed.low * (1 - _FROM_RUN_TO_RUN), speed.high * (1 + _FROM_RUN_TO_RUN)
+    half = _NORMAL * pace.error
+    low, high = speed.low * math.exp(pace.shift - half), speed.high * math.exp(pace.shift + half)
+    return low * (1 - _FROM_RUN_TO_RUN), high * (1 + _FROM_RUN_TO_RUN)
