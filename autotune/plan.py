@@ -135,6 +135,8 @@ class Gain(_Section):
     """Peak over the reference's."""
     reason: str | None = None
     """Why there is no gain to state."""
+    unproven: str | None = None
+    """Why the plan is not known to be faster than the reference, which fits too; absent where it is known."""
 
     @property
     def is_proven(self) -> bool:
@@ -286,7 +288,9 @@ class Plan(_Section):
                 ordered[key] = self.settings.written()
             elif name == "gain" and self.gain is not None:
                 unknown = {
-                    key for key in ("low", "high", "rounds", "turns", "reason") if getattr(self.gain, key) is None
+                    key
+                    for key in ("low", "high", "rounds", "turns", "reason", "unproven")
+                    if getattr(self.gain, key) is None
                 }
                 ordered[key] = self.gain.model_dump(mode="json", exclude=unknown)
             elif key in data and data[key] not in ([], {}):

@@ -260,6 +260,14 @@ Ablate = Annotated[
         help="Once the plan is written, measure it again without each of its choices in turn, for `autotune report`.",
     ),
 ]
+RequireProof = Annotated[
+    bool,
+    typer.Option(
+        "--require-proof",
+        help="End with 3 where the plan is not proven to be faster than the job as it stands; it is written all the "
+        "same.",
+    ),
+]
 ProgressFile = Annotated[
     Path | None,
     typer.Option(

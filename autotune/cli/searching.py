@@ -35,6 +35,7 @@ from .arguments import (
     ProgressFile,
     RecoveryLr,
     RecoverySteps,
+    RequireProof,
     ResultsStorage,
     Resume,
     ResumeBatch,
@@ -80,6 +81,7 @@ def search(  # the command's options, one line each: typer's form
     storage: Storage = SearchOptions.storage,
     resume: Resume = SearchOptions.resume,
     ablate: Ablate = SearchOptions.ablate,
+    require_proof: RequireProof = SearchOptions.require_proof,
     progress: ProgressFile = SearchOptions.progress,
     dry_run: DryRun = False,
     device: DeviceOfType = None,
@@ -126,6 +128,7 @@ def search(  # the command's options, one line each: typer's form
         storage=storage,
         resume=resume,
         ablate=ablate,
+        require_proof=require_proof,
         progress=progress,
         device=kind,
     )

@@ -67,6 +67,7 @@ _NOT_TAKEN = (
     "keep_weights",
     "storage",
     "ablate",
+    "require_proof",
     "progress",
 )
 """Options that only a search on one type of device has."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import Interrupted, UserError
+from ..errors import Interrupted, NothingFits, UserError
 from ..report.displays.event_file import EventFile
 from ..report.displays.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
@@ -30,7 +30,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     """Run a search and print the plan's path, or one JSON document.
 
     Returns:
-        The exit code: 0, or 130 after a Ctrl-C.
+        The exit code: 0, 3 where ``--require-proof`` finds none, or 130 after a Ctrl-C.
     """
     if options.command is None:
         refuse_script(options.task)  # before anything is said of reading it
@@ -65,9 +65,12 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     finally:
         if changes is not None and (said := changes.told()):
             tell(said)
-    code = Interrupted.exit_code if stop.is_set() else 0
+    unproven = plan.gain.unproven if plan.gain is not None and options.require_proof else None
+    code = Interrupted.exit_code if stop.is_set() else NothingFits.exit_code if unproven is not None else 0
     with suppress(OSError):  # the plan is written, whoever listens
         print_words(sys.stderr, summary(plan, options.output))
+    if unproven is not None:
+        tell(f"--require-proof: nothing is proven, so that this ends with {code}: {unproven}. The plan is written.")
     if json:
         stopped = plan.search.stopped if plan.search else None
         print_json({"exit_code": code, "path": str(options.output), "stopped": stopped, "plan": as_json(plan)})

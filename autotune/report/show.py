@@ -82,7 +82,9 @@ def summary(plan: Plan, path: Path) -> RenderableType:
     rows = [("settings", settings_words(plan.settings)), *_measured(plan)]
     rows += [("note", note) for note in plan.notes]
     rows.append(("next", f"autotune show {path}"))
-    return Group(Text(f"\n{path}: {headline(plan)}", style="bold"), rows_table(rows))
+    unproven = plan.gain.unproven if plan.gain is not None else None
+    said = f"nothing is proven: {unproven}\n" if unproven is not None else ""
+    return Group(Text(f"\n{said}{path}: {headline(plan)}", style="bold"), rows_table(rows))
 
 
 def headline(plan: Plan) -> str:

@@ -87,6 +87,8 @@ class SearchOptions:
     """``--storage``: an Optuna storage URL; None is SQLite under ``.autotune/``."""
     ablate: bool = False
     """``--ablate``: once the plan is written, measure what each of its choices bought."""
+    require_proof: bool = False
+    """``--require-proof``: end with 3 where the plan is not known to be faster than the job as it stands."""
     resume: bool = False
     """``--resume``: go on with the newest study of this task in the storage."""
     progress: Path | None = None

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..measure import Measurement
+from ..plan import Speed
 
 __all__ = ["UNCORRECTED", "Anchor", "Correction", "Paces", "correction", "is_due", "is_other", "weighed"]
 
@@ -31,6 +32,8 @@ _UNLIKE, _ALIKE = 0.5, 0.1
 meet, and of all of it, since other work does not take the same from every configuration."""
 _UNSURE = 0.1
 """Standard error from which on a speed by itself decides nothing."""
+_APART = 0.05
+"""Relative difference between two processes of one configuration that none is taken to exceed."""
 _MOST = 0.95
 """Share of the time above which what other work took is not told apart."""
 _Z = 1.96
@@ -69,6 +72,12 @@ class Correction:
     def is_sure(self) -> bool:
         """Whether the trial's speed may decide by itself."""
         return self.error <= _UNSURE
+
+    def ends(self, speed: Speed) -> tuple[float, float]:
+        """The ends of a trial's speed interval, samples per second, as it compares with others'."""
+        half = _Z * self.error
+        low, high = speed.low * math.exp(self.shift - half), speed.high * math.exp(self.shift + half)
+        return low * (1 - _APART), high * (1 + _APART)
 
 
 UNCORRECTED = Correction()

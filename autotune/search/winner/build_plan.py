@@ -12,7 +12,7 @@ from ... import __version__
 from ...errors import NothingFits
 from ...files import hash_of
 from ...measure.measurement import NO_EVALUATION
-from ...plan import Environment, Evidence, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
+from ...plan import Environment, Evidence, Gain, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
 from ...techniques import Facts, Settings
 from ...techniques.batch import refused_split
 from ...units import ceil_mib, format_bytes
@@ -29,6 +29,8 @@ __all__ = ["build_plan", "environment_of", "nothing_fits"]
 
 _WIDE = 0.25
 """Relative half-width of a 95 % interval from which on a note asks whether the machine is shared."""
+_SPOILED = 0.2
+"""Share of a round's time from which on, if other work took as much in all of them, they prove nothing."""
 _MUCH_WAITING = 0.1
 """Share of the time spent waiting for data from which on a note says so."""
 
@@ -48,6 +50,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
     measured = combine(repeats, session.budget, disturbed, final.by_turns)
     reference, reason = _reference(session, final)
     facts, options = session.facts, session.options
+    gained = gain(measured, measured if winner.number == 0 else reference, final.pairs, reason)
     # a plan says by itself what was measured
     settings = winner.applied.in_force(facts.precision)
     return Plan(
@@ -62,7 +65,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         evaluation=evaluation_of([*repeats, *disturbed]),
         quality=_quality(session, final),
         weights=_weights(session, final),
-        gain=gain(measured, measured if winner.number == 0 else reference, final.pairs, reason),
+        gain=gained.model_copy(update={"unproven": _unproven(final, gained, reference)}),
         environment=environment_of(facts),
         search=SearchRecord(
             trials=session.study.num_measured,
@@ -74,6 +77,21 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
             seed=options.seed,
         ),
     )
+
+
+def _unproven(final: Final, found: Gain, reference: Evidence | None) -> str | None:
+    """Why nothing is known to have been gained; None where it is, and where the job as it stands does not fit."""
+    assert final.winner is not None, "there is a plan"
+    if reference is None or not reference.fits or found.speed is None:
+        return None
+    if final.winner.number == 0:
+        return "nothing was seen to be faster than the job as it stands, which is the plan"
+    least = min((pair.disturbed for pair in final.rounds), default=0.0)
+    if least >= _SPOILED:
+        return f"other work took {least:.0%} of the time or more whenever the plan was measured"
+    if found.low is None or found.high is None:
+        return "the plan and the job as it stands did not take turns twice"
+    return None if found.is_proven else f"its speed is {found.low:.2f}x to {found.high:.2f}x the reference's, at 95 %"
 
 
 def environment_of(facts: Facts) -> Environment:

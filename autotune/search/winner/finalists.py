@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ...measure import Measurement
 from ...workers import Compared, CompareRequest, Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
-from ..pace import Correction, weighed
+from ..pace import weighed
 from ..quality import UNLIKELY, Judgement, judge_quality, reason_of
 from ..runs import run_once
 from ..session import Session
@@ -28,11 +28,6 @@ from .final import Final, qualities, run_name
 
 __all__ = ["settle"]
 
-_FROM_RUN_TO_RUN = 0.05
-"""Relative difference between two processes of one configuration, beside the intervals within them."""
-
-_NORMAL = 1.96
-"""Standard errors on either side in a 95 % interval."""
 _BESIDE, _BY_TURNS, _ANEW, _QUALITY = ":reference", ":turns", ":anew", "quality"
 """Parts of keys: of the reference's run right after one, of both by turns, of a round that is begun again, and of the
 reference's quality from a round's seed."""
@@ -131,9 +126,13 @@ class _Finals:
 
     def _rivals(self, finalists: Sequence[Tried]) -> list[Tried]:
         """Rivals: configurations that may be the fastest by the intervals of their trials; fastest first."""
-        ends = [_ends(row, self.session.study.paces.of(row.number)) for row in finalists]
+        ends = [self._ends(row) for row in finalists]
         least = max((low for low, _ in ends), default=0.0)
         return [row for row, (_, high) in zip(finalists, ends, strict=True) if high >= least]
+
+    def _ends(self, row: Tried) -> tuple[float, float]:
+        assert isinstance(row.outcome, Measured), "it is feasible"
+        return self.session.study.paces.of(row.number).ends(row.outcome.measurement.samples_per_s)
 
     def _fastest(self, finalists: Sequence[Tried], rivals: Sequence[Tried], num_rounds: int) -> Tried | None:
         """Round 0: measure rivals once more, or take stored runs. The fastest is the one with the largest geometric
@@ -342,12 +341,3 @@ class _Finals:
 
 def _speed(tried: Tried) -> float:
     return math.exp(tried.verdict.log_speed or 0.0)
-
-
-def _ends(tried: Tried, pace: Correction) -> tuple[float, float]:
-    """The ends of a trial's speed interval, in samples per second, as it compares with others'."""
-    assert isinstance(tried.outcome, Measured), "it is feasible"
-    speed = tried.outcome.measurement.samples_per_s
-    half = _NORMAL * pace.error
-    low, high = speed.low * math.exp(pace.shift - half), speed.high * math.exp(pace.shift + half)
-    return low * (1 - _FROM_RUN_TO_RUN), high * (1 + _FROM_RUN_TO_RUN)
