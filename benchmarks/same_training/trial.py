@@ -52,7 +52,8 @@ def _told(search: subprocess.Popen[bytes], events: Path) -> str | None:
             if event["event"] == "warned" and "not tried" in event["words"]:
                 return str(event["words"])
             if event["event"] == "trial_ended" and event["number"]:
-                return None if event["fits"] else str(event["words"])
+                is_refused = event["outcome"] == "measured" and not event["fits"]
+                return str(event["words"]) if is_refused else None
         if has_ended:
             return None
         time.sleep(0.2)
