@@ -154,6 +154,7 @@ def test_a_drop_without_evaluate_is_refused(space):
         run_search(options(**space), known=facts(), rows=rows(quarter=90.0, half=90.0))
 
 
+@pytest.mark.usefixtures("space")
 def test_what_computes_a_function_that_was_dropped_falls_with_it_and_an_exact_plan_is_left():
     """Six trials. Each pruned configuration fits and is fast, loses two points, and its first seed does not show it;
     the reference is over the budget. bf16 alone was tried before any of them."""
