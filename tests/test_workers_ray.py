@@ -134,9 +134,9 @@ with socket.socket(fileno=int(sys.argv[1])) as client:
             raylet.stdin.write(b"\\n")
             raylet.stdout.readline()  # its fork has ended
         lost = Answer(number=Ask.model_validate_json(text).number, outcome=Lost(message="no device is left"))
-        send(client, lost.model_dump_json(by_alias=True))
         if sys.argv[2] == "dies":
             raylet.kill()
+        send(client, lost.model_dump_json(by_alias=True))
         if sys.argv[2] == "is left":
             os.kill(os.getpid(), signal.SIGKILL)
 """
