@@ -122,7 +122,7 @@ from autotune.workers.cluster import Answer, Ask, Ready
 from autotune.workers.outcome import Lost
 from autotune.workers.protocol import receive, send
 
-program = "exec 3<&0; (echo; read wait <&3) & wait; echo; read wait <&3"
+program = "trap '' PIPE; exec 3<&0; (echo; read wait <&3) & wait; echo; sleep 600"
 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 raylet = subprocess.Popen(["raylet", "-c", program], executable="sh", bufsize=0, **pipes)
 raylet.stdout.readline()  # its fork runs
