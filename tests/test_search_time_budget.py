@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from search_tables import configurations, facts, is_again, is_anchor, measurement, options, row, run_search
 
-from autotune.errors import TaskError
+from autotune.errors import OutOfTime, TaskError
 from autotune.measure.measurement import Quality
-from autotune.search.events import Stopped, Warned
+from autotune.search.driver import search
+from autotune.search.events import Event, Stopped, TrialEnded, Warned
 from autotune.search.requests import reference_settings
 from autotune.search.time_budget import LEAST_SHARE_S, NUM_REPEATS, TimeBudget
 from autotune.techniques import Facts
@@ -138,6 +140,17 @@ def test_without_time_to_compare_the_fastest_of_the_search_is_repeated_the_refer
     run = run_search(options(max_time_s=45.0), executor=executor, clock=executor.clock)
     assert reference_settings(facts()) in run.again
     assert len(set(run.again)) == 2
+
+
+def test_too_little_time_is_refused_right_after_the_reference():
+    """Nothing is said of predictions that there is no time for, or of trials that have ended: none had begun."""
+    executor = Clocked(facts(), 20.0)
+    events: list[Event] = []
+    time_budget = TimeBudget(60.0, 60.0, executor.clock)
+    with pytest.raises(OutOfTime, match=r"left no time .* One trial needs about --max-time \d+s"):
+        search(options(max_time_s=60.0), executor, events.append, threading.Event(), time_budget)
+    assert isinstance(events[-1], TrialEnded)
+    assert events[-1].number == 0
 
 
 class SlowToRead(Clocked):

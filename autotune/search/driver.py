@@ -189,6 +189,7 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
         measure_first(session, candidates, candidates.reference)
     check_reference(session)
     take_others(session, candidates)
+    _check_room(session, num_trials)
     doubt, anchors = Doubt(session), Anchors(session)
     stopped = explore_whole(session, candidates, configurations, doubt, anchors)
     session.observe(Stopped(stopped))
@@ -223,6 +224,17 @@ def _check_usable(session: Session) -> None:
             f"Interrupted before any usable configuration was measured ({len(session.study.tried)} trials are kept). "
             "Go on with --resume."
         )
+
+
+def _check_room(session: Session, num_trials: int) -> None:
+    """Refuse, once it is known what the reference took, a time in which nothing else can be tried.
+
+    Raises:
+        OutOfTime: so it is.
+    """
+    is_over = num_trials > 1 and session.reference is not None and session.time_budget.trial_share_s(1) is None
+    if is_over and not session.stop.is_set():
+        _check_tried(session, TIME_IS_UP)
 
 
 def _check_tried(session: Session, stopped: str) -> None:
