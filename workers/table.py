@@ -23,6 +23,8 @@ from .request import CompareRequest, InspectRequest, MeasureRequest, PredictRequ
 __all__ = ["Row", "TableExecutor"]
 
 _RELATIVE_INTERVAL = 0.01  # half the width of a made-up interval
+_SLOWER = 0.98
+"""Of the speed to beat: below it a trial is surely slower."""
 
 
 class Row(BaseModel):
@@ -141,7 +143,7 @@ class TableExecutor(Executor):
             return Failed(message=f"the table has no row for {key}; it has {len(self._rows)} others")
         repeat, self._asked[key] = self._asked[key], self._asked[key] + 1
         if not isinstance(request, MeasureRequest) or request.options.quality is None:
-            return self._rows[key].outcome_at(repeat)
+            return _raced(request, self._rows[key].outcome_at(repeat))
         num_judged, self._judged[key] = self._judged[key], self._judged[key] + 1
         return self._rows[key].outcome_at(repeat, num_judged)
 
@@ -155,3 +157,14 @@ class TableExecutor(Executor):
             while not is_enough([turn.log_ratio for turn in turns], request.precision):
                 turns.append(Turn(rates=rates, disturbed=disturbed))
         return COMPARED.validate_python({"one": one, "other": other, "turns": tuple(turns)})
+
+
+def _raced(request: TrialRequest, outcome: Outcome) -> Outcome:
+    """What is surely slower than what the request is to beat ends before its losses are compared."""
+    if not isinstance(request, MeasureRequest) or not isinstance(outcome, Measured):
+        return outcome
+    found, to_beat = outcome.measurement, request.options.to_beat
+    if to_beat is None or found.samples_per_s.high >= _SLOWER * to_beat:
+        return outcome
+    update = {"stopped": "slower", "parity": Parity(losses=()), "leak_bytes_per_step": None}
+    return outcome.model_copy(update={"measurement": found.model_copy(update=update)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -87,7 +88,13 @@ class Session:
         return self._earlier_s + self.time_budget.elapsed_s()
 
     def request(
-        self, name: str, settings: Settings, share_s: float, finalist_round: int | None = None, judged: bool = False
+        self,
+        name: str,
+        settings: Settings,
+        share_s: float,
+        finalist_round: int | None = None,
+        judged: bool = False,
+        compares: bool | None = None,
     ) -> MeasureRequest:
         """A request to measure a configuration. The reference is not held to the budget.
 
@@ -95,13 +102,14 @@ class Session:
             name: of the request.
             settings: what is measured.
             share_s: seconds of timed windows.
-            finalist_round: None for a trial, which compares losses. From 1 on it runs in an interpreter of its own.
+            finalist_round: None for a trial. From 1 on it runs in an interpreter of its own.
             judged: measure quality too, from a seed of this round's own.
+            compares: whether losses are compared with the reference's; None is in a trial, as a job does not.
         """
         is_reference = settings == self.reference_settings
         measure = self.requests.measure_options(settings, share_s, self._parity(), enforce=not is_reference)
         measure = measure.model_copy(update={"plain_loop": is_reference})
-        if finalist_round is not None:  # its trial compared them, and a job does not
+        if not (finalist_round is None if compares is None else compares):
             measure = measure.model_copy(update={"parity_batch": None})
         elif self.not_comparable:
             measure = measure.model_copy(update={"sums_only": True})
@@ -114,6 +122,20 @@ class Session:
         request = self.requests.request(name, settings, measure, deadline_s)
         seed = request.seed + (finalist_round or 0) * judged
         return request.model_copy(update={"fresh": bool(finalist_round), "seed": seed})
+
+    def to_beat(self) -> float | None:
+        """Samples per second of the fastest so far, as it would run now; None while nothing can be used, or there are
+        no losses to compare with."""
+        best = next(iter(self.feasible), None)
+        if best is None or self._parity() is None or not self.study.paces.of(best.number).is_sure:
+            return None
+        return math.exp(self.study.log_speed(best) - self.study.paces.shift)
+
+    def lacks_comparison(self, row: Tried) -> bool:
+        """Whether a trial ended before its losses were compared, since it was surely slower than another."""
+        if not isinstance(row.outcome, Measured) or row.number == 0 or row.settings.affect("function"):
+            return False
+        return row.outcome.measurement.stopped == "slower" and row.outcome.measurement.parity.compared is None
 
     def _quality_options(self, is_reference: bool, number: int) -> QualityOptions:
         """How quality is measured; trials with the reference's seed are given up early if they fall too far behind
@@ -193,7 +215,7 @@ class Session:
         """The reference's losses; where it was never measured, those of the first exact configuration that was."""
         for row in self.study.tried:
             if isinstance(row.outcome, Measured) and (
-                row.number == 0 or exactness(row.settings, self.facts) == "exact"
+                row.number == 0 or (exactness(row.settings, self.facts) == "exact" and not self.lacks_comparison(row))
             ):
                 return row.outcome.measurement.parity
         return None

@@ -159,7 +159,11 @@ def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outco
     name = f"trial-{proposal.number:03d}"
     is_reference = proposal.settings == session.reference_settings and session.options.max_quality_drop is not None
     judged = is_reference or (proposal.settings.affect("function") and session.study.judged(proposal.settings) is None)
-    return session.executor.submit(session.request(name, proposal.settings, share_s, judged=judged))
+    request = session.request(name, proposal.settings, share_s, judged=judged)
+    if not judged and proposal.number:
+        options = request.options.model_copy(update={"to_beat": session.to_beat()})
+        request = request.model_copy(update={"options": options})
+    return session.executor.submit(request)
 
 
 def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: Outcome) -> None:

@@ -10,27 +10,29 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from ...measure import Measurement
 from ...workers import Compared, CompareRequest, Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
 from ..pace import weighed
-from ..quality import UNLIKELY, Judgement, judge_quality, reason_of
+from ..quality import Judgement, judge_quality, reason_of
 from ..runs import run_once
 from ..session import Session
 from ..store.tried import Tried
-from ..time_budget import MOST_ROUNDS, NUM_FINALISTS
+from ..time_budget import MOST_ROUNDS
 from .by_turns import MOST_ROUNDS_BY_TURNS, NUM_ROUNDS_BY_TURNS, can_take_turns, comparing
 from .evaluation import find_batch, with_batch
 from .evidence import Pair, are_sure, interval, undisturbed
 from .final import Final, qualities, run_name
+from .rivals import finalists_of, rivals_of
 
 __all__ = ["settle"]
 
-_BESIDE, _BY_TURNS, _ANEW, _QUALITY = ":reference", ":turns", ":anew", "quality"
-"""Parts of keys: of the reference's run right after one, of both by turns, of a round that is begun again, and of the
-reference's quality from a round's seed."""
+_BESIDE, _BY_TURNS, _ANEW, _COMPARED, _QUALITY = ":reference", ":turns", ":anew", ":compared", "quality"
+"""Parts of keys: of the reference's run right after one, of both by turns, of a round that is begun again, of one that
+compares losses, and of the reference's quality from a round's seed."""
 
 
 def settle(session: Session, fell: Callable[[Tried], None]) -> Final:
@@ -77,8 +79,8 @@ class _Finals:
         """Choose and measure once more from the start. What was measured is not measured again unless other trials ran
         since."""
         self._num_tried = len(self.session.study.tried)
-        finalists = self._finalists(self.session.feasible)
-        rivals = self._rivals(finalists)
+        finalists = finalists_of(self.session)
+        rivals = rivals_of(self.session, finalists)
         compared, num_rounds = self.session.time_budget.finalist_runs(len(rivals), int(self._repeats_reference()))
         winner = self._fastest(finalists, rivals if num_rounds and compared > 1 else (), num_rounds)
         if winner is None:
@@ -88,18 +90,6 @@ class _Finals:
             own = [Pair(pair.reference) for pair in rounds if pair.reference is not None]
             return Final(self.session.reference, tuple(own))
         return Final(winner, tuple(rounds))
-
-    def _finalists(self, feasible: Sequence[Tried]) -> list[Tried]:
-        """The fastest few, fastest first, without the reference, which takes turns with the winner anyway. What is
-        unlikely to be good enough takes many runs to fall: it comes last."""
-        rows = [row for row in feasible if row.number != 0]
-        likely = [row for row in rows if not self._is_unlikely(row)]
-        return (likely or rows)[:NUM_FINALISTS] or list(feasible)
-
-    def _is_unlikely(self, row: Tried) -> bool:
-        """Whether a trial of a configuration that computes the same function lost far more quality than is allowed."""
-        judged = self.session.study.judged(row.settings)
-        return judged is not None and judged.verdict.lost is not None and judged.verdict.lost[0] > UNLIKELY
 
     def _repeats_reference(self) -> bool:
         reference = self.session.reference
@@ -124,35 +114,45 @@ class _Finals:
         study = self.session.study
         return not study.paces.of(winner.number).is_sure or study.log_speed(reference) > study.log_speed(winner)
 
-    def _rivals(self, finalists: Sequence[Tried]) -> list[Tried]:
-        """Rivals: configurations that may be the fastest by the intervals of their trials; fastest first."""
-        ends = [self._ends(row) for row in finalists]
-        least = max((low for low, _ in ends), default=0.0)
-        return [row for row, (_, high) in zip(finalists, ends, strict=True) if high >= least]
-
-    def _ends(self, row: Tried) -> tuple[float, float]:
-        assert isinstance(row.outcome, Measured), "it is feasible"
-        return self.session.study.paces.of(row.number).ends(row.outcome.measurement.samples_per_s)
-
     def _fastest(self, finalists: Sequence[Tried], rivals: Sequence[Tried], num_rounds: int) -> Tried | None:
         """Round 0: measure rivals once more, or take stored runs. The fastest is the one with the largest geometric
         mean of its speeds, as they compare. What other work disturbed too much is not by its trial alone."""
         study = self.session.study
         log_speeds = {row.number: [(study.log_speed(row), study.paces.of(row.number).error)] for row in finalists}
         sure = {row.number for row in finalists if study.paces.of(row.number).is_sure}
-        compared = rivals or [row for row in finalists if self._key(row, 0, False) in self._outcomes]
+        compared = rivals or [row for row in finalists if self._first_key(row) in self._outcomes]
+        num_fresh = num_rounds * (1 + self._repeats_reference())
         try:
             for position, row in enumerate(compared):
-                num_fresh = num_rounds * (1 + self._repeats_reference())
-                found = self._run(row, 0, self._key(row, 0, False), num_fresh, num_compared=len(compared) - position)
-                again = self._hold(row, 0, found)
+                again = self._hold(row, 0, self._run_first(row, num_fresh, len(compared) - position))
                 now = study.paces.now(again.disturbed)
                 log_speeds[row.number].append((math.log(again.samples_per_s.value) + now.shift, now.error))
                 sure |= {row.number} if now.is_sure else set()
         except _OutOfTime:
             pass
         able = [row for row in finalists if row.number in sure] or finalists
-        return max(able, key=lambda row: weighed(log_speeds[row.number]), default=None)
+        ranked = sorted(able, key=lambda row: weighed(log_speeds[row.number]), reverse=True)
+        return self._with_losses(ranked, num_fresh)
+
+    def _with_losses(self, ranked: Sequence[Tried], num_fresh: int) -> Tried | None:
+        """The first whose losses were compared: they are, where its trial was surely slower than what has fallen since;
+        where there is no time for it, the next."""
+        for row in ranked:
+            if not self.session.lacks_comparison(row):
+                return row
+            with suppress(_OutOfTime):
+                outcome = self._run_first(row, num_fresh, 1)
+                self._hold(row, 0, outcome)
+                return replace(row, outcome=outcome, verdict=self.session.judge(outcome))
+        return next((row for row in self.session.feasible if not self.session.lacks_comparison(row)), None)
+
+    def _run_first(self, row: Tried, num_fresh: int, num_compared: int) -> Outcome:
+        """Round 0, in which losses are compared that its trial did not come to."""
+        compares = self.session.lacks_comparison(row)
+        return self._run(row, 0, self._first_key(row), num_fresh, num_compared=num_compared, compares=compares)
+
+    def _first_key(self, row: Tried) -> str:
+        return self._key(row, 0, False) + (_COMPARED if self.session.lacks_comparison(row) else "")
 
     def _repeat_evaluating(self, winner: Tried, num_rounds: int) -> list[Pair]:
         """The reported rounds, with the evaluation batch that is found for the winner; with half of it, where that is
@@ -285,7 +285,14 @@ class _Finals:
         self.session.warn(f"the reference did not run again in a fresh interpreter: {why}")
 
     def _run(
-        self, row: Tried, number: int, key: str, num_fresh: int, judged: bool = False, num_compared: int = 0
+        self,
+        row: Tried,
+        number: int,
+        key: str,
+        num_fresh: int,
+        judged: bool = False,
+        num_compared: int = 0,
+        compares: bool = False,
     ) -> Outcome:
         """One run; taken from earlier rounds or an earlier process if it is known."""
         if key in self._outcomes:
@@ -300,7 +307,7 @@ class _Finals:
             share_s = session.time_budget.finalist_share_s(num_compared, num_fresh)
             if share_s is None:
                 return None
-            request = session.request(run_name(row, number), row.applied, share_s, number, judged)
+            request = session.request(run_name(row, number), row.applied, share_s, number, judged, compares)
             return with_batch(session, request, self._evaluation_batch if number and row.number else None)
 
         outcome = run_once(session, key, make, TrialStarted(row.number, row.settings, finalist_round=number))
