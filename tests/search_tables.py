@@ -196,6 +196,7 @@ def run_search(
     stop: threading.Event | None = None,
     predict: Predict = lambda settings: None,
     choose: Predict = lambda settings: None,
+    observe: Callable[[Event], None] = lambda event: None,
     **rest: Any,
 ) -> Run:
     """Search a table: all of it unless ``rows`` replace some; in the current directory."""
@@ -208,7 +209,12 @@ def run_search(
         FOLDER.mkdir()
         (FOLDER / f"{Path(options.task).stem}.db").write_bytes(empty_database())
     time_budget = TimeBudget(options.trial_time_s, options.max_time_s, **rest)
-    run.plan = search(options, executor, run.events.append, stop or threading.Event(), time_budget)
+
+    def seen(event: Event) -> None:
+        run.events.append(event)
+        observe(event)
+
+    run.plan = search(options, executor, seen, stop or threading.Event(), time_budget)
     return run
 
 

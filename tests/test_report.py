@@ -198,7 +198,7 @@ def test_each_event_is_one_plain_line():
     assert said[0] == ("[1 s] task: 1.23 M parameters, 12 blocks of Block, 5,000 samples, batch 256; on Some CPU (cpu)")
     assert said[1] == "[2 s] study model-1: up to 24 of 96 configurations are tried"
     assert said[2] == "[3 s] reference (the job as it stands) starts: batch 256"
-    assert said[3] == "[4 s] reference: 352 samples/s ± 1.0 %, 802 MiB: over the budget"
+    assert said[3].startswith("[4 s] reference: 352 samples/s ± 1.0 %, 802 MiB: over the budget; about ")
     assert said[6] == "[7 s] trial 1: out of memory at 640 MiB: the watchdog ended it"
     assert said[8] == "[9 s] trial 2: 812 samples/s ± 1.0 %, 471 MiB · 2.31x the reference (best so far)"
 
@@ -269,13 +269,52 @@ def test_the_panel_keeps_its_rows():
     assert shown.count("500   1.42x") == 5
 
 
-MANY = [*SCRIPT[:2], *(ended(n, SPLIT, measured(500.0, 471)) for n in range(4))]
+FOUR = [ended(n, SPLIT, measured(500.0, 471)) for n in range(4)]
+ROOMY = [*SCRIPT[:2], *FOUR]
+MANY = [events.Inspected(FACTS.model_copy(update={"host_memory_bytes": MIB})), SCRIPT[1], *FOUR]
+"""With memory for one process at a time: the best and the reference run in turn."""
 
 
 def test_time_left_is_that_of_the_trials_that_are_likely_and_of_the_finalists():
     """Of 24 trials 11 are likely, and 4 are done. Three of the best are compared, and the best and the reference run
     three times each, 3 s longer in a fresh interpreter."""
     assert watched(MANY, Clock()).left_s == 7 * 10 + 3 * 10 + 6 * 13
+
+
+def test_where_both_can_live_at_once_two_rounds_by_turns_are_expected():
+    """Either side starts in 13 s less what of that is timed, and takes some eight turns of a second."""
+    assert watched(ROOMY, Clock()).left_s == 7 * 10 + 3 * 10 + 2 * 2 * (13 + 8)
+
+
+def test_rounds_by_turns_take_what_the_last_one_took():
+    clock = Clock()
+    started = events.TrialStarted(1, SPLIT, finalist_round=1, by_turns=True)
+    progress = watched([*ROOMY, events.Stopped("enough"), started], clock)
+    clock.now = 30.0
+    for number in (1, 0):
+        progress.observe(again(number, 1))
+    assert progress.left_s == 30.0
+
+
+def test_predictions_are_time_that_is_left_until_they_are_made():
+    """About twice what it took to read the task."""
+    read = [events.Inspected(MANY[0].facts, 5.0), SCRIPT[1], MANY[2]]
+    whole = watched(read, Clock()).left_s
+    made = [events.PredictionStarted(90), events.PredictionEnded(90, 90)]
+    assert whole - watched([*read, *made], Clock()).left_s == 10.0
+
+
+def test_after_the_reference_a_search_without_an_end_says_how_long_it_likely_takes():
+    said = line(FOUR[0], watched(ROOMY[:3], Clock()))
+    assert said.endswith(
+        "; about 3 min 34 s more: some 10 trials of 10 s, then the best again by turns with the reference"
+    )
+    assert line(MANY[2], watched(MANY[:3], Clock())).endswith("then the best again in fresh processes")
+    assert " more: " not in line(FOUR[1], watched(ROOMY[:4], Clock()))
+
+
+def test_a_search_with_an_end_says_nothing_of_how_long_it_takes():
+    assert " more: " not in line(FOUR[0], watched(ROOMY[:3], Clock(), max_time_s=600.0))
 
 
 def test_time_left_counts_down_while_a_trial_runs():

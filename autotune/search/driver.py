@@ -99,7 +99,7 @@ def _run(
     time_budget.read_s = found.seconds
     options, facts = by_own_flags(options, found.facts)
     found = found.model_copy(update={"facts": facts})
-    observe(Inspected(found.facts))
+    observe(Inspected(found.facts, found.seconds))
     _check_evaluates(options, found.facts)
     check_possible(asked(options), found.facts)
     if gone := check_working_folder():

@@ -8,8 +8,18 @@ from dataclasses import dataclass
 from ..techniques import Facts
 from .options import SamplerName, SearchOptions
 from .time_budget import NUM_FINALISTS, NUM_REPEATS
+from .winner.by_turns import NUM_ROUNDS_BY_TURNS, turn_s
 
-__all__ = ["FRESH_EXTRA_S", "Costs", "Expected", "Runs", "expected", "likely_s", "likely_trials"]
+__all__ = [
+    "FRESH_EXTRA_S",
+    "Costs",
+    "Expected",
+    "Runs",
+    "expected",
+    "likely_s",
+    "likely_trials",
+    "predictions_s",
+]
 
 _LIKELY_TRIALS = 11
 """Trials after which the sampler ``gain`` usually stops, by replays (docs/search.md). Searches of two examples took 4
@@ -21,6 +31,8 @@ FRESH_EXTRA_S = 3.0
 _QUICK_PREDICTION, _SLOW_PREDICTION = 1.0, 3.0
 """Duration of the predictions before the first trial over the inspection's: both trace the model. 5 to 13 s after 4 s
 in two examples."""
+_LIKELY_TURNS = 8
+"""Turns of either side in a round, of 4 to 10 on a quiet machine."""
 _FEW_WINDOWS, _MANY_WINDOWS = 10, 40
 """Timed windows until a speed is known to 2 %, on a quiet and on a busy machine."""
 _SHORTEST_WINDOW_S = 0.05
@@ -42,6 +54,8 @@ class Runs:
     """Runs of the finalists' first round, which are like trials."""
     fresh: int = 0
     """Runs in fresh interpreters, the reference's included."""
+    rounds: int = 0
+    """Rounds in which the best and the reference take turns, in place of runs in fresh interpreters."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +67,34 @@ class Costs:
     """A run in which losses are not compared again."""
     fresh_s: float
     """A run in a fresh interpreter."""
+    round_s: float
+    """A round by turns: both start, one after the other, and then take turns."""
+
+    @classmethod
+    def of(cls, trial_s: float, again_s: float, timed_s: float, trial_time_s: float) -> Costs:
+        """Where nothing has run in a fresh interpreter yet.
+
+        Args:
+            trial_s: of a trial.
+            again_s: of one in which losses are not compared again.
+            timed_s: the timed windows' part of either.
+            trial_time_s: ``--trial-time``.
+        """
+        fresh_s = again_s + FRESH_EXTRA_S
+        round_s = 2 * (max(fresh_s - timed_s, 0.0) + _LIKELY_TURNS * turn_s(trial_time_s))
+        return cls(trial_s, again_s, fresh_s, round_s)
 
 
 def likely_s(runs: Runs, costs: Costs, num_slots: int = 1) -> float:
     """Expected seconds of these runs: trials in all slots at once, finalists one after the other."""
-    return runs.trials / num_slots * costs.trial_s + runs.compared * costs.again_s + runs.fresh * costs.fresh_s
+    finalists_s = runs.compared * costs.again_s + runs.fresh * costs.fresh_s + runs.rounds * costs.round_s
+    return runs.trials / num_slots * costs.trial_s + finalists_s
+
+
+def predictions_s(inspect_s: float, options: SearchOptions) -> float:
+    """Expected seconds of the predictions before the first trial; scripts have none."""
+    is_made = options.sampler == "gain" and options.command is None
+    return (_QUICK_PREDICTION + _SLOW_PREDICTION) / 2 * inspect_s if is_made else 0.0
 
 
 def likely_trials(most: int, sampler: SamplerName, num_done: int = 0) -> int:
@@ -93,9 +130,10 @@ def expected(facts: Facts, inspect_s: float, options: SearchOptions, num_trials:
     def whole_s(num: int, num_windows: float, speedup: float, prediction: float) -> float:
         timed_s = min(options.trial_time_s, num_windows * max(_SHORTEST_WINDOW_S, step_s / speedup))
         again_s = setup_s + _WARM_UP_STEPS * step_s / speedup + timed_s
-        costs = Costs(again_s + _COMPARED_STEPS * step_s / speedup, again_s, again_s + FRESH_EXTRA_S)
+        trial_s = again_s + _COMPARED_STEPS * step_s / speedup
+        costs = Costs.of(trial_s, again_s, timed_s, options.trial_time_s)
         predicted_s = prediction * inspect_s if options.sampler == "gain" else 0.0
-        found = inspect_s + predicted_s + likely_s(_whole_search(num), costs)
+        found = inspect_s + predicted_s + likely_s(_whole_search(num, facts.ranks == 1), costs)
         return found if options.max_time_s is None else min(found, options.max_time_s)
 
     likely = likely_trials(num_trials, options.sampler)
@@ -106,8 +144,10 @@ def expected(facts: Facts, inspect_s: float, options: SearchOptions, num_trials:
     )
 
 
-def _whole_search(num_trials: int) -> Runs:
+def _whole_search(num_trials: int, by_turns: bool) -> Runs:
     """So many trials and the finalists after them."""
     others = num_trials - 1
     compared = min(NUM_FINALISTS, others) if others > 1 else 0
+    if by_turns and others:
+        return Runs(num_trials, compared, rounds=NUM_ROUNDS_BY_TURNS)
     return Runs(num_trials, compared, NUM_REPEATS * min(num_trials, 2))

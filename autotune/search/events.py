@@ -36,6 +36,8 @@ class Inspected:
     """The task loaded, and this is what is known of it."""
 
     facts: Facts
+    seconds: float = 0.0
+    """What that took."""
 
 
 @dataclass(frozen=True)

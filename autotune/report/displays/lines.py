@@ -101,7 +101,7 @@ def _said(event: Event, progress: Progress) -> str:
         case TrialStarted(number, settings, finalist_round, by_turns):
             return f"{_starts(number, finalist_round, by_turns)}: {settings_words(settings, progress.facts)}"
         case TrialEnded():
-            return f"{trial_label(event.number)}: {_trial(event, progress)}"
+            return f"{trial_label(event.number)}: {_trial(event, progress)}{_more(event, progress)}"
         case FinalistEnded():
             said = outcome_words(event.outcome, progress.budget)
             return f"{finalist_label(event.number)}, {round_words(event.round, event.num_rounds)}: {said}"
@@ -136,6 +136,18 @@ def _trial(event: TrialEnded, progress: Progress) -> str:
     if not event.is_sure and event.outcome.kind == "measured":
         said += f", unsure: other work took {event.outcome.measurement.disturbed:.0%} of its time"
     return f"{said} (best so far)" if event.is_best and event.number else said
+
+
+def _more(event: TrialEnded, progress: Progress) -> str:
+    """After the reference, how long the search likely goes on, where nobody has said how long it may."""
+    left_s, trial_s = progress.left_s, progress.trial_s
+    is_first = event.number == 0 and event.outcome.kind == "measured" and progress.options.max_time_s is None
+    if not is_first or left_s is None or trial_s is None:
+        return ""
+    trials = count(progress.likely_trials, "trial")
+    again = "by turns with the reference" if progress.by_turns else "in fresh processes"
+    more = f"about {format_duration(left_s)} more: some {trials} of {format_duration(trial_s)}"
+    return f"; {more}, then the best again {again}"
 
 
 def round_words(number: int, whole: int | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from ...measure import Measurement
 from ...search.budget import asked
-from ...search.duration import FRESH_EXTRA_S, Costs, Runs, likely_s, likely_trials
+from ...search.duration import Costs, Runs, likely_s, likely_trials, predictions_s
 from ...search.events import (
     AblationEnded,
     AblationStarted,
@@ -29,6 +30,7 @@ from ...search.events import (
 )
 from ...search.options import SearchOptions
 from ...search.time_budget import NUM_FINALISTS, NUM_REPEATS
+from ...search.winner.by_turns import NUM_ROUNDS_BY_TURNS, have_room
 from ...techniques import Facts, Settings
 from ...workers import Measured, Outcome
 from ..words import remark
@@ -36,6 +38,8 @@ from ..words import remark
 __all__ = ["ANCHOR_LABEL", "Ended", "Progress", "Running"]
 
 ANCHOR_LABEL = "reference again, as an anchor"
+_OF_REFERENCE = ("rounded", "quality")
+"""Phases that hardly another trial has."""
 _ABLATED, _ANCHOR = -1, -2
 """In place of a trial's number: runs of the ablation come one after the other, and anchors do."""
 
@@ -49,6 +53,8 @@ class Running:
     settings: Settings
     since: float
     """The clock when it started, seconds."""
+    by_turns: bool = False
+    """Whether the reference lives at the same time, and the two take turns."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,10 @@ class Progress:
         self._trials: list[TrialEnded] = []
         self._again: list[FinalistEnded] = []
         """Of the finalists that are in force: since one fell, others may have been tried."""
+        self._rounds_s: list[float] = []
+        """Seconds of rounds by turns."""
+        self._predictions_s = 0.0
+        """Of those that are still to be made."""
         self._fallen: set[int] = set()
         self._running: dict[tuple[int, int | None], Running] = {}
 
@@ -111,7 +121,8 @@ class Progress:
         if costs is None or (_ABLATED, None) in self._running or self.is_unsure:
             return None
         left = likely_s(self._runs_left(), costs, max(len(self._running), 1))
-        longest_s = max(costs.trial_s, costs.fresh_s)
+        longest_s = max(costs.trial_s, costs.fresh_s, costs.round_s * any(each.by_turns for each in self.running))
+        left += max(self._predictions_s - (self.phase_s or 0.0), 0.0)
         left -= sum(min(self.running_s(each), longest_s) for each in self.running) / max(len(self._running), 1)
         if self.options.max_time_s is not None:
             left = min(left, self.options.max_time_s - self.elapsed_s)
@@ -120,7 +131,36 @@ class Progress:
     @property
     def is_unsure(self) -> bool:
         """Whether the planned rounds of finalists were too few, and another runs."""
-        return any(number is not None and number > NUM_REPEATS for _, number in self._running)
+        return any(
+            number is not None and number > (NUM_ROUNDS_BY_TURNS if each.by_turns else NUM_REPEATS)
+            for (_, number), each in self._running.items()
+        )
+
+    @property
+    def by_turns(self) -> bool:
+        """Whether the best and the reference take turns, or likely will: where there is memory for both. What changes
+        the function is judged as well, in rounds of its own."""
+        if self._rounds_s or any(each.by_turns for each in self.running):
+            return True
+        in_turn = any(each.round > 0 for each in self._again) or self.options.max_quality_drop is not None
+        if in_turn or self.reference is None or self.facts is None:
+            return False
+        best = self.best[1] if self.best else self.reference
+        return have_room((self.reference.peak, best.peak), self.facts)
+
+    @property
+    def likely_trials(self) -> int:
+        """Trials that are likely to come."""
+        if self.stopped is not None or self.finalist_round is not None:
+            return 0
+        likely = likely_trials(self.num_trials, self.options.sampler, self.num_trials_ended)
+        return max(likely, len(self._running))
+
+    @property
+    def trial_s(self) -> float | None:
+        """About what a trial takes, seconds; None before one has ended."""
+        costs = self._costs()
+        return None if costs is None else costs.trial_s
 
     @property
     def phase_s(self) -> float | None:
@@ -140,22 +180,26 @@ class Progress:
     def observe(self, event: Event) -> None:
         """Take in what the search says."""
         match event:
-            case Inspected(facts):
+            case Inspected(facts, seconds):
                 self.facts = facts
+                self._predictions_s = predictions_s(seconds, self.options)
             case SearchStarted():
                 self.started = event
                 for earlier in event.resumed:
                     self._trial_ended(earlier)
-            case TrialStarted(number, settings, finalist_round):
+            case TrialStarted(number, settings, finalist_round, by_turns):
                 label = trial_label(number) if finalist_round is None else finalist_label(number)
-                self._running[number, finalist_round] = Running(label, settings, self._clock())
+                self._running[number, finalist_round] = Running(label, settings, self._clock(), by_turns)
+                self._predictions_s = 0.0 if number else self._predictions_s
                 if finalist_round is None:
                     self.stopped = self.finalist_round = None  # a finalist fell, and the search goes on
                     self._again.clear()
+                    self._rounds_s.clear()
             case TrialEnded():
                 self._trial_ended(event)
             case FinalistEnded(number, settings, finalist_round):
-                self._running.pop((number, finalist_round), None)
+                ran = self._running.pop((number, finalist_round), None)
+                self._rounds_s += [self.running_s(ran)] if ran is not None and ran.by_turns else []
                 self.finalist_round = (finalist_round, event.num_rounds)
                 self._again.append(event)
                 self.ended.append(Ended(finalist_label(number), settings, event))
@@ -180,6 +224,7 @@ class Progress:
                 self._phase_began = self._clock()
             case PredictionEnded():
                 self.predicting = None
+                self._predictions_s = 0.0
             case Warned():
                 pass
 
@@ -187,21 +232,28 @@ class Progress:
         """What runs have taken so far; None before one has ended."""
         if not self._trials:
             return None
-        trial_s = statistics.median(each.outcome.seconds for each in self._trials)
-        again_s = statistics.median(each.outcome.seconds - _compared_s(each.outcome) for each in self._trials)
+        own = [(each.outcome, each.outcome.seconds - _phases_s(each.outcome, *_OF_REFERENCE)) for each in self._trials]
+        trial_s = statistics.median(seconds for _, seconds in own)
+        again_s = statistics.median(seconds - _phases_s(outcome, "parity") for outcome, seconds in own)
+        timed_s = statistics.median(_phases_s(outcome, "timed") for outcome, _ in own)
+        costs = Costs.of(trial_s, again_s, timed_s, self.options.trial_time_s)
         fresh = [each.outcome.seconds for each in self._again if each.round > 0]
-        return Costs(trial_s, again_s, statistics.median(fresh) if fresh else again_s + FRESH_EXTRA_S)
+        return dataclasses.replace(
+            costs,
+            fresh_s=statistics.median(fresh) if fresh else costs.fresh_s,
+            round_s=statistics.median(self._rounds_s) if self._rounds_s else costs.round_s,
+        )
 
     def _runs_left(self) -> Runs:
-        trials = 0
-        if self.stopped is None and self.finalist_round is None:
-            likely = likely_trials(self.num_trials, self.options.sampler, self.num_trials_ended)
-            trials = max(likely, len(self._running))
+        trials = self.likely_trials
         candidates = sum(each.number > 0 for each in self._usable()) + max(trials - 1, 0)
         firsts = [each for each in self._again if each.round == 0]
         fresh = [each for each in self._again if each.round > 0]
         compared = min(NUM_FINALISTS, candidates) if candidates > 1 and not fresh else 0
         is_reference = bool(fresh) and fresh[0].number == 0
+        if self.by_turns and candidates and not is_reference:
+            rounds = max(NUM_ROUNDS_BY_TURNS - len(self._rounds_s), 0)
+            return Runs(trials, max(compared - len(firsts), 0), rounds=rounds)
         by_round = 1 if is_reference or not candidates else 2
         return Runs(trials, max(compared - len(firsts), 0), max(by_round * NUM_REPEATS - len(fresh), 0))
 
@@ -228,9 +280,10 @@ class Progress:
                 self.best = (event.settings, event.outcome.measurement)
 
 
-def _compared_s(outcome: Outcome) -> float:
-    """Seconds of a trial in which its losses were compared with the reference's."""
-    return outcome.measurement.phases_s.get("parity", 0.0) if isinstance(outcome, Measured) else 0.0
+def _phases_s(outcome: Outcome, *names: str) -> float:
+    """Seconds of these phases of a trial."""
+    found = outcome.measurement.phases_s if isinstance(outcome, Measured) else {}
+    return sum(found.get(name, 0.0) for name in names)
 
 
 def trial_label(number: int) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from ...measure.timing.turns import FEWEST_TURNS
-from ...workers import CompareRequest, Measured, MeasureRequest
-from ..session import Session
-from ..store.tried import Tried
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["MOST_ROUNDS_BY_TURNS", "NUM_ROUNDS_BY_TURNS", "can_take_turns", "comparing"]
+from ...measure.timing.turns import FEWEST_TURNS
+from ...plan import Peak
+from ...techniques import Facts
+from ...workers import CompareRequest, Measured, MeasureRequest
+
+if TYPE_CHECKING:  # the display of a search needs its memory and its seconds, and no study
+    from ..session import Session
+    from ..store.tried import Tried
+
+__all__ = ["MOST_ROUNDS_BY_TURNS", "NUM_ROUNDS_BY_TURNS", "can_take_turns", "comparing", "have_room", "turn_s"]
 
 NUM_ROUNDS_BY_TURNS, MOST_ROUNDS_BY_TURNS = 2, 4
 """Rounds, in fresh processes of both each: planned, and at most."""
@@ -20,14 +27,25 @@ def can_take_turns(session: Session, candidate: Tried) -> bool:
     """Whether a candidate and the reference may live at once: one process each, whose memory is there twice. Where
     other searches have measured the job, rounds of theirs are taken over, which are no turns."""
     reference = session.reference
-    if reference is None or session.known is not None or session.facts.ranks > 1:
+    if reference is None or session.known is not None:
         return False
     rows = (candidate, reference)
     if any(row.applied.parallel.processes > 1 for row in rows):
         return False
     peaks = [row.outcome.measurement.peak for row in rows if isinstance(row.outcome, Measured)]
-    is_there = _ROOM * sum(peak.process for peak in peaks) <= session.facts.device.memory_bytes
-    return is_there and _ROOM * sum(peak.host or peak.process for peak in peaks) <= session.facts.host_memory_bytes
+    return have_room(peaks, session.facts)
+
+
+def have_room(peaks: Sequence[Peak], facts: Facts) -> bool:
+    """Whether processes of these peaks may live at once, on the device and on the host; those of several ranks may
+    not."""
+    is_there = _ROOM * sum(peak.process for peak in peaks) <= facts.device.memory_bytes and facts.ranks == 1
+    return is_there and _ROOM * sum(peak.host or peak.process for peak in peaks) <= facts.host_memory_bytes
+
+
+def turn_s(share_s: float) -> float:
+    """Seconds of a turn, of ``share_s`` of timed windows for each side."""
+    return min(_LONGEST_TURN_S, share_s / FEWEST_TURNS)
 
 
 def comparing(one: MeasureRequest, other: MeasureRequest, share_s: float, is_short: bool) -> CompareRequest:
@@ -39,6 +57,6 @@ def comparing(one: MeasureRequest, other: MeasureRequest, share_s: float, is_sho
         share_s: seconds of timed windows for each.
         is_short: whether the search has to end by a given time.
     """
-    turn_s = min(_LONGEST_TURN_S, share_s / FEWEST_TURNS)
-    most_s = 2 * share_s if is_short else max(2 * share_s, _TURNS * turn_s)
-    return CompareRequest.of(one, other, most_s).model_copy(update={"turn_s": turn_s})
+    each_s = turn_s(share_s)
+    most_s = 2 * share_s if is_short else max(2 * share_s, _TURNS * each_s)
+    return CompareRequest.of(one, other, most_s).model_copy(update={"turn_s": each_s})
