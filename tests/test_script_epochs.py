@@ -163,7 +163,7 @@ def test_an_infinite_loader_is_told_from_that_of_the_validation(looked_at, run, 
     assert facts.epochs_differ is not None
     expected = run(INFINITE)
     assert run(INFINITE, data_loading=HOST) == expected
-    assert "an epoch of Data is not cached: it returns other values" in capsys.readouterr().err
+    assert "an epoch of Data is not cached: it draws random numbers or returns other" in capsys.readouterr().err
     assert run(INFINITE, data_loading=HOST, task=_task(facts)) == expected
 
 
@@ -179,6 +179,17 @@ def test_of_two_loaders_that_are_read_in_turn_each_has_facts_of_its_own(looked_a
     expected = run(ZIPPED)
     assert run(ZIPPED, data_loading=HOST) == expected
     assert len({tuple(batches[0]) for batches in expected}) == len(expected)
+
+
+def test_random_numbers_that_reading_draws_are_not_missed_by_what_draws_next(run, capsys):
+    """A noise of 0: the samples are the same each time, but the source's noise is drawn from the same generator."""
+    body = (
+        "class Still(Data):\n    def __getitem__(self, index): return super().__getitem__(index) + 0 * torch.rand(4)\n"
+        + ZIPPED.replace("Data(12)", "Still(12)")
+    )
+    expected = run(body)
+    assert run(body, data_loading=HOST) == expected
+    assert "an epoch of Still is not cached: it draws random numbers" in capsys.readouterr().err
 
 
 def test_a_row_is_put_only_on_the_loader_that_the_plan_was_found_with(looked_at, run, capsys):

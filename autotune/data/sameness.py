@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from ..nested import tensors_in
-from ..randomness import seed_everything, undisturbed
+from ..randomness import alike, random_state, seed_everything, undisturbed
 
 __all__ = ["NUM_SAMPLES", "Sameness", "mixed", "reads_alike"]
 
@@ -90,7 +90,8 @@ def mixed(length: int) -> list[int]:
 
 
 def reads_alike(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int] | None = None) -> bool:
-    """Whether samples collated under two states of the random generators agree.
+    """Whether samples collated under two states of the random generators agree, and none draws from them: what comes
+    next would draw other numbers without it.
 
     Sixteen of them, since an augmentation that flips a coin agrees by chance half the time; four, where reading takes
     more than a second.
@@ -107,7 +108,10 @@ def reads_alike(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequ
         reads = []
         for seed in (1, 2):
             seed_everything(seed + 2 * count)
+            before = random_state()
             reads.append(list(tensors_in(collate([dataset[index]]))))
+            if not alike(before, random_state()):
+                return False
         if not same_tensors(*reads):
             return False
     return True

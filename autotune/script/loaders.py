@@ -136,5 +136,5 @@ def _why_no_cache(known: _Known) -> str | None:
     except Exception as error:  # noqa: BLE001 - a user's dataset may raise anything at what it was not written for
         return f"no sample of it can be read alone ({type(error).__name__}: {error})"
     if not repeats:
-        return "it returns other values when it is read again (augmentation)"
+        return "it draws random numbers or returns other values when it is read again (augmentation)"
     return Sameness(known.dataset, known.collate).change()

@@ -144,7 +144,7 @@ class DataLoading(Technique):
         if facts.dataset_kind == "iterable":
             return "an iterable dataset has no fixed epoch to keep"
         if not facts.dataset_deterministic:
-            return "the dataset returns other values when it is read again (augmentation)"
+            return "the dataset draws random numbers or returns other values when it is read again (augmentation)"
         if facts.epochs_differ is not None:
             return facts.epochs_differ
         if self.cache == "device" and not facts.stackable:
