@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
-__all__ = ["rows_of", "tensors_in", "to_device"]
+__all__ = ["rows_of", "tensors_in", "to_device", "widened"]
+
+
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
@@ -20,6 +24,22 @@ def to_device(batch: Any, device: torch.device, non_blocking: bool = False) -> A
         except TypeError:
             return batch.to(device)
     return _rebuilt(batch, lambda value: to_device(value, device, non_blocking))
+
+
+def widened(outputs: Any, dtype: torch.dtype) -> Any:
+    """What a model returns under autocast, with its tensors of bf16 and fp16 in ``dtype``, as they are without.
+
+    Of dicts, tuples, lists, dataclasses and what is registered as a pytree; what else there is stays as it is.
+    """
+
+    def of_leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(dtype) if value.dtype in _NARROW else value
+        return _rebuilt(value, lambda one: widened(one, dtype))
+
+    if all(tensor.dtype not in _NARROW for tensor in tensors_in(outputs)):
+        return outputs
+    return tree_map(of_leaf, outputs)
 
 
 def rows_of(batch: Any, num_samples: int, rows: slice) -> Any:

@@ -77,6 +77,15 @@ def script(tmp_path):
     return write
 
 
+def computes_in(model, x):
+    """The dtype of its first layer's output."""
+    seen = []
+    taken_off = model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    model(x)
+    taken_off.remove()
+    return seen[0]
+
+
 def losses(said):
     return [line.split()[1] for line in said.splitlines() if line.startswith("loss")]
 
@@ -216,21 +225,62 @@ def test_a_copy_of_the_model_and_its_pickle_are_without_the_plans_contexts(run, 
     found = run(script("model(x).sum().backward(); optimizer.step()\n"), precision=Precision(kind="bf16"))
     model, x = found["model"], found["x"]
     with torch.no_grad():
-        assert model(x).dtype is torch.bfloat16
-        assert copy.deepcopy(model)(x).dtype is torch.float32
-        assert pickle.loads(pickle.dumps(model))(x).dtype is torch.float32
+        assert computes_in(model, x) is torch.bfloat16
+        assert computes_in(copy.deepcopy(model), x) is torch.float32
+        assert computes_in(pickle.loads(pickle.dumps(model)), x) is torch.float32
     assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
-def test_autocast_covers_the_loss_and_ends_with_it(run, script):
+CALLS = (
+    "seen = []\nmodel[2].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))\n"
+    "y = model(x)\nin_loss = torch.is_autocast_enabled('cpu')\ny.sum().backward(); optimizer.step()\n"
+    "with torch.no_grad():\n    model(x).numpy()\n    evaluated = torch.is_autocast_enabled('cpu')\n"
+)
+
+
+def test_autocast_is_of_the_models_call_alone(run, script):
+    """What it returns is as without: numpy, some losses and other models take no bf16."""
+    found = run(script(CALLS), precision=Precision(kind="bf16"))
+    assert found["seen"] == [torch.bfloat16] * 2
+    assert (found["in_loss"], found["evaluated"], found["y"].dtype) == (False, False, torch.float32)
+
+
+RETURNED = {
+    "dict": ("{'y': y, 'n': 1}", "['y']"),
+    "tuple": ("(None, [y])", "[1][0]"),
+    "dataclass": ("Output(y)", ".y"),
+    "what tells what it is": ("types.MappingProxyType({'y': y})", "['y']"),
+}
+
+
+@pytest.mark.parametrize("what", RETURNED)
+def test_what_a_model_returns_is_in_the_dtype_that_it_has_without_a_plan(what, run, script):
+    returned, taken = RETURNED[what]
     body = (
-        "y = model(x)\ninside = torch.is_autocast_enabled('cpu')\ny.float().sum().backward()\n"
-        "outside = torch.is_autocast_enabled('cpu')\noptimizer.step()\n"
-        "with torch.no_grad():\n    z = model(x)\n    evaluated = torch.is_autocast_enabled('cpu')\n"
+        "import types\nfrom dataclasses import dataclass\n@dataclass(frozen=True)\nclass Output:\n    y: torch.Tensor\n"
+        "class Net(nn.Linear):\n    def forward(self, x):\n        y = super().forward(x)\n"
+        f"        self.inside = y.dtype\n        return {returned}\n"
+        "model = Net(4, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        f"y = model(x){taken}\ny.sum().backward(); optimizer.step()\n"
     )
     found = run(script(body), precision=Precision(kind="bf16"))
-    assert (found["inside"], found["outside"], found["evaluated"]) == (True, False, False)
-    assert found["z"].dtype is torch.bfloat16
+    assert (found["model"].inside, found["y"].dtype) == (torch.bfloat16, torch.float32)
+
+
+GAN = (
+    "import autotune\ncritic = nn.Linear(2, 1); theirs = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
+    "autotune.prepare(model, optimizer)\nseen = []\n"
+    "critic.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))\n"
+    "for _ in range(2):\n    critic(torch.randn(8, 2)).sum().backward()\n    fake = model(x)\n"
+    "    critic(fake.detach()).sum().backward(); theirs.step()\n"
+    "    critic(fake).sum().backward(); optimizer.step()\n"
+)
+
+
+def test_another_model_that_takes_what_the_plans_returns_is_as_without_a_plan(run, script):
+    """Before the first backward pass and after it, and after a step of its own."""
+    found = run(script(GAN), precision=Precision(kind="bf16"))
+    assert found["seen"] == [torch.float32] * 6
 
 
 TWO = "other = torch.optim.SGD(model[0].parameters(), lr=0.1)\n"

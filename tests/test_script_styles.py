@@ -35,7 +35,8 @@ HEAD = (
 TWO_PARTS = (
     "encoder, decoder = nn.Linear(4, 8), nn.Linear(8, 4)\nx = torch.randn(8, 4)\n"
     "optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)\n"
-    "import autotune\nautotune.prepare(nn.ModuleList([encoder, decoder]), optimizer)\n"
+    "import autotune\nautotune.prepare(nn.ModuleList([encoder, decoder]), optimizer)\nseen = []\n"
+    "for part in (encoder, decoder): part.register_forward_hook(lambda one, given, found: seen.append(found.dtype))\n"
     "hidden = encoder(x)\nout = decoder(hidden)\nloss = (out - x).square().mean()\nloss.backward(); optimizer.step()\n"
 )
 BY_HAND = (
@@ -100,10 +101,12 @@ EVALUATES_FIRST = (
 STAGES = (
     "backbone, head, x = nn.Linear(4, 8), nn.Linear(8, 2), torch.randn(8, 4)\nmodel = nn.Sequential(backbone, head)\n"
     "def train(parameters):\n    optimizer = torch.optim.SGD(parameters, lr=0.1)\n    for _ in range(2):\n"
-    "        loss = model(x).square().mean(); seen.append(loss.dtype)\n        loss.backward(); optimizer.step()\n"
+    "        loss = model(x).square().mean(); loss.backward(); optimizer.step()\n"
     "    return optimizer\n"
-    "seen = []\nfirst = train(head.parameters())\nsecond = train(model.parameters())\n"
-    "model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))\nthird = train(model.parameters())\n"
+    "first = train(head.parameters())\nsecond = train(model.parameters())\n"
+    "model, seen = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), []\n"
+    "for layer in model: layer.register_forward_hook(lambda one, given, found: seen.append(found.dtype))\n"
+    "third = train(model.parameters())\n"
 )
 TWO_OF_ONE = (
     "model, x = nn.Linear(4, 2), torch.randn(8, 4)\nmatrices = torch.optim.SGD([model.weight], lr=0.1)\n"
@@ -193,9 +196,10 @@ def test_a_plan_for_a_batch_that_varies_states_none(tmp_path, monkeypatch, in_me
 
 
 def test_a_model_by_name_may_be_called_in_parts(run, capsys):
-    """The contexts are open from the first part to the backward pass."""
+    """Each part's call is under autocast."""
     found = run(TWO_PARTS, precision=Precision(kind="bf16"), layers=Layers(kind="exact"))
-    assert str(found["hidden"].dtype) == str(found["out"].dtype) == "torch.bfloat16"
+    assert found["seen"] == [torch.bfloat16] * 2
+    assert found["hidden"].dtype is found["out"].dtype is torch.float32
     assert type(found["encoder"]) is not nn.Linear
     assert isinstance(found["decoder"], nn.Linear)
     assert "in force: bf16, memory-saving layers" in capsys.readouterr().err
@@ -295,8 +299,7 @@ def test_a_next_stage_and_a_next_model_have_the_plan_too(run):
     """An optimizer that is built once the last has stepped: for all layers after the head, for the next fold."""
     found = run(STAGES, precision=Precision(kind="bf16"), optimizer=Optimizer(kind="foreach"))
     assert [found[name].param_groups[0]["foreach"] for name in ("first", "second", "third")] == [True] * 3
-    with torch.no_grad():  # else autocast stays open for a loss
-        assert found["model"](found["x"]).dtype is torch.bfloat16
+    assert found["seen"] == [torch.bfloat16] * 4
 
 
 def test_a_step_of_two_optimizers_is_of_the_passes_before_the_first(run, capsys):

@@ -18,8 +18,10 @@ from torch.utils.data import DataLoader
 
 from ..data.worker_queues import hold_queues
 from ..errors import AutotuneError
+from ..nested import widened
 from ..randomness import undisturbed
 from ..ranks import this_rank
+from ..techniques.precision import Precision
 from ..training.launched import set_launcher
 from .applied import InScript, refuse, tell_once
 from .observer import Observer
@@ -222,11 +224,16 @@ class ScriptHooks:
 
     def _enclose(self, model: Any) -> None:
         """Have each call of the model open the plan's contexts. They stay open for the loss, until its backward pass; a
-        call that records no graph closes them itself.
+        call that records no graph closes them itself. Autocast is of the call alone: what it returns goes on in the
+        dtype of the model's parameters, into a loss, into numpy or into another model, as without a plan.
 
         By the attribute by which torch calls a compiled module: a copy of the model does not have it.
         """
-        settings, device = self._plan.plan.settings, next(p.device.type for p in self._plan.model.parameters())
+        precision = self._plan.plan.settings.precision
+        others = self._plan.plan.settings.model_copy(update={"precision": Precision()})
+        parameters = list(self._plan.model.parameters())
+        device = parameters[0].device.type
+        dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
         inner = model._compiled_call_impl or model._call_impl
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -237,9 +244,11 @@ class ScriptHooks:
             self._note_inputs((args, kwargs))
             self._depth += 1
             try:
-                self._open.enter_context(settings.forward_context(device))
-                self._is_in_call = True
-                return inner(*args, **kwargs)
+                self._open.enter_context(others.forward_context(device))
+                with precision.forward_context(device):
+                    self._is_in_call = True
+                    outputs = inner(*args, **kwargs)
+                return widened(outputs, dtype) if precision.kind == "bf16" else outputs
             except BaseException:
                 self._open.close()
                 raise
