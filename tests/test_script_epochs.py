@@ -192,6 +192,25 @@ def test_random_numbers_that_reading_draws_are_not_missed_by_what_draws_next(run
     assert "an epoch of Still is not cached: it draws random numbers" in capsys.readouterr().err
 
 
+LOOPS = {
+    "the epoch is cached": (HOST, ""),
+    "no workers": (DataLoading(num_workers=0), ""),
+    "the caching ends": (HOST, "data.epoch = epoch // 2"),
+}
+
+
+@pytest.mark.parametrize("what", LOOPS)
+def test_an_epoch_draws_as_many_random_numbers_as_with_workers_that_stay(what, run):
+    """The script's own, which draw their seed once; samples are shuffled, and more is drawn in each epoch."""
+    row, before = LOOPS[what]
+    body = (
+        "data = Data(12)\nloader = DataLoader(data, 4, shuffle=True, num_workers=1, persistent_workers=True)\n"
+        f"for epoch in range(4):\n    {before}\n    read.append(torch.rand(2).tolist())\n"
+        "    for x in loader: step(x); read[-1] = (x[:, 0] % 100).tolist()\n"
+    )
+    assert run(body, data_loading=row) == run(body)
+
+
 def test_a_row_is_put_only_on_the_loader_that_the_plan_was_found_with(looked_at, run, capsys):
     body = "loader = DataLoader(Data(12), 4)\n" + LOOP.format(before="pass")
     task = _task(looked_at(body))

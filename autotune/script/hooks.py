@@ -147,7 +147,8 @@ class ScriptHooks:
             self._plan.data.go_on(loader)
         if is_training and self.observer is not None:
             self.observer.epoch_begins(loader)
-        iterator = original(loader)
+        with self._plan.data.beginning(loader):
+            iterator = original(loader)
         hold_queues(iterator)
         if is_training and self.observer is not None:
             self.observer.epoch(iterator, loader)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate
@@ -11,7 +12,7 @@ from torch.utils.data import IterableDataset, default_collate
 from ..data.sameness import Sameness, reads_alike
 from ..plan import Plan
 from ..techniques.facts import ReadLoader
-from ..training.data_loader import make_ready, put_options
+from ..training.data_loader import begun_as_stock, put_options
 from .applied import tell_once
 
 __all__ = ["Loaders"]
@@ -23,8 +24,10 @@ class _Known:
     def __init__(self, loader: Any, place: int) -> None:
         self.dataset, self.place = loader.dataset, place
         self.collate = None if loader.collate_fn is default_collate else loader.collate_fn
-        self.keeps_workers = False
-        """Whether its workers are kept between epochs by the plan."""
+        self.own_keeps = loader.persistent_workers
+        """Whether its workers are kept between epochs by the script."""
+        self.has_row = self.has_begun = False
+        """Whether the plan's row was put on it, and whether it has begun an epoch with that."""
         self.sameness: Sameness | None = None
         """Of its dataset, where the plan's row rests on that."""
         self.take_off: Callable[[], None] = lambda: None
@@ -97,13 +100,22 @@ class Loaders:
         if known is None or known.sameness is None:
             return
         if (change := known.sameness.change()) is None:
-            if known.keeps_workers:
-                make_ready(loader)
             return
         known.take_off()
-        known.sameness, known.keeps_workers = None, False
+        known.sameness = None
         what = "its epoch is no longer cached" if self._row.cache != "none" else "its workers are no longer kept"
         tell_once(f"data_loading: {what}, from this epoch on: {type(known.dataset).__name__}: {change}.")
+
+    @contextmanager
+    def beginning(self, loader: Any) -> Iterator[None]:
+        """The iterator of an epoch is made within the block; what that draws is what the script's own would."""
+        known = self._known.get(loader)
+        if known is None or not known.has_row:
+            yield
+            return
+        with begun_as_stock(loader, known.own_keeps) if known.has_begun else nullcontext():
+            yield
+        known.has_begun = True
 
     def _place_of(self, dataset: Any) -> int:
         if all(dataset is not one for one in self._places):
@@ -119,11 +131,9 @@ class Loaders:
         if self._row.cache != "none" and (reason := _why_no_cache(known)) is not None:
             tell_once(f"data_loading: an epoch of {type(known.dataset).__name__} is not cached: {reason}.")
             return
-        own = loader.persistent_workers
         known.take_off = put_options(self._plan, loader, self._plan.budget.device or "cpu")
-        known.keeps_workers = loader.persistent_workers and not own
-        self.is_in_force = True
-        if self._row.cache != "none" or known.keeps_workers:
+        self.is_in_force = known.has_row = True
+        if self._row.cache != "none" or (loader.persistent_workers and not known.own_keeps):
             known.sameness = Sameness(known.dataset, known.collate, reads=self._row.cache != "none")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ..errors import PlanError
 from ..plan import Plan
 from .apply_pieces import apply_to_loader
 
-__all__ = ["OPTIONS", "changed_loader", "has_own_batches", "make_ready", "put_options", "rebatched"]
+__all__ = ["OPTIONS", "begun_as_stock", "changed_loader", "has_own_batches", "put_options", "rebatched"]
 
 OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 """DataLoader options that a plan may change."""
@@ -66,13 +67,26 @@ def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str)
     return take_off
 
 
-def make_ready(loader: DataLoader[Any]) -> None:
-    """Have a DataLoader whose workers the plan keeps begin an epoch as it would without: also while another goes on,
-    which keeps its workers, and with as many random numbers drawn."""
-    if sys.getrefcount(loader._iterator) > _HELD_BY_LOADER:
+@contextmanager
+def begun_as_stock(loader: DataLoader[Any], keeps: bool) -> Iterator[None]:
+    """Have a DataLoader begin a next epoch within the block as it would without the plan: with as many random numbers
+    drawn, of which the seed of new workers takes one; and also while another epoch goes on, which keeps its workers.
+
+    Args:
+        loader: with the plan's row, or as it is once that was taken off.
+        keeps: whether the script's own workers stay, so that a next epoch starts none.
+    """
+    if not keeps and sys.getrefcount(loader._iterator) > _HELD_BY_LOADER:
         loader._iterator = None
-    elif loader._iterator is not None:
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # as for the seed of new workers
+    starts, generator = loader._iterator is None, loader.generator
+    if not starts and not keeps:
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
+    elif starts and keeps and (loader.persistent_workers or not loader.num_workers):
+        loader.generator = torch.Generator().set_state((generator or torch.default_generator).get_state())
+    try:
+        yield
+    finally:
+        loader.generator = generator
 
 
 def changed_loader(plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> DataLoader[Any]:
