@@ -161,15 +161,18 @@ SAM = (
 
 def test_of_several_optimizers_the_refusal_tells_which_step(looked_at):
     said = looked_at(f"{SAM}while True: train_flat()\n")
-    assert "2 optimizers have parameters of the same model, and a plan is for one: SAM never stepped, " in said
-    assert "AdamW (the base_optimizer of SAM) stepped 10 times. Name the one that steps" in said
+    assert (
+        "2 optimizers have parameters of the same model, and a plan is for one: SAM of 58 parameters never stepped, "
+        in said
+    )
+    assert "AdamW (the base_optimizer of SAM) of 58 parameters stepped 10 times. Name the one that steps" in said
 
 
 def test_naming_the_optimizer_that_never_steps_is_told_soon(looked_at):
     """After ten steps of the other, which has the same parameters."""
     said = looked_at(f"{SAM}import autotune\nautotune.prepare(model, sam)\nwhile True: train_flat()\n")
     assert "the optimizer that autotune.prepare names makes no step: " in said
-    assert "AdamW (the base_optimizer of SAM) stepped 10 times, SAM never stepped" in said
+    assert "AdamW (the base_optimizer of SAM) of 58 parameters stepped 10 times, SAM of 58 parameters never" in said
 
 
 def test_an_optimizer_of_other_parameters_may_step_often_before_the_named_one(looked_at):
@@ -182,9 +185,10 @@ def test_an_optimizer_of_other_parameters_may_step_often_before_the_named_one(lo
     assert looked_at(body).optimizer == "SGD"
 
 
-def test_two_optimizers_of_two_models_are_told_by_class(looked_at):
+def test_two_optimizers_of_two_models_are_told_by_class_and_size(looked_at):
     body = (
-        "critic = nn.Linear(4, 2); theirs = torch.optim.AdamW(critic.parameters())\n"
+        "critic = nn.Linear(4, 2); theirs = torch.optim.SGD(critic.parameters(), lr=0.1)\n"
         "while True:\n    train(); train(critic, theirs)\n"
     )
-    assert "the script steps several optimizers (SGD stepped once, AdamW stepped once)" in looked_at(body)
+    said = looked_at(body)
+    assert "several optimizers (SGD of 58 parameters stepped once, SGD of 10 parameters stepped once), and" in said

@@ -67,7 +67,7 @@ class Optimizers:
         return None
 
     def _told(self, which: Sequence[torch.optim.Optimizer]) -> str:
-        """``SGD (the base_optimizer of SAM) stepped 10 times, SAM never stepped``."""
+        """``SGD (the base_optimizer of SAM) of 58 parameters stepped 10 times, SAM of 58 parameters never stepped``."""
         return ", ".join(map(self._of_one, which))
 
     def _of_one(self, optimizer: torch.optim.Optimizer) -> str:
@@ -80,7 +80,8 @@ class Optimizers:
             if value is optimizer
         ]
         times = {0: "never stepped", 1: "stepped once"}.get(count, f"stepped {count} times")
-        return f"{type(optimizer).__name__}{''.join(holders[:1])} {times}"
+        num_parameters = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        return f"{type(optimizer).__name__}{''.join(holders[:1])} of {num_parameters:,} parameters {times}"
 
 
 def parameters_of(optimizer: Any) -> set[int]:
