@@ -77,11 +77,12 @@ def script(tmp_path):
     return write
 
 
-def computes_in(model, x):
-    """The dtype of its first layer's output."""
+def computes_in(model, layer, *inputs):
+    """The dtype of a layer's output within the model."""
     seen = []
-    taken_off = model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    model(x)
+    taken_off = layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    with torch.no_grad():
+        model(*inputs)
     taken_off.remove()
     return seen[0]
 
@@ -147,9 +148,8 @@ def test_the_plans_techniques_are_in_force_in_the_scripts_own_objects(run, capsy
     assert {id(p) for p in model.parameters()} == {
         id(p) for group in found["optimizer"].param_groups for p in group["params"]
     }
-    said = capsys.readouterr()
-    assert "torch.bfloat16" in said.out
-    assert said.err == (
+    assert computes_in(model, model.head, *found["batch"](4)) is torch.bfloat16
+    assert capsys.readouterr().err == (
         "autotune: in force: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd of the blocks, fused "
         "optimizer (plan.yaml)\n"
     )
@@ -224,10 +224,10 @@ def test_a_cached_epoch_gives_the_same_losses(run, capsys):
 def test_a_copy_of_the_model_and_its_pickle_are_without_the_plans_contexts(run, script):
     found = run(script("model(x).sum().backward(); optimizer.step()\n"), precision=Precision(kind="bf16"))
     model, x = found["model"], found["x"]
-    with torch.no_grad():
-        assert computes_in(model, x) is torch.bfloat16
-        assert computes_in(copy.deepcopy(model), x) is torch.float32
-        assert computes_in(pickle.loads(pickle.dumps(model)), x) is torch.float32
+    copied, unpickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert computes_in(model, model[0], x) is torch.bfloat16
+    assert computes_in(copied, copied[0], x) is torch.float32
+    assert computes_in(unpickled, unpickled[0], x) is torch.float32
     assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 

@@ -68,4 +68,4 @@ for _ in range(args.max_iters):
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     losses.append(total)
-    print(f"loss {total!r} {logits.dtype}")
+    print(f"loss {total!r}")
