@@ -325,7 +325,7 @@ Framework = Annotated[
     typer.Option("--for", help="Print what to write in a job of this framework.", show_default="explain the plan"),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show on stderr what the task prints, as each of its processes ends.")
+    bool, typer.Option("--verbose", "-v", help="Show on stderr what the task prints, and where a search's time went.")
 ]
 
 Depth = Annotated[

@@ -13,10 +13,12 @@ from ..report.displays.event_file import EventFile
 from ..report.displays.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.show import as_json, summary
+from ..report.spent import spent_table
 from ..script.changes import Changes
 from ..script.launchers import other_than_asked
-from ..search.events import Event, Inspected, Warned
+from ..search.events import Event, Inspected, SecondsKnown, Warned
 from ..search.options import SearchOptions
+from ..search.seconds import Spent
 from ..search.store.url import sqlite_files
 from ..search.time_budget import TimeBudget
 from ..task_file import refuse_script
@@ -43,6 +45,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     time_budget = TimeBudget(
         options.trial_time_s, options.max_time_s
     )  # the executor's start is in the time that was given
+    spent: list[Spent] = []
     try:
         with (
             watching(options, console(sys.stderr)) as display,
@@ -52,6 +55,9 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
             from ..search.driver import search as run_search  # it takes a moment, and something is shown by now
 
             def show(event: Event) -> None:
+                if isinstance(event, SecondsKnown):
+                    spent.append(event.spent)
+                    return
                 display.observe(event)
                 if isinstance(event, Inspected) and options.command and (note := other_than_asked(options.command)):
                     display.observe(Warned(note))
@@ -63,6 +69,8 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         tell("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.")
         return Interrupted.exit_code
     finally:
+        if where.verbose and spent:
+            print_words(sys.stderr, spent_table(spent[-1]))
         if changes is not None and (said := changes.told()):
             tell(said)
     unproven = plan.gain.unproven if plan.gain is not None and options.require_proof else None

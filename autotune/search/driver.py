@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..errors import Interrupted, OutOfTime, PlanError, TaskError, TrialsLost
+from ..errors import Interrupted, NothingFits, OutOfTime, PlanError, TaskError, TrialsLost
 from ..files import check_output
 from ..plan import Plan
 from ..search_spaces import SearchSpace, load_space
@@ -31,7 +31,7 @@ from .sampler.configuration_space import ConfigurationSpace
 from .session import Session
 from .store.record import StudyRecord
 from .store.storage import check_file, default_storage
-from .store.study import Study
+from .store.study import PLAN, Study
 from .store.tried import Tried
 from .store.url import sqlite_files
 from .time_budget import TimeBudget
@@ -109,11 +109,16 @@ def _run(
         facts = study.record.facts
         session = Session(options, executor, observe, stop, time_budget, study, facts, known)
         session.keep_output("inspect", found)
-        plan, winner = _search(session, space)
+        try:
+            plan, winner = _search(session, space)
+        except (Interrupted, NothingFits, OutOfTime):
+            session.tell_seconds()
+            raise
         _save(plan, options)
-        study.keep_plan(plan)
+        study.keep(PLAN, plan.to_yaml())
         if options.ablate:
             ablate(session, winner)
+        session.tell_seconds()
     finally:
         study.close()
     return plan

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import Outcome
+from .seconds import Spent
 
 __all__ = [
     "INTERRUPTED",
@@ -21,6 +22,7 @@ __all__ = [
     "PredictionEnded",
     "PredictionStarted",
     "SearchStarted",
+    "SecondsKnown",
     "Stopped",
     "TrialEnded",
     "TrialStarted",
@@ -168,6 +170,13 @@ class Stopped:
     reason: str
 
 
+@dataclass(frozen=True)
+class SecondsKnown:
+    """Where the search's seconds went, those of earlier processes included; its last event."""
+
+    spent: Spent
+
+
 Event = (
     Inspected
     | BudgetKnown
@@ -183,4 +192,5 @@ Event = (
     | AblationStarted
     | AblationEnded
     | Stopped
+    | SecondsKnown
 )

@@ -15,11 +15,12 @@ from ..measure.measurement import Parity, QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
-from .events import Event, Warned
+from .events import Event, SecondsKnown, Warned
 from .options import SearchOptions
 from .quality import least_early
 from .requests import PARITY_LIMITS, Requests, exactness, reference_settings
-from .store.study import Study
+from .seconds import Seconds
+from .store.study import SPENT, Study
 from .store.tried import Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict
@@ -47,12 +48,14 @@ class Session:
     _folder: str = field(default="", init=False)
     _said: set[str] = field(default_factory=set, init=False)
     _earlier_s: float = field(default=0.0, init=False)
+    _seconds: Seconds = field(init=False)
 
     def __post_init__(self) -> None:
         """Take over what an earlier process learned."""
         self._task = os.path.abspath(self.options.task)  # while there is a current folder
         self._folder = os.path.abspath(FOLDER)
         self.study.tell_of(self.warn)
+        self._seconds = Seconds(self.time_budget.read_s, self.study.kept(SPENT))
         for row in self.study.tried:
             self._earlier_s += 0.0 if row.known else row.outcome.seconds
             self.time_budget.learn(row.outcome, fresh=False)
@@ -170,6 +173,7 @@ class Session:
     def learn(self, name: str, outcome: Outcome, fresh: bool = False) -> None:
         """Keep a trial's whole output, pass on its warnings, and learn what it cost."""
         self.time_budget.learn(outcome, fresh)
+        self._seconds.learn(name, outcome)
         sides = {name: outcome}
         if isinstance(outcome, Compared):
             others = {f"{name}-reference": outcome.other} if outcome.other is not None else {}
@@ -178,6 +182,12 @@ class Session:
             self.keep_output(each, one)
             for message in one.measurement.warnings if isinstance(one, Measured) else ():
                 self.warn(message)
+
+    def tell_seconds(self) -> None:
+        """Keep where the seconds went, so that ``--resume`` adds to it, and tell."""
+        spent = self._seconds.spent(self.time_budget.elapsed_s())
+        self.study.keep(SPENT, spent)
+        self.observe(SecondsKnown(spent))
 
     def judge(self, outcome: Outcome) -> Verdict:
         """The verdict on an outcome."""

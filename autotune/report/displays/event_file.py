@@ -20,6 +20,7 @@ from ...search.events import (
     PredictionEnded,
     PredictionStarted,
     SearchStarted,
+    SecondsKnown,
     Stopped,
     TrialEnded,
     TrialStarted,
@@ -80,6 +81,8 @@ class EventFile:
                     "limit_bytes": progress.budget.limit,
                     "resumed": rows,
                 }
+            case SecondsKnown(spent):
+                return {"spent": {done: dict(phases) for done, phases in spent.items()}}
             case Warned(message) | Stopped(message):
                 return {"words": message}
             case PredictionStarted(num_configurations):
@@ -155,5 +158,6 @@ _KINDS: dict[type[Event], str] = {
     AblationEnded: "ablation_ended",
     FinalistEnded: "finalist_ended",
     Stopped: "stopped",
+    SecondsKnown: "seconds_known",
 }
 """The names of events in the file: other programs go by them."""

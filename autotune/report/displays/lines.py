@@ -18,6 +18,7 @@ from ...search.events import (
     PredictionEnded,
     PredictionStarted,
     SearchStarted,
+    SecondsKnown,
     Stopped,
     TrialEnded,
     TrialStarted,
@@ -28,6 +29,7 @@ from ...search.time_budget import NUM_REPEATS
 from ...techniques import Facts
 from ...techniques.batch import Batch
 from ...units import format_duration
+from ..spent import spent_words
 from ..words import count, outcome_words, over_reference, settings_words
 from .progress import ANCHOR_LABEL, Progress, finalist_label, trial_label, without_label
 
@@ -114,6 +116,8 @@ def _said(event: Event, progress: Progress) -> str:
             return f"{without_label(without)}, round {number}, starts: {settings_words(settings, progress.facts)}"
         case AblationEnded(without, number, _, outcome):
             return f"{without_label(without)}, round {number}: {outcome_words(outcome, progress.budget)}"
+        case SecondsKnown(spent):
+            return spent_words(spent)
         case Stopped(reason):
             return f"no more trials: {reason}" + ("" if reason == INTERRUPTED else "; the best are measured again")
 

@@ -23,6 +23,7 @@ from ...search.events import (
     PredictionEnded,
     PredictionStarted,
     SearchStarted,
+    SecondsKnown,
     Stopped,
     TrialEnded,
     TrialStarted,
@@ -225,7 +226,7 @@ class Progress:
             case PredictionEnded():
                 self.predicting = None
                 self._predictions_s = 0.0
-            case Warned():
+            case Warned() | SecondsKnown():
                 pass
 
     def _costs(self) -> Costs | None:

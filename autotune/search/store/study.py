@@ -14,7 +14,6 @@ from optuna.trial import TrialState
 
 from ...measure import Measurement
 from ...measure.measurement import Quality
-from ...plan import Plan
 from ...techniques import Settings
 from ...workers import Dropped, Measured, Outcome
 from ...workers.outcome import OUTCOME
@@ -28,11 +27,13 @@ from .recovered import ANCHOR, Recovered, Row, of_this_version, recover
 from .storage import newest_number, newest_of, storage_errors
 from .tried import Tried, trimmed
 
-__all__ = ["FELL", "PLAN", "Study"]
+__all__ = ["FELL", "PLAN", "SPENT", "Study"]
 
 PLAN = "plan"
 """The study's user attribute that holds the plan that its search wrote, as YAML."""
 
+SPENT = "spent"
+"""The study's user attribute that holds where its search's seconds went."""
 _KNOWN = "known"
 """The user attribute of a trial that another search measured."""
 FELL = "fell"
@@ -227,14 +228,22 @@ class Study:
 
     def evidence(self, key: str) -> Outcome | None:
         """An outcome that :meth:`keep_evidence` stored."""
-        with self._store.writing():
-            stored = self._study.user_attrs.get(key)
+        stored = self.kept(key)
         return None if stored is None else OUTCOME.validate_python(stored)
 
     def keep_evidence(self, key: str, outcome: Outcome) -> None:
         """Store a finalist's outcome under a key of its own."""
+        self.keep(key, trimmed(outcome).model_dump(mode="json"))
+
+    def kept(self, key: str) -> Any:
+        """What :meth:`keep` stored; None where it did not."""
         with self._store.writing():
-            self._study.set_user_attr(key, trimmed(outcome).model_dump(mode="json"))
+            return self._study.user_attrs.get(key)
+
+    def keep(self, key: str, value: Any) -> None:
+        """Store plain data beside the trials, in place of what was there."""
+        with self._store.writing():
+            self._study.set_user_attr(key, value)
         self._store.checkpoint()
 
     def anchor_key(self, position: int) -> str:
@@ -255,12 +264,6 @@ class Study:
             asked = ((trial.number, trial.user_attrs) for trial in self._study.get_trials(deepcopy=False))
             found = ((each, self.paces.of(attrs.get("number", attrs.get("known_from", 0)))) for each, attrs in asked)
             correct(self._study, {each: (one.shift, one.error) for each, one in found})
-
-    def keep_plan(self, plan: Plan) -> None:
-        """Store the search's plan, for a report; a later one takes its place."""
-        with self._store.writing():
-            self._study.set_user_attr(PLAN, plan.to_yaml())
-        self._store.checkpoint()
 
     def close(self) -> None:
         """Let another process use the storage."""

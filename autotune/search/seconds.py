@@ -1,0 +1,58 @@
+"""Where a search's seconds go: by what was done, and by the phases of the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..workers import Compared, Measured, Outcome
+
+__all__ = ["BESIDE", "BETWEEN", "Seconds", "Spent"]
+
+Spent = Mapping[str, Mapping[str, float]]
+"""Seconds by what was done, and by the phases of its runs."""
+
+_READING, _REFERENCE = "reading", "reference"
+_DONE = {"trial": "trials", "anchor": "anchors", "predict": "predicting", "without": "ablation"}
+"""What is done, by the first part of a request's name; all others are of the finalists."""
+_FINALISTS = "finalists"
+BETWEEN = "between runs"
+"""What no run that counts took: waiting for workers, choosing trials, runs that were done again."""
+BESIDE = "beside"
+"""The phase of a run that it does not tell apart: its process starts and ends."""
+_ORDER = (_READING, _REFERENCE, "predicting", "trials", "anchors", _FINALISTS, "ablation", BETWEEN)
+
+
+class Seconds:
+    """Adds up what each outcome took, as it is learned. Of trials at once, each counts."""
+
+    def __init__(self, read_s: float, earlier: Spent | None = None) -> None:
+        """Begin with what it took to read the task, and what earlier processes spent."""
+        self._earlier = earlier or {}
+        self._own: dict[str, dict[str, float]] = {}
+        self._add(_READING, read_s, {})
+
+    def learn(self, name: str, outcome: Outcome) -> None:
+        """Take in the outcome of the request of this name."""
+        done = _REFERENCE if name == "trial-000" else _DONE.get(name.partition("-")[0], _FINALISTS)
+        sides = (outcome.one, outcome.other) if isinstance(outcome, Compared) else (outcome,)
+        measured = [side.measurement.phases_s for side in sides if isinstance(side, Measured)]
+        self._add(done, outcome.seconds, _sum(*measured))
+
+    def spent(self, elapsed_s: float) -> Spent:
+        """All of it, in the order of a search; ``elapsed_s`` is how long this process has searched."""
+        between_s = max(elapsed_s - sum(sum(row.values()) for row in self._own.values()), 0.0)
+        rows = {**self._own, BETWEEN: {BESIDE: between_s}}
+        whole = {done: _sum(self._earlier.get(done, {}), rows.get(done, {})) for done in _ORDER}
+        return {done: {phase: round(value, 2) for phase, value in row.items()} for done, row in whole.items() if row}
+
+    def _add(self, done: str, seconds: float, phases: Mapping[str, float]) -> None:
+        beside = {BESIDE: max(seconds - sum(phases.values()), 0.0)}
+        self._own[done] = _sum(self._own.get(done, {}), phases, beside)
+
+
+def _sum(*rows: Mapping[str, float]) -> dict[str, float]:
+    """Phase by phase, those that took any time."""
+    whole: dict[str, float] = {}
+    for phase, seconds in (item for row in rows for item in row.items()):
+        whole[phase] = whole.get(phase, 0.0) + seconds
+    return {phase: seconds for phase, seconds in whole.items() if seconds}
