@@ -7,7 +7,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,12 +17,11 @@ from torch.utils.data import DataLoader
 
 from ..data.worker_queues import hold_queues
 from ..errors import AutotuneError
-from ..nested import widened
 from ..randomness import undisturbed
 from ..ranks import this_rank
-from ..techniques.precision import Precision
 from ..training.launched import set_launcher
 from .applied import InScript, refuse, tell_once
+from .contexts import Contexts, is_traced
 from .observer import Observer
 from .optimizers import FEW_STEPS, Optimizers, parameters_of
 from .patches import patch
@@ -56,14 +54,14 @@ class ScriptHooks:
         self._taken_off: list[Callable[[], None]] = []
         self._stops_looking: Callable[[], None] = lambda: None
         self._stops_listening: Callable[[], None] = lambda: None
-        self._open = ExitStack()
+        self._contexts = Contexts(plan.plan.settings, self._call_begins, self._call_ended)
         self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
         """Of a model that is called in parts, those that were."""
-        self._depth = self._num_backwards = 0
+        self._num_backwards = 0
         self._num_passes = self._num_of_others = 0
         """Backward passes that the next step is of, once that is known; those before another optimizer's step."""
         self._sizes: tuple[int, ...] = ()
-        self._is_applying = self._is_checked = self._is_in_pass = self._is_in_call = False
+        self._is_applying = self._is_checked = self._is_in_pass = False
         self.has_stepped = self.stands_aside = False
 
     def install(self) -> None:
@@ -155,7 +153,7 @@ class ScriptHooks:
         return iterator
 
     def _around_call(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_traced():
+        if is_traced():
             return original(module, *args, **kwargs)
         if not self._is_applying and torch.is_grad_enabled():
             looks = self._plan.model is None or self.has_stepped
@@ -187,7 +185,7 @@ class ScriptHooks:
     def _is_part(self, module: Any) -> bool:
         """Whether it is of the model that the script names, which calls its parts one by one, and is one of these."""
         model = self._named[0]
-        if model is None or self._depth or all(module is not one for one in model.modules()):
+        if model is None or self._contexts.is_within or all(module is not one for one in model.modules()):
             return False
         if self._plan.model is None and (optimizer := self._optimizer_of(model)) is not None:
             self._plan.is_in_parts, self._plan.optimizer = True, optimizer
@@ -195,8 +193,8 @@ class ScriptHooks:
         return self._plan.model is model
 
     def _note_autocast(self, original: Any, context: Any) -> Any:
-        """Around the model's call or within it, but not as a block is recomputed in a backward pass."""
-        is_forward = torch.is_grad_enabled() and (self._is_in_call or not self._depth)
+        """Around the model's call or within it."""
+        is_forward = torch.is_grad_enabled() and self._contexts.is_in_forward
         is_handed_on = threading.current_thread() is not threading.main_thread()  # by DataParallel
         if context._enabled and is_forward and not self._is_applying and not is_handed_on:
             self._plan.own_autocast.add(context.device)
@@ -223,45 +221,16 @@ class ScriptHooks:
             return None
         return mine[0]
 
-    def _enclose(self, model: Any) -> None:
-        """Have each call of the model open the plan's contexts. They stay open for the loss, until its backward pass; a
-        call that records no graph closes them itself. Autocast is of the call alone: what it returns goes on in the
-        dtype of the model's parameters, into a loss, into numpy or into another model, as without a plan.
+    def _enclose(self, module: Any) -> None:
+        self._contexts.enclose(module, list(self._plan.model.parameters()))
 
-        By the attribute by which torch calls a compiled module: a copy of the model does not have it.
-        """
-        precision = self._plan.plan.settings.precision
-        others = self._plan.plan.settings.model_copy(update={"precision": Precision()})
-        parameters = list(self._plan.model.parameters())
-        device = parameters[0].device.type
-        dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
-        inner = model._compiled_call_impl or model._call_impl
+    def _call_begins(self, module: Any, inputs: Any) -> None:
+        self._note_evaluation(module, inputs)
+        self._note_inputs(inputs)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._depth or _is_traced():
-                return inner(*args, **kwargs)
-            self._note_evaluation(model, (args, kwargs))
-            self._open.close()
-            self._note_inputs((args, kwargs))
-            self._depth += 1
-            try:
-                self._open.enter_context(others.forward_context(device))
-                with precision.forward_context(device):
-                    self._is_in_call = True
-                    outputs = inner(*args, **kwargs)
-                return widened(outputs, dtype) if precision.kind == "bf16" else outputs
-            except BaseException:
-                self._open.close()
-                raise
-            finally:
-                self._depth -= 1
-                self._is_in_call = False
-                if not torch.is_grad_enabled():
-                    self._open.close()
-                elif self.observer is not None:
-                    self.observer.forward_ended()
-
-        vars(model)["_compiled_call_impl"] = call  # not through setattr: a wrapper of torch.compile's hands that on
+    def _call_ended(self) -> None:
+        if self.observer is not None:
+            self.observer.forward_ended()
 
     def _note_inputs(self, inputs: Any) -> None:
         if not torch.is_grad_enabled():
@@ -274,9 +243,9 @@ class ScriptHooks:
             self._sizes = tuple(size for leaf in leaves for size in leaf.shape[:2])
 
     def _around_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._depth:
+        if self._contexts.is_within:
             return original(*args, **kwargs)
-        self._open.close()
+        self._contexts.close()
         self._num_backwards += 1
         self._is_in_pass = False
         if self._num_backwards == _MOST_PASSES and not self._optimizers and not self.has_stepped:
@@ -286,14 +255,11 @@ class ScriptHooks:
             )
         if self.observer is not None:
             self.observer.backward(args[0] if args else None)
-        self._depth += 1
-        try:
+        with self._contexts.in_backward():
             return original(*args, **kwargs)
-        finally:
-            self._depth -= 1
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self._open.close()
+        self._contexts.close()
         self._optimizers.stepped(optimizer)
         mine = self._named[1] or self._plan.optimizer
         if self._rivals:
@@ -363,11 +329,6 @@ class ScriptHooks:
         finally:
             self._is_applying = False
         return True
-
-
-def _is_traced() -> bool:
-    """Whether the model is called to make a graph of it (TensorBoard's ``add_graph``, an export), and not to train."""
-    return bool(torch._C._get_tracing_state()) or torch.compiler.is_exporting()
 
 
 def _call(args: Any, kwargs: Any, model: nn.Module) -> Any:
