@@ -136,10 +136,13 @@ class _Finals:
 
     def _with_losses(self, ranked: Sequence[Tried], num_fresh: int) -> Tried | None:
         """The first whose losses were compared: they are, where its trial was surely slower than what has fallen since;
-        where there is no time for it, the next."""
+        where there is no time for it, the next. What is slower than the job as it stands is not worth that."""
+        session, reference = self.session, self.session.reference
         for row in ranked:
-            if not self.session.lacks_comparison(row):
+            if not session.lacks_comparison(row):
                 return row
+            if reference in session.feasible and session.study.log_speed(reference) > session.study.log_speed(row):
+                return reference
             with suppress(_OutOfTime):
                 outcome = self._run_first(row, num_fresh, 1)
                 self._hold(row, 0, outcome)

@@ -22,9 +22,11 @@ def finalists_of(session: Session) -> list[Tried]:
 
 
 def rivals_of(session: Session, finalists: Sequence[Tried]) -> list[Tried]:
-    """Those that may be the fastest by the intervals of their trials; fastest first."""
+    """Those that may be the fastest by the intervals of their trials, the reference's included where it can be used;
+    fastest first."""
     ends = [_ends(session, row) for row in finalists]
-    least = max((low for low, _ in ends), default=0.0)
+    own = [session.reference] if session.reference is not None and session.reference in session.feasible else []
+    least = max((low for low, _ in (*ends, *(_ends(session, row) for row in own))), default=0.0)
     return [row for row, (_, high) in zip(finalists, ends, strict=True) if high >= least]
 
 
