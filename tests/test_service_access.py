@@ -154,7 +154,8 @@ def test_a_path_is_one_line_of_the_log_and_tells_no_token(client, caplog):
     with caplog.at_level("INFO"):
         client.get("/v1/%0a2026-01-01%20INFO%20forged%1b[2J")
         client.delete("/v1/tokens/atn_very-secret")
-    said = [each.getMessage() for each in caplog.records if each.name == "autotune.service"]
+    every = [each.getMessage() for each in caplog.records if each.name == "autotune.service"]
+    said = [message for message in every if "/v1/" in message]  # a driver of an earlier test may end meanwhile
     assert "GET /v1/%0A2026-01-01%20INFO%20forged%1B%5B2J 404" in said[0]
     assert "DELETE /v1/tokens/atn_... 422" in said[1]
 
