@@ -50,11 +50,12 @@ def test_each_outcome_counts_by_what_it_was_asked_for_and_by_its_phases():
     }
 
 
-def test_of_a_round_by_turns_both_sides_phases_count():
-    one, other = measured(20.0, load=3.0, timed=8.0), measured(18.0, load=3.0, timed=7.0)
+def test_of_a_round_by_turns_both_sides_turns_count_and_the_longer_start():
+    """Both start at once, so that of 3 and 4 seconds of loading 4 have passed."""
+    one, other = measured(20.0, load=3.0, timed=8.0), measured(18.0, load=4.0, timed=7.0)
     seconds = Seconds(read_s=0.0)
     seconds.learn("finalist-001-round-1", Compared(one=one, other=other, turns=(), seconds=25.0))
-    assert seconds.spent(25.0) == {"finalists": {"load": 6.0, "timed": 15.0, "beside": 4.0}}
+    assert seconds.spent(25.0) == {"finalists": {"load": 4.0, "timed": 15.0, "beside": 6.0}}
 
 
 def test_what_earlier_processes_spent_is_added_to():

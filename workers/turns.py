@@ -65,13 +65,16 @@ def take_turns(request: CompareRequest, run: _Run, prefix: str) -> Outcome:
 
 
 def _compare(one: _Side, other: _Side, request: CompareRequest) -> Outcome:
-    """One side comes to its first turn alone, then the other; then they take turns, and end one after the other."""
+    """Both come to their first turn, then take turns, and end one after the other. On a CUDA device one comes to it
+    after the other: kernels that are chosen by their times there are chosen alone."""
     found: list[Turn] = []
     began_s = time.monotonic()
     with contextlib.suppress(_Ended):
-        for side in (one, other):
-            side.start()
-            side.stop()
+        for begun in ((one,), (other,)) if request.device == "cuda" else ((one, other),):
+            for side in begun:
+                side.begin()
+            for side in begun:
+                side.wait_until_ready()
         until_s = time.monotonic() + request.most_s
         while not _are_enough(found, request.precision) and time.monotonic() < until_s:
             pair = (one, other) if len(found) % 2 == 0 else (other, one)  # a drift counts once forward, once backward
@@ -108,14 +111,18 @@ class _Side:
         self._pid: int | None = None
         self._text = ""
 
-    def start(self) -> None:
-        """Start its trial, and wait until it is ready for its first turn.
+    def begin(self) -> None:
+        """Start its trial."""
+        self._trial = self._begin()
+
+    def wait_until_ready(self) -> None:
+        """Wait until its first turn may begin, and stop it until then.
 
         Raises:
             _Ended: the trial has ended before.
         """
-        self._trial = self._begin()
         self._pid = self._hear().pid
+        self.stop()
 
     def turn(self) -> Said:
         """Have it take a turn, and stop it again.

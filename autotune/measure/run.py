@@ -71,12 +71,14 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
             while not is_over:
                 steps.step()
                 is_over = timing.stepped()
+    phases_s["timed"] -= timing.at_rest_s
     with _timed(phases_s, "evaluation"):
         evaluations = measure_evaluations(training, task, options, charge)
     peak = charge.peak()
     with _timed(phases_s, "leak"):
-        is_lost = timing.stopped == "slower"
-        leak, found = (None, ()) if is_lost else _look_for_leak(steps, leaks, options.trial_time_s * WARMUP_SHARE)
+        is_looked_for = timing.stopped != "slower" and options.turns is None  # who takes turns has had a trial
+        limit_s = options.trial_time_s * WARMUP_SHARE
+        leak, found = _look_for_leak(steps, leaks, limit_s) if is_looked_for else (None, ())
     if training.loader.options["persistent_workers"] and not steps.feed.has_restarted:
         steps.feed.restart()  # the first start forked them, which no other will
     result = timing.result(steps.feed.epoch_start_s / (steps.feed.epoch_samples or math.inf))
@@ -103,7 +105,7 @@ def _is_parity_last(training: Training, options: MeasureOptions) -> bool:
 
 def _warm_up(steps: Steps, charge: Charge, options: MeasureOptions) -> list[str]:
     """Run steps until measuring may begin; what is not settled by then, in words."""
-    head_start = 2 * steps.num_ahead
+    head_start = 2 * steps.num_ahead if options.turns is None else 0  # each turn leaves out those that lay ready
     asked = max(technique.warm_up_steps() for technique in steps.training.settings.techniques())
     warm_up, is_warm = WarmUp(steps, charge, options, asked), False
     while not is_warm:

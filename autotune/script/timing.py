@@ -123,7 +123,7 @@ class ScriptTiming(Observer):
         self._timing.end()
         if (result := self._timing.result()) is None:
             return None
-        self._phases_s["timed"] = time.monotonic() - self._timed_s
+        self._phases_s["timed"] = time.monotonic() - self._timed_s - self._timing.at_rest_s
         return Measured(
             measurement=Measurement(
                 **result,

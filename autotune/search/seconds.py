@@ -19,6 +19,8 @@ BETWEEN = "between runs"
 """What no run that counts took: waiting for workers, choosing trials, runs that were done again."""
 BESIDE = "beside"
 """The phase of a run that it does not tell apart: its process starts and ends."""
+_STARTING = ("load", "apply", "parity", "warmup")
+"""Phases of a run before its timed windows."""
 _ORDER = (_READING, _REFERENCE, "predicting", "trials", "anchors", _FINALISTS, "ablation", BETWEEN)
 
 
@@ -36,7 +38,11 @@ class Seconds:
         done = _REFERENCE if name == "trial-000" else _DONE.get(name.partition("-")[0], _FINALISTS)
         sides = (outcome.one, outcome.other) if isinstance(outcome, Compared) else (outcome,)
         measured = [side.measurement.phases_s for side in sides if isinstance(side, Measured)]
-        self._add(done, outcome.seconds, _sum(*measured))
+        phases_s = _sum(*measured)
+        if len(measured) == 2:  # both start at once, and compute in turn
+            longer = {phase: max(one.get(phase, 0.0) for one in measured) for phase in _STARTING}
+            phases_s = {phase: longer.get(phase, value) for phase, value in phases_s.items()}
+        self._add(done, outcome.seconds, phases_s)
 
     def spent(self, elapsed_s: float) -> Spent:
         """All of it, in the order of a search; ``elapsed_s`` is how long this process has searched."""

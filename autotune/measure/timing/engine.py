@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol, cast
 
 from ...ranks import of_first, world_size
@@ -144,6 +145,8 @@ class Timing:
         """What ended it; None while it goes on."""
         self._other_work = OtherWork()
         self._side = Side(options.turns) if options.turns is not None else None
+        self.at_rest_s = 0.0
+        """Seconds since the first window was to open in which the other process had its turn."""
         self._turn_began_at = self._num_to_skip = 0
         if self._side is not None:
             self._wait_for_turn(self._side)
@@ -221,8 +224,10 @@ class Timing:
     def _wait_for_turn(self, side: Side, last: Sequence[Window] = ()) -> None:
         """Say how the last turn went. Batches that lay ready when the next begins are trained on, and not timed."""
         rate = sum(window.num_samples for window in last) / sum(window.seconds for window in last) if last else 0.0
+        began_s = perf_counter()
         with self._other_work.at_rest():
             self._goes_on = side.wait(rate, disturbed_share(last) if last else 0.0)
+        self.at_rest_s += perf_counter() - began_s
         self._turn_began_at, self._num_to_skip = len(self._windows), 1 + self._meter.num_ahead
 
     def _open(self) -> None:
