@@ -86,10 +86,19 @@ def test_two_rounds_that_agree_are_sure_and_count_their_turns():
 
 
 def test_rounds_by_turns_go_on_until_the_gain_is_known_to_3_percent():
-    """0.40 and 0.46 differ as no two pairs of processes should: the gain is proven, and not known."""
-    pairs = [by_turns(*[0.40] * 4), by_turns(*[0.46] * 4)]
+    """Of 0.40 and 0.44 the deviation is 0.0192: half the interval is 2.776 * 0.0192 / sqrt(2) = 0.0377, and would be
+    2.447 * 0.0192 / sqrt(4) = 0.0235 after four rounds; 3 % is log(1.03) = 0.0296."""
+    pairs = [by_turns(*[0.40] * 4), by_turns(*[0.44] * 4)]
     assert gain_of(pairs).low > 0
     assert not are_sure(pairs, Budget())
+
+
+def test_rounds_by_turns_end_where_four_would_not_make_the_gain_known():
+    """Of 0.40 and 0.46 the deviation is 0.0249: half the interval would be 0.0304 after four rounds. The plan says the
+    wider one."""
+    pairs = [by_turns(*[0.40] * 4), by_turns(*[0.46] * 4)]
+    assert are_sure(pairs, Budget())
+    assert not are_sure([by_turns(*[-0.03] * 4), by_turns(*[0.06] * 4)], Budget()), "it is not even proven"
 
 
 def test_the_winner_and_the_reference_take_turns_in_two_pairs_of_processes():

@@ -68,7 +68,7 @@ class Costs:
     fresh_s: float
     """A run in a fresh interpreter."""
     round_s: float
-    """A round by turns: both start, one after the other, and then take turns."""
+    """A round by turns: both start, and then take turns."""
 
     @classmethod
     def of(cls, trial_s: float, again_s: float, timed_s: float, trial_time_s: float) -> Costs:

@@ -147,6 +147,13 @@ class TimeBudget:
             return None
         return self._share((self.left_s() - self._runs_s(num_compared, num_fresh, 0.0)) / (num_compared + num_fresh))
 
+    def turns_s(self, num_fresh: int) -> float:
+        """Seconds that two fresh runs may take turns for, of ``num_fresh`` that are left: those that lie beside what
+        all of them take to start."""
+        if self.max_time_s is None:
+            return math.inf
+        return max(2 * LEAST_SHARE_S, 2 * (self.left_s() - self._runs_s(0, num_fresh, 0.0)) / num_fresh)
+
     def _reserve_s(self) -> float:
         if self.max_time_s is None:
             return 0.0

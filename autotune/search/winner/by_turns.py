@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...measure.timing.turns import FEWEST_TURNS
 from ...plan import Peak
 from ...techniques import Facts
 from ...workers import CompareRequest, Measured, MeasureRequest
@@ -45,18 +44,18 @@ def have_room(peaks: Sequence[Peak], facts: Facts) -> bool:
 
 def turn_s(share_s: float) -> float:
     """Seconds of a turn, of ``share_s`` of timed windows for each side."""
-    return min(_LONGEST_TURN_S, share_s / FEWEST_TURNS)
+    return min(_LONGEST_TURN_S, share_s)
 
 
-def comparing(one: MeasureRequest, other: MeasureRequest, share_s: float, is_short: bool) -> CompareRequest:
+def comparing(one: MeasureRequest, other: MeasureRequest, share_s: float, most_s: float) -> CompareRequest:
     """The request of a round.
 
     Args:
         one: the candidate's.
         other: the reference's.
         share_s: seconds of timed windows for each.
-        is_short: whether the search has to end by a given time.
+        most_s: seconds that the search has for the turns of both.
     """
     each_s = turn_s(share_s)
-    most_s = 2 * share_s if is_short else max(2 * share_s, _TURNS * each_s)
-    return CompareRequest.of(one, other, most_s).model_copy(update={"turn_s": each_s})
+    wanted_s = max(2 * share_s, _TURNS * each_s)
+    return CompareRequest.of(one, other, min(wanted_s, most_s)).model_copy(update={"turn_s": each_s})

@@ -14,6 +14,7 @@ from ...measure.timing.turns import FEWEST_TURNS
 from ...plan import Budget, Evidence, Gain, Peak, Speed
 from ...units import ceil_mib
 from ...workers.outcome import DISTURBED, Turn
+from .by_turns import MOST_ROUNDS_BY_TURNS
 
 __all__ = ["Interval", "Pair", "are_sure", "calm", "combine", "gain", "interval", "undisturbed"]
 
@@ -139,12 +140,21 @@ def _pooled(values: Sequence[float], errors: Sequence[float]) -> Interval:
     Bayesian Data Analysis, 3rd ed., 3.3.
     """
     number, center = len(values), statistics.fmean(values)
-    freedom = _FREEDOM + number - 1
     scatter = _FREEDOM * _BETWEEN**2 + sum((value - center) ** 2 for value in values)
     within = statistics.fmean(error**2 for error in errors)
-    error = math.sqrt(max(scatter / freedom, within) / number)
-    half = float(stdtrit(freedom, 0.975)) * error
+    error = math.sqrt(max(scatter / _freedom(number), within) / number)
+    half = _quantile(number) * error
     return Interval(center, error, center - half, center + half)
+
+
+def _freedom(number: int) -> int:
+    """Degrees of freedom of so many pairs' pooled scatter."""
+    return _FREEDOM + number - 1
+
+
+def _quantile(number: int) -> float:
+    """Half the width of their 95 % interval, in standard errors."""
+    return float(stdtrit(_freedom(number), 0.975))
 
 
 def calm(rounds: Sequence[Pair]) -> list[Pair]:
@@ -172,20 +182,26 @@ def are_sure(rounds: Sequence[Pair], budget: Budget) -> bool:
     if len(pairs) < 2:
         return False
     speeds = [pair.winner.samples_per_s.value for pair in pairs]
-    known = interval(speeds, statistics.median(speeds))
+    by_turns = all(pair.turns for pair in pairs)
+    known = _pooled_speed(speeds) if by_turns else interval(speeds, statistics.median(speeds))
     is_known = known.error <= _KNOWN * known.value
     return is_known and _is_decided(pairs) and _has_room([pair.winner.peak.process for pair in pairs], budget)
 
 
 def _is_decided(pairs: Sequence[Pair]) -> bool:
-    """Whether a gain is proven, or ruled out; by turns also whether it is known closely. One ratio tells neither."""
+    """Whether a gain is proven, or ruled out; by turns also whether it is known closely, or would not be after as many
+    rounds as there may be. One ratio tells neither."""
     found = gain_of(pairs)
     if found is None:
         return True
-    if _num_ratios(pairs) < 2:
+    if (number := _num_ratios(pairs)) < 2:
         return False
-    is_close = found.high - found.low <= 2 * _CLOSE or not any(pair.turns for pair in pairs)
-    return is_close and (found.low > 0 or found.high < _WORTH)
+    half = (found.high - found.low) / 2
+    if any(pair.turns for pair in pairs) and half > _CLOSE:
+        at_best = half * math.sqrt(number / MOST_ROUNDS_BY_TURNS) * _quantile(MOST_ROUNDS_BY_TURNS) / _quantile(number)
+        if at_best <= _CLOSE:
+            return False
+    return found.low > 0 or found.high < _WORTH
 
 
 def _has_room(peaks: Sequence[int], budget: Budget) -> bool:

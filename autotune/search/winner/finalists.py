@@ -214,7 +214,7 @@ class _Finals:
                 session.request(run_name(row, number), row.applied, share_s, number) for row in (candidate, reference)
             )
             one = with_batch(session, one, self._evaluation_batch)
-            return comparing(one, other, share_s, is_short=session.options.max_time_s is not None)
+            return comparing(one, other, share_s, session.time_budget.turns_s(runs_left))
 
         key = self._key(candidate, number, False) + _BY_TURNS
         started = TrialStarted(candidate.number, candidate.settings, finalist_round=number, by_turns=True)
