@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..measure import Measurement
 from ..plan import Speed
 
-__all__ = ["UNCORRECTED", "Anchor", "Correction", "Paces", "correction", "is_due", "is_other", "weighed"]
+__all__ = ["UNCORRECTED", "Anchor", "Correction", "Paces", "correction", "error_of", "is_due", "is_other", "weighed"]
 
 _DISTURBED = 0.05
 """Share of a run's time that other work took from which on it counts as disturbed."""
@@ -32,8 +32,6 @@ _UNLIKE, _ALIKE = 0.5, 0.1
 meet, and of all of it, since other work does not take the same from every configuration."""
 _UNSURE = 0.1
 """Standard error from which on a speed by itself decides nothing."""
-_APART = 0.05
-"""Relative difference between two processes of one configuration that none is taken to exceed."""
 _MOST = 0.95
 """Share of the time above which what other work took is not told apart."""
 _Z = 1.96
@@ -55,9 +53,7 @@ class Anchor:
     @classmethod
     def of(cls, position: int, found: Measurement) -> Anchor:
         """Of a measurement."""
-        speed = found.samples_per_s
-        within = (speed.high - speed.low) / (2 * _Z * speed.value)
-        return cls(position, math.log(speed.value), math.hypot(within, _FROM_RUN_TO_RUN), found.disturbed)
+        return cls(position, math.log(found.samples_per_s.value), error_of(found.samples_per_s), found.disturbed)
 
 
 @dataclass(frozen=True)
@@ -72,12 +68,6 @@ class Correction:
     def is_sure(self) -> bool:
         """Whether the trial's speed may decide by itself."""
         return self.error <= _UNSURE
-
-    def ends(self, speed: Speed) -> tuple[float, float]:
-        """The ends of a trial's speed interval, samples per second, as it compares with others'."""
-        half = _Z * self.error
-        low, high = speed.low * math.exp(self.shift - half), speed.high * math.exp(self.shift + half)
-        return low * (1 - _APART), high * (1 + _APART)
 
 
 UNCORRECTED = Correction()
@@ -106,6 +96,11 @@ def correction(number: int, disturbed: float, anchors: Sequence[Anchor]) -> Corr
     if abs(change) <= _SURELY * math.hypot(error, first.error):
         return Correction(0.0, unsure)
     return Correction(-change, math.hypot(error, first.error, spread, unsure))
+
+
+def error_of(speed: Speed) -> float:
+    """Standard error of a run's speed, as a logarithm: of its interval, and from one process to the next."""
+    return math.hypot((speed.high - speed.low) / (2 * _Z * speed.value), _FROM_RUN_TO_RUN)
 
 
 class Paces:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 from ...workers import Measured
+from ..pace import error_of
 from ..quality import UNLIKELY
 from ..session import Session
 from ..store.tried import Tried
 from ..time_budget import NUM_FINALISTS
 
 __all__ = ["finalists_of", "rivals_of"]
+
+_WORTH = 0.002
+"""Share of the speed that another measurement of a configuration has to be expected to bring."""
 
 
 def finalists_of(session: Session) -> list[Tried]:
@@ -22,12 +28,26 @@ def finalists_of(session: Session) -> list[Tried]:
 
 
 def rivals_of(session: Session, finalists: Sequence[Tried]) -> list[Tried]:
-    """Those that may be the fastest by the intervals of their trials, the reference's included where it can be used;
-    fastest first."""
-    ends = [_ends(session, row) for row in finalists]
+    """Those that are worth measuring once more, since they may be faster than the fastest by more than that costs;
+    fastest first. The reference counts as one of them where it can be used."""
     own = [session.reference] if session.reference is not None and session.reference in session.feasible else []
-    least = max((low for low, _ in (*ends, *(_ends(session, row) for row in own))), default=0.0)
-    return [row for row, (_, high) in zip(finalists, ends, strict=True) if high >= least]
+    every = [*finalists, *(row for row in own if row not in finalists)]
+    if not every:
+        return []
+    first = max(every, key=session.study.log_speed)
+    found = [row for row in every if row is first or _expected_gain(session, row, first) > _WORTH]
+    return [row for row in finalists if row in found] if len(found) > 1 else []
+
+
+def _expected_gain(session: Session, row: Tried, first: Tried) -> float:
+    """How much faster than the first a configuration is on average, where slower counts as nothing.
+
+    Source: expected improvement, Jones et al. 1998, https://doi.org/10.1023/A:1008306431147
+    """
+    behind = session.study.log_speed(first) - session.study.log_speed(row)
+    error = math.hypot(*(_error(session, one) for one in (row, first)))
+    normal = NormalDist()
+    return error * normal.pdf(behind / error) - behind * normal.cdf(-behind / error)
 
 
 def _is_unlikely(session: Session, row: Tried) -> bool:
@@ -36,6 +56,7 @@ def _is_unlikely(session: Session, row: Tried) -> bool:
     return judged is not None and judged.verdict.lost is not None and judged.verdict.lost[0] > UNLIKELY
 
 
-def _ends(session: Session, row: Tried) -> tuple[float, float]:
+def _error(session: Session, row: Tried) -> float:
+    """Standard error of a trial's speed, as a logarithm, with what other work adds to it."""
     assert isinstance(row.outcome, Measured), "it is feasible"
-    return session.study.paces.of(row.number).ends(row.outcome.measurement.samples_per_s)
+    return math.hypot(error_of(row.outcome.measurement.samples_per_s), session.study.paces.of(row.number).error)
