@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from autotune.search.events import Event, Stopped, TrialEnded, Warned
 from autotune.search.requests import reference_settings
 from autotune.search.time_budget import LEAST_SHARE_S, NUM_REPEATS, TimeBudget
 from autotune.techniques import Facts
-from autotune.workers import Measured, Outcome, TimedOut, TrialRequest
+from autotune.workers import Compared, Measured, Outcome, TimedOut, TrialRequest
 from autotune.workers.table import Row, TableExecutor
 
 pytestmark = pytest.mark.usefixtures("in_memory")
@@ -211,3 +212,16 @@ def test_the_references_quality_is_no_part_of_what_another_trial_takes():
         time_budget.learn(Measured(measurement=judged, seconds=70.0), fresh=False)
         assert time_budget.most_trials() == most
         assert time_budget.deadline_s(2.0, spare_finalists=False) == deadline_s
+
+
+def test_turns_have_what_the_runs_that_are_left_need_not_to_start():
+    """A round of 25 s, 15 of them turns: 5 s for each to start. Of 100 s, four runs start in 20, and two have half of
+    the other 80; where nothing is left, they have the least."""
+    side = measurement(1.0).model_copy(update={"phases_s": {"timed": 7.5}})
+    sides = Measured(measurement=side, seconds=20.0)
+    found = []
+    for max_time_s in (100.0, 20.0, None):
+        time_budget = TimeBudget(trial_time_s=2.0, max_time_s=max_time_s, clock=lambda: 0.0)
+        time_budget.learn(Compared(one=sides, other=sides, turns=(), seconds=25.0), fresh=True)
+        found.append(time_budget.turns_s(4))
+    assert found == [40.0, 2 * LEAST_SHARE_S, math.inf]
