@@ -27,7 +27,7 @@ from autotune.plan import Speed
 from autotune.search.events import AnchorEnded, TrialEnded
 from autotune.search.options import SearchOptions
 from autotune.search.pace import UNCORRECTED, Anchor, correction, is_due
-from autotune.workers import Measured
+from autotune.workers import Measured, OutOfMemory
 from autotune.workers.table import Row, TableExecutor
 
 pytestmark = pytest.mark.usefixtures("in_memory")
@@ -132,6 +132,17 @@ def test_an_anchor_compares_no_losses_evaluates_nothing_and_is_no_trial():
 
 def test_an_anchor_is_told_with_the_pace_that_it_shows():
     (told, *_) = search(Busy(2, 0.5)).seen(AnchorEnded)
+    assert told.shift == pytest.approx(math.log(2), abs=0.01)
+
+
+def test_where_the_reference_fits_nowhere_the_first_trial_that_was_measured_is_the_anchor():
+    out = row(REFERENCE, outcome=OutOfMemory(peak_bytes=10**9, message="the kernel ended it"))
+    run = search(Busy(2, 0.5, [out, row(BF16), row(TCMALLOC), row(BOTH)]))
+    number, settings = next((one.number, one.settings) for one in run.seen(TrialEnded) if one.number)
+    again = [request.plan.settings for request in run.executor.requests if is_anchor(request)]
+    assert again == [settings] * len(again) != []
+    (told, *_) = run.seen(AnchorEnded)
+    assert (told.number, told.settings) == (number, settings)
     assert told.shift == pytest.approx(math.log(2), abs=0.01)
 
 

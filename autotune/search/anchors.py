@@ -1,4 +1,7 @@
-"""Measures the reference again between trials, so that each is compared with a neighbour in time."""
+"""Measures the reference again between trials, so that each is compared with a neighbour in time.
+
+Where the reference could not be measured (it fits nowhere), the first trial that could takes its place.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +27,26 @@ class Anchors:
         self._begins = 1 + max((row.number for row in session.study.tried), default=-1)
         """Number of this process's first trial."""
         self._last: Anchor | None = None
-        """None where the anchors are an earlier process's: nobody knows what has changed since."""
-        reference = session.reference
-        self._is_possible = (
-            session.executor.num_slots == 1 and reference is not None and isinstance(reference.outcome, Measured)
-        )
-        if self._is_possible and not (session.study.resumed and len(session.study.tried) > 1):
-            assert reference is not None
-            assert isinstance(reference.outcome, Measured)
-            self._last = Anchor.of(0, reference.outcome.measurement)
+        """None before the first measurement, and where that is an earlier process's: nobody knows what has changed
+        since."""
 
     def look(self, is_last: bool) -> bool:
-        """Measure the reference where the newest trial calls for it; returns whether speeds are compared anew.
+        """Measure an anchor where the newest trial calls for it; returns whether speeds are compared anew.
 
         Args:
             is_last: no trial follows that could need an anchor too.
         """
-        row = self._newest()
-        return row is not None and self._is_possible and self._is_due(row, is_last) and self._measure(row)
+        row, first = self._newest(), self._session.study.first_measured
+        if row is None or first is None or self._session.executor.num_slots > 1:
+            return False
+        if self._last is None and (first.number >= self._begins or not self._has_resumed()):
+            assert isinstance(first.outcome, Measured)
+            self._last = Anchor.of(first.number, first.outcome.measurement)
+        return row is not first and self._is_due(row, is_last) and self._measure(first, row)
+
+    def _has_resumed(self) -> bool:
+        """Whether an earlier process has measured more than the reference."""
+        return self._session.study.resumed and self._begins > 1
 
     def _is_due(self, row: Tried, is_last: bool) -> bool:
         last = self._last
@@ -58,11 +63,9 @@ class Anchors:
         rows = [row for row in self._session.study.tried if row.number]
         return rows[-1] if rows else None
 
-    def _measure(self, row: Tried) -> bool:
+    def _measure(self, first: Tried, row: Tried) -> bool:
         """Measure after a trial; where nothing was measured since an earlier process, it stands for before, too."""
-        session = self._session
-        reference, study = session.reference, session.study
-        assert reference is not None
+        session, study = self._session, self._session.study
         position = row.number + (self._last is not None)
 
         def make() -> MeasureRequest | None:
@@ -71,14 +74,14 @@ class Anchors:
             if whole_s is None:
                 return None
             share_s = max(LEAST_SHARE_S, _SHARE * whole_s)
-            request = session.request(f"anchor-{position:03d}", reference.applied, share_s, finalist_round=0)
+            request = session.request(f"anchor-{position:03d}", first.applied, share_s, finalist_round=0)
             short = request.options.model_copy(update={"evaluation": None})
             return request.model_copy(update={"options": short})
 
-        outcome = run_once(session, study.anchor_key(position), make, AnchorStarted(reference.settings))
+        outcome = run_once(session, study.anchor_key(position), make, AnchorStarted(first.number, first.settings))
         if isinstance(outcome, Measured):
             study.take_anchor(position, outcome.measurement)
             self._last = study.paces.anchors[-1]
         if outcome is not None:
-            session.observe(AnchorEnded(reference.settings, outcome, study.paces.shift))
+            session.observe(AnchorEnded(first.number, first.settings, outcome, study.paces.shift))
         return isinstance(outcome, Measured)

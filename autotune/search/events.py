@@ -130,6 +130,8 @@ class FinalistEnded:
 class AnchorStarted:
     """The reference is about to be measured again, between trials."""
 
+    number: int
+    """The reference's; where that could not be measured, the number of the first trial that was."""
     settings: Settings
 
 
@@ -137,6 +139,7 @@ class AnchorStarted:
 class AnchorEnded:
     """That run ended: the trials about it are compared with it."""
 
+    number: int
     settings: Settings
     outcome: Outcome
     shift: float

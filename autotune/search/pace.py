@@ -1,6 +1,7 @@
 """What a trial would have shown when the reference was measured: its speed, less what other work took meanwhile.
 
-The reference is measured again every few trials, as an anchor. A trial is compared with the anchors around it in time:
+The reference is measured again every few trials, as an anchor; where it could not be measured, the first trial that
+could takes its place. A trial is compared with the anchors around it in time:
 where these show another speed than the reference had at first, by more than their errors, the trial's is corrected by
 as much. These speeds rank trials alone: a plan states what was measured.
 """
@@ -39,10 +40,10 @@ _Z = 1.96
 
 @dataclass(frozen=True)
 class Anchor:
-    """A measurement of the reference at some moment of the search."""
+    """A measurement of the same configuration at some moment of the search: of the reference, where that runs."""
 
     position: int
-    """Trials that had been begun before it: 0 for the reference's own."""
+    """Trials that had been begun before it: for the first, the trial's own number."""
     log_speed: float
     """Natural logarithm of samples per second."""
     error: float
@@ -82,9 +83,9 @@ def correction(number: int, disturbed: float, anchors: Sequence[Anchor]) -> Corr
     Args:
         number: the trial's.
         disturbed: share of its time that other work took.
-        anchors: in order, the reference's own trial first; empty corrects nothing.
+        anchors: in order, that configuration's own trial first; empty corrects nothing.
     """
-    if not anchors or number == 0:
+    if not anchors or number == anchors[0].position:
         return UNCORRECTED
     first, shares = anchors[0], _around(number, disturbed, anchors)
     level = sum(share * one.log_speed for one, share in shares.items())
@@ -108,7 +109,7 @@ class Paces:
 
     def __init__(self) -> None:
         self.anchors: list[Anchor] = []
-        """Later measurements of the reference, in order."""
+        """Later measurements of the configuration, in order."""
         self._first: list[Anchor] = []
         self._corrections: dict[int, Correction] = {}
 
@@ -126,8 +127,9 @@ class Paces:
         return self.now(self.anchors[-1].disturbed).shift if self.anchors else 0.0
 
     def update(self, measured: Mapping[int, Measurement]) -> bool:
-        """Correct trials, by number, from the reference (0) on; returns whether anything is corrected otherwise."""
-        self._first = [Anchor.of(0, measured[0])] if 0 in measured else []
+        """Correct trials, by number, from the first that was measured on; returns whether anything is corrected
+        otherwise."""
+        self._first = [Anchor.of(number, measured[number]) for number in sorted(measured)[:1]]
         every, before = [*self._first, *self.anchors], self._corrections
         self._corrections = {number: correction(number, one.disturbed, every) for number, one in measured.items()}
         return any(before.get(number, UNCORRECTED) != now for number, now in self._corrections.items())
@@ -145,7 +147,7 @@ def is_other(disturbed: float, last: Anchor) -> bool:
 
 
 def is_due(number: int, disturbed: float, last: Anchor) -> bool:
-    """Whether the reference was measured too many trials ago, or :func:`is_other`."""
+    """Whether the last anchor was measured too many trials ago, or :func:`is_other`."""
     apart = _DISTURBED_APART if disturbed > _DISTURBED else _TRIALS_APART
     return is_other(disturbed, last) or number + 1 - max(last.position, 1) >= apart
 

@@ -105,7 +105,7 @@ class EventFile:
                 }
             case AnchorStarted():
                 return {}
-            case AnchorEnded(_, outcome, shift):
+            case AnchorEnded(_, _, outcome, shift):
                 return {"shift": shift, **self._outcome(outcome)}
             case AblationStarted(without, round, settings):
                 return {"without": without, "round": round, "settings": settings_words(settings, progress.facts)}

@@ -31,7 +31,7 @@ from ...techniques.batch import Batch
 from ...units import format_duration
 from ..spent import spent_words
 from ..words import count, outcome_words, over_reference, settings_words
-from .progress import ANCHOR_LABEL, Progress, finalist_label, trial_label, without_label
+from .progress import Progress, anchor_label, finalist_label, trial_label, without_label
 
 __all__ = ["facts_words", "line", "opening", "phase_words", "round_words", "still"]
 
@@ -107,11 +107,11 @@ def _said(event: Event, progress: Progress) -> str:
         case FinalistEnded():
             said = outcome_words(event.outcome, progress.budget)
             return f"{finalist_label(event.number)}, {round_words(event.round, event.num_rounds)}: {said}"
-        case AnchorStarted():
-            return f"{ANCHOR_LABEL} starts: trials are compared with it"
-        case AnchorEnded(_, outcome, shift):
+        case AnchorStarted(number):
+            return f"{anchor_label(number)} starts: trials are compared with it"
+        case AnchorEnded(number, _, outcome, shift):
             pace = f"; since then speeds are {math.exp(-shift):.2g} of what they were at first" if shift else ""
-            return f"{ANCHOR_LABEL}: {outcome_words(outcome, progress.budget)}{pace}"
+            return f"{anchor_label(number)}: {outcome_words(outcome, progress.budget)}{pace}"
         case AblationStarted(without, number, settings):
             return f"{without_label(without)}, round {number}, starts: {settings_words(settings, progress.facts)}"
         case AblationEnded(without, number, _, outcome):

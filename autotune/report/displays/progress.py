@@ -36,9 +36,8 @@ from ...techniques import Facts, Settings
 from ...workers import Measured, Outcome
 from ..words import remark
 
-__all__ = ["ANCHOR_LABEL", "Ended", "Progress", "Running"]
+__all__ = ["Ended", "Progress", "Running"]
 
-ANCHOR_LABEL = "reference again, as an anchor"
 _OF_REFERENCE = ("rounded", "quality")
 """Phases that hardly another trial has."""
 _ABLATED, _ANCHOR = -1, -2
@@ -206,8 +205,8 @@ class Progress:
                 self.ended.append(Ended(finalist_label(number), settings, event))
                 if number and remark(event.outcome, self.budget) is not None:
                     self._fell(number)
-            case AnchorStarted(settings):
-                self._running[_ANCHOR, None] = Running(ANCHOR_LABEL, settings, self._clock())
+            case AnchorStarted(number, settings):
+                self._running[_ANCHOR, None] = Running(anchor_label(number), settings, self._clock())
             case AnchorEnded():
                 self._running.pop((_ANCHOR, None), None)
             case AblationStarted(without, _, settings):
@@ -290,6 +289,11 @@ def _phases_s(outcome: Outcome, *names: str) -> float:
 def trial_label(number: int) -> str:
     """How a trial is called: 0 is the reference."""
     return "reference" if number == 0 else f"trial {number}"
+
+
+def anchor_label(number: int) -> str:
+    """How an anchor is called."""
+    return f"{finalist_label(number)}, as an anchor"
 
 
 def without_label(without: str | None) -> str:

@@ -116,6 +116,12 @@ class Study:
         return (row.verdict.log_speed or 0.0) + self.paces.of(row.number).shift
 
     @property
+    def first_measured(self) -> Tried | None:
+        """What anchors measure again: the reference, or the first trial that could be measured where that could not."""
+        own = (row for row in self.tried if not row.known or row.number == 0)
+        return min((row for row in own if isinstance(row.outcome, Measured)), key=lambda row: row.number, default=None)
+
+    @property
     def num_measured(self) -> int:
         """Configurations that this search measured itself."""
         return sum(not row.known for row in self.tried)
