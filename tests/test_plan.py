@@ -14,11 +14,12 @@ import yaml
 import autotune
 from autotune.errors import PlanError, SpaceError
 from autotune.files import replacing
-from autotune.plan import Budget, Gain, Plan, load_plan
+from autotune.plan import Budget, Gain, Plan, TaskRef, load_plan
 from autotune.schemas import SCHEMAS, schema_text
 from autotune.search_spaces import SearchSpace, load_space, presets
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
+from autotune.techniques.facts import Identity, ReadLoader
 from autotune.techniques.precision import Precision
 
 GOLDEN = Path(__file__).parent / "golden" / "plan.yaml"
@@ -44,6 +45,16 @@ def test_a_saved_plan_is_read_back_equal(tmp_path: Path):
     plan = Plan(settings=Settings(batch=Batch(micro=3)), budget=Budget(limit=123_456_789, margin=0.1), notes=("a: b",))
     plan.save(tmp_path / "new" / "plan.yaml")
     assert load_plan(tmp_path / "new" / "plan.yaml") == plan
+
+
+def test_a_plan_of_a_script_that_reads_a_stream_is_read_back_equal():
+    """The stream does not say how long it is, and what is None is not written."""
+    loader = ReadLoader(place=0, dataset="Stream", length=None)
+    identity = Identity(model="1 block", names="9c1f5a02", batch="", loaders=(loader,))
+    plan = Plan(
+        settings=Settings(), task=TaskRef(source="train.py", fingerprint=f"sha256:{64 * '0'}", identity=identity)
+    )
+    assert Plan.from_yaml(plan.to_yaml()) == plan
 
 
 def test_a_gain_that_is_not_known_is_null_with_its_reason():

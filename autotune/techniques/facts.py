@@ -39,7 +39,7 @@ class ReadLoader(_Frozen):
     """Of its dataset among those that the script reads, from 0, in the order in which it first does."""
     dataset: str
     """The dataset's class."""
-    length: int | None
+    length: int | None = None
     """Its samples; None of a stream that does not say."""
 
 
