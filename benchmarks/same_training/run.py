@@ -20,9 +20,10 @@ from .plans import Pair
 from .styles import Style
 from .trial import refused_in_trial
 
-__all__ = ["Trained", "attempt", "train"]
+__all__ = ["RECORDER", "Trained", "attempt", "ended", "told", "train"]
 
 RECORDER = Path(__file__).with_name("recorder")
+"""What PYTHONPATH begins with, for a process to be recorded."""
 _LIMIT_S = 300
 _FIRST_STEPS = 10
 """Optimizer steps within which a job may still be refused: one that names the wrong optimizer is told then."""
@@ -58,10 +59,10 @@ def train(style: Style, plan: Mapping[str, Any] | None, cache: Path) -> Trained:
             path = Path(name, "plan.yaml")
             path.write_text(json.dumps({"schema": "autotune/plan@1", **plan}), encoding="utf-8")
             command = [sys.executable, "-m", "autotune", "run", str(path), "--", *command]
-        returncode, said = _ended(command, folder, _environment(records, cache))
+        job = ended(command, folder, _environment(records, cache), _LIMIT_S)
         found = [json.loads(path.read_text(encoding="utf-8")) for path in records.iterdir()]
     record = max(found, key=lambda one: len(one["steps"]), default={"steps": [], "epochs": []})
-    return Trained(returncode, said.replace(f"{name}/", "").replace(f"{HERE.parent}/", ""), record)
+    return Trained(job.returncode, job.stderr.replace(f"{name}/", "").replace(f"{HERE.parent}/", ""), record)
 
 
 def _environment(records: Path, cache: Path) -> dict[str, str]:
@@ -75,24 +76,32 @@ def _environment(records: Path, cache: Path) -> dict[str, str]:
     }
 
 
-def _ended(command: Sequence[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """All that it started ends with it."""
+def ended(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], limit_s: float
+) -> subprocess.CompletedProcess[str]:
+    """A command's end, and what it printed; all that it started ends with it, and it ends at the limit."""
     job = subprocess.Popen(
         command,
         cwd=folder,
         env=environment,
-        stdout=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        _, said = job.communicate(timeout=_LIMIT_S)
+        out, said = job.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
-        _, said = job.communicate()
-        return job.returncode, f"{said}\nno end within {_LIMIT_S} s"
-    return job.returncode, said
+        out, said = job.communicate()
+        said += f"\nno end within {limit_s:.0f} s"
+    return subprocess.CompletedProcess(command, job.returncode, out, said)
+
+
+def told(said: str) -> list[str]:
+    """autotune's own lines of a standard error."""
+    return re.findall(r"^autotune: (.*)", said, re.MULTILINE)
 
 
 def attempt(pair: Pair, plain: Trained, task: Mapping[str, Any] | None, cache: Path) -> str:
@@ -117,19 +126,18 @@ def attempt(pair: Pair, plain: Trained, task: Mapping[str, Any] | None, cache: P
 
 
 def _outcome(pair: Pair, plain: Trained, planned: Trained) -> str:
-    told = re.findall(r"^autotune: (.*)", planned.said, re.MULTILINE)
-    num_steps = len(planned.record["steps"])
-    if planned.returncode == 2 and told and num_steps <= _FIRST_STEPS:
-        return f"refused: {told[-1]}"
-    found = list(_faults(pair, plain, planned, told, num_steps))
+    lines, num_steps = told(planned.said), len(planned.record["steps"])
+    if planned.returncode == 2 and lines and num_steps <= _FIRST_STEPS:
+        return f"refused: {lines[-1]}"
+    found = list(_faults(pair, plain, planned, lines, num_steps))
     return f"FAILED: {'; '.join(found[:_MOST_TOLD])}" if found else "agrees"
 
 
-def _faults(pair: Pair, plain: Trained, planned: Trained, told: Sequence[str], num_steps: int) -> Iterator[str]:
+def _faults(pair: Pair, plain: Trained, planned: Trained, lines: Sequence[str], num_steps: int) -> Iterator[str]:
     if planned.returncode != 0:
-        last = told[-1] if told else next(iter(planned.said.strip().splitlines()[-1:]), "nothing was said")
+        last = lines[-1] if lines else next(iter(planned.said.strip().splitlines()[-1:]), "nothing was said")
         yield f"ended with {planned.returncode} after {num_steps} of {len(plain.record['steps'])} steps ({last})"
-    elif not any(line.startswith("in force") for line in told):
+    elif not any(line.startswith("in force") for line in lines):
         yield "nothing is said of what is in force"
     if num_steps:
         yield from differences(plain.record, planned.record, pair)

@@ -24,6 +24,8 @@ from types import ModuleType
 from typing import Any
 
 PLACE = os.environ.get("SAME_TRAINING_RECORD")
+NUM_STEPS = os.environ.get("SAME_TRAINING_STEPS")
+"""Where it is set, a training is recorded in brief, and ends after so many optimizer steps."""
 
 
 class Recorder:
@@ -121,6 +123,14 @@ class Recorder:
         Path(str(PLACE), f"{self._process}.json").write_text(json.dumps(record), encoding="utf-8")
 
 
+def _recorder() -> Recorder:
+    if NUM_STEPS is None:
+        return Recorder()
+    from recorded_in_brief import BriefRecorder
+
+    return BriefRecorder(int(NUM_STEPS))
+
+
 def _around(owner: Any, name: str, around: Any) -> None:
     original = getattr(owner, name)
 
@@ -132,7 +142,7 @@ def _around(owner: Any, name: str, around: Any) -> None:
 
 def _hashes(batch: Any, torch: Any) -> list[str]:
     """One for each sample where all tensors have one first dimension, else one of the whole batch."""
-    tensors = list(_tensors_in(batch, torch))
+    tensors = list(tensors_in(batch, torch))
     sizes = {len(tensor) if tensor.dim() else None for tensor in tensors}
     if len(sizes) != 1 or None in sizes:
         return [_digest(b"".join(_bytes(tensor, torch) for tensor in tensors))]
@@ -140,15 +150,16 @@ def _hashes(batch: Any, torch: Any) -> list[str]:
     return [_digest(b"".join(_bytes(tensor[row], torch) for tensor in tensors)) for row in rows]
 
 
-def _tensors_in(nested: Any, torch: Any) -> Iterator[Any]:
+def tensors_in(nested: Any, torch: Any) -> Iterator[Any]:
+    """The tensors of a batch, in order."""
     if isinstance(nested, torch.Tensor):
         yield nested
     elif isinstance(nested, Mapping):
         for key in nested:
-            yield from _tensors_in(nested[key], torch)
+            yield from tensors_in(nested[key], torch)
     elif isinstance(nested, Sequence) and not isinstance(nested, (str, bytes)):
         for one in nested:
-            yield from _tensors_in(one, torch)
+            yield from tensors_in(one, torch)
 
 
 def _bytes(tensor: Any, torch: Any) -> bytes:
@@ -189,7 +200,7 @@ class _Loader(Loader):
         module.__spec__.loader = module.__loader__ = self._own
         self._own.exec_module(module)
         sys.meta_path.remove(self._finder)
-        Recorder().install(module)
+        _recorder().install(module)
 
 
 if PLACE:
