@@ -341,6 +341,23 @@ def test_waiting_for_data_is_noted_from_a_tenth_of_the_time_on():
         assert any("of the time is spent waiting for data" in note for note in notes) == is_said
 
 
+@pytest.mark.parametrize(
+    ("reason", "ends"),
+    [
+        (None, "would show"),
+        (
+            "the script was not seen to begin a next epoch",
+            "is not cached: the script was not seen to begin a next epoch",
+        ),
+    ],
+)
+def test_why_no_epoch_is_cached_is_said_where_data_are_waited_for(reason, ends):
+    rows = [row(settings, loader_wait=0.4) for settings in (BF16, TCMALLOC, BOTH)]
+    notes = run_search(options(), facts(epochs_differ=reason), rows).plan.notes
+    (note,) = [note for note in notes if "waiting for data" in note]
+    assert note.endswith(ends)
+
+
 def test_the_gain_is_the_ratio_of_the_repeats():
     gain = small_search().plan.gain
     assert gain.speed == round(speed(BOTH) / speed(REFERENCE), 3)

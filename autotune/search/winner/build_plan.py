@@ -15,6 +15,7 @@ from ...measure.measurement import NO_EVALUATION
 from ...plan import Environment, Evidence, Gain, KeptWeights, Plan, QualityEvidence, SearchRecord, TaskRef
 from ...techniques import Facts, Settings
 from ...techniques.batch import refused_split
+from ...techniques.data_loading import DataLoading
 from ...units import ceil_mib, format_bytes
 from ...workers import Measured, OutOfMemory
 from ..requests import LARGEST_OF
@@ -216,7 +217,11 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
             yield f"{technique.name} is lossy for this model: it changes {what}, not only its rounding"
     waited = winner.outcome.measurement.loader_wait if isinstance(winner.outcome, Measured) else 0.0
     if waited >= _MUCH_WAITING:
-        yield f"{waited:.0%} of the time is spent waiting for data: a faster dataset or cheaper samples would show"
+        no_cache = DataLoading(num_workers=0, cache="host").unavailable(facts)
+        yield (
+            f"{waited:.0%} of the time is spent waiting for data: a faster dataset or cheaper samples would show"
+            f"{'' if no_cache is None else f'. Its epoch is not cached: {no_cache}'}"
+        )
     if facts.shapes_vary:
         yield f"batch shapes vary: the peak is that of the largest of {LARGEST_OF} batches"
     if reference is not None and not reference.fits and session.budget.of_reference is None:
