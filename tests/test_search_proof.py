@@ -36,6 +36,14 @@ def test_the_job_as_it_stands_for_a_plan_is_unproven():
     assert unproven(SLOWER) == "nothing was seen to be faster than the job as it stands, which is the plan"
 
 
+def test_what_fell_when_it_was_measured_again_had_been_seen_to_be_faster():
+    limit = 2000 * MIB
+    rows = [row(one, samples_per_s=(200.0,) * 6, peak_bytes=(MIB, *[limit] * 5)) for one in (BF16, TCMALLOC, BOTH)]
+    plan = run_search(options(budget_bytes=limit), rows=rows).plan
+    assert plan.settings == REFERENCE
+    assert plan.gain.unproven == "what could be faster than the job as it stands fell when it was measured again"
+
+
 def test_rounds_that_were_all_disturbed_prove_nothing():
     busy = [row(one, disturbed=(0.5,)) for one in (REFERENCE, BF16, TCMALLOC, BOTH)]
     assert unproven(busy) == "other work took 50% of the time or more whenever the plan was measured"

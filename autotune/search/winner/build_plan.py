@@ -66,7 +66,7 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
         evaluation=evaluation_of([*repeats, *disturbed]),
         quality=_quality(session, final),
         weights=_weights(session, final),
-        gain=gained.model_copy(update={"unproven": _unproven(final, gained, reference)}),
+        gain=gained.model_copy(update={"unproven": _unproven(session, final, gained, reference)}),
         environment=environment_of(facts),
         search=SearchRecord(
             trials=session.study.num_measured,
@@ -80,11 +80,13 @@ def build_plan(session: Session, final: Final, stopped: str) -> Plan:
     )
 
 
-def _unproven(final: Final, found: Gain, reference: Evidence | None) -> str | None:
+def _unproven(session: Session, final: Final, found: Gain, reference: Evidence | None) -> str | None:
     """Why nothing is known to have been gained; None where it is, and where the job as it stands does not fit."""
     assert final.winner is not None, "there is a plan"
     if reference is None or not reference.fits or found.speed is None:
         return None
+    if final.winner.number == 0 and session.study.fallen:
+        return "what could be faster than the job as it stands fell when it was measured again"
     if final.winner.number == 0:
         return "nothing was seen to be faster than the job as it stands, which is the plan"
     least = min((pair.disturbed for pair in final.rounds), default=0.0)
