@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from script_lines import look_here, run_here
+from torch.utils.data import DataLoader
 
+from autotune.data.worker_queues import handed_on
 from autotune.plan import TaskRef
 from autotune.script.applied import tell_once
 from autotune.techniques.data_loading import DataLoading
@@ -231,3 +234,54 @@ def test_samples_that_a_script_changes_in_place_come_back_as_they_were(run):
     )
     expected = run(body)
     assert run(body, data_loading=HOST) == expected
+
+
+HELD = """
+import os
+class Who(Data):
+    def __getitem__(self, index):
+        return torch.full((4,), float(os.getpid()), dtype=torch.float64).float()
+loader = DataLoader(Who(12), 4)
+batches = iter(loader)
+for number in range(12):
+    try: x = next(batches)
+    except StopIteration:
+        batches = iter(loader)
+        x = next(batches)
+    step(x)
+"""
+PEEKED = """
+loader = DataLoader(Data(12, draws=True), 4, shuffle=True)
+for epoch in range(3):
+    for number, x in enumerate(loader):
+        step(x)
+        if number + 1 == len(loader): step(next(iter(loader)))
+"""
+
+
+def test_workers_are_kept_where_a_loop_holds_the_epoch_that_has_ended(run):
+    assert len({x for (batch,) in run(HELD, data_loading=KEPT) for x in batch}) == 1
+
+
+def test_workers_end_with_the_epoch_that_they_were_handed_on_to():
+    """And the epoch that had them stays at its end."""
+    loader = DataLoader(torch.arange(12), 4, num_workers=1, persistent_workers=True)
+    first = iter(loader)
+    read = list(first)
+    (worker,) = first._workers
+    loader._iterator = handed_on(first)
+    second = iter(loader)
+    assert not list(first)
+    del first
+    assert [batch.tolist() for batch in second] == [batch.tolist() for batch in read]
+    assert worker.is_alive()
+    del second, loader
+    assert not worker.is_alive()
+
+
+def test_an_epoch_goes_to_its_end_though_a_next_one_began_at_its_last_batch(run):
+    seen = run(PEEKED, data_loading=KEPT)
+    assert len(seen) == len(run(PEEKED)) == 12
+    for first in range(0, 12, 4):
+        whole = sorted(int(x) for (batch,) in seen[first : first + 3] for x in batch)
+        assert whole == list(range(12))

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
 
 from ..data.loader import worker_options
+from ..data.worker_queues import handed_on
 from ..errors import PlanError
 from ..plan import Plan
 from .apply_pieces import apply_to_loader
@@ -70,14 +71,15 @@ def put_options(plan: Plan, loader: DataLoader[Any], device: torch.device | str)
 @contextmanager
 def begun_as_stock(loader: DataLoader[Any], keeps: bool) -> Iterator[None]:
     """Have a DataLoader begin a next epoch within the block as it would without the plan: with as many random numbers
-    drawn, of which the seed of new workers takes one; and also while another epoch goes on, which keeps its workers.
+    drawn, of which the seed of new workers takes one; and also while another epoch goes on, which keeps its workers. An
+    epoch that has ended hands them on, though a loop may hold it still.
 
     Args:
         loader: with the plan's row, or as it is once that was taken off.
         keeps: whether the script's own workers stay, so that a next epoch starts none.
     """
-    if not keeps and sys.getrefcount(loader._iterator) > _HELD_BY_LOADER:
-        loader._iterator = None
+    if not keeps and loader._iterator is not None and sys.getrefcount(loader._iterator) > _HELD_BY_LOADER:
+        loader._iterator = handed_on(loader._iterator)
     starts, generator = loader._iterator is None, loader.generator
     if not starts and not keeps:
         torch.empty((), dtype=torch.int64).random_(generator=generator)
