@@ -7,35 +7,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from torch.utils.data import IterableDataset, default_collate
-
-from ..data.sameness import Sameness, reads_alike
+from ..data.sameness import Sameness
 from ..plan import Plan
 from ..techniques.facts import ReadLoader
-from ..training.data_loader import begun_as_stock, put_options
-from .applied import tell_once
+from .loader_row import LoaderRow
 
 __all__ = ["Loaders"]
 
 
-class _Known:
+class _Known(LoaderRow):
     """One that was iterated over with gradients on."""
 
-    def __init__(self, loader: Any, place: int) -> None:
-        self.dataset, self.place = loader.dataset, place
-        self.collate = None if loader.collate_fn is default_collate else loader.collate_fn
-        self.own_keeps = loader.persistent_workers
-        """Whether its workers are kept between epochs by the script."""
-        self.has_row = self.has_begun = False
-        """Whether the plan's row was put on it, and whether it has begun an epoch with that."""
-        self.sameness: Sameness | None = None
-        """Of its dataset, where the plan's row rests on that."""
-        self.take_off: Callable[[], None] = lambda: None
+    def __init__(self, plan: Plan, loader: Any, place: int) -> None:
+        super().__init__(plan, loader, plan.budget.device or "cpu")
+        self.place = place
 
     def named(self) -> ReadLoader:
         """What it is recognised by."""
         try:
-            length = len(self.dataset)
+            length = len(self.dataset)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError):
             length = None
         return ReadLoader(place=self.place, dataset=type(self.dataset).__name__, length=length)
@@ -67,12 +57,11 @@ class Loaders:
 
     def watch(self, loader: Any) -> Sameness:
         """A loader's own dataset, as it is now."""
-        known = self._known[loader]
-        return Sameness(known.dataset, known.collate)
+        return self._known[loader].watch()
 
     def is_deterministic(self, loader: Any) -> bool:
         """Whether its dataset gives the same when it is read again."""
-        return _why_no_cache(self._known[loader]) is None
+        return self._known[loader].why_no_cache() is None
 
     def is_first(self, loader: Any) -> bool:
         """Whether the plan says that this is the first of the loaders that are trained on."""
@@ -88,7 +77,7 @@ class Loaders:
         """
         known = self._known.get(loader)
         if known is None:
-            self._known[loader] = known = _Known(loader, self._place_of(loader.dataset))
+            self._known[loader] = known = _Known(self._plan, loader, self._place_of(loader.dataset))
             if self._is_meant(known, is_named):
                 put(lambda: self._put_on(loader, known))
         else:
@@ -96,26 +85,15 @@ class Loaders:
 
     def go_on(self, loader: Any) -> None:
         """A next epoch of a loader that may have the row: it goes on without where its dataset is another now."""
-        known = self._known.get(loader)
-        if known is None or known.sameness is None:
-            return
-        if (change := known.sameness.change()) is None:
-            return
-        known.take_off()
-        known.sameness = None
-        what = "its epoch is no longer cached" if self._row.cache != "none" else "its workers are no longer kept"
-        tell_once(f"data_loading: {what}, from this epoch on: {type(known.dataset).__name__}: {change}.")
+        if (known := self._known.get(loader)) is not None:
+            known.go_on()
 
     @contextmanager
     def beginning(self, loader: Any) -> Iterator[None]:
         """The iterator of an epoch is made within the block; what that draws is what the script's own would."""
         known = self._known.get(loader)
-        if known is None or not known.has_row:
+        with nullcontext() if known is None else known.beginning(loader):
             yield
-            return
-        with begun_as_stock(loader, known.own_keeps) if known.has_begun else nullcontext():
-            yield
-        known.has_begun = True
 
     def _place_of(self, dataset: Any) -> int:
         if all(dataset is not one for one in self._places):
@@ -128,23 +106,5 @@ class Loaders:
         return wants and (is_named or not self._meant or known.named() in self._meant)
 
     def _put_on(self, loader: Any, known: _Known) -> None:
-        if self._row.cache != "none" and (reason := _why_no_cache(known)) is not None:
-            tell_once(f"data_loading: an epoch of {type(known.dataset).__name__} is not cached: {reason}.")
-            return
-        known.take_off = put_options(self._plan, loader, self._plan.budget.device or "cpu")
-        self.is_in_force = known.has_row = True
-        if self._row.cache != "none" or (loader.persistent_workers and not known.own_keeps):
-            known.sameness = Sameness(known.dataset, known.collate, reads=self._row.cache != "none")
-
-
-def _why_no_cache(known: _Known) -> str | None:
-    """Why an epoch of this dataset may not be kept, by what it gives now; of a stream, the row itself says so."""
-    if isinstance(known.dataset, IterableDataset):
-        return None
-    try:
-        repeats = reads_alike(known.dataset, known.collate or default_collate)
-    except Exception as error:  # noqa: BLE001 - a user's dataset may raise anything at what it was not written for
-        return f"no sample of it can be read alone ({type(error).__name__}: {error})"
-    if not repeats:
-        return "it draws random numbers or returns other values when it is read again (augmentation)"
-    return Sameness(known.dataset, known.collate).change()
+        known.put_on(loader)
+        self.is_in_force = self.is_in_force or known.is_on

@@ -1,0 +1,89 @@
+"""A plan's row of data loading on one DataLoader: put on before an epoch, watched at each next, and taken off where the
+dataset is another by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from ..data.sameness import Sameness, reads_alike
+from ..plan import Plan
+from ..training.data_loader import begun_as_stock, put_options
+from .applied import tell_once
+
+__all__ = ["LoaderRow"]
+
+
+class LoaderRow:
+    """Of a loader as the user built it, which it is put on in place."""
+
+    def __init__(self, plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> None:
+        """
+        Args:
+            plan: as read by :func:`autotune.load_plan`.
+            loader: any, with nothing put on it.
+            device: where batches go.
+        """
+        self._plan, self._device, self._row = plan, device, plan.settings.data_loading
+        self.dataset = loader.dataset
+        """The user's."""
+        self._collate = None if loader.collate_fn is default_collate else loader.collate_fn
+        self._own_keeps = loader.persistent_workers
+        self.is_on = self._has_begun = False
+        """Whether it was put on, and whether the loader has begun an epoch with that."""
+        self._sameness: Sameness | None = None
+        """Of the dataset, where the row rests on that."""
+        self._take_off: Callable[[], None] = lambda: None
+
+    def put_on(self, loader: DataLoader[Any]) -> None:
+        """Before the loader's first epoch. An epoch that is not the same again is not cached, and that is said.
+
+        Raises:
+            PlanError: the plan asks for what this loader cannot do.
+        """
+        if self._row.cache != "none" and (reason := self.why_no_cache()) is not None:
+            tell_once(f"data_loading: an epoch of {type(self.dataset).__name__} is not cached: {reason}.")
+            return
+        self._take_off = put_options(self._plan, loader, self._device)
+        self.is_on = True
+        if self._row.cache != "none" or (loader.persistent_workers and not self._own_keeps):
+            self._sameness = self.watch(reads=self._row.cache != "none")
+
+    def go_on(self) -> None:
+        """Before a next epoch: it goes on without the row where its dataset is another now."""
+        if self._sameness is None or (change := self._sameness.change()) is None:
+            return
+        self._take_off()
+        self._sameness = None
+        what = "its epoch is no longer cached" if self._row.cache != "none" else "its workers are no longer kept"
+        tell_once(f"data_loading: {what}, from this epoch on: {type(self.dataset).__name__}: {change}.")
+
+    @contextmanager
+    def beginning(self, loader: DataLoader[Any]) -> Iterator[None]:
+        """The iterator of an epoch is made within the block; what that draws is what the user's own would."""
+        if not self.is_on:
+            yield
+            return
+        with begun_as_stock(loader, self._own_keeps) if self._has_begun else nullcontext():
+            yield
+        self._has_begun = True
+
+    def watch(self, reads: bool = True) -> Sameness:
+        """The dataset as it is now."""
+        return Sameness(self.dataset, self._collate, reads=reads)
+
+    def why_no_cache(self) -> str | None:
+        """Why an epoch of the dataset may not be kept, by what it gives now; of a stream, the row itself says so."""
+        if isinstance(self.dataset, IterableDataset):
+            return None
+        try:
+            repeats = reads_alike(self.dataset, self._collate or default_collate)
+        except Exception as error:  # noqa: BLE001 - a user's dataset may raise anything at what it was not written for
+            return f"no sample of it can be read alone ({type(error).__name__}: {error})"
+        if not repeats:
+            return "it draws random numbers or returns other values when it is read again (augmentation)"
+        return self.watch().change()
