@@ -81,10 +81,14 @@ def test_the_loader_is_torchs_with_the_plans_settings():
     model, optimizer, _ = stock("cnn")
     order = torch.utils.data.RandomSampler(Images())
     own = DataLoader(Images(), batch_size=8, sampler=order, collate_fn=list, drop_last=True)
-    loader = prepare(plan, accelerator_of(plan), model, optimizer, own, loss=lambda *_: None)[2]
+    accelerator = accelerator_of(plan)
+    loader = prepare(plan, accelerator, model, optimizer, own, loss=lambda *_: None)[2]
     assert type(loader) is DataLoader
-    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 2, 4, True)
-    assert (loader.sampler, loader.collate_fn, loader.drop_last) == (order, list, True)
+    assert (loader.batch_size, loader.sampler, loader.collate_fn, loader.drop_last) == (2, order, list, True)
+    prepared = accelerator.prepare(loader)
+    assert len(next(iter(prepared))) == 2
+    read = prepared.base_dataloader
+    assert (read.num_workers, read.prefetch_factor, read.persistent_workers) == (2, 4, True)
 
 
 def test_twice_is_once(capsys):

@@ -75,13 +75,11 @@ def test_the_state_that_is_compared_is_not_empty():
 
 
 def test_arguments_say_the_plan():
-    plan = plan_of(
-        precision={"kind": "bf16"}, data_loading={"num_workers": 2, "prefetch_factor": 4}, layers={"kind": "exact"}
-    )
+    plan = plan_of(precision={"kind": "bf16"}, layers={"kind": "exact"})
     assert arguments(plan) == {
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "bf16": True, "fp16": False,
-        "dataloader_num_workers": 2, "dataloader_prefetch_factor": 4, "auto_find_batch_size": False,
-        "torch_empty_cache_steps": None, "use_liger_kernel": False, "torch_compile": False,
+        "auto_find_batch_size": False, "torch_empty_cache_steps": None, "use_liger_kernel": False,
+        "torch_compile": False,
     }  # fmt: skip
     assert "    per_device_train_batch_size=2\n" in written(plan)
 
@@ -89,7 +87,9 @@ def test_arguments_say_the_plan():
 def test_loader_settings_are_the_plans(job):
     plan = plan_of(data_loading={"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True})
     loader = job("cnn", plan).get_train_dataloader()
-    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 4, True)
+    next(iter(loader))
+    read = loader.base_dataloader
+    assert (read.num_workers, read.prefetch_factor, read.persistent_workers) == (2, 4, True)
     assert loader.batch_sampler.batch_size == 2
 
 

@@ -18,8 +18,12 @@ from ..randomness import undisturbed
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from ..training.data_loader import changed_loader
 from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
+from .loaders import put_at_first_epoch
 
 __all__ = ["arguments", "prepare", "written"]
+
+_PLAN = "_autotune_plan"
+"""On a loader that :func:`prepare` returned."""
 
 
 def arguments(plan: Plan) -> dict[str, Any]:
@@ -123,7 +127,24 @@ def _loader(plan: Plan, accelerator: Any, loader: DataLoader[Any]) -> DataLoader
     if batch is not None and accelerator.split_batches:
         whole = batch.model_copy(update={"micro": batch.micro * accelerator.num_processes})
         plan = plan.model_copy(update={"settings": plan.settings.model_copy(update={"batch": whole})})
-    return changed_loader(plan, loader, accelerator.device)
+    changed = changed_loader(plan, loader)
+    vars(changed)[_PLAN] = plan
+    _around_loaders(accelerator)
+    return changed
+
+
+def _around_loaders(accelerator: Any) -> None:
+    """Have ``accelerator.prepare`` hand the plan of a loader on to the one that it makes of it."""
+    own = getattr(accelerator.prepare_data_loader, "_autotune_own", accelerator.prepare_data_loader)
+
+    def prepare_data_loader(data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = own(data_loader, *args, **kwargs)
+        if (plan := vars(data_loader).get(_PLAN)) is not None:
+            put_at_first_epoch(plan, prepared.base_dataloader, accelerator.device)
+        return prepared
+
+    prepare_data_loader._autotune_own = own  # type: ignore[attr-defined]
+    accelerator.prepare_data_loader = prepare_data_loader
 
 
 def _run(loader: DataLoader[Any], loss: Callable[[nn.Module, Any], Any] | None, device: torch.device) -> Any:

@@ -26,6 +26,7 @@ from .lightning_checks import check_job
 from .lightning_hooks import is_own
 from .lightning_precision import PlanPrecision
 from .lightning_task import training_loss
+from .loaders import put_at_first_epoch
 
 __all__ = ["PlanCallback"]
 
@@ -84,6 +85,12 @@ class PlanCallback(Callback):
         _unwrap(pl_module, "configure_model")
         _unwrap(trainer.fit_loop._data_source.instance, "train_dataloader")
         _unwrap(trainer.fit_loop.epoch_loop.val_loop._data_source.instance, "val_dataloader")
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the plan on the loader that Lightning made of it, if it did (``overfit_batches``)."""
+        combined = trainer.fit_loop._combined_loader
+        for loader in () if combined is None else combined.flattened:
+            put_at_first_epoch(self.plan, loader, trainer.strategy.root_device)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the plan on the optimizer, whose state is resumed by now, and say what is in force."""
@@ -153,7 +160,9 @@ class PlanCallback(Callback):
     def _changed_loader(self, trainer: Trainer, loader: Any) -> Any:
         self._users_loader = loader
         if isinstance(loader, DataLoader):
-            return changed_loader(self.plan, loader, trainer.strategy.root_device)
+            changed = changed_loader(self.plan, loader)
+            put_at_first_epoch(self.plan, changed, trainer.strategy.root_device)
+            return changed
         if self._wants_loader():
             raise PlanError(
                 f"batch and data_loading are for one torch DataLoader, but the training loader is a "

@@ -177,10 +177,12 @@ def prepare_data_loader(plan: Plan, data_loader: DataLoader[Any], **arguments: A
     from torch.utils.data import DataLoader
 
     from ..training.data_loader import changed_loader
+    from .loaders import put_at_first_epoch
 
     if not isinstance(data_loader, DataLoader):
         raise PlanError(f"prepare_data_loader takes a torch DataLoader, but got {type(data_loader).__name__}.")
-    changed = changed_loader(plan, data_loader, ray.train.torch.get_device())
+    changed = changed_loader(plan, data_loader)
+    put_at_first_epoch(plan, changed, ray.train.torch.get_device())
     prepared: DataLoader[Any] = ray.train.torch.prepare_data_loader(changed, **arguments)
     return prepared
 

@@ -9,9 +9,10 @@ from torch import nn
 
 from ..errors import PlanError
 from ..plan import Plan
-from ..training.apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
+from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
 from .counted import ignores_count, two_samples
+from .loaders import put_at_first_epoch
 
 __all__ = ["PlanMixin", "arguments", "written"]
 
@@ -32,16 +33,6 @@ def arguments(plan: Plan) -> dict[str, Any]:
         given["per_device_eval_batch_size"] = plan.evaluation.batch
     if (precision := settings.precision.kind) != "default":
         given |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
-    loading = settings.data_loading
-    for name in ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"):
-        if (value := getattr(loading, name)) is not None:
-            given[f"dataloader_{name}"] = value
-    if loading.num_workers == 0 or loading.cache != "none":
-        given |= {
-            "dataloader_num_workers": 0,
-            "dataloader_prefetch_factor": None,
-            "dataloader_persistent_workers": False,
-        }
     if settings.layers.kind != "none":
         given |= {"use_liger_kernel": False, "torch_compile": False}
     if settings.checkpointing.kind != "none":
@@ -85,15 +76,10 @@ class PlanMixin:
         check_model(plan, self.model, self._plan_blocks)
 
     def get_train_dataloader(self) -> Any:
-        """The Trainer's own, over the dataset as the plan keeps it."""
-        own = self.train_dataset
-        spec = apply_to_loader(self._plan_of_rank, own, collate=self.data_collator, device=self.args.device)
-        self.train_dataset = spec.dataset
-        try:
-            loader = super().get_train_dataloader()  # type: ignore[misc]
-        finally:
-            self.train_dataset = own
+        """The Trainer's own, loaded as the plan has it."""
+        loader = super().get_train_dataloader()  # type: ignore[misc]
         _check_loader(self._plan_of_rank, loader)
+        put_at_first_epoch(self._plan_of_rank, getattr(loader, "base_dataloader", loader), self.args.device)
         self._plan_loader = loader
         return loader
 
@@ -147,7 +133,7 @@ def _check(trainer: Any) -> None:
     wrong = [
         f"{name} = {getattr(args, name)!r}, and the plan's is {wanted!r}"
         for name, wanted in arguments(plan).items()
-        if getattr(args, name) != wanted and not (name == "dataloader_pin_memory" and args.use_cpu)
+        if getattr(args, name) != wanted
     ]
     kind = plan.settings.precision.kind
     if kind != "default" and (got := trainer.accelerator.mixed_precision) != (kind if "16" in kind else "no"):
@@ -172,12 +158,10 @@ def _check(trainer: Any) -> None:
 
 def _check_loader(plan: Plan, loader: Any) -> None:
     """A Trainer may build its loader otherwise than by its arguments."""
-    batch, loading = plan.settings.batch, plan.settings.data_loading
+    batch = plan.settings.batch
     found: int | None = getattr(loader.batch_sampler, "batch_size", None) or loader.batch_size
     if batch is not None and found not in (None, batch.micro):
         raise PlanError(f"the Trainer's loader yields batches of {found}, and the plan trains on {batch.describe()}.")
-    if loading.num_workers not in (None, loader.num_workers):
-        raise PlanError(f"the Trainer's loader has {loader.num_workers} workers, and the plan {loading.num_workers}.")
 
 
 def written(plan: Plan) -> str:

@@ -91,13 +91,12 @@ def begun_as_stock(loader: DataLoader[Any], keeps: bool) -> Iterator[None]:
         loader.generator = generator
 
 
-def changed_loader(plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> DataLoader[Any]:
-    """A copy of a DataLoader with a plan's micro-batch and options; order, collation and class stay the user's.
+def changed_loader(plan: Plan, loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A copy of a DataLoader with a plan's micro-batch; order, collation and class stay the user's.
 
     Args:
         plan: as read by :func:`autotune.load_plan`.
         loader: the training loader as the user built it, which stays as it is.
-        device: where batches go.
 
     Raises:
         PlanError: the plan asks for what this loader cannot do.
@@ -105,8 +104,6 @@ def changed_loader(plan: Plan, loader: DataLoader[Any], device: torch.device | s
     changed = copy.copy(loader)
     changed.__dict__["_iterator"] = None
     _put_batch(plan, changed)
-    if plan.settings.data_loading.model_dump(exclude_defaults=True):
-        put_options(plan, changed, device)
     return changed
 
 

@@ -1,0 +1,108 @@
+"""Training loaders of frameworks: a plan's row of data loading is put on each as its first epoch begins, and watched
+from then on, as in an unedited script."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ..data.worker_queues import hold_queues
+from ..errors import PlanError
+from ..plan import Plan
+from ..randomness import undisturbed
+from ..script.loader_row import LoaderRow
+from ..script.patches import patch
+from ..training.launched import stand_aside
+
+__all__ = ["put_at_first_epoch"]
+
+_ROW = "_autotune_row"
+
+
+class _Row(LoaderRow):
+    """That of a loader, and not of a copy of it."""
+
+    def __init__(self, plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> None:
+        super().__init__(plan, loader, device)
+        self.loader, self._is_met = loader, False
+
+    def begun(self, begin: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
+        """An epoch that torch begins, with the row where that can be."""
+        if not self._is_met and not self.loader.num_workers:
+            return self._begun_later(begin)
+        self._look()
+        return self._begun(begin)
+
+    def _look(self) -> None:
+        """At the dataset, before an epoch."""
+        if self._is_met:
+            self.go_on()
+            return
+        self._is_met = True
+        with undisturbed():
+            self.put_on(self.loader)
+
+    def _begun(self, begin: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
+        with self.beginning(self.loader):
+            iterator: Iterator[Any] = begin(self.loader)
+        hold_queues(iterator)
+        return iterator
+
+    def _begun_later(self, begin: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
+        """With its first batch, when a loader without workers first reads its dataset: Lightning makes the iterator
+        before the job's ``on_train_epoch_start``. The seed of workers is drawn at once."""
+        own = self.loader.generator
+        drawn = torch.Generator().set_state((own or torch.default_generator).get_state())
+        torch.empty((), dtype=torch.int64).random_(generator=own)
+
+        def read() -> Iterator[Any]:
+            self._look()
+            self.loader.generator = drawn
+            try:
+                iterator = self._begun(begin)
+            finally:
+                self.loader.generator = own
+            yield from iterator
+
+        return read()
+
+
+def put_at_first_epoch(plan: Plan, loader: Any, device: torch.device | str) -> None:
+    """Have the row of data loading put on a DataLoader once it is iterated over. Its dataset may have changed by then:
+    frameworks tell it the epoch.
+
+    Args:
+        plan: as read by :func:`autotune.load_plan`.
+        loader: the one that torch iterates over, and none that wraps it; changed in place.
+        device: where batches go.
+
+    Raises:
+        PlanError: it is no torch DataLoader.
+    """
+    stand_aside()
+    if not plan.settings.data_loading.model_dump(exclude_defaults=True):
+        return
+    if not isinstance(loader, DataLoader):
+        raise PlanError(
+            f"settings.data_loading: it is for a torch DataLoader, but the training loader is a "
+            f"{type(loader).__name__}. Use a DataLoader, or leave the row out."
+        )
+    _watch_loaders()
+    if (found := vars(loader).get(_ROW)) is None or found.loader is not loader:
+        vars(loader)[_ROW] = _Row(plan, loader, device)
+
+
+@functools.cache
+def _watch_loaders() -> None:
+    patch(DataLoader, "__iter__", _begin)
+
+
+def _begin(original: Callable[..., Any], loader: Any) -> Any:
+    row: _Row | None = vars(loader).get(_ROW)
+    if row is None or row.loader is not loader:
+        return original(loader)
+    return row.begun(original)
