@@ -12,7 +12,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from search_tables import MIB, configurations, every, facts, options, peak, row, run_search, speed
+from search_tables import BF16, MIB, configurations, every, facts, options, peak, row, run_search, speed
 
 from autotune.errors import Interrupted, NothingFits, PlanError, SpaceError, TaskError
 from autotune.estimate import Prediction
@@ -72,6 +72,12 @@ def test_without_a_budget_the_fastest_configuration_wins():
     run = run_search(options())
     assert run.plan.settings == FASTEST
     assert run.plan.gain.speed == round(speed(FASTEST) / speed(REFERENCE), 3)
+
+
+@pytest.mark.parametrize("sampler", ["gain", "random", "tpe"])
+def test_the_only_configuration_of_a_space_is_tried_though_nothing_in_it_is_chosen(sampler):
+    Path("one.yaml").write_text("{schema: autotune/space@1, precision: [{kind: bf16}]}")
+    assert run_search(options(space="one.yaml", sampler=sampler)).measured == [REFERENCE, BF16]
 
 
 def test_the_first_trial_is_the_reference_without_enforcement():

@@ -116,9 +116,10 @@ class Candidates:
 
     def settled(self) -> str | None:
         """Why the sampler stops, in words; None where it does not, or where something is still to be asked again or
-        confirmed."""
+        confirmed. Where nothing is chosen, the sampler cannot tell the space's only configuration from the reference:
+        :meth:`next` ends that."""
         waiting = any(map(self._is_new, self._study.lost)) or self._new_unconfirmed()
-        return None if waiting else self._study.settled()
+        return self._study.settled() if self._space.distributions and not waiting else None
 
     def finish(self, proposal: Proposal) -> None:
         """Note that a proposal has ended."""
