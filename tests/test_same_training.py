@@ -42,6 +42,7 @@ def told(plain, tmp_path):
         ("accumulation", "batch"),
         ("linear_probe", "layers"),
         ("traced_first", "layers"),
+        ("fixmatch", "foreach"),
     ],
 )
 def test_the_training_is_the_scripts_own(name, technique, told):

@@ -3,7 +3,8 @@ names this folder. It knows nothing of the package that is looked at, lies benea
 
 Written at its end to ``$SAME_TRAINING_RECORD/<pid>.json``: the batches of each loader's epochs (a hash of each
 sample, and the sampler's indices), and of each optimizer step its optimizer, learning rates, backward passes, losses,
-gradient norm, and the state of the random generators after it.
+gradient norm, and the state of the random generators after it. The norm is that of before the step, since torch's own
+foreach SGD with Nesterov momentum writes over the gradients, or of after it where a closure makes them within.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class Recorder:
         self._num_loaders = self._num_optimizers = 0
         self._loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._before: weakref.WeakKeyDictionary[Any, tuple[int, float]] = weakref.WeakKeyDictionary()
         self._losses: list[float | None] = []
         self.epochs: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
 
     def install(self, torch: Any) -> None:
         """Put the hooks on torch."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
         from torch.utils.data import DataLoader
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -54,6 +56,7 @@ class Recorder:
         _around(_BaseDataLoaderIter, "_next_index", self._next_index)
         _around(_BaseDataLoaderIter, "__next__", self._next)
         _around(DataLoader, "__iter__", self._iterated)
+        register_optimizer_step_pre_hook(self._stepping)
         register_optimizer_step_post_hook(self._stepped)
         atexit.register(self._write)
 
@@ -92,10 +95,19 @@ class Recorder:
             iterator._recorded["batches"].append(_hashes(batch, self._torch))
         return batch
 
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _norm(self, optimizer: Any) -> float:
         with self._torch._C.DisableTorchFunction(), self._torch.no_grad():
             gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            norm = sum(float(gradient.float().square().sum()) for gradient in gradients) ** 0.5
+            return sum(float(gradient.float().square().sum()) for gradient in gradients) ** 0.5
+
+    def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._before[optimizer] = len(self._losses), self._norm(optimizer)
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        num_losses, norm = self._before[optimizer]
+        if len(self._losses) != num_losses:
+            norm = self._norm(optimizer)
+        with self._torch._C.DisableTorchFunction(), self._torch.no_grad():
             generators = self._torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode()
         if optimizer not in self._optimizers:
             self._optimizers[optimizer], self._num_optimizers = self._num_optimizers, self._num_optimizers + 1
