@@ -12,7 +12,6 @@ from benchmarks.same_training.run import attempt, train
 from benchmarks.same_training.styles import STYLES
 from benchmarks.same_training.task import task_of
 
-NOT_YET = pytest.mark.xfail(strict=True)
 STYLE = {style.name: style for style in STYLES}
 
 
@@ -55,7 +54,7 @@ def test_the_training_is_the_scripts_own(name, technique, told):
         ("infinite_loader", "cache"),
         ("resampled_negatives", "cache"),
         ("own_reference", "workers that stay"),
-        pytest.param("accumulation_undivided", "batch", marks=NOT_YET),
+        ("accumulation_undivided", "batch"),
     ],
 )
 def test_another_training_is_refused_or_left_alone(name, technique, told):
