@@ -7,7 +7,8 @@ import torch
 from line_task import training_of
 from torch import nn
 
-from autotune.techniques.memory_format import MemoryFormat
+from autotune.errors import PlanError
+from autotune.techniques.memory_format import MemoryFormat, channels_last_fault
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 from autotune.testing.zoo_facts import BARE, facts_of
@@ -51,6 +52,28 @@ def test_volumes_are_stored_with_channels_last_too():
     LAST.on_model(model, ())
     assert model[0].weight.stride() == (54, 1, 18, 6, 2)
     assert model[1].weight.stride() == before
+
+
+@pytest.mark.parametrize(
+    ("convolution", "is_at_fault"),
+    [
+        (nn.Conv2d(4, 8, 1, stride=2), True),
+        (nn.Conv2d(8, 8, 1, stride=2), False),
+        (nn.Conv2d(4, 8, 1), False),
+        (nn.Conv2d(4, 8, 3, stride=2), False),
+    ],
+)
+def test_a_convolution_that_onednn_computes_past_a_buffer_on_avx2_is_refused(convolution, is_at_fault, monkeypatch):
+    """AVX2 takes 8 channels at once: on the other three, 300 backward passes under glibc's checks were clean."""
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+    assert channels_last_fault(nn.Sequential(convolution)) is None
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    fault = channels_last_fault(nn.Sequential(convolution))
+    assert (fault is not None) == is_at_fault
+    assert LAST.unavailable(BARE.model_copy(update={"conv_dims": (2,), "channels_last_fault": fault})) == fault
+    if is_at_fault:
+        with pytest.raises(PlanError, match="0 is a strided 1 × 1 convolution of 4 channels"):
+            LAST.on_model(nn.Sequential(convolution), ())
 
 
 @pytest.mark.parametrize(("dims", "offered"), [((1,), 1), ((2,), 2), ((1, 3), 2), ((), 1)])

@@ -16,6 +16,7 @@ from ..techniques.allocator import installed_allocators
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import find_blocks
 from ..techniques.compiler import lacking_compiler
+from ..techniques.memory_format import channels_last_fault
 from ..techniques.optimizer import implementation_of, supported_implementations
 from .dataset import DatasetFacts
 from .device import available_host_bytes, inspect_device, num_processors
@@ -86,6 +87,7 @@ def _of_model(model: nn.Module, paths: Sequence[str]) -> dict[str, Any]:
         "num_blocks": len(blocks),
         "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
         "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
+        "channels_last_fault": channels_last_fault(model),
         "pruning_obstacle": obstacle(model),
         "linear_features": linear_features(model),
     }

@@ -81,6 +81,8 @@ class Facts(_Frozen):
     """Class of the repeated blocks, for people."""
     conv_dims: tuple[int, ...]
     """Spatial dimensions of the model's convolutions: (2,) for an image model, () for none."""
+    channels_last_fault: str | None = None
+    """Why convolutions that read channels last would be at fault on this device; None where nothing is known."""
     pruning_obstacle: str | None = None
     """Why the model cannot be pruned at all, where that is known without a cut."""
     linear_features: int = 0

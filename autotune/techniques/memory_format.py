@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from ..errors import PlanError
 from ._base import Effect, Run, Stage, Technique
 from .facts import Facts
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MemoryFormat"]
+__all__ = ["MemoryFormat", "channels_last_fault"]
+
+_AVX2_CHANNELS = 8
+"""Input channels that oneDNN's AVX2 kernels take at once."""
 
 
 class MemoryFormat(Technique):
@@ -41,10 +45,13 @@ class MemoryFormat(Technique):
         """channels_last is defined for 4-D and 5-D tensors alone."""
         if self.kind == "channels_last" and not {2, 3} & set(facts.conv_dims):
             return "the model has no 2-D or 3-D convolutions"
-        return None
+        return facts.channels_last_fault if self.kind == "channels_last" else None
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Change the weights' strides in place, 4-D as channels_last and 5-D as channels_last_3d.
+
+        Raises:
+            PlanError: oneDNN would write past a buffer (:func:`channels_last_fault`).
 
         Source: https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html
         """
@@ -52,8 +59,34 @@ class MemoryFormat(Technique):
             return model
         import torch
 
+        if (fault := channels_last_fault(model)) is not None:
+            raise PlanError(f"settings.memory_format.kind: channels_last cannot be used here: {fault}.")
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         for parameter in model.parameters():
             if parameter.ndim in formats:
                 parameter.data = parameter.data.to(memory_format=formats[parameter.ndim])
         return model
+
+
+def channels_last_fault(model: nn.Module) -> str | None:
+    """Why a CPU would train a model wrongly, or crash, in channels_last; None where nothing is known against it.
+
+    For the gradient of a strided 1 × 1 convolution's weight, oneDNN's AVX2 kernel writes past a buffer where the input
+    has fewer channels than it takes at once. Seen in torch 2.13.0 on one thread, as a crash; on several, others saw
+    wrong gradients. Source: https://github.com/uxlfoundation/oneDNN/issues/6035
+    """
+    import torch
+    from torch import nn
+
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return None
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Conv2d | nn.Conv3d) or module.weight.device.type != "cpu":
+            continue
+        num_channels, is_strided = module.in_channels // module.groups, max(module.stride) > 1
+        if is_strided and set(module.kernel_size) == {1} and num_channels < _AVX2_CHANNELS:
+            return (
+                f"{name or type(module).__name__} is a strided 1 × 1 convolution of {num_channels} channels, for which "
+                "oneDNN writes past a buffer on a CPU with AVX2 (oneDNN issue 6035)"
+            )
+    return None
