@@ -404,7 +404,7 @@ def test_run_fills_in_the_batch_and_hands_on_the_exit_code(tmp_path):
     (tmp_path / "plan.yaml").write_text(
         "schema: autotune/plan@1\nsettings:\n  batch: {micro: 8, accumulate: 2}\n  optimizer: {kind: fused}\n"
     )
-    flags = ("--batch-size", "{batch.micro}", "--grad-accum={batch.accumulate}", "--say")
+    flags = ("--batch-size", "{batch.micro=8}", "--grad-accum={batch.accumulate=2}", "--say")
     ended = autotune("run", "plan.yaml", "--", sys.executable, "-u", SCRIPTS / "mlp.py", *flags, cwd=tmp_path)
     assert (ended.returncode, ended.left_behind) == (0, [])
     assert ended.stderr == "autotune: in force: micro-batch 8 × 2, fused optimizer (plan.yaml)\n"

@@ -11,9 +11,9 @@ from ..errors import UserError
 from ..plan import load_plan
 from ..report.printing import tell
 from ..script.command import own_share, under_launcher
-from ..script.flags import told
+from ..script.flags import is_split_otherwise, told
 from ..script.launchers import other_than_asked
-from ..training.launched import PLAN_VARIABLE, STRICT_VARIABLE
+from ..training.launched import PLAN_VARIABLE, SPLIT_VARIABLE, STRICT_VARIABLE
 
 __all__ = ["run"]
 
@@ -31,13 +31,15 @@ def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
         raise UserError(f"{command[0]}: options stand before the plan: `autotune run {command[0]} {path} -- python …`.")
     plan = load_plan(path)
     settings, evaluation = plan.settings, plan.evaluation.batch if plan.evaluation is not None else None
+    splits = is_split_otherwise(command, own_share(settings))
     command, changed = told(command, own_share(settings), evaluation)
     if changed is not None:
         tell(f"autotune: {changed}")
     launched = under_launcher(command)
     if (note := other_than_asked(command)) is not None:
         tell(f"autotune: {note}")
-    ours = {PLAN_VARIABLE: str(path.resolve()), **({STRICT_VARIABLE: "1"} if strict else {})}
+    ours = {PLAN_VARIABLE: str(path.resolve()), SPLIT_VARIABLE: str(int(splits))}
+    ours |= {STRICT_VARIABLE: "1"} if strict else {}
     environment = {**os.environ, **settings.environment(os.environ), **ours}
     if launched is None:
         tell(

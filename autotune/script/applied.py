@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,11 +18,13 @@ from ..techniques import Settings, Stage
 from ..techniques.data_loading import DataLoading
 from ..techniques.parallel import Parallel
 from ..training.drift import Difference, here, is_strict, other_model, other_shapes, tell
+from ..training.launched import SPLIT_VARIABLE
 from .shards import mismatch, shared_by, unwrapped, wrappers
 
 if TYPE_CHECKING:
     from .hooks import ScriptHooks
     from .loaders import Loaders
+    from .undivided import Undivided
 
 __all__ = ["PREPARE", "InScript", "Refused", "ScriptJob", "is_success", "refuse", "tell_once", "why_no_model"]
 
@@ -57,6 +60,7 @@ class ScriptJob:
         self._plan, self._process = InScript(load_plan(path), path), os.getpid()
         self._hooks: ScriptHooks | None = None
         self._plan.check_ranks()
+        self._plan.is_split_unseen = self._plan.plan.checked is None and os.environ.get(SPLIT_VARIABLE) == "1"
         if (reason := _beyond(self._plan.plan)) is not None:
             refuse(f"{path}: {reason}")
 
@@ -159,6 +163,10 @@ class InScript:
         """Whether its model recomputes blocks by itself."""
         self.is_in_parts = False
         """Whether the script calls parts of its model one by one, and not the model."""
+        self.is_split_unseen = False
+        """Whether the plan splits the batch otherwise than the job, and nothing has compared the two."""
+        self._losses: Undivided | None = None
+        """Of the first step, where the split is unseen."""
         self.wants_model = any(
             technique.stage not in (Stage.PROCESS, Stage.LOADER) and technique.model_dump(exclude_defaults=True)
             for technique in plan.settings.techniques()
@@ -282,6 +290,39 @@ class InScript:
                 "optimizer step). Give its own flags the plan's: `autotune run plan.yaml -- python train.py "
                 "--batch-size {batch.micro} --grad-accum {batch.accumulate}`."
             )
+        if self._losses is not None:
+            self._check_split(self._losses, num_backwards)
+
+    @contextmanager
+    def passing_back(self, loss: Any) -> Iterator[None]:
+        """A loss is passed back within the block: those of the first step may tell what is wrong with a split."""
+        if not self.is_split_unseen:
+            yield
+            return
+        from .undivided import Undivided
+
+        self._losses = self._losses or Undivided()
+        with self._losses.passing_back(loss, self._parameters):
+            yield
+
+    def _check_split(self, losses: Undivided, num_backwards: int) -> None:
+        from .undivided import DIVIDE
+
+        self.is_split_unseen = False
+        if losses.are_sure(self._parameters()):
+            refuse(
+                f"{self.path}: the plan splits the batch otherwise than the command, and the script passes back "
+                f"{num_backwards} losses to a step that are divided by nothing, so that its gradient is "
+                f"{num_backwards} times that of their mean. In the script, {DIVIDE}; or leave batch out of the plan."
+            )
+        tell_once(
+            "nothing has compared the plan's split of the batch with the job as it stands (a search does). See that "
+            f"the script does two things: {DIVIDE}, and make no learning rate of the batch flag alone."
+        )
+
+    def _parameters(self) -> Iterator[Any]:
+        """Of the model that is trained; none until it is known."""
+        return iter(()) if self.model is None else self.model.parameters()
 
     def tell_drift(self) -> None:
         """Before the first optimizer step: what differs from where the plan was measured; an error if that was asked

@@ -10,7 +10,7 @@ from ..techniques.batch import Batch
 from .command import ADD_PATH, BATCH, EVALUATION, filled, own_batch, own_evaluation, placeholders, under_launcher
 from .parsers import has_both, makes_up_total, stands_for
 
-__all__ = ["Flag", "flags_of", "taken", "told", "with_evaluation", "with_placeholders"]
+__all__ = ["Flag", "flags_of", "is_split_otherwise", "taken", "told", "with_evaluation", "with_placeholders"]
 
 _WITH_VALUE = re.compile(r"((?:-|\+){0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
 _FLAG, _NUMBER = re.compile(r"--?[A-Za-z][\w.-]*"), re.compile(r"[1-9]\d*")
@@ -140,6 +140,23 @@ def told(command: Sequence[str], batch: Batch | None, evaluation: int | None = N
     if list(command) in (words, whole):
         return whole, None
     return whole, f"the plan's batch is in the script's own flags: {flags_of(words, whole)}."
+
+
+def is_split_otherwise(command: Sequence[str], batch: Batch | None) -> bool:
+    """Whether a plan's batch, put into the flags of a command, is another split of a step than the command's own; also
+    where that is not stated.
+
+    Args:
+        command: as the user gave it.
+        batch: that each process trains on; None where the plan states none.
+    """
+    if batch is None or batch.accumulate == 1:
+        return False
+    words = with_placeholders(command) or command
+    own, names = own_batch(words, batch.num_samples), placeholders(words)
+    if own is None:
+        return False
+    return own.micro != batch.micro if BATCH[0] in names else own.accumulate != batch.accumulate
 
 
 def flags_of(command: Sequence[str], words: Sequence[str] | None = None) -> str:

@@ -255,7 +255,7 @@ class ScriptHooks:
             )
         if self.observer is not None:
             self.observer.backward(args[0] if args else None)
-        with self._contexts.in_backward():
+        with self._contexts.in_backward(), self._plan.passing_back(args[0] if args else None):
             return original(*args, **kwargs)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

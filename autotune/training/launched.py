@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 __all__ = [
     "PLAN_VARIABLE",
+    "SPLIT_VARIABLE",
     "STRICT_VARIABLE",
     "TRIAL_VARIABLE",
     "Launcher",
@@ -20,6 +21,8 @@ PLAN_VARIABLE = "AUTOTUNE_PLAN"
 """Environment variable: path of the plan that a job runs with."""
 STRICT_VARIABLE = "AUTOTUNE_STRICT"
 """Environment variable: 1 refuses a plan on another machine than it was measured on."""
+SPLIT_VARIABLE = "AUTOTUNE_SPLIT"
+"""Environment variable: 1 where the plan's batch, in a command's flags, is split otherwise than the command's own."""
 TRIAL_VARIABLE = "AUTOTUNE_TRIAL"
 """Environment variable: folder of the trial that a script runs for."""
 
