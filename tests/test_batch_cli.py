@@ -11,7 +11,7 @@ import yaml
 
 from autotune.plan import load_plan
 
-SPACE = "schema: autotune/space@1\nprecision: auto\n"
+SPACE = "schema: autotune/space@1\noptimizer: [{kind: default}, {kind: foreach}]\n"
 JOBS = """
 schema: autotune/jobs@1
 jobs:

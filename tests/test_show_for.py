@@ -46,7 +46,7 @@ def test_code_for_a_framework(framework, shown):
 def test_flags_of_known_parsers():
     lines = flags.written(PLAN).splitlines()
     assert (
-        "--per_device_train_batch_size 2 --gradient_accumulation_steps 3 --bf16 True --dataloader_num_workers 2 "
+        "--per_device_train_batch_size 2 --gradient_accumulation_steps 3 --bf16 True "
         "--optim adamw_torch_fused --activation_checkpointing True "
         """--activation_checkpointing_kwargs '{"every_n_layers": 2}'"""
     ) in lines
