@@ -171,7 +171,7 @@ class IsolationContract(ExecutorContract):
         return outcome
 
     def test_of_two_that_take_turns_one_computes_at_a_time(self, executor: Executor, folder: Path) -> None:
-        """Once both are warm, each step of the one is over before a step of the other begins; both took several turns."""
+        """Once both are warm, a step of the one is over before one of the other begins; both took several turns."""
         outcome = self.compare(executor, folder)
         assert isinstance(outcome.one, Measured), outcome.one
         assert isinstance(outcome.other, Measured), outcome.other
