@@ -109,20 +109,26 @@ class Recorder:
             norm = self._norm(optimizer)
         with self._torch._C.DisableTorchFunction(), self._torch.no_grad():
             generators = self._torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode()
-        if optimizer not in self._optimizers:
-            self._optimizers[optimizer], self._num_optimizers = self._num_optimizers, self._num_optimizers + 1
         self.steps.append(
             {
-                "optimizer": self._optimizers[optimizer],
-                "class": type(optimizer).__name__,
-                "rates": [float(group["lr"]) for group in optimizer.param_groups],
-                "losses": self._losses,
+                **self._step(optimizer),
                 "norm": norm,
                 "drawn": [self._drawn(number) for number in range(self._num_loaders)],
                 "generators": _digest(generators),
             }
         )
         self._losses = []
+
+    def _step(self, optimizer: Any) -> dict[str, Any]:
+        """What any record says of a step."""
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer], self._num_optimizers = self._num_optimizers, self._num_optimizers + 1
+        return {
+            "optimizer": self._optimizers[optimizer],
+            "class": type(optimizer).__name__,
+            "rates": [float(group["lr"]) for group in optimizer.param_groups],
+            "losses": self._losses,
+        }
 
     def _drawn(self, loader: int) -> int:
         return sum(len(rows) for epoch in self.epochs if epoch["loader"] == loader for rows in epoch["batches"])
