@@ -58,7 +58,7 @@ def test_volumes_are_stored_with_channels_last_too():
     ("convolution", "is_at_fault"),
     [
         (nn.Conv2d(4, 8, 1, stride=2), True),
-        (nn.Conv2d(8, 8, 1, stride=2), False),
+        (nn.Conv2d(8, 16, 1, stride=2), False),
         (nn.Conv2d(4, 8, 1), False),
         (nn.Conv2d(4, 8, 3, stride=2), False),
     ],
