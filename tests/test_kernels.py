@@ -305,7 +305,10 @@ def test_a_recurrent_layer_has_its_weights_in_blocks_and_what_goes_into_its_gate
     assert found_backward == pytest.approx(backward * 2**20, rel=0.08)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+NO_BF16 = pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no bfloat16 on this CPU")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=NO_BF16)])
 def test_a_recurrent_layers_workspace_is_reckoned_from_a_few_sequences(dtype):
     """Against torch's own, of another number of them."""
     x, weights, states = recurrent(dtype, steps=32, batch=37, features=24, hidden=64)

@@ -32,6 +32,13 @@ class TestPrecision(TechniqueContract):
         return tuple(choice for choice in found if choice != Precision(kind="bf16"))
 
 
+@pytest.mark.skipif(torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has LSTMs in bfloat16")
+def test_an_lstm_in_a_type_that_onednn_lacks_here_is_refused_before_it_runs():
+    """The plan is refused in words; oneDNN would say "could not create a primitive descriptor" in the first step."""
+    with pytest.raises(PlanError, match="lstm is an LSTM on the CPU, and oneDNN has none in bfloat16"):
+        training_of(ZOO["lstm"], precision=Precision(kind="bf16"))
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_autocast_computes_in_the_type_and_keeps_parameters(kind, dtype):
     """Linear layers return the low-precision type within forward_context; parameters and gradients stay fp32."""

@@ -99,8 +99,13 @@ class Precision(Technique):
         By torch's older names: once the newer ``fp32_precision`` is set, reading an older one raises.
 
         Raises:
-            PlanError: this device cannot compute in TF32.
+            PlanError: this device cannot compute in the type.
         """
+        if self.kind == "bf16" and (name := _lstm_without_bf16(model)) is not None:
+            raise PlanError(
+                f"settings.precision.kind: bf16 cannot be used here: {name} is an LSTM on the CPU, and oneDNN has none "
+                "in bfloat16 for this CPU's instruction set. Use fp32."
+            )
         if self.kind != "tf32":
             return model
         import torch
@@ -122,6 +127,20 @@ class Precision(Technique):
         import torch
 
         return torch.autocast(device_type, torch.bfloat16 if self.kind == "bf16" else torch.float16)
+
+
+def _lstm_without_bf16(model: nn.Module) -> str | None:
+    """The first LSTM that this CPU could not run in bfloat16; None where there is none."""
+    import torch
+    from torch import nn
+
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    for name, module in model.named_modules():
+        is_onednns = isinstance(module, nn.LSTM) and not module.proj_size
+        if is_onednns and all(one.device.type == "cpu" for one in module.parameters()):
+            return name or type(module).__name__
+    return None
 
 
 def _restore_flags() -> None:
