@@ -4,7 +4,8 @@
 
 Each pair is a plan and the job as it stands in two fresh processes that take turns of a second. The logarithm of their
 ratio varies from turn to turn within a pair, and from pair to pair. Printed is the standard deviation of both, the
-second without what the first explains, and how far one pair's mean may lie from all pairs'.
+second without what the first explains, and how far one pair's value may lie from all pairs': its trimmed mean, which a
+search takes, and beside it its plain mean.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 from typing import Any
 
 from autotune.commands.where import Where
+from autotune.measure.timing.turns import trimmed_mean
 from autotune.plan import Budget
 from autotune.search.options import SearchOptions
 from autotune.search.requests import Requests, inspect, reference_settings
@@ -106,17 +108,19 @@ def compared(executor: Executor, asked: CompareRequest) -> Compared:
 def told(row: dict[str, Any]) -> str:
     """A row in words."""
     ratios = [pair["log_ratios"] for pair in row["pairs"]]
-    means = [statistics.fmean(one) for one in ratios]
-    within = math.sqrt(statistics.fmean(statistics.variance(one) for one in ratios))
+    values, errors = zip(*map(trimmed_mean, ratios), strict=True)
+    center = statistics.fmean(values)
     number = statistics.fmean(len(one) for one in ratios)
-    between = math.sqrt(max(0.0, statistics.variance(means) - within**2 / number))
-    off = max(abs(mean - statistics.fmean(means)) for mean in means)
+    within = statistics.fmean(statistics.stdev(one) for one in ratios)
+    between = math.sqrt(max(0.0, statistics.variance(values) - statistics.fmean(error**2 for error in errors)))
+    plain = [statistics.fmean(one) for one in ratios]
+    off, off_plain = max(abs(value - center) for value in values), max(abs(value - center) for value in plain)
     disturbed = statistics.median(share for pair in row["pairs"] for share in pair["disturbed"])
     seconds = statistics.median(pair["seconds"] for pair in row["pairs"])
     return (
-        f"{row['job']}: {math.exp(statistics.fmean(means)):.3f}x; standard deviation {within:.1%} from turn to turn, "
-        f"{between:.1%} from pair to pair; a pair is off by {off:.1%} at most; {seconds:.0f} s a pair of "
-        f"{number:.0f} turns, of which other work took {disturbed:.1%} at the median"
+        f"{row['job']}: {math.exp(center):.3f}x; standard deviation {within:.1%} from turn to turn, "
+        f"{between:.1%} from pair to pair; a pair is off by {off:.1%} at most, its plain mean by {off_plain:.1%}; "
+        f"{seconds:.0f} s a pair of {number:.0f} turns, of which other work took {disturbed:.1%} at the median"
     )
 
 

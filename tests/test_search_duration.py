@@ -53,19 +53,21 @@ KNOWN = facts(step_samples_per_s=83.2)
 
 def test_a_search_that_has_not_begun_is_between_quick_trials_and_slow_ones():
     """Predictions take one to three times as long as the inspection. There are 11 trials, 3 compared, and 2 rounds by
-    turns, for which both start in fresh interpreters and take 8 turns. A run takes 1 s to be set up, and at the
-    reference's speed 5 steps to warm up and 40 windows of one, 10 more steps where its losses are compared; twice as
-    fast, and 10 windows."""
+    turns, for which both start in fresh interpreters, in half as long again as one, and take 8 turns. A run takes 1 s
+    to be set up, and at the reference's speed 5 steps to warm up and 40 windows of one, 10 more steps where its losses
+    are compared; twice as fast, and 10 windows."""
     found = expected(KNOWN, 5.0, SearchOptions("model.py", trial_time_s=60.0), 24)
     slow, quick = 1 + 5 + 40, 1 + 2.5 + 5
-    assert found.high_s == pytest.approx(5 + 15 + 11 * (slow + 10) + 3 * slow + 2 * 2 * (slow - 40 + 3 + 8))
-    assert found.low_s == pytest.approx(5 + 5 + 11 * (quick + 5) + 3 * quick + 2 * 2 * (quick - 5 + 3 + 8))
+    assert found.high_s == pytest.approx(5 + 15 + 11 * (slow + 10) + 3 * slow + 2 * (1.5 * (slow - 40 + 3) + 16))
+    assert found.low_s == pytest.approx(5 + 5 + 11 * (quick + 5) + 3 * quick + 2 * (1.5 * (quick - 5 + 3) + 16))
 
 
 def test_at_most_it_is_all_trials_each_for_all_of_its_time_at_half_the_speed():
     found = expected(KNOWN, 5.0, SearchOptions("model.py", trial_time_s=60.0), 24)
     slowest = 1 + 10 + 60
-    assert found.most_s == pytest.approx(5 + 15 + 24 * (slowest + 20) + 3 * slowest + 2 * 2 * (slowest - 60 + 3 + 8))
+    assert found.most_s == pytest.approx(
+        5 + 15 + 24 * (slowest + 20) + 3 * slowest + 2 * (1.5 * (slowest - 60 + 3) + 16)
+    )
 
 
 def test_a_job_of_several_ranks_takes_no_turns():

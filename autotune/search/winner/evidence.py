@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from scipy.special import stdtrit
 
 from ...measure import Measurement
-from ...measure.timing.turns import FEWEST_TURNS
+from ...measure.timing.turns import FEWEST_TURNS, trimmed_mean
 from ...plan import Budget, Evidence, Gain, Peak, Speed
 from ...units import ceil_mib
 from ...workers.outcome import DISTURBED, Turn
@@ -71,9 +71,9 @@ class Pair:
 
     @property
     def log_ratio(self) -> float | None:
-        """Natural logarithm of the winner's speed over the reference's; of turns, their mean."""
+        """Natural logarithm of the winner's speed over the reference's; of turns, their trimmed mean."""
         if self.turns:
-            return statistics.fmean(turn.log_ratio for turn in self.counted)
+            return trimmed_mean([turn.log_ratio for turn in self.counted])[0]
         if self.reference is None:
             return None
         return math.log(self.winner.samples_per_s.value / self.reference.samples_per_s.value)
@@ -129,8 +129,7 @@ def _num_ratios(rounds: Sequence[Pair]) -> int:
 
 def _error_within(pair: Pair) -> float:
     """Standard error of a round's ratio, by its turns."""
-    ratios = [turn.log_ratio for turn in pair.counted]
-    return statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
+    return trimmed_mean([turn.log_ratio for turn in pair.counted])[1]
 
 
 def _pooled(values: Sequence[float], errors: Sequence[float]) -> Interval:
