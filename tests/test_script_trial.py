@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import shlex
 import subprocess
@@ -41,7 +42,7 @@ PYTHON = sys.executable
 ENDLESS = (PYTHON, str(SCRIPTS / "mlp.py"), "--steps=100000000")
 
 
-def requested(command, deadline_s=600.0, scratch=None, **settings):
+def requested(command, deadline_s=600.0, scratch="auto", **settings):
     return MeasureRequest(
         scratch=scratch,
         id="trial",
@@ -346,6 +347,58 @@ def test_in_an_empty_folder_the_script_is_the_users(job, tmp_path, local_executo
     said = outcome.output.splitlines()
     assert said[0] == expected
     assert said[1].endswith("/scratch []")
+
+
+@pytest.mark.parametrize(("kind", "left"), [("auto", "the user's"), ("off", "a trial's")])
+def test_a_trial_overwrites_no_file_of_a_small_folder_unless_it_is_asked_to(job, kind, left):
+    command = write_script(job, "open('runs/ckpt.pt', 'w').write(\"a trial's\")\nwhile True: step()\n")
+    with LocalExecutor() as executor:
+        outcome = measured(executor, command, scratch=kind)
+    assert isinstance(outcome, Measured), outcome
+    assert Path("runs/ckpt.pt").read_text() == left
+
+
+@pytest.mark.parametrize("limit", ["_SMALL_ENTRIES", "_SMALL_BYTES"])
+def test_a_folder_that_is_not_small_is_worked_in_and_never_copied_unasked(job, tmp_path, monkeypatch, limit):
+    """All processes of a trial find it."""
+    monkeypatch.setattr(scratch, limit, 1)
+    for is_first in (True, False):
+        assert (
+            scratch.work_in(tmp_path / "scratch", "auto", is_first) == "the script's folder is too large to be copied"
+        )
+        assert Path.cwd() == job
+    assert scratch.made_in(tmp_path / "scratch") == {}
+    assert scratch.work_in(tmp_path / "other", "copy") is None
+    assert Path.cwd() != job
+
+
+def test_a_copy_keeps_the_times_and_modes_of_files(job, tmp_path):
+    (job / "run.sh").write_text("")
+    (job / "run.sh").chmod(0o755)
+    os.utime(job / "run.sh", (1e9, 1e9))
+    scratch.work_in(tmp_path / "scratch", "copy")
+    found = Path("run.sh").stat()
+    assert (found.st_mtime, found.st_mode & 0o777) == (1e9, 0o755)
+
+
+def test_what_each_trial_would_make_anew_is_told(job):
+    """A dataset that the script downloads beside it; the checkpoint of an epoch is made after the first step."""
+    body = (
+        "os.makedirs('../cache/digits')\nopen('../cache/digits/x.npy', 'wb').write(bytes(5 * 2**20))\n"
+        "while True:\n    step()\n    open('epoch.pt', 'wb').write(bytes(9 * 2**20))\n"
+    )
+    request = InspectRequest(
+        id="look",
+        task="script.py",
+        command=tuple(under_launcher(write_script(job, body))),
+        device="cpu",
+        options=InspectOptions(),
+        deadline_s=60.0,
+    )
+    with LocalExecutor() as executor:
+        (said,) = executor.submit(request).result().facts.warnings
+    assert f"makes 5 MiB of files ({job.parent}/cache/digits/x.npy). Each trial makes them anew" in said
+    assert not (job.parent / "cache").exists()
 
 
 def test_what_a_script_starts_does_not_outlive_its_trial(local_executor, script):

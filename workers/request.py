@@ -32,7 +32,7 @@ class _Request(BaseModel):
     """``path/to/model.py`` or ``path/to/model.py:name``."""
     command: tuple[str, ...] | None = None
     """The job is a script that this starts, under our launcher, in place of a task that is loaded."""
-    scratch: Literal["copy", "empty"] | None = None
+    scratch: Literal["auto", "copy", "empty", "off"] = "auto"
     """The script runs in a folder of the trial's own: a copy of the current one, or empty."""
     seed: int = 0
     """Seeds everything before the model is built."""

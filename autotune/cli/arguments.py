@@ -194,9 +194,10 @@ Flags = Annotated[
     ),
 ]
 ScratchFolder = Annotated[
-    Literal["copy", "empty"] | None,
+    Literal["auto", "copy", "empty", "off"],
     typer.Option(
-        help="Run each trial of a script in a folder of its own, removed after it: a copy of the current one, or empty."
+        help="Run each trial of a script in a folder of its own, removed after it: a copy of the current one, or an "
+        "empty one. auto: a copy of a folder of up to 256 MiB and 5,000 files."
     ),
 ]
 AllowSplit = Annotated[bool, typer.Option("--allow-split", help="Split batches even where that changes the gradient.")]

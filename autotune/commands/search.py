@@ -37,7 +37,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     if options.command is None:
         refuse_script(options.task)  # before anything is said of reading it
     stop, here = threading.Event(), Path.cwd()
-    if options.scratch is not None and options.command is None:
+    if options.scratch != SearchOptions.scratch and options.command is None:
         raise UserError("--scratch is for a script's trials. Those of a task file call its functions alone.")
     if options.flags != SearchOptions.flags and options.command is None:
         raise UserError("--flags is for a script's own. A task file states its batch: batch_size, micro_batch_size.")

@@ -39,7 +39,7 @@ def verify(
     where: Where,
     trial_time_s: float,
     json: bool,
-    scratch: Scratch | None = None,
+    scratch: Scratch = "auto",
 ) -> Verification:
     """Measure a plan again and print what was found.
 
@@ -49,9 +49,9 @@ def verify(
         where: what runs it.
         trial_time_s: the time share of each repeat's timed windows, seconds.
         json: print one JSON document.
-        scratch: where a script's trials run, if not in the current folder.
+        scratch: the folder that a script's trials run in.
     """
-    if scratch is not None and not where.is_script:
+    if scratch != SearchOptions.scratch and not where.is_script:
         raise UserError("--scratch is for a script's trials. Give the command that starts it, behind --.")
     plan = load_plan(path).on(default_device())
     evaluation = plan.evaluation.batch if plan.evaluation is not None else None
@@ -106,7 +106,7 @@ def verify_plan(
     observe: Callable[[Event], None],
     trial_time_s: float = 60.0,
     command: Sequence[str] | None = None,
-    scratch: Scratch | None = None,
+    scratch: Scratch = "auto",
 ) -> Verification:
     """Measure a plan in three fresh interpreters.
 
@@ -117,7 +117,7 @@ def verify_plan(
         observe: is told what happens.
         trial_time_s: the time share of each repeat's timed windows, seconds.
         command: what starts the script, with the plan's batch in its flags.
-        scratch: where the script's trials run, if not in the current folder.
+        scratch: the folder that the script's trials run in.
 
     Raises:
         PlanError: the plan was found for another model, or asks for what cannot be had here.

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -31,6 +32,7 @@ from ..workers.request import InspectRequest
 from .applied import InScript, why_no_model
 from .boundary import Boundary
 from .observer import Observer
+from .scratch import made_in, made_words
 from .shards import shared_by, unwrapped
 
 __all__ = ["Look"]
@@ -49,6 +51,7 @@ class Look(Observer):
         found: InScript,
         num_started: int,
         answer: Callable[[Outcome], NoReturn],
+        scratch: Path | None = None,
         obstacle: str | None = None,
     ) -> None:
         """
@@ -57,6 +60,7 @@ class Look(Observer):
             found: the script's model and its loaders, once they are.
             num_started: processes that the command has started.
             answer: takes the outcome, and ends the script.
+            scratch: the folder that it runs in; None is the user's.
             obstacle: why its epoch is not ended early, to see the next; None where it may be.
         """
         super().__init__()
@@ -71,6 +75,9 @@ class Look(Observer):
         self._num_passes = 0
         """Backward passes since the first step."""
         self._began_s, self._began_with = 0.0, 0
+        self._scratch = scratch
+        self._made: str | None = None
+        """What each trial is going to make anew before its first step, in words."""
         self._boundary = Boundary(found.data, answer, obstacle)
 
     def forward(self, inputs: Any) -> None:
@@ -116,6 +123,7 @@ class Look(Observer):
         self._per_step.append(num_backwards)
         read, self.drawn_from = self.drawn_from, []
         if self.num_steps == 1:
+            self._made = made_words(made_in(self._scratch)) if self._scratch is not None else None
             self._began_s, self._began_with, self._num_passes = perf_counter(), self.num_samples, 0
         if self.num_steps < _NUM_STEPS:
             return
@@ -193,6 +201,7 @@ class Look(Observer):
             shared_by=parallel.kind,
             first_losses=(losses := self._first_losses()),
             not_comparable=self._not_comparable(not is_read or data.deterministic, losses),
+            warnings=() if self._made is None else (self._made,),
         )
 
     def _micro(self, accumulate: int) -> int:

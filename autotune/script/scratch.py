@@ -8,55 +8,132 @@ import itertools
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..errors import UserError
 from ..units import format_bytes
 
-__all__ = ["Scratch", "found_from", "work_in"]
+__all__ = ["Scratch", "found_from", "made_in", "made_words", "work_in"]
 
-Scratch = Literal["copy", "empty"]
+Scratch = Literal["auto", "copy", "empty", "off"]
 
 _LEFT_OUT = (".git", ".autotune", "__pycache__")
 _MOST_BYTES = 2 * 2**30
 """Most bytes to copy of files that cannot share their blocks."""
+_SMALL_BYTES, _SMALL_ENTRIES = 256 * 2**20, 5000
+"""Of a folder that is copied without being asked."""
+_MADE_BYTES = 4 * 2**20
+"""New files of so many bytes are told of."""
 _MOST_LINKS = 1000
 """To what is beside each folder that the current one is in."""
 _FICLONE = 0x40049409  # linux/fs.h
 
 
-def work_in(folder: Path, kind: Scratch, is_first: bool = True, most_bytes: int | None = None) -> None:
+def work_in(folder: Path, kind: Scratch, is_first: bool = True) -> str | None:
     """Make a working folder and change into it. Around a copy are links to what is around the original (``../data``).
 
     Args:
         folder: does not exist yet; whoever names it removes it.
-        kind: with a copy of the files of the current folder, or empty.
+        kind: a copy of the current folder, or an empty one. ``auto`` is a copy where that folder is small, and can be
+            read; else, and where it is ``off``, the current folder stays.
         is_first: of several processes in one folder, the first makes it, and the others wait for it.
-        most_bytes: of files that cannot share their blocks; None is 2 GiB.
+
+    Returns:
+        Why the current folder stays; None where it does not.
 
     Raises:
         UserError: there is too much to copy.
         OSError: it cannot be made.
     """
+    if kind == "off":
+        return "--scratch off has trials write where the script does"
     origin = Path.cwd()
-    within = origin.relative_to(origin.anchor) if kind == "copy" else Path()
+    within = Path() if kind == "empty" else origin.relative_to(origin.anchor)
     if is_first:
-        making = folder.with_name(f"{folder.name}.partial")
-        making.mkdir()
-        if kind == "copy":
-            _link_around(origin, making)
-            _copy(str(origin), making / within, _MOST_BYTES if most_bytes is None else most_bytes)
-        making.rename(folder)
+        try:
+            _make(folder, kind, origin)
+        except (UserError, OSError):
+            if kind != "auto":
+                raise
+            folder.symlink_to(origin.anchor)  # where all of them find the current one again
     while not folder.exists():
         time.sleep(0.01)
     os.chdir(folder / within)
+    return "the script's folder is too large to be copied" if folder.is_symlink() else None
 
 
 def found_from(path: str, origin: str) -> str:
     """A script's path where it is not in the scratch folder: seen from the folder that the command was given in."""
     return path if os.path.exists(path) or os.getcwd() == origin else os.path.join(origin, path)
+
+
+def made_in(folder: Path) -> dict[str, int]:
+    """Bytes of the files in and around a copy of the current folder that the original does not have, by path, largest
+    first; none where the current folder stayed."""
+    if folder.is_symlink():
+        return {}
+    root = Path(folder.anchor)
+    found = [folder / entry.path for entry in _entries(folder) if entry.kind == "file"]
+    new = {str(to): path.stat().st_size for path in found if not (to := root / path.relative_to(folder)).exists()}
+    return dict(sorted(new.items(), key=lambda item: -item[1]))
+
+
+def made_words(made: dict[str, int]) -> str | None:
+    """That each trial makes such files anew (a dataset that the script downloads); None where they are small."""
+    if (num_bytes := sum(made.values())) < _MADE_BYTES:
+        return None
+    more = f" and {len(made) - 1} more" if len(made) > 1 else ""
+    return (
+        f"before its first step the script makes {format_bytes(num_bytes)} of files ({next(iter(made))}{more}). Each "
+        "trial makes them anew, in a scratch folder. Run the script once by itself, which keeps them; or search with "
+        "--scratch off."
+    )
+
+
+class _Entry(NamedTuple):
+    path: str
+    """Relative to the folder that it is in."""
+    kind: Literal["file", "folder", "link"]
+    """A virtual environment becomes a link."""
+
+
+def _entries(folder: Path) -> Iterator[_Entry]:
+    """What is copied of a folder, each folder before what is in it."""
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        for name in [*folders, *files]:
+            source = os.path.join(where, name)
+            path = os.path.relpath(source, folder)
+            if os.path.islink(source) or os.path.exists(os.path.join(source, "pyvenv.cfg")):
+                folders[:] = [other for other in folders if other != name]
+                yield _Entry(path, "link")
+            elif os.path.isdir(source):
+                yield _Entry(path, "folder")
+            elif os.path.isfile(source):
+                yield _Entry(path, "file")
+
+
+def _make(folder: Path, kind: Scratch, origin: Path) -> None:
+    making = folder.with_name(f"{folder.name}.partial")
+    if kind == "auto" and not _is_small(origin):
+        raise UserError(f"{origin} is too large to be copied unasked.")
+    making.mkdir()
+    if kind != "empty":
+        _link_around(origin, making)
+        _copy(origin, making / origin.relative_to(origin.anchor))
+    making.rename(folder)
+
+
+def _is_small(folder: Path) -> bool:
+    num_bytes = 0
+    for number, (path, kind) in enumerate(_entries(folder), 1):
+        num_bytes += (folder / path).stat().st_size if kind == "file" else 0
+        if number > _SMALL_ENTRIES or num_bytes > _SMALL_BYTES:
+            return False
+    return True
 
 
 def _link_around(origin: Path, folder: Path) -> None:
@@ -70,33 +147,31 @@ def _link_around(origin: Path, folder: Path) -> None:
         folder.mkdir()
 
 
-def _copy(origin: str, folder: Path, most_bytes: int) -> None:
+def _copy(origin: Path, folder: Path) -> None:
     """Files share their blocks with the copy until either is written, where the file system can; links stay links, to
-    what they lead to now; virtual environments become links."""
+    what they lead to now."""
     num_bytes = 0
-    for where, folders, files in os.walk(origin):
-        to = folder / os.path.relpath(where, origin)
-        folders[:] = [name for name in folders if name not in _LEFT_OUT]
-        for name in [*folders, *files]:
-            source = os.path.join(where, name)
-            if os.path.islink(source) or os.path.exists(os.path.join(source, "pyvenv.cfg")):
-                os.symlink(os.path.realpath(source), to / name)
-            elif os.path.isdir(source):
-                (to / name).mkdir()
-            elif os.path.isfile(source) and not _share(source, to / name):
-                num_bytes += os.path.getsize(source)
-                if num_bytes > most_bytes:
+    for path, kind in _entries(origin):
+        source, to = origin / path, folder / path
+        if kind == "link":
+            to.symlink_to(source.resolve())
+        elif kind == "folder":
+            to.mkdir()
+        else:
+            if not _share(source, to):
+                num_bytes += source.stat().st_size
+                if num_bytes > _MOST_BYTES:
                     raise UserError(
-                        f"--scratch copy: {origin} holds more than {format_bytes(most_bytes)}, which would be copied "
+                        f"--scratch copy: {origin} holds more than {format_bytes(_MOST_BYTES)}, which would be copied "
                         "for each trial. Put large data elsewhere, with a link to it here, or use --scratch empty."
                     )
-                shutil.copyfile(source, to / name)
-        folders[:] = [name for name in folders if not (to / name).is_symlink()]
+                shutil.copyfile(source, to)
+            shutil.copystat(source, to)
 
 
-def _share(source: str, copy: Path) -> bool:
+def _share(source: Path, copy: Path) -> bool:
     """Clone a file, block for block; False where the file system cannot."""
-    with open(source, "rb") as old, copy.open("wb") as new:
+    with source.open("rb") as old, copy.open("wb") as new:
         try:
             fcntl.ioctl(new, _FICLONE, old.fileno())
         except OSError:

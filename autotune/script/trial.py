@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ScriptTrial"]
 
-_SMALL_BYTES = 256 * 2**20
-"""Of a folder that is copied for a script's first run without being asked."""
 _GRACE_S = 5.0
 """How long a script may take to end, with its own ``finally`` and ``atexit``, once it has been measured."""
 
@@ -80,25 +78,15 @@ class ScriptTrial:
         when_imported("numpy", lambda: sys.modules["numpy"].random.seed(seed % 2**32))
         self._obstacle: str | None = None
         """Why no epoch is ended early: the script may write there what it writes at an epoch's end."""
-        if request.scratch is not None:
-            self._work_in_scratch(request.scratch)
-        elif isinstance(request, InspectRequest) and self._ranks.size == 1:
-            self._work_in_copy()
+        self._work_in_scratch(request.scratch)
         self._tell("running the script, up to its first optimizer step")
 
     def _work_in_scratch(self, kind: Scratch) -> None:
         try:
-            work_in(self._folder.path / "scratch", kind, is_first=self._ranks.rank == 0)
+            self._obstacle = work_in(self._folder.path / "scratch", kind, is_first=self._ranks.rank == 0)
         except (UserError, OSError) as error:
             self._write(Failed(message=str(error)))
             raise SystemExit(1) from None
-
-    def _work_in_copy(self) -> None:
-        """Where the folder is small; else in it, and no epoch is ended."""
-        try:
-            work_in(self._folder.path / "scratch", "copy", most_bytes=_SMALL_BYTES)
-        except (UserError, OSError):
-            self._obstacle = "its folder is too large to be copied, so no epoch of it was ended to see the next"
 
     def _tell(self, phase: str) -> None:
         """What the trial is doing; of several processes, what the first is."""
@@ -144,7 +132,9 @@ class ScriptTrial:
             timing = ScriptTiming(request, self._began_s, self._answer, self._tell)
             self._finish, hooks.observer = timing.finish, timing
         else:
-            look = Look(request, in_script, self._ranks.size, self._answer, self._obstacle)
+            look = Look(
+                request, in_script, self._ranks.size, self._answer, self._folder.path / "scratch", self._obstacle
+            )
             self._finish, hooks.observer = look.finish, look
         if self._several is not None:
             self._several.begin(Charge(torch.device(request.device)))

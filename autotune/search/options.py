@@ -43,8 +43,9 @@ class SearchOptions:
     """The job is the script that this starts, with the batch's placeholders in it; ``task`` is then its name."""
     flags: Literal["auto", "off"] = "auto"
     """``--flags``: whether a command without placeholders is searched by the flags that are known to take a batch."""
-    scratch: Literal["copy", "empty"] | None = None
-    """``--scratch``: trials of a script run in a folder of their own, a copy of the current one or empty."""
+    scratch: Literal["auto", "copy", "empty", "off"] = "auto"
+    """``--scratch``: trials of a script run in a folder of their own, a copy of the current one or empty; ``auto`` is a
+    copy of a small one."""
     budget_bytes: int | None = None
     """``--budget 8GiB``; None with no ``budget_share`` searches for speed alone."""
     budget_share: float | None = None

@@ -74,7 +74,7 @@ class Requests:
     facts: Facts
     command: tuple[str, ...] | None = None
     """Of a job that is a script, with its placeholders."""
-    scratch: Scratch | None = None
+    scratch: Scratch = "auto"
     """Where the script's trials run, if not in the current folder."""
 
     def request(self, name: str, settings: Settings, measure: MeasureOptions, deadline_s: float) -> MeasureRequest:
@@ -166,7 +166,7 @@ class Requests:
 
 
 def _started(
-    command: Sequence[str] | None, batch: Batch | None, scratch: Scratch | None, evaluation: int | None = None
+    command: Sequence[str] | None, batch: Batch | None, scratch: Scratch, evaluation: int | None = None
 ) -> dict[str, Any]:
     """How a trial's process is started, where the job is a script: with the batches in its flags, and what it might
     tell others of itself kept here. A task's is started as it is."""

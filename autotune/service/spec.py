@@ -88,8 +88,8 @@ class Job(BaseModel):
     """Samples that one optimizer step sees."""
     flags: Literal["auto", "off"] = "auto"
     """Whether a command's own flags, where they are known, take the batch."""
-    scratch: Literal["copy", "empty"] | None = None
-    """Trials of a command run in folders of their own: copies of the job's, or empty."""
+    scratch: Literal["auto", "copy", "empty", "off"] = "auto"
+    """Trials of a command run in folders of their own: copies of the job's (``auto``: of a small one), or empty."""
     allow_split: bool = False
     """Split batches even where that changes the gradient."""
     max_quality_drop: Annotated[_Short, AfterValidator(_drop)] | None = None
