@@ -12,6 +12,7 @@ from .timing.turns import TurnOptions
 __all__ = [
     "NO_EVALUATION",
     "NUM_STEPS",
+    "OUT",
     "Evaluated",
     "EvaluationOptions",
     "InspectOptions",
@@ -26,6 +27,9 @@ __all__ = [
 Stopped = Literal["precise", "slower", "no_surer", "time", "over"]
 """What ended timing: the interval is narrow enough; the configuration is surely slower than the speed to beat; the
 interval no longer gets narrower; the time is over, or the script; the peak is over the budget."""
+OUT: frozenset[Stopped] = frozenset({"slower", "over"})
+"""What can win no more: no leak is looked for, and no losses are compared (``parity.losses`` is empty) unless the model
+is compiled or the job is a script."""
 
 NUM_STEPS = 10
 """Optimizer steps whose losses are compared with the reference's."""
@@ -212,8 +216,7 @@ class Measurement(_Frozen):
     """Share of the timed seconds that the speed comes from: less than 1 where windows that other work disturbed are
     left out."""
     stopped: Stopped = "time"
-    """What ended timing. After "slower" no leak is looked for, and no losses are compared (``parity.losses`` is empty)
-    unless the model is compiled or the job is a script."""
+    """What ended timing. Where there was a speed to beat, what is :data:`OUT` by this is looked at no further."""
     epoch_start_s: float = Field(ge=0)
     """Seconds from asking for an epoch to its first batch."""
     compile_s: float = Field(default=0.0, ge=0)

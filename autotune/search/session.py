@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files import FOLDER
-from ..measure.measurement import Parity, QualityOptions
+from ..measure.measurement import OUT, Parity, QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
@@ -135,10 +135,11 @@ class Session:
         return math.exp(self.study.log_speed(best) - self.study.paces.shift)
 
     def lacks_comparison(self, row: Tried) -> bool:
-        """Whether a trial ended before its losses were compared, since it was surely slower than another."""
+        """Whether a trial ended before its losses were compared, since it was surely slower than another or over the
+        budget."""
         if not isinstance(row.outcome, Measured) or row.number == 0 or row.settings.affect("function"):
             return False
-        return row.outcome.measurement.stopped == "slower" and row.outcome.measurement.parity.compared is None
+        return row.outcome.measurement.stopped in OUT and row.outcome.measurement.parity.compared is None
 
     def _quality_options(self, is_reference: bool, number: int) -> QualityOptions:
         """How quality is measured; trials with the reference's seed are given up early if they fall too far behind
