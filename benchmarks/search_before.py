@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.commands.where import Where
+from autotune.measure.timing.turns import trimmed_mean
 from autotune.plan import Budget, Plan, load_plan
 from autotune.search.options import SearchOptions
 from autotune.search.requests import Requests, inspect
@@ -85,7 +86,7 @@ def speeds(name: str, plans: dict[str, Plan], num_pairs: int) -> list[float]:
         requests = Requests(path, 0, Budget(device="cpu"), facts)
         asked = taking_turns(requests, plans["now"].settings, plans["before"].settings, _TURN_S)
         found = [compared(executor, asked) for _ in range(num_pairs)]
-    return [round(math.exp(statistics.fmean(turn.log_ratio for turn in one.turns)), 4) for one in found]
+    return [round(math.exp(trimmed_mean([turn.log_ratio for turn in one.turns])[0]), 4) for one in found]
 
 
 def told(row: dict[str, Any]) -> str:
