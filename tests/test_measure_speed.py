@@ -9,7 +9,6 @@ from autotune.measure import MeasureOptions
 from autotune.measure.timing import engine, speed
 from autotune.measure.timing.engine import Reading, Timing, WarmUp
 from autotune.measure.timing.speed import FEWEST_WINDOWS, Window, speed_of
-from autotune.measure.timing.turns import TurnOptions
 
 CALM, TORN = (0.06, 0.0, 0.0), (0.12, 0.0, 0.0)
 
@@ -111,9 +110,9 @@ def _options(trial_time_s=60.0, precision=0.02, **more):
     return MeasureOptions(trial_time_s=trial_time_s, precision=precision, parity_batch=32, **more)
 
 
-def _timing(clock, table, options=None, charge=None):
+def _timing(clock, table, options=None, charge=None, side=None):
     steps = FakeSteps(clock, table)
-    timing, is_over = Timing(steps, charge or FakeCharge(), options or _options()), False
+    timing, is_over = Timing(steps, charge or FakeCharge(), options or _options(), side), False
     while not is_over:
         steps.step()
         is_over = timing.stepped()
@@ -268,38 +267,34 @@ def test_without_a_speed_to_beat_it_has_its_time(clock):
 class FakeSide:
     """Two turns of 0.2 s; remembers how they went."""
 
-    turn_s = 0.2
+    turn_s, at_rest_s = 0.2, 0.0
 
-    def __init__(self, options):
-        FakeSide.said = []
+    def __init__(self, num_turns=2):
+        self.said, self._num_turns = [], num_turns
 
     def wait(self, samples_per_s=0.0, disturbed=0.0):
-        FakeSide.said.append(samples_per_s)
-        return len(FakeSide.said) < 3
+        self.said.append(samples_per_s)
+        return len(self.said) <= self._num_turns
 
 
 def test_by_turns_each_has_its_time_and_what_lay_ready_at_its_beginning_is_not_timed(clock, monkeypatch):
     """Of seven steps in a turn, the first and one for each of two batches ahead are not; four of 0.06 s are 0.24 s."""
-    monkeypatch.setattr(engine, "Side", FakeSide)
     monkeypatch.setattr(FakeSteps, "num_ahead", 2)
     steps = FakeSteps(clock, [(0.01, 0.0, 0.0)] * 3 + [(0.06, 0.0, 0.0)] * 4)
-    options = _options().model_copy(update={"turns": TurnOptions(folder="")})
-    timing = Timing(steps, FakeCharge(), options)
+    side = FakeSide()
+    timing = Timing(steps, FakeCharge(), _options(), side)
     for _ in range(13):
         steps.step()
         assert not timing.stepped()
     steps.step()
     assert timing.stepped()
-    assert FakeSide.said == [0.0, pytest.approx(32 / 0.06), pytest.approx(32 / 0.06)]
+    assert side.said == [0.0, pytest.approx(32 / 0.06), pytest.approx(32 / 0.06)]
     assert len(timing.windows) == 8
 
 
-def test_a_turn_that_never_comes_leaves_three_windows(clock, monkeypatch):
+def test_a_turn_that_never_comes_leaves_three_windows(clock):
     """Nobody is there any more to say that it goes on."""
-    monkeypatch.setattr(engine, "Side", FakeSide)
-    monkeypatch.setattr(FakeSide, "wait", lambda self, *said: False)
-    options = _options().model_copy(update={"turns": TurnOptions(folder="")})
-    timing = _timing(clock, [(0.06, 0.0, 0.0)], options)
+    timing = _timing(clock, [(0.06, 0.0, 0.0)], side=FakeSide(num_turns=0))
     assert (len(timing.windows), timing.result()["stopped"]) == (3, "time")
 
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from autotune.measure.timing.turns import Said, is_enough, trimmed_mean
+from autotune.measure.timing.turns import GO, SAID, Said, Side, TurnOptions, answer, is_enough, trimmed_mean
 from autotune.workers.outcome import Turn
 from autotune.workers.trial import supervise
 
@@ -19,6 +19,19 @@ from autotune.workers.trial import supervise
 def test_what_a_side_says_crosses_whole():
     said = Said(1234, 567.25, 0.125)
     assert Said.read(said.line()) == said
+
+
+def test_a_side_that_was_told_to_end_waits_no_more(tmp_path):
+    """The other has failed as it was started: this one is told so before its warm-up, and no answer comes after."""
+    for name in (SAID, GO):
+        os.mkfifo(tmp_path / name)
+    pipes = [os.open(tmp_path / name, os.O_RDWR) for name in (SAID, GO)]
+    side = Side(TurnOptions(folder=str(tmp_path)))
+    answer(pipes[1], True)
+    answer(pipes[1], False)
+    assert [side.wait() for _ in range(3)] == [True, False, False]
+    for pipe in pipes:
+        os.close(pipe)
 
 
 def test_a_turn_is_the_one_over_the_other():

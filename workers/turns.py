@@ -77,7 +77,7 @@ def _compare(one: _Side, other: _Side, request: CompareRequest) -> Outcome:
                 side.wait_until_ready()
         until_s = time.monotonic() + request.most_s
         for side in (one, other):
-            side.turn()  # the first is not counted: a process that was stopped comes up to its speed
+            side.turn()  # the warm-up, for which each has the processors to itself
         while not _are_enough(found, request.precision) and time.monotonic() < until_s:
             pair = (one, other) if len(found) % 2 == 0 else (other, one)  # a drift counts once forward, once backward
             said = {side: side.turn() for side in pair}

@@ -62,10 +62,12 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         if options.largest_of:
             steps.repeat(steps.feed.largest_of(options.largest_of))
             steps.settle()
-        warnings = _warm_up(steps, charge, options)
+        warm_up = WarmUp(steps, charge, options, _steps_asked(training))
+        warnings = _warm_up(steps, warm_up, options)
+    phases_s["warmup"] -= warm_up.at_rest_s
     with _timed(phases_s, "timed"):
         gc.collect()
-        timing, optimizer_time = Timing(steps, charge, options), OptimizerTime(training.device)
+        timing, optimizer_time = Timing(steps, charge, options, warm_up.side), OptimizerTime(training.device)
         with optimizer_time.watching(training.optimizer):
             is_over = False
             while not is_over:
@@ -104,11 +106,15 @@ def _is_parity_last(training: Training, options: MeasureOptions) -> bool:
     return options.parity_last or (options.to_beat is not None and training.settings.compile == Compile())
 
 
-def _warm_up(steps: Steps, charge: Charge, options: MeasureOptions) -> list[str]:
+def _steps_asked(training: Training) -> int:
+    """Steps that the techniques want before anything is measured."""
+    return max(technique.warm_up_steps() for technique in training.settings.techniques())
+
+
+def _warm_up(steps: Steps, warm_up: WarmUp, options: MeasureOptions) -> list[str]:
     """Run steps until measuring may begin; what is not settled by then, in words."""
     head_start = 2 * steps.num_ahead if options.turns is None else 0  # each turn leaves out those that lay ready
-    asked = max(technique.warm_up_steps() for technique in steps.training.settings.techniques())
-    warm_up, is_warm = WarmUp(steps, charge, options, asked), False
+    is_warm = False
     while not is_warm:
         skipped = steps.step().skipped
         is_warm = warm_up.stepped(skipped, is_used_up=steps.feed.num_batches >= head_start)

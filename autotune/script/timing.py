@@ -109,8 +109,8 @@ class ScriptTiming(Observer):
         elif self._timing is None:
             if self._warm_up.stepped():
                 self._timed_s = time.monotonic()
-                self._phases_s["warmup"] = self._timed_s - self._first_s
-                self._timing = Timing(self, self._charge, self._options)
+                self._phases_s["warmup"] = self._timed_s - self._first_s - self._warm_up.at_rest_s
+                self._timing = Timing(self, self._charge, self._options, self._warm_up.side)
         elif self._timing.stepped():
             outcome = self.finish()
             assert outcome is not None, "it ends with enough windows"

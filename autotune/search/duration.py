@@ -32,7 +32,7 @@ _QUICK_PREDICTION, _SLOW_PREDICTION = 1.0, 3.0
 """Duration of the predictions before the first trial over the inspection's: both trace the model. 5 to 13 s after 4 s
 in two examples."""
 _LIKELY_TURNS = 8
-"""Turns of either side in a round, of 5 to 11, the first included, which is not counted."""
+"""Turns of either side in a round, of 5 to 11, the first included, which is the warm-up."""
 _BOTH_STARTS = 1.5
 """Duration of a round's two starts, at once on the same processors, over that of one alone."""
 _FEW_WINDOWS, _MANY_WINDOWS = 10, 40

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any, NamedTuple, Protocol, cast
 
 from ...ranks import of_first, world_size
@@ -84,11 +83,19 @@ class WarmUp:
     Every technique has had the steps that it asks for, batches that lay ready are used up, the loss scaler has stopped
     skipping, nothing is compiled, and the peak is stable; or the time for it is over, in which compiling does not
     count. A peak that still grows then is not warned of: it is read after all has run.
+
+    By turns with another process, it is the first turn.
     """
 
     def __init__(self, meter: Meter, charge: Charge, options: MeasureOptions, fewest_steps: int = 0) -> None:
-        """The time runs from here."""
+        """The time runs from here, or once it is this process's turn."""
         self._meter, self._charge = meter, charge
+        self.side = Side(options.turns) if options.turns is not None else None
+        """What says when it is this process's turn."""
+        if self.side is not None:
+            self.side.wait()
+        self.at_rest_s = self.side.at_rest_s if self.side is not None else 0.0
+        """Seconds in which the other process had its turn."""
         self._limit_s = options.trial_time_s * WARMUP_SHARE
         self._num_left, self._num_calm = fewest_steps, 0
         self._peak_bytes, self._began = charge.high_water_bytes(), meter.read()
@@ -130,9 +137,15 @@ class Timing:
     """Windows of whole optimizer steps, until the speed is known or the time is over; by turns with another process
     where the options say so."""
 
-    def __init__(self, meter: Meter, charge: Charge, options: MeasureOptions) -> None:
-        """The first window opens here, or once it is this process's turn; ``charge`` is asked for the peak, which is
-        held to the options' budget."""
+    def __init__(self, meter: Meter, charge: Charge, options: MeasureOptions, side: Side | None = None) -> None:
+        """The first window opens here, or once it is this process's turn.
+
+        Args:
+            meter: reads the training.
+            charge: is asked for the peak, which is held to the options' budget.
+            options: how long, and how precisely.
+            side: says when it is this process's turn; None where it has the machine to itself.
+        """
         self._meter, self._charge = meter, charge
         self._budget = options.budget if options.enforce else None
         charge.sample_descendants()
@@ -144,13 +157,16 @@ class Timing:
         self.stopped: Stopped | None = None
         """What ended it; None while it goes on."""
         self._other_work = OtherWork()
-        self._side = Side(options.turns) if options.turns is not None else None
-        self.at_rest_s = 0.0
-        """Seconds since the first window was to open in which the other process had its turn."""
+        self._side, self._rested_s = side, side.at_rest_s if side is not None else 0.0
         self._turn_began_at = self._num_to_skip = 0
         if self._side is not None:
             self._wait_for_turn(self._side)
         self._open()
+
+    @property
+    def at_rest_s(self) -> float:
+        """Seconds since the first window was to open in which the other process had its turn."""
+        return self._side.at_rest_s - self._rested_s if self._side is not None else 0.0
 
     @property
     def windows(self) -> list[Window]:
@@ -224,10 +240,8 @@ class Timing:
     def _wait_for_turn(self, side: Side, last: Sequence[Window] = ()) -> None:
         """Say how the last turn went. Batches that lay ready when the next begins are trained on, and not timed."""
         rate = sum(window.num_samples for window in last) / sum(window.seconds for window in last) if last else 0.0
-        began_s = perf_counter()
         with self._other_work.at_rest():
             self._goes_on = side.wait(rate, disturbed_share(last) if last else 0.0)
-        self.at_rest_s += perf_counter() - began_s
         self._turn_began_at, self._num_to_skip = len(self._windows), 1 + self._meter.num_ahead
 
     def _open(self) -> None:

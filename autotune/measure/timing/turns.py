@@ -11,6 +11,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat
@@ -41,12 +42,12 @@ class TurnOptions(BaseModel):
 
 
 class Said(NamedTuple):
-    """What a side says at the end of a turn, and once before its first."""
+    """What a side says at the end of a turn, and before its first, the warm-up."""
 
     pid: int
     """The process whose tree is to be stopped."""
     samples_per_s: float
-    """Of the turn; 0 before the first."""
+    """Of the turn; 0 before the warm-up and after it."""
     disturbed: float
     """Share of the turn that other work took."""
 
@@ -66,22 +67,28 @@ class Side:
 
     def __init__(self, options: TurnOptions) -> None:
         self.turn_s = options.turn_s
-        self._folder = Path(options.folder)
+        self.at_rest_s = 0.0
+        """Seconds that it has waited."""
+        self._folder, self._is_over = Path(options.folder), False
 
     def wait(self, samples_per_s: float = 0.0, disturbed: float = 0.0) -> bool:
         """Say how the turn went, and wait for the next.
 
         Args:
-            samples_per_s: of the turn; 0 before the first.
+            samples_per_s: of the turn; 0 before the warm-up and after it.
             disturbed: share of it that other work took.
 
         Returns:
-            Whether there is another; False also where nobody is there any more to say so.
+            Whether there is another; False also where nobody is there any more to say so, and once it was told so.
         """
-        said = Said(os.getpid(), samples_per_s, disturbed).line()
+        if self._is_over:
+            return False
+        said, began_s = Said(os.getpid(), samples_per_s, disturbed).line(), perf_counter()
         (self._folder / SAID).write_text(said)
         with (self._folder / GO).open("rb", buffering=0) as pipe:
-            return pipe.read(1) == _ON
+            self._is_over = pipe.read(1) != _ON
+        self.at_rest_s += perf_counter() - began_s
+        return not self._is_over
 
 
 def answer(pipe: int, goes_on: bool) -> None:
