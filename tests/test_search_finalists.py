@@ -220,6 +220,25 @@ def test_a_finalist_that_fails_in_the_first_round_is_not_the_winner():
     assert run_search(options(), executor=executor).plan.settings == BF16
 
 
+@pytest.mark.parametrize(("num_late", "winner"), [(1, BOTH), (2, BF16)])
+def test_a_finalist_that_does_not_end_in_time_is_run_once_more_for_twice_as_long(num_late, winner):
+    """Its trial did: it is the machine that has become slow."""
+    late = []
+
+    class Late(TableExecutor):
+        def _answer(self, request):
+            if is_again(request) and request.plan.settings == BOTH and len(late) < num_late:
+                late.append(request.deadline_s)
+                return TimedOut(deadline_s=request.deadline_s, message="ended")
+            return super()._answer(request)
+
+    executor = Late(facts(), [row(settings) for settings in configurations(facts())])
+    run = run_search(options(), executor=executor)
+    assert run.plan.settings == winner
+    assert [one / late[0] for one in late] == [1.0, 2.0][:num_late]
+    assert sum("It runs once more, for up to" in event.message for event in run.seen(Warned)) == 1
+
+
 def test_when_every_finalist_falls_the_reference_is_the_plan():
     class OnlyTheReference(TableExecutor):
         def _answer(self, request):

@@ -49,6 +49,10 @@ class _Request(BaseModel):
         """The same, for a task that lies elsewhere."""
         return self.model_copy(update={"task": task})
 
+    def with_deadline(self, deadline_s: float) -> Self:
+        """The same, with more time or less."""
+        return self.model_copy(update={"deadline_s": deadline_s})
+
     @property
     def applied(self) -> Settings:
         """What is in force in the trial; its variables have to be there when the process starts."""
@@ -107,6 +111,11 @@ class CompareRequest(_Request):
         """Of both sides."""
         sides = {"one": self.one.of_task(task), "other": self.other.of_task(task)}
         return self.model_copy(update={"task": task, **sides})
+
+    def with_deadline(self, deadline_s: float) -> Self:
+        """Of both sides."""
+        sides = {"one": self.one.with_deadline(deadline_s), "other": self.other.with_deadline(deadline_s)}
+        return self.model_copy(update={"deadline_s": deadline_s, **sides})
 
     @classmethod
     def of(cls, one: MeasureRequest, other: MeasureRequest, most_s: float) -> CompareRequest:
