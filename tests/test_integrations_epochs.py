@@ -8,8 +8,10 @@ import os
 import pytest
 import torch
 from frameworks import FRAMEWORKS, Data, Job, Told, epochs_of, trained
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
+from autotune.errors import PlanError
+from autotune.integrations.loaders import put_at_first_epoch
 from autotune.plan import Plan
 from autotune.script.applied import tell_once
 from autotune.techniques import Settings
@@ -154,3 +156,17 @@ def test_the_loader_of_the_validation_stays_the_jobs(framework, row):
     assert len({tuple(epoch) for epoch in epochs_of(expected.validated)}) == 3
     assert trained(framework, Job(Data(12), held_out, before), of(row)) == expected
     assert {x for batch in trained(framework, Job(Data(12), Options(8)), of(KEPT)).validated for x in batch} == {0.0}
+
+
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_a_loader_that_the_row_cannot_be_put_on_ends_no_job_that_trains(has_stepped, capsys):
+    """Its first epoch comes late: in a curriculum, or with a second dataset."""
+    loader = DataLoader(TensorDataset(torch.arange(4.0)), batch_size=None)
+    put_at_first_epoch(of(HOST), loader, "cpu")
+    if not has_stepped:
+        with pytest.raises(PlanError, match="does not batch by itself"):
+            list(loader)
+        return
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
+    assert [float(x) for (x,) in loader] == [0.0, 1.0, 2.0, 3.0]
+    assert "does not batch by itself. The loader is left as it is." in capsys.readouterr().err

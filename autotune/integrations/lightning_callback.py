@@ -104,8 +104,8 @@ class PlanCallback(Callback):
             changed.load_state_dict(changed.state_dict())  # a fused one's step counts lie on the device
         tell(self.plan, "Lightning", self._notes)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """A model that is compiled and never called is not in force."""
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """A model that is compiled and never called is not in force: told before the first step."""
         if isinstance(pl_module._compiled_call_impl, _Noted):
             raise PlanError(
                 f"settings.compile: {type(pl_module).__name__}.training_step does not call self(...), so that nothing "

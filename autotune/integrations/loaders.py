@@ -4,16 +4,19 @@ from then on, as in an unedited script."""
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from ..data.worker_queues import hold_queues
 from ..errors import PlanError
 from ..plan import Plan
 from ..randomness import undisturbed
+from ..script.applied import tell_once
 from ..script.loader_row import LoaderRow
 from ..script.patches import patch
 from ..training.launched import stand_aside
@@ -21,6 +24,8 @@ from ..training.launched import stand_aside
 __all__ = ["put_at_first_epoch"]
 
 _ROW = "_autotune_row"
+_unmet: weakref.WeakSet[_Row] = weakref.WeakSet()
+"""Those whose loaders have begun no epoch, before any optimizer step."""
 
 
 class _Row(LoaderRow):
@@ -29,6 +34,9 @@ class _Row(LoaderRow):
     def __init__(self, plan: Plan, loader: DataLoader[Any], device: torch.device | str) -> None:
         super().__init__(plan, loader, device)
         self.loader, self._is_met = loader, False
+        self.is_late = False
+        """Whether an optimizer has stepped before the loader's first epoch."""
+        _unmet.add(self)
 
     def begun(self, begin: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
         """An epoch that torch begins, with the row where that can be."""
@@ -43,8 +51,14 @@ class _Row(LoaderRow):
             self.go_on()
             return
         self._is_met = True
-        with undisturbed():
-            self.put_on(self.loader)
+        _unmet.discard(self)
+        try:
+            with undisturbed():
+                self.put_on(self.loader)
+        except PlanError as error:
+            if not self.is_late:
+                raise
+            tell_once(f"{error} The loader is left as it is.")  # a job that trains is not ended
 
     def _begun(self, begin: Callable[[DataLoader[Any]], Any]) -> Iterator[Any]:
         with self.beginning(self.loader):
@@ -99,6 +113,13 @@ def put_at_first_epoch(plan: Plan, loader: Any, device: torch.device | str) -> N
 @functools.cache
 def _watch_loaders() -> None:
     patch(DataLoader, "__iter__", _begin)
+    register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(*_: Any) -> None:
+    for row in _unmet:
+        row.is_late = True
+    _unmet.clear()
 
 
 def _begin(original: Callable[..., Any], loader: Any) -> Any:
