@@ -19,6 +19,7 @@ from autotune.script.applied import InScript, ScriptJob
 from autotune.script.command import under_launcher
 from autotune.script.hooks import ScriptHooks
 from autotune.search.events import Warned
+from autotune.search.requests import reference_settings
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
@@ -92,6 +93,24 @@ NESTED = (
     "for epoch in range(2):\n    for (x,) in loader:\n        read.append(x[:, 0].tolist())\n"
     "        model(x).sum().backward(); optimizer.step()\n        with torch.no_grad():\n"
     "            for (y,) in loader:\n                break\n"
+)
+TWICE = (
+    "loader = DataLoader(TensorDataset(torch.randn(64, 4)), 8)\nmodel = nn.Linear(4, 2)\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nwhile True:\n    for (x,) in loader:\n"
+    "        model(x).square().mean().backward()\n        model(x + 0.1).square().mean().backward()\n"
+    "        optimizer.step(); optimizer.zero_grad()\n"
+)
+TWO_LOADERS = (
+    "few, many = (DataLoader(TensorDataset(torch.randn(64, 4)), size) for size in (2, 6))\nmodel = nn.Linear(4, 2)\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nwhile True:\n    for (x,), (y,) in zip(few, many):\n"
+    "        model(torch.cat([x, y])).square().mean().backward()\n        optimizer.step(); optimizer.zero_grad()\n"
+)
+TIME_FIRST = (
+    "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    "        self.embedding, self.rnn = nn.Embedding(9, 4), nn.LSTM(4, 4, batch_first={})\n"
+    "    def forward(self, x):\n        return self.rnn(self.embedding(x))[0]\n"
+    "model, x = Net(), torch.randint(9, (6, 3))\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nwhile True:\n"
+    "    model(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()\n"
 )
 EVALUATES_FIRST = (
     "data = TensorDataset(torch.randn(16, 4))\nloader, validation = DataLoader(data, 4), DataLoader(data, 8)\n"
@@ -182,6 +201,29 @@ def test_steps_of_now_more_samples_now_fewer_are_measured_without_a_batch(looked
         deadline_s=600.0,
     )
     assert isinstance(local_executor.submit(request).result(), Measured)
+
+
+def test_a_batch_that_is_passed_back_twice_is_the_loaders_and_stays(looked_at):
+    """As sharpness-aware minimization does: 8 samples to a step, not 16, nor twice 4."""
+    found = looked_at(TWICE)
+    assert (found.effective_batch, found.passes, found.batch_varies) == (8, 2, False)
+    assert "passes each batch back 2 times" in found.left_out["batch"]
+    assert reference_settings(found).batch is None
+
+
+def test_of_two_loaders_that_are_read_in_turn_it_is_said_whose_batch_is_stated(looked_at):
+    found = looked_at(TWO_LOADERS)
+    assert found.effective_batch == 2
+    assert "draws from 2 loaders, in batches of 2 and 6: the batch is that of the first" in found.warnings[0]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_where_time_comes_first_it_is_said_what_the_batch_counts(looked_at, batch_first):
+    found = looked_at(TIME_FIRST.format(batch_first))
+    assert found.effective_batch == 6
+    assert [" ".join(said.split()[:7]) for said in found.warnings] == ["the model is called with time first,"][
+        batch_first:
+    ]
 
 
 def test_a_plan_for_a_batch_that_varies_states_none(tmp_path, monkeypatch, in_memory):

@@ -6,7 +6,7 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
@@ -20,6 +20,7 @@ from ..measure.device import num_processors
 from ..measure.facts import build_facts
 from ..measure.memory import Charge
 from ..measure.timing.loading import loader_rates
+from ..nested import tensors_in
 from ..ranks import world_size
 from ..task import Task
 from ..techniques import Facts, LoaderSpec, Settings
@@ -74,8 +75,10 @@ class Look(Observer):
         self._per_step: list[int] = []
         self._num_passes = 0
         """Backward passes since the first step."""
-        self._began_s, self._began_with = 0.0, 0
+        self._began_s, self._began_with, self._began_seen, self._began_drawn = 0.0, 0, 0, 0
         self._scratch = scratch
+        self._hooks: list[Any] = []
+        self._is_time_first = False
         self._made: str | None = None
         """What each trial is going to make anew before its first step, in words."""
         self._boundary = Boundary(found.data, answer, obstacle)
@@ -83,8 +86,24 @@ class Look(Observer):
     def forward(self, inputs: Any) -> None:
         """Whether the script has drawn random numbers since the last."""
         super().forward(inputs)
+        self._watch_recurrent(inputs)
         self._before = self._generators()
         self._draws_between = self._draws_between or self._after not in (None, self._before)
+
+    def _watch_recurrent(self, inputs: Any) -> None:
+        """Whether recurrent layers are called with what the model is called with, time first."""
+        first = next((tensor for tensor in tensors_in(inputs) if tensor.dim() > 1), None)
+        while self._hooks:
+            self._hooks.pop().remove()
+        if self._found.model is None or first is None or self._boundary.is_awaited:
+            return
+
+        def look(module: nn.RNNBase, args: tuple[Any, ...]) -> None:
+            is_alike = isinstance(args[0], torch.Tensor) and args[0].shape[:2] == first.shape[:2]
+            self._is_time_first = self._is_time_first or (is_alike and not module.batch_first)
+
+        layers = (module for module in self._found.model.modules() if isinstance(module, nn.RNNBase))
+        self._hooks = [layer.register_forward_pre_hook(look) for layer in layers]
 
     def forward_ended(self) -> None:
         """Whether the model has drawn random numbers."""
@@ -125,6 +144,7 @@ class Look(Observer):
         if self.num_steps == 1:
             self._made = made_words(made_in(self._scratch)) if self._scratch is not None else None
             self._began_s, self._began_with, self._num_passes = perf_counter(), self.num_samples, 0
+            self._began_seen, self._began_drawn = self._seen, self._drawn
         if self.num_steps < _NUM_STEPS:
             return
         if self._found.model is None:
@@ -137,14 +157,14 @@ class Look(Observer):
             )
         if len(trained_on := self._found.data.in_order(read)) > 0:
             self._found.train_on(trained_on[0])
-        self._boundary.await_next(trained_on, self._facts(optimizer))
+        self._boundary.await_next(trained_on, self._facts(optimizer, trained_on))
 
     def finish(self) -> Outcome | None:
         """What is known where the script ends by itself, or takes long, before its next epoch; None where that is too
         little."""
         return self._boundary.finish()
 
-    def _facts(self, optimizer: torch.optim.Optimizer) -> Facts:
+    def _facts(self, optimizer: torch.optim.Optimizer, trained_on: Sequence[Any]) -> Facts:
         request, model = self._request, unwrapped(self._found.model)
         ranks, parallel = world_size(), self._shared_out()
         device = next(p.device.type for p in model.parameters())
@@ -152,8 +172,9 @@ class Look(Observer):
             self._answer(Failed(message=f"the script trains on {device}, but --device is {request.device}."))
         rate = (self.num_samples - self._began_with) / (perf_counter() - self._began_s)
         loader = self._found.loader
-        accumulate = self._per_step[-1]
-        micro = self._micro(accumulate)
+        passes = self._passes()
+        accumulate = self._per_step[-1] // passes
+        micro = self._micro(accumulate, passes)
         dataset = loader.dataset if loader is not None else ()
         collate = None if loader is None or loader.collate_fn is default_collate else loader.collate_fn
         options = {name: getattr(loader, name) for name in OPTIONS} if loader is not None else {}
@@ -191,22 +212,30 @@ class Look(Observer):
             effective_batch_held=True,
             effective_batch_assumed=False,
             batch_varies=self._varies(micro),
+            passes=passes,
             draws_between_passes=self._draws_between,
             own_autocast=self._request.device in self._found.own_autocast,
             split_error=None if has_norm else 0.0,
             allow_lossy=False,
-            left_out=dict(self._left_out(loader, micro)),
+            left_out=self._left_out(loader, micro, passes),
             even_batches=True,
             ranks=ranks,
             shared_by=parallel.kind,
             first_losses=(losses := self._first_losses()),
             not_comparable=self._not_comparable(not is_read or data.deterministic, losses),
-            warnings=() if self._made is None else (self._made,),
+            warnings=tuple(self._warnings(trained_on)),
         )
 
-    def _micro(self, accumulate: int) -> int:
+    def _passes(self) -> int:
+        """How often the model is called with each sample that a loader has drawn, where each call is passed back."""
+        drawn, called = self._drawn - self._began_drawn, self._seen - self._began_seen
+        times = called // drawn if drawn else 1
+        is_alike = times > 1 and called == times * drawn and self._per_step[-1] % times == 0
+        return times if is_alike else 1
+
+    def _micro(self, accumulate: int, passes: int) -> int:
         """Samples of a backward pass: of a loader's batch, or of a part of it, if the script cuts that itself."""
-        seen = round((self.num_samples - self._began_with) / (self._num_passes * world_size()))
+        seen = round(passes * (self.num_samples - self._began_with) / (self._num_passes * world_size()))
         whole = self._found.batch_size
         return seen if whole in (None, seen * accumulate) else whole
 
@@ -268,13 +297,30 @@ class Look(Observer):
         sizes, num_backwards = self._found.first_step
         return {*self._per_step, num_backwards} != {num_backwards} or (bool(sizes) and micro not in sizes)
 
-    def _left_out(self, loader: Any, micro: int) -> dict[str, str]:
+    def _warnings(self, trained_on: Sequence[Any]) -> Iterator[str]:
+        if self._made is not None:
+            yield self._made
+        if len(trained_on) > 1:
+            sizes = " and ".join(str(loader.batch_size) for loader in trained_on)
+            yield (
+                f"an optimizer step draws from {len(trained_on)} loaders, in batches of {sizes}: the batch is that of "
+                "the first, and samples/s count what all of them draw"
+            )
+        if self._is_time_first and not self._drawn:
+            yield (
+                "the model is called with time first, as its recurrent layers are: the batch and samples/s count time "
+                "steps, not sequences"
+            )
+
+    def _left_out(self, loader: Any, micro: int, passes: int) -> dict[str, str]:
         found = {
             "pruning": "the script's optimizer holds all parameters before it could cut any",
             "optimizer_step": "the script may clip or log gradients, which would be gone",
             "parallel": "how many processes train is the command's own to say (torchrun, accelerate launch)",
         }
-        if self._varies(micro):
+        if passes > 1:
+            found["batch"] = f"the script passes each batch back {passes} times in an optimizer step"
+        elif self._varies(micro):
             found["batch"] = "the script's optimizer steps see now more samples, now fewer"
         if loader is None:
             found["data_loading"] = "the script iterates over no torch.utils.data.DataLoader"

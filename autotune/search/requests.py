@@ -181,7 +181,7 @@ def _started(
 
 def reference_settings(facts: Facts) -> Settings:
     """The user's job as it stands: the effective batch cut as the job cuts it, everything else untouched."""
-    batch = None if facts.batch_varies else Batch.reference(facts)
+    batch = Batch.reference(facts) if facts.states_batch else None
     return Settings(batch=batch, parallel=Parallel.reference(facts))
 
 

@@ -125,8 +125,9 @@ class Facts(_Frozen):
     micro_batch: int | None = None
     """Samples in one forward pass of the reference; None is all of an optimizer step."""
     batch_varies: bool = False
-    """Whether its optimizer steps see now more samples, now fewer, so that these numbers are rough and no plan says
-    them."""
+    """Whether its optimizer steps see now more samples, now fewer, so that these numbers are rough."""
+    passes: int = 1
+    """Of a script: how often each sample is passed back in an optimizer step (SAM: twice)."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
     """What the task says that the job runs in."""
     max_grad_norm: float | None = None
@@ -174,6 +175,11 @@ class Facts(_Frozen):
     """Of a script: why the losses of its runs are not compared, where its first steps tell."""
     warnings: tuple[str, ...] = ()
     """What the user should hear before the search starts."""
+
+    @property
+    def states_batch(self) -> bool:
+        """Whether a plan says the batch: as many samples in each optimizer step, and each of them passed back once."""
+        return not self.batch_varies and self.passes == 1
 
     @property
     def rounds(self) -> bool:
