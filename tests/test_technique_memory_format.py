@@ -84,3 +84,14 @@ def test_it_is_offered_for_images_and_volumes(dims, offered):
 def test_the_zoo_has_models_on_both_sides():
     assert LAST in MemoryFormat.choices(facts_of(ZOO["resnet"]))
     assert LAST not in MemoryFormat.choices(facts_of(ZOO["gpt"]))
+
+
+def test_dropout_takes_other_values_in_channels_last_and_as_many():
+    """torch draws its mask in the order of memory: the same 96 draws, laid on other elements."""
+    x, masks = torch.ones(2, 3, 4, 4), []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        masks.append(torch.nn.functional.dropout(x.to(memory_format=memory_format), 0.5))
+    assert not masks[0].equal(masks[1])
+    assert masks[0].sum() == masks[1].sum()
+    assert masks[0].flatten().equal(masks[1].permute(0, 2, 3, 1).flatten())

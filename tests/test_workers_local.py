@@ -50,6 +50,18 @@ class TestLocalExecutor(IsolationContract):
         assert again.applied is None
         assert again.measurement.parity.losses == outcome.measurement.parity.losses
 
+    def test_two_take_turns_on_one_processor_too(self, folder):
+        """Nothing hangs, and nothing is left."""
+        whole = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(whole)})
+        try:
+            with LocalExecutor() as executor:
+                outcome = self.compare(executor, folder)
+        finally:
+            os.sched_setaffinity(0, whole)
+        assert isinstance(outcome.one, Measured), outcome.one
+        assert len(outcome.turns) >= 4
+
     def test_where_the_system_cannot_watch_forks_a_trial_is_a_new_interpreter(self, folder, tmp_path):
         """A fork server without pidfd: same protocol, by polling."""
         program = (

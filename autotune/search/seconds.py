@@ -19,8 +19,8 @@ BETWEEN = "between runs"
 """What no run that counts took: waiting for workers, choosing trials, runs that were done again."""
 BESIDE = "beside"
 """The phase of a run that it does not tell apart: its process starts and ends."""
-_STARTING = ("load", "apply", "parity", "warmup")
-"""Phases of a run before its timed windows."""
+_STARTING = ("load", "apply")
+"""Phases of a run before its first step."""
 _ORDER = (_READING, _REFERENCE, "predicting", "trials", "anchors", _FINALISTS, "ablation", BETWEEN)
 
 

@@ -19,7 +19,10 @@ _AVX2_CHANNELS = 8
 
 
 class MemoryFormat(Technique):
-    """The order of a convolution's weights in memory; activations follow them from the first convolution on."""
+    """The order of a convolution's weights in memory; activations follow them from the first convolution on.
+
+    Dropout behind a convolution takes other values then: torch draws its mask in the order of memory.
+    """
 
     name: ClassVar[str] = "memory_format"
     stage: ClassVar[Stage] = Stage.DEVICE
