@@ -101,6 +101,9 @@ class MeasureOptions(_Frozen):
     to_beat: PositiveFloat | None = None
     """Samples per second that a configuration has to reach: one that is surely slower is timed no longer, and its
     losses are not compared. None times each to the precision, or to the end of its time."""
+    may_be_unsure: bool = False
+    """Measuring also ends where the interval is hardly narrower than it was at half as many windows: on a machine that
+    is never quiet the precision is not reached."""
     enforce: bool = True
     """Hold the process to the budget; False for the reference, which may be over it."""
     plain_loop: bool = False

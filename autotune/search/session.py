@@ -111,7 +111,7 @@ class Session:
         """
         is_reference = settings == self.reference_settings
         measure = self.requests.measure_options(settings, share_s, self._parity(), enforce=not is_reference)
-        measure = measure.model_copy(update={"plain_loop": is_reference})
+        measure = measure.model_copy(update={"plain_loop": is_reference, "may_be_unsure": not finalist_round})
         if not (finalist_round is None if compares is None else compares):
             measure = measure.model_copy(update={"parity_batch": None})
         elif self.not_comparable:

@@ -57,8 +57,8 @@ class StoppingRule:
     chance. It is narrow enough by the calm windows alone: where other work comes in bursts, a run lasts until the calm
     part is known.
 
-    With a speed to beat, a run also ends where it is surely slower, also if nothing had been taken from it, or where
-    its interval is hardly narrower than it was at half as many windows."""
+    With a speed to beat, a run also ends where it is surely slower, also if nothing had been taken from it; where it
+    may be unsure, also where its interval is hardly narrower than it was at half as many windows."""
 
     def __init__(self, options: MeasureOptions, comparable: Callable[[Sequence[Window]], Sequence[Window]]) -> None:
         """The time runs from here; ``comparable`` tells the windows that can be compared, none while they are few."""
@@ -89,7 +89,7 @@ class StoppingRule:
             self._next_look = math.ceil(self._next_look * _NEXT_LOOK)
             found = set(self._found(windows(), elapsed_s))
             self._num_running = Counter({reason: self._num_running[reason] + 1 for reason in found})
-        if self._options.to_beat is not None and not is_stable:
+        if (self._options.to_beat is not None or self._options.may_be_unsure) and not is_stable:
             return None
         return next((reason for reason in _REASONS if self._num_running[reason] >= 2), None)
 
@@ -97,15 +97,14 @@ class StoppingRule:
         known, to_beat = self._comparable(windows), self._options.to_beat
         if len(known) >= _ENOUGH_WINDOWS and _half_width(known) <= self._options.precision:
             yield "precise"
-        if to_beat is None:
-            return
         known = known or windows
-        high = _interval(settled(known))[1]
-        taken = sum(window.others_s for window in known) / sum(window.elapsed_s for window in known)
-        if high < _SLOWER * to_beat * (1 - taken):
-            yield "slower"
-        half = known[: len(known) // 2]
-        if elapsed_s >= _SURER_S and len(half) >= FEWEST_WINDOWS and _half_width(known) > _SURER * _half_width(half):
+        if to_beat is not None:
+            high = _interval(settled(known))[1]
+            taken = sum(window.others_s for window in known) / sum(window.elapsed_s for window in known)
+            if high < _SLOWER * to_beat * (1 - taken):
+                yield "slower"
+        half, is_late = known[: len(known) // 2], elapsed_s >= _SURER_S and self._options.may_be_unsure
+        if is_late and len(half) >= FEWEST_WINDOWS and _half_width(known) > _SURER * _half_width(half):
             yield "no_surer"
 
 
