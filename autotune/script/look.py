@@ -167,9 +167,7 @@ class Look(Observer):
     def _facts(self, optimizer: torch.optim.Optimizer, trained_on: Sequence[Any]) -> Facts:
         request, model = self._request, unwrapped(self._found.model)
         ranks, parallel = world_size(), self._shared_out()
-        device = next(p.device.type for p in model.parameters())
-        if device != request.device:
-            self._answer(Failed(message=f"the script trains on {device}, but --device is {request.device}."))
+        device = self._device_of(model)
         rate = (self.num_samples - self._began_with) / (perf_counter() - self._began_s)
         loader = self._found.loader
         passes = self._passes()
@@ -225,6 +223,12 @@ class Look(Observer):
             not_comparable=self._not_comparable(not is_read or data.deterministic, losses),
             warnings=tuple(self._warnings(trained_on)),
         )
+
+    def _device_of(self, model: nn.Module) -> str:
+        found = next(p.device.type for p in model.parameters())
+        if found != self._request.device:
+            self._answer(Failed(message=f"the script trains on {found}, but --device is {self._request.device}."))
+        return found
 
     def _passes(self) -> int:
         """How often the model is called with each sample that a loader has drawn, where each call is passed back."""
