@@ -282,8 +282,9 @@ def test_time_left_is_that_of_the_trials_that_are_likely_and_of_the_finalists():
 
 
 def test_where_both_can_live_at_once_two_rounds_by_turns_are_expected():
-    """Either side starts in 13 s less what of that is timed, and takes some eight turns of a second."""
-    assert watched(ROOMY, Clock()).left_s == 7 * 10 + 3 * 10 + 2 * 2 * (13 + 8)
+    """A start takes 13 s less what of that is timed, both at once half as long again; each takes some eight turns of a
+    second."""
+    assert watched(ROOMY, Clock()).left_s == 7 * 10 + 3 * 10 + 2 * (1.5 * 13 + 2 * 8)
 
 
 def test_rounds_by_turns_take_what_the_last_one_took():
@@ -307,7 +308,7 @@ def test_predictions_are_time_that_is_left_until_they_are_made():
 def test_after_the_reference_a_search_without_an_end_says_how_long_it_likely_takes():
     said = line(FOUR[0], watched(ROOMY[:3], Clock()))
     assert said.endswith(
-        "; about 3 min 34 s more: some 10 trials of 10 s, then the best again by turns with the reference"
+        "; about 3 min 21 s more: some 10 trials of 10 s, then the best again by turns with the reference"
     )
     assert line(MANY[2], watched(MANY[:3], Clock())).endswith("then the best again in fresh processes")
     assert " more: " not in line(FOUR[1], watched(ROOMY[:4], Clock()))
