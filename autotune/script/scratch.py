@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..errors import UserError
-from ..units import format_bytes
+from ..units import ceil_mib, format_bytes
 
 __all__ = ["Scratch", "found_from", "made_in", "made_words", "work_in"]
 
@@ -85,11 +85,11 @@ def made_words(made: dict[str, int]) -> str | None:
     """That each trial makes such files anew (a dataset that the script downloads); None where they are small."""
     if (num_bytes := sum(made.values())) < _MADE_BYTES:
         return None
-    more = f" and {len(made) - 1} more" if len(made) > 1 else ""
+    size, more = format_bytes(ceil_mib(num_bytes)), f" and {len(made) - 1} more" if len(made) > 1 else ""
     return (
-        f"before its first step the script makes {format_bytes(num_bytes)} of files ({next(iter(made))}{more}). Each "
-        "trial makes them anew, in a scratch folder. Run the script once by itself, which keeps them; or search with "
-        "--scratch off."
+        f"before its first step the script makes {size} of files ({next(iter(made))}{more}). "
+        "Each trial makes them anew, in a scratch folder. Run the script once by itself, which keeps them; or search "
+        "with --scratch off."
     )
 
 
