@@ -28,8 +28,7 @@ Stopped = Literal["precise", "slower", "no_surer", "time", "over"]
 """What ended timing: the interval is narrow enough; the configuration is surely slower than the speed to beat; the
 interval no longer gets narrower; the time is over, or the script; the peak is over the budget."""
 OUT: frozenset[Stopped] = frozenset({"slower", "over"})
-"""What can win no more: no leak is looked for, and no losses are compared (``parity.losses`` is empty) unless the model
-is compiled or the job is a script."""
+"""What ends the timing of a configuration that can win no more."""
 
 NUM_STEPS = 10
 """Optimizer steps whose losses are compared with the reference's."""
@@ -134,6 +133,13 @@ class MeasureOptions(_Frozen):
     quality: QualityOptions | None = None
     """Measure quality too, in the same process, once its peak is known; None does not."""
 
+    def is_out(self, stopped: Stopped) -> bool:
+        """Whether a trial that ended so can win no more: no leak is looked for, and no losses are compared.
+
+        Before there is a speed to beat, even what is over the budget may be what others' losses are compared with.
+        """
+        return self.to_beat is not None and stopped in OUT
+
 
 class Parity(_Frozen):
     """The losses of the first ten optimizer steps, with dropout off, against the reference's."""
@@ -219,7 +225,8 @@ class Measurement(_Frozen):
     """Share of the timed seconds that the speed comes from: less than 1 where windows that other work disturbed are
     left out."""
     stopped: Stopped = "time"
-    """What ended timing. Where there was a speed to beat, what is :data:`OUT` by this is looked at no further."""
+    """What ended timing. Where that is :meth:`MeasureOptions.is_out`, ``parity.losses`` is empty, unless the model is
+    compiled or the job is a script."""
     epoch_start_s: float = Field(ge=0)
     """Seconds from asking for an epoch to its first batch."""
     compile_s: float = Field(default=0.0, ge=0)

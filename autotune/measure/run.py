@@ -16,7 +16,7 @@ from ..units import ceil_mib, format_bytes
 from .checks.leak import LeakWatch
 from .checks.parity import run_parity
 from .evaluation import measure_evaluations
-from .measurement import NUM_STEPS, OUT, Evaluated, Measurement, MeasureOptions, Parity
+from .measurement import NUM_STEPS, Evaluated, Measurement, MeasureOptions, Parity
 from .memory import Charge
 from .steps import Steps
 from .timing.engine import WARMUP_SHARE, Timing, WarmUp
@@ -78,7 +78,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         evaluations = measure_evaluations(training, task, options, charge)
     peak = charge.peak()
     with _timed(phases_s, "leak"):
-        is_out = options.to_beat is not None and timing.stopped in OUT
+        is_out = options.is_out(timing.stopped or "time")
         is_looked_for = not is_out and options.turns is None  # who takes turns has had a trial
         limit_s = options.trial_time_s * WARMUP_SHARE
         leak, found = _look_for_leak(steps, leaks, limit_s) if is_looked_for else (None, ())

@@ -19,7 +19,7 @@ from ...measure.checks.parity import rounded_losses, run_parity
 from ...measure.checks.quality import measure_quality
 from ...measure.device import inspect_device
 from ...measure.inspect import inspect_task
-from ...measure.measurement import OUT, QualityOptions
+from ...measure.measurement import QualityOptions
 from ...measure.memory import enforce_budget, lift_budget
 from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
@@ -118,8 +118,8 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
     asked, applied = request.plan.settings.in_force(task.precision), training.settings
     folder.write_phase("training")
     measurement = measure(training, task, options)
-    is_out = options.to_beat is not None and measurement.stopped in OUT
-    if options.parity_batch is not None and not measurement.parity.losses and not is_out:
+    is_wanted = options.parity_batch is not None and not options.is_out(measurement.stopped)
+    if is_wanted and not measurement.parity.losses:
         del training
         folder.write_measured()
         measurement = _with_parity(measurement, request, task)
