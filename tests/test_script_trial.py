@@ -364,7 +364,8 @@ def test_a_folder_that_is_not_small_is_worked_in_and_never_copied_unasked(job, t
     monkeypatch.setattr(scratch, limit, 1)
     for is_first in (True, False):
         assert (
-            scratch.work_in(tmp_path / "scratch", "auto", is_first) == "the script's folder is too large to be copied"
+            scratch.work_in(tmp_path / "scratch", "auto", is_first)
+            == "the script's folder is too large to be copied, or cannot be read"
         )
         assert Path.cwd() == job
     assert scratch.made_in(tmp_path / "scratch") == {}

@@ -62,7 +62,7 @@ def work_in(folder: Path, kind: Scratch, is_first: bool = True) -> str | None:
     while not folder.exists():
         time.sleep(0.01)
     os.chdir(folder / within)
-    return "the script's folder is too large to be copied" if folder.is_symlink() else None
+    return "the script's folder is too large to be copied, or cannot be read" if folder.is_symlink() else None
 
 
 def found_from(path: str, origin: str) -> str:
@@ -75,9 +75,11 @@ def made_in(folder: Path) -> dict[str, int]:
     first; none where the current folder stayed."""
     if folder.is_symlink():
         return {}
-    root = Path(folder.anchor)
-    found = [folder / entry.path for entry in _entries(folder) if entry.kind == "file"]
-    new = {str(to): path.stat().st_size for path in found if not (to := root / path.relative_to(folder)).exists()}
+    root, new = Path(folder.anchor), dict[str, int]()
+    for path, kind in _entries(folder):
+        with suppress(OSError):  # one that is gone meanwhile, or may not be seen
+            if kind == "file" and not (root / path).exists():
+                new[str(root / path)] = (folder / path).stat().st_size
     return dict(sorted(new.items(), key=lambda item: -item[1]))
 
 

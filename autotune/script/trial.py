@@ -83,7 +83,8 @@ class ScriptTrial:
 
     def _work_in_scratch(self, kind: Scratch) -> None:
         try:
-            self._obstacle = work_in(self._folder.path / "scratch", kind, is_first=self._ranks.rank == 0)
+            stays = work_in(self._folder.path / "scratch", kind, is_first=self._ranks.rank == 0)
+            self._obstacle = None if stays is None else f"{stays}, so that no epoch of it was ended to see the next"
         except (UserError, OSError) as error:
             self._write(Failed(message=str(error)))
             raise SystemExit(1) from None
