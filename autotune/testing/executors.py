@@ -162,9 +162,11 @@ class IsolationContract(ExecutorContract):
         return executor.submit(self.request(name, folder, **changes)).result()
 
     def compare(self, executor: Executor, folder: Path) -> Compared:
-        """Two trials by turns, the one in bfloat16."""
-        bf16 = Plan(settings=Settings(precision=Precision(kind="bf16")))
-        one, other = (self.request("takes_turns", folder, plan=plan) for plan in (bf16, Plan(settings=Settings())))
+        """Two trials by turns, the one in bfloat16. As in a search's rounds, no losses are compared, which would be
+        before the first turn."""
+        bf16, options = Plan(settings=Settings(precision=Precision(kind="bf16"))), self.request("takes_turns").options
+        own = {"options": options.model_copy(update={"parity_batch": None})}
+        one, other = (self.request("takes_turns", folder, plan=p, **own) for p in (bf16, Plan(settings=Settings())))
         request = CompareRequest.of(one, other, _PATIENCE_S).model_copy(update={"turn_s": 0.2})
         outcome = executor.submit(request).result()
         assert isinstance(outcome, Compared), outcome
