@@ -22,19 +22,20 @@ def main(source: str, num_steps: int) -> None:
     """Train, and print one JSON row: samples/s over ``num_steps`` optimizer steps, and the peak."""
     plan = autotune.load_plan(os.environ["AUTOTUNE_PLAN"])
     training = autotune.apply(plan, autotune.load_task(source))
-    step, start = 0, 0.0
+    step, start, num_samples = 0, 0.0, 0
     while step < WARM_UP + num_steps:
         for batch in training.loader:
             step += training.step(batch).stepped
-            if step == WARM_UP and not start:
+            if start:  # an epoch's last batch may be smaller
+                num_samples += len(batch) if isinstance(batch, torch.Tensor) else len(batch[0])
+            elif step == WARM_UP:
                 synchronize()
                 start = time.perf_counter()
             if step == WARM_UP + num_steps:
                 break
     synchronize()
     seconds = time.perf_counter() - start
-    samples = num_steps * training.batch.num_samples
-    print(json.dumps({"samples_per_s": samples / seconds, "peak_bytes": peak_bytes()}))
+    print(json.dumps({"samples_per_s": num_samples / seconds, "peak_bytes": peak_bytes()}))
 
 
 def synchronize() -> None:
