@@ -136,9 +136,10 @@ class MeasureOptions(_Frozen):
     def is_out(self, stopped: Stopped) -> bool:
         """Whether a trial that ended so can win no more: no leak is looked for, and no losses are compared.
 
-        Before there is a speed to beat, even what is over the budget may be what others' losses are compared with.
+        While no reference's losses are known, even what is over the budget may be what others' are compared with.
         """
-        return self.to_beat is not None and stopped in OUT
+        is_over = stopped == "over" and self.reference_losses is not None
+        return is_over or (self.to_beat is not None and stopped in OUT)
 
 
 class Parity(_Frozen):
