@@ -29,7 +29,7 @@ def measured(seconds: float, **phases_s: float) -> Measured:
 
 
 def test_each_outcome_counts_by_what_it_was_asked_for_and_by_its_phases():
-    seconds = Seconds(read_s=4.0)
+    seconds = Seconds(started_s=1.5, read_s=4.0)
     for name, outcome in (
         ("trial-000", measured(10.0, load=2.0, timed=5.0)),
         ("predict-1", Predicted(predictions=(), seconds=6.0)),
@@ -40,26 +40,27 @@ def test_each_outcome_counts_by_what_it_was_asked_for_and_by_its_phases():
     ):
         seconds.learn(name, outcome)
     assert seconds.spent(elapsed_s=40.0) == {
+        "starting": {"beside": 1.5},
         "reading": {"beside": 4.0},
         "reference": {"load": 2.0, "timed": 5.0, "beside": 3.0},
         "predicting": {"beside": 6.0},
         "trials": {"load": 1.0, "timed": 5.0, "beside": 4.0},
         "anchors": {"timed": 1.0, "beside": 1.0},
         "ablation": {"timed": 1.0, "beside": 4.0},
-        "between runs": {"beside": 3.0},
+        "between runs": {"beside": 1.5},
     }
 
 
 def test_of_a_round_by_turns_both_sides_turns_count_and_the_longer_start():
     """Both start at once, so that of 3 and 4 seconds of loading 4 have passed."""
     one, other = measured(20.0, load=3.0, timed=8.0), measured(18.0, load=4.0, timed=7.0)
-    seconds = Seconds(read_s=0.0)
+    seconds = Seconds(started_s=0.0, read_s=0.0)
     seconds.learn("finalist-001-round-1", Compared(one=one, other=other, turns=(), seconds=25.0))
     assert seconds.spent(25.0) == {"finalists": {"load": 4.0, "timed": 15.0, "beside": 6.0}}
 
 
 def test_what_earlier_processes_spent_is_added_to():
-    seconds = Seconds(read_s=4.0, earlier={"reading": {"beside": 5.0}, "trials": {"timed": 30.0}})
+    seconds = Seconds(started_s=0.0, read_s=4.0, earlier={"reading": {"beside": 5.0}, "trials": {"timed": 30.0}})
     seconds.learn("trial-004", measured(6.0, timed=6.0))
     assert seconds.spent(10.0) == {"reading": {"beside": 9.0}, "trials": {"timed": 36.0}}
 
@@ -98,7 +99,7 @@ def test_a_search_tells_last_where_all_of_its_seconds_went(changes):
     known, elapsed_s = searched(**changes)
     assert Path("plan.yaml").exists() == (not changes)
     assert total(known) == pytest.approx(elapsed_s)
-    assert {"reading", "reference", "between runs"} <= set(known.spent)
+    assert {"starting", "reading", "reference", "between runs"} <= set(known.spent)
 
 
 def test_resume_adds_to_what_the_study_keeps():

@@ -11,26 +11,27 @@ __all__ = ["BESIDE", "BETWEEN", "Seconds", "Spent"]
 Spent = Mapping[str, Mapping[str, float]]
 """Seconds by what was done, and by the phases of its runs."""
 
-_READING, _REFERENCE = "reading", "reference"
+_STARTED, _READING, _REFERENCE = "starting", "reading", "reference"
 _DONE = {"trial": "trials", "anchor": "anchors", "predict": "predicting", "without": "ablation"}
 """What is done, by the first part of a request's name; all others are of the finalists."""
 _FINALISTS = "finalists"
 BETWEEN = "between runs"
-"""What no run that counts took: waiting for workers, choosing trials, runs that were done again."""
+"""What no run that counts took: choosing trials, runs that were done again."""
 BESIDE = "beside"
 """The phase of a run that it does not tell apart: its process starts and ends."""
 _STARTING = ("load", "apply")
 """Phases of a run before its first step."""
-_ORDER = (_READING, _REFERENCE, "predicting", "trials", "anchors", _FINALISTS, "ablation", BETWEEN)
+_ORDER = (_STARTED, _READING, _REFERENCE, "predicting", "trials", "anchors", _FINALISTS, "ablation", BETWEEN)
 
 
 class Seconds:
     """Adds up what each outcome took, as it is learned. Of trials at once, each counts."""
 
-    def __init__(self, read_s: float, earlier: Spent | None = None) -> None:
-        """Begin with what it took to read the task, and what earlier processes spent."""
+    def __init__(self, started_s: float, read_s: float, earlier: Spent | None = None) -> None:
+        """Begin with what it took until there was a worker, what to read the task, and what earlier processes spent."""
         self._earlier = earlier or {}
         self._own: dict[str, dict[str, float]] = {}
+        self._add(_STARTED, started_s, {})
         self._add(_READING, read_s, {})
 
     def learn(self, name: str, outcome: Outcome) -> None:

@@ -55,7 +55,9 @@ class Session:
         self._task = os.path.abspath(self.options.task)  # while there is a current folder
         self._folder = os.path.abspath(FOLDER)
         self.study.tell_of(self.warn)
-        self._seconds = Seconds(self.time_budget.read_s, self.study.kept(SPENT))
+        read_s = self.time_budget.read_s
+        started_s = max(self.time_budget.elapsed_s() - read_s, 0.0)
+        self._seconds = Seconds(started_s, read_s, self.study.kept(SPENT))
         for row in self.study.tried:
             self._earlier_s += 0.0 if row.known else row.outcome.seconds
             self.time_budget.learn(row.outcome, fresh=False)
