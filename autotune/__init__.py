@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
+
+from .distribution import conflict
 
 __version__ = "0.1.0"
 
@@ -34,6 +37,9 @@ __all__ = [
     "load_task",
     "prepare",
 ]
+
+if _found := conflict():
+    warnings.warn(_found, stacklevel=2)
 
 if TYPE_CHECKING:
     from .plan import Plan, load_plan

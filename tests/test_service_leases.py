@@ -55,7 +55,7 @@ def database(request, tmp_path):
 @pytest.fixture(scope="session")
 def postgresql():
     """A server of its own, on a socket; each test has a database of its own there."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'autotune[postgresql]'")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
     if reason := missing():
         pytest.skip(reason)
     with Cluster() as cluster:

@@ -149,7 +149,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path):
 
 def test_a_databases_password_is_told_to_nobody():
     """Not even where an @ in it, which ought to be %40, makes its end a part of the host's name."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'autotune[postgresql]'")
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
     with pytest.raises(UserError, match="cannot be reached") as refused:
         Database("postgresql+psycopg://ann:first@second@127.0.0.1:9/name").migrate()
     assert not any(each in str(refused.value) for each in ("first", "second"))

@@ -1,13 +1,11 @@
-"""The house's walls: what may import what, two roots in one package, and a wheel that holds it all."""
+"""The house's walls: what may import what, and two roots in one package."""
 
 from __future__ import annotations
 
 import ast
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +36,7 @@ FLOORS = (
     ("layers", "pruning"),
     ("bundle",),
     ("plain_yaml",),
-    ("files", "machine", "names", "nested", "randomness"),
+    ("distribution", "files", "machine", "names", "nested", "randomness"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""
@@ -187,51 +185,3 @@ def test_an_accidental_top_level_import_fails(name, tmp_path):
     at_root, elsewhere = (run("-c", f"import {name}", cwd=cwd) for cwd in (ROOT, tmp_path))
     assert "attempted relative import beyond top-level package" in at_root.stderr
     assert elsewhere.returncode == 1
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """The wheel, built from a copy of the checkout by setuptools itself."""
-    pytest.importorskip("setuptools", minversion="77")
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "checkout"
-    copy.mkdir()
-    for name in ("autotune", "workers", "search_spaces"):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    code = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
-    done = run("-c", code, cwd=copy)
-    assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-def test_the_wheels_only_top_level_name_is_autotune(wheel):
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"autotune"}
-
-
-def test_the_wheel_holds_every_module_and_data_file(wheel):
-    """Both roots with the YAML of the presets, the schemas, and the mark that types are there."""
-    files = [
-        *map(str, SOURCES),
-        *(f"autotune/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.yaml")),
-    ]
-    files += [*(f"autotune/{path.name}" for path in PACKAGE.glob("*.json")), "autotune/py.typed"]
-    files += ["autotune/report/templates/profile.html", "autotune/service/web/static/page.js"]
-    assert set(files) - {*zipfile.ZipFile(wheel).namelist()} == set()
-    assert "autotune/search_spaces/default.yaml" in files
-
-
-def test_an_installed_wheel_works_away_from_the_checkout(wheel, tmp_path):
-    """Unpacked elsewhere, both roots import from there, and a preset is found."""
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    code = (
-        "import autotune.workers, autotune.search_spaces as s; s.load_space('default');"
-        "print(autotune.workers.__file__); print(s.__file__)"
-    )
-    done = run("-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.stdout.split() == [
-        str(tmp_path / "autotune" / name / "__init__.py") for name in ("workers", "search_spaces")
-    ]

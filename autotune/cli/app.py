@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from ..distribution import requirement
 from ..errors import AutotuneError, UserError
 from ..report.printing import print_json
 
@@ -61,5 +62,6 @@ def service_installed() -> Iterator[None]:
         yield
     except ModuleNotFoundError as missing:
         raise UserError(
-            f"{missing.name} is not installed, which the service needs. Install it: pip install 'autotune[service]'."
+            f"{missing.name} is not installed, which the service needs. Install it: "
+            f"pip install {requirement('service')}."
         ) from None

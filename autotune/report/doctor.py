@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from .. import __version__
+from ..distribution import conflict
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..workers.devices import visible_gpus
@@ -135,6 +136,8 @@ def _any_task(device: Device) -> Facts:
 
 
 def _advice(has_cuda: bool) -> Iterator[str]:
+    if found := conflict():
+        yield found
     if not has_cuda:
         missing = [name for name in INSTALLATION if name not in installed_allocators()]
         yield from (f"{name}: {INSTALLATION[name]}. On a CPU it decides what a job is charged." for name in missing)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from ..distribution import requirement
 from ..errors import UserError
 from ..techniques import TECHNIQUES, Settings
 from ..techniques.batch import Batch
@@ -155,7 +156,7 @@ def _check_has_autotune(python: str, options: tuple[str, ...]) -> None:
         reason = (tried.stderr.strip().splitlines() or ["it does not start"])[-1]
         raise UserError(
             f"{python}: this Python cannot import autotune ({reason}), which applies the plan in the script's process. "
-            f"Install it there: `{python} -m pip install autotune`."
+            f"Install it there: `{python} -m pip install {requirement()}`."
         )
 
 
