@@ -15,8 +15,6 @@ from .machine import device_name
 from .plain_yaml import dump_yaml, explain, read_yaml
 from .units import Bytes, size
 
-__all__ = ["BUNDLE", "Bundle", "Member", "chosen_plan", "threads_words"]
-
 BUNDLE = "bundle.yaml"
 _NEAR = 0.02
 """Relative difference in memory of one type of device: drivers and firmware keep some back."""

@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NAME", "check_is_whole", "conflict", "requirement"]
-
 NAME = "autotune-plan"
 _OTHER = "autotune"
 _ITS_FILE = "tuner.py"

@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "AutotuneError",
-    "Interrupted",
-    "NothingFits",
-    "OutOfTime",
-    "PlanError",
-    "SpaceError",
-    "StudyError",
-    "TaskError",
-    "TrialsLost",
-    "UnlikeDevices",
-    "UserError",
-]
-
 
 class AutotuneError(Exception):
     """Anything this package raises on purpose. ``exit_code`` is what the CLI leaves with."""

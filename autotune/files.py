@@ -15,8 +15,6 @@ from typing import IO
 from .errors import UserError
 from .units import shortened
 
-__all__ = ["FOLDER", "MAX_BYTES", "check_output", "hash_of", "read_text", "replacing", "write_text"]
-
 FOLDER = Path(".autotune")
 """Beside the current directory: the default storage, the trials' output, and the memory models."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-__all__ = ["device_name"]
-
 
 def device_name(kind: str) -> str:
     """As the vendor calls it: the CPU, or the current CUDA device."""

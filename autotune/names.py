@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-__all__ = ["bound_names"]
-
 _BINDERS = frozenset({"exec", "globals", "locals", "setattr", "__import__"})
 """Functions by which names come about that nobody reads off the file."""
 

@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-__all__ = ["rows_of", "tensors_in", "to_device", "widened"]
-
-
 _NARROW = (torch.bfloat16, torch.float16)
 
 

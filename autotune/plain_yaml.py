@@ -23,8 +23,6 @@ except ImportError:
             yaml.parser.Parser.__init__(self)
 
 
-__all__ = ["UNION_TAGS", "dump_yaml", "explain", "read_yaml"]
-
 _MOST_PROBLEMS = 20
 """Lines of what is wrong with one file."""
 _LARGEST = 2**63

@@ -17,22 +17,6 @@ from .techniques import Exactness, Settings
 from .techniques.facts import Identity
 from .units import Bytes, Percent, Ratio
 
-__all__ = [
-    "Budget",
-    "Environment",
-    "Evaluation",
-    "Evidence",
-    "Gain",
-    "KeptWeights",
-    "Peak",
-    "Plan",
-    "SearchRecord",
-    "Speed",
-    "TaskRef",
-    "load_plan",
-]
-
-
 _Whole = Annotated[int, Field(ge=0, lt=2**63)]
 """A number of things, or a seed."""
 

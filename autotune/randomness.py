@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Randomness", "alike", "random_state", "seed_everything", "set_random_state", "undisturbed"]
-
 
 def seed_everything(seed: int) -> None:
     """Seed ``random``, numpy where it is loaded, and torch on every device."""

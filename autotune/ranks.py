@@ -11,18 +11,6 @@ if TYPE_CHECKING:
 
     from .techniques.batch import Batch
 
-__all__ = [
-    "ALONE",
-    "RANK_VARIABLES",
-    "Ranks",
-    "gathered",
-    "join_ranks",
-    "of_first",
-    "summed",
-    "this_rank",
-    "world_size",
-]
-
 RANK_VARIABLES = frozenset(
     {"WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE", "GROUP_RANK", "ROLE_WORLD_SIZE"}
     | {"ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}

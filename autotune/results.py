@@ -16,18 +16,6 @@ from .search_spaces import Unavailable
 from .techniques import Facts, Settings, Technique
 from .workers import Estimated, Outcome, Profiled
 
-__all__ = [
-    "Change",
-    "Combination",
-    "Estimation",
-    "Preview",
-    "PreviewedJob",
-    "Profiling",
-    "Verification",
-    "WhatToEstimate",
-    "WhatToProfile",
-]
-
 
 @dataclass(frozen=True)
 class Preview:

@@ -10,8 +10,6 @@ from pydantic import BaseModel
 from .plan import Plan
 from .search_spaces import SearchSpace
 
-__all__ = ["SCHEMAS", "schema_text"]
-
 SCHEMAS: dict[str, type[BaseModel]] = {"plan.schema.json": Plan, "space.schema.json": SearchSpace}
 """Each file beside this module, and the model that it describes."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["PRECISIONS", "REQUIRED", "SIGNATURES", "Task"]
-
 SIGNATURES = {
     "build_model": "def build_model() -> torch.nn.Module",
     "build_dataset": "def build_dataset() -> torch.utils.data.Dataset",

@@ -13,8 +13,6 @@ from .errors import TaskError
 from .names import bound_names
 from .task import REQUIRED, SIGNATURES, Task
 
-__all__ = ["load_task", "refuse_script", "split_source", "task_file"]
-
 
 def load_task(source: str) -> Task:
     """Read a task from a Python file.

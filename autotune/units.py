@@ -10,24 +10,6 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
-__all__ = [
-    "MIB",
-    "Bytes",
-    "Percent",
-    "Ratio",
-    "ceil_mib",
-    "format_bytes",
-    "format_duration",
-    "format_percent",
-    "parse_bytes",
-    "parse_duration",
-    "parse_percent",
-    "printable",
-    "shortened",
-    "size",
-    "slug",
-]
-
 MIB = 2**20
 
 _UNITS = {

@@ -28,13 +28,13 @@ from typing import Any
 from autotune.commands.where import Where
 from autotune.errors import AutotuneError
 from autotune.measure import Measurement
-from autotune.measure.device import num_processors
 from autotune.plan import Budget, Plan
 from autotune.search.driver import search
 from autotune.search.options import SearchOptions
 from autotune.search.requests import Requests, inspect, reference_settings
 from autotune.search.time_budget import TimeBudget
 from autotune.techniques import Settings
+from autotune.techniques.facts import num_processors
 from autotune.workers import Executor, Measured
 
 from .rows import EXAMPLES, HERE, save_rows

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune import __version__
-from autotune.measure.device import inspect_device, num_processors
+from autotune.measure.device import inspect_device
+from autotune.techniques.facts import num_processors
 
 __all__ = ["EXAMPLES", "HERE", "environment", "load_rows", "save_rows"]
 

@@ -16,13 +16,13 @@ from autotune.report.displays.live import draw, watching
 from autotune.report.displays.progress import Progress
 from autotune.report.preview import explain
 from autotune.report.show import summary
-from autotune.report.words import outcome_words, percent, rate, remark, roughly, settings_words, size
+from autotune.report.words import outcome_words, percent, rate, remark, roughly, settings_words
 from autotune.results import Preview
 from autotune.search import events
 from autotune.search.duration import Expected
 from autotune.search.options import SearchOptions
 from autotune.techniques import Device, Facts, Settings
-from autotune.units import MIB
+from autotune.units import MIB, size
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 
 BUDGET = Budget(limit=512 * MIB)

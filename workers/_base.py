@@ -11,8 +11,6 @@ from ..errors import TrialsLost
 from .outcome import Lost, Outcome
 from .request import TrialRequest
 
-__all__ = ["Executor", "ended", "result_of"]
-
 _WAIT_S = 0.2
 
 

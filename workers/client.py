@@ -17,8 +17,6 @@ from .protocol import receive, send
 from .request import TrialRequest
 from .scratch import Scratch
 
-__all__ = ["FOLDERS", "ForkServer"]
-
 FOLDERS = "autotune-"
 """What the names of fork servers' folders begin with."""
 

@@ -37,8 +37,6 @@ from .protocol import receive, send
 from .request import TrialRequest
 from .scratch import Scratch, remove_abandoned
 
-__all__ = ["WORKER_CONFIG", "Answer", "Ask", "Changed", "ClusterOptions", "RayExecutor", "Ready", "Refused"]
-
 _MARK = "AUTOTUNE_CLUSTER"
 _CORE = ("raylet", "gcs_server")
 """Without these processes there is no cluster; workers come and go."""

@@ -9,8 +9,6 @@ from typing import Literal
 
 from ..units import MIB
 
-__all__ = ["gpu_types", "split_device", "type_text", "visible_gpus"]
-
 _UUID = re.compile(r"UUID: ((?:GPU|MIG)-[^)]+)\)")
 
 

@@ -16,9 +16,6 @@ from .request import CompareRequest, TrialRequest
 from .trial.environment import trial_environment
 from .turns import take_turns
 
-__all__ = ["LocalExecutor", "LocalSlot"]
-
-
 _Key = tuple[int, frozenset[tuple[str, str]]]
 """Of a fork server: its lane, and its environment."""
 

@@ -18,8 +18,6 @@ from typing import Any
 from ..measure.processes import children, descendants
 from .trial.spawn import become_subreaper
 
-__all__ = ["adopt_orphans", "end_orphans", "start_child"]
-
 _PATIENCE_S = 10.0
 """How long killed processes may take to go: a device driver may hold them for a while."""
 

@@ -15,27 +15,6 @@ from ..measure.profiling.types import Profile
 from ..plan import Peak
 from ..techniques import Device, Facts, Settings
 
-__all__ = [
-    "COMPARED",
-    "DISTURBED",
-    "OUTCOME",
-    "Compared",
-    "Crashed",
-    "Dropped",
-    "Estimated",
-    "Failed",
-    "Inspected",
-    "Lost",
-    "Measured",
-    "NonFinite",
-    "OutOfMemory",
-    "Outcome",
-    "Predicted",
-    "Profiled",
-    "TimedOut",
-    "Turn",
-]
-
 
 class _Outcome(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -9,8 +9,6 @@ from ._base import Executor
 from .outcome import Compared, Outcome
 from .request import TrialRequest
 
-__all__ = ["Overheard"]
-
 
 class Overheard(Executor):
     """An executor whose trials' output is heard before anyone has their outcomes."""

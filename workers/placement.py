@@ -13,8 +13,6 @@ from ..machine import device_name
 from ..techniques.facts import num_processors
 from .devices import gpu_types, type_text, visible_gpus
 
-__all__ = ["check_nodes", "choose_type", "gpus_here", "types_here"]
-
 
 def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
     """This machine's devices by name and memory: its CPU with all of its memory and the processors that a process may

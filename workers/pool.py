@@ -13,8 +13,6 @@ from ._base import Executor
 from .outcome import STOPPED, Lost, Outcome
 from .request import TrialRequest
 
-__all__ = ["Slot", "SlotPool", "done"]
-
 _PAUSES_S = (0.0, 3.0)
 """Before each further try: a server that was killed is started again at once, a full disk may be cleared soon. A loss
 whose device has gone with it is none of these tries."""

@@ -13,23 +13,6 @@ from typing import BinaryIO, NamedTuple
 
 from ..measure.processes import descendants, private_bytes
 
-__all__ = [
-    "ProcessId",
-    "charged_bytes",
-    "end",
-    "end_all_with",
-    "identify",
-    "is_alive",
-    "is_stopped",
-    "name_of",
-    "name_of_ended",
-    "num_oom_kills",
-    "resident_bytes",
-    "text_of",
-    "unnamed_file",
-    "with_variable",
-]
-
 _PROC = Path("/proc")
 _PATIENCE_S = 15.0
 """How long killed processes may take to go: a device driver may hold them for a while."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 
-__all__ = ["receive", "send"]
-
 _LENGTH = struct.Struct("!I")
 
 

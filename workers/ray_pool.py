@@ -33,8 +33,6 @@ from .request import REQUEST, TrialRequest
 from .trial.environment import THREAD_VARIABLES
 from .trial.supervise import end_descendants
 
-__all__ = ["main"]
-
 _GRACE_S = 300.0
 """How long over a trial's deadline an actor may stay silent: it may have to be started on another machine."""
 _CLOSE_S = 30.0

@@ -12,16 +12,6 @@ from ..measure.profiling.types import ProfileOptions
 from ..plan import Plan
 from ..techniques import Settings
 
-__all__ = [
-    "REQUEST",
-    "CompareRequest",
-    "InspectRequest",
-    "MeasureRequest",
-    "PredictRequest",
-    "ProfileRequest",
-    "TrialRequest",
-]
-
 
 class _Request(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -13,8 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Scratch", "remove_abandoned"]
-
 _OWNER = "owner"
 
 

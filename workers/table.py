@@ -20,8 +20,6 @@ from .outcome import COMPARED, Crashed, Failed, Inspected, Measured, Outcome, Pr
 from .pool import done
 from .request import CompareRequest, InspectRequest, MeasureRequest, PredictRequest, TrialRequest
 
-__all__ = ["Row", "TableExecutor"]
-
 _RELATIVE_INTERVAL = 0.01  # half the width of a made-up interval
 _SLOWER = 0.98
 """Of the speed to beat: below it a trial is surely slower."""

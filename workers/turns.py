@@ -22,8 +22,6 @@ from .outcome import COMPARED, DISTURBED, Lost, Outcome, Turn
 from .request import CompareRequest, MeasureRequest
 from .scratch import Scratch
 
-__all__ = ["take_turns"]
-
 _LOOK_S = 0.1
 """How often to look whether a side's trial has ended."""
 _MOST_TURNS = 20

@@ -7,8 +7,6 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["code_hash"]
-
 
 def code_hash(path: Path) -> str:
     """Hash of a file and of the modules in its folder that it imports, directly or through each other.

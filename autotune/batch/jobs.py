@@ -30,8 +30,6 @@ from ..task_file import refuse_script, task_file
 from ..units import MIB, parse_bytes, parse_duration, parse_percent, slug
 from ..workers.devices import split_device
 
-__all__ = ["FOLDER", "SUMMARY", "Job", "Jobs", "check_task", "load_jobs", "parse_budget"]
-
 FOLDER = Path("plans")
 """Default folder of a batch's files."""
 SUMMARY = "summary.yaml"

@@ -12,8 +12,6 @@ from ..workers import Executor, Inspected, InspectRequest, MeasureRequest, Outco
 from ..workers.pool import done
 from .turns import Turn
 
-__all__ = ["Inspecting", "References", "Sharing"]
-
 _RECENT_S = 300.0
 """Seconds for which a run of the reference may be shared with another job's winner."""
 

@@ -20,8 +20,6 @@ from ..techniques import Device, Facts, Settings
 from ..units import format_percent
 from ..workers import Measured, Outcome, OutOfMemory
 
-__all__ = ["Reuse", "keep", "key_of"]
-
 _NOISE = 0.05
 """Relative difference between two processes of one configuration, beside the intervals within them: as between
 finalists."""

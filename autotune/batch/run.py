@@ -32,8 +32,6 @@ from .lane import Inspecting, References, Sharing
 from .reuse import Reuse
 from .turns import Turn, Turns
 
-__all__ = ["Batch", "JobRun", "State", "code_of", "job_run", "prepare_batch"]
-
 State = Literal["waiting", "running", "done", "nothing fits", "interrupted", "failed", "bug"]
 _LOOK_S = 0.1
 """Seconds between two looks for free devices and for Ctrl-C."""

@@ -10,8 +10,6 @@ from ..workers import Executor, Measured, MeasureRequest, Outcome, OutOfMemory, 
 from ..workers.pool import done
 from .reuse import keep
 
-__all__ = ["Shares"]
-
 
 @dataclass(eq=False)
 class Shares(Executor):

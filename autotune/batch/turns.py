@@ -17,8 +17,6 @@ from functools import partial
 from ..workers import STOPPED, Executor, Outcome, TrialRequest
 from ..workers.pool import done
 
-__all__ = ["Turn", "Turns", "Used"]
-
 _PATIENCE_S = 2.0
 """Seconds for which a free device waits for searches that are choosing their next trial."""
 _ROUNDS = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .main import app, main
+from .app import app
+from .main import main
 
 __all__ = ["app", "main"]

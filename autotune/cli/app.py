@@ -13,8 +13,6 @@ from ..distribution import requirement
 from ..errors import AutotuneError, UserError
 from ..report.printing import print_json
 
-__all__ = ["app", "one_document", "service_installed"]
-
 app = typer.Typer(
     name="autotune",
     epilog="Exit codes: 0 done, 1 our bug, 2 your input, 3 nothing fits or a plan no longer holds, "

@@ -22,8 +22,6 @@ from . import searching, plans, tasks, service, remote  # noqa: F401 - each adds
 
 # isort: on
 
-__all__ = ["app", "main"]
-
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 """click's, wherever the typer that is installed keeps it."""
 

@@ -26,8 +26,6 @@ from .arguments import (
     VerifiedJob,
 )
 
-__all__ = ["report", "run", "show", "verify"]
-
 
 @app.command(short_help="Explain a plan in words.")
 def show(plan: PlanPath, framework: Framework = None, json: Json = False) -> None:

@@ -9,16 +9,6 @@ import typer
 from ..search.options import Drop
 from ..units import MIB, parse_bytes, parse_duration, parse_percent
 
-__all__ = [
-    "read_budget",
-    "read_budget_or_share",
-    "read_device_of_type",
-    "read_drop",
-    "read_duration",
-    "read_factor",
-    "read_margin",
-]
-
 
 def read_budget(text: str) -> int:
     """Bytes, at least a MiB."""

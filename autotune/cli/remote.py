@@ -37,8 +37,6 @@ from .arguments import (
 if TYPE_CHECKING:
     from ..commands.remote import Server
 
-__all__ = ["cancel", "fetch", "logs", "prioritize", "resume", "server_at", "status", "submit"]
-
 SearchId = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id, as submit prints it.")]
 Url = Annotated[str, typer.Option("--server", metavar="URL", envvar="AUTOTUNE_SERVER", help="The service.")]
 _DEFAULT_URL = "http://127.0.0.1:8470"

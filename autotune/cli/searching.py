@@ -52,8 +52,6 @@ from .arguments import (
     WaitForJobs,
 )
 
-__all__ = ["batch", "search", "share"]
-
 
 @app.command(short_help="Search for the fastest plan within a memory budget.")
 def search(  # the command's options, one line each: typer's form

@@ -10,8 +10,6 @@ import typer
 from .app import app, one_document, service_installed
 from .arguments import Address, ExecutorName, Json
 
-__all__ = ["serve", "token"]
-
 serve = typer.Typer(invoke_without_command=True)
 app.add_typer(serve, name="serve", short_help="Run the service: searches submitted over HTTP.")
 token = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens, also while the service runs.")

@@ -29,8 +29,6 @@ from .arguments import (
     Verbose,
 )
 
-__all__ = ["doctor", "estimate", "init", "profile"]
-
 
 @app.command(short_help="Show where a training step's memory and time go, module by module.")
 def profile(

@@ -30,20 +30,6 @@ from .where import Where, default_device, trials
 if TYPE_CHECKING:
     from ..workers import Executor, Outcome
 
-__all__ = [
-    "Devices",
-    "WhatToTune",
-    "as_document",
-    "batch",
-    "close_all",
-    "executors_for",
-    "preview_as_json",
-    "preview_jobs",
-    "run_jobs",
-    "tell_of",
-    "tell_outcomes",
-]
-
 Devices = Mapping[str, "Executor"]
 _CODES = {"bug": 1, "failed": 2, "nothing fits": 3}
 """Exit codes by the state of a job; the first that any has."""

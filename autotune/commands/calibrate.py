@@ -20,8 +20,6 @@ from ..workers import Executor, Predicted, PredictRequest
 from ..workers.trial.environment import own_thread_variables
 from ..workers.trial.traces import first_line
 
-__all__ = ["Uncalibrated", "calibrate", "predict_request"]
-
 _MOST_CALIBRATING_S = 60.0
 """Seconds after which no further memory model is traced for trials; those of a search are kept on disk."""
 

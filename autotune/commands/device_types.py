@@ -13,8 +13,6 @@ from ..units import slug
 from ..workers.devices import split_device
 from .where import Where, default_device, trials
 
-__all__ = ["ONCE", "UnlikeType", "every_type", "split_devices"]
-
 ONCE = "Name each type once, with its number of ranks behind it: cuda:A100*2."
 _ITEM = re.compile(r"(?P<device>[^*=]+?)\s*(\*\s*(?P<ranks>\d+)\s*)?(=\s*(?P<budget>.+))?")
 _EVERY = ("all", "cpu", "cuda")

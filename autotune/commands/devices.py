@@ -53,8 +53,6 @@ from .where import Where, default_device
 if TYPE_CHECKING:
     from ..workers import Executor
 
-__all__ = ["SEARCHES", "search_devices", "search_types"]
-
 SEARCHES = "searches"
 """The folder, in the bundle's, of the searches' own plans, studies and summary."""
 _NOT_TAKEN = (

@@ -7,8 +7,6 @@ import sys
 from ..report.doctor import examine, explain
 from ..report.printing import print_json, print_words
 
-__all__ = ["doctor"]
-
 
 def doctor(json: bool) -> None:
     """Print what this machine offers."""

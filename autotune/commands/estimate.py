@@ -22,8 +22,6 @@ from ..workers import Estimated, Executor, Failed, Outcome
 from .calibrate import Uncalibrated, calibrate, predict_request
 from .where import Where, trials
 
-__all__ = ["estimate", "estimate_task"]
-
 _MOST_MICRO = 2**16
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-__all__ = ["ignore_interrupts", "interruptible", "interrupts"]
-
 _PATIENCE_S = 20.0
 """How long running trials may take to end where a system, or a terminal that has closed, asks for it: nobody is there
 to ask twice, and who asks mostly kills soon."""

@@ -21,8 +21,6 @@ from ..techniques import Facts
 from ..workers import Executor
 from .where import Where, trials
 
-__all__ = ["preview", "preview_search"]
-
 
 def preview(options: SearchOptions, where: Where, json: bool) -> int:
     """Print what a search would try, and return 0."""

@@ -29,8 +29,6 @@ from ..workers.trial.environment import own_thread_variables
 from .interrupts import interrupts
 from .where import Where, trials
 
-__all__ = ["ProfileForm", "profile", "profile_task"]
-
 
 @dataclass(frozen=True)
 class ProfileForm:

@@ -13,21 +13,6 @@ from ..report.printing import escaped, print_json, tell
 from ..service.client import Client, ServiceError
 from ..units import format_duration, format_percent
 
-__all__ = [
-    "Server",
-    "cancel",
-    "exit_code",
-    "fetch",
-    "logs",
-    "print_searches",
-    "prioritize",
-    "resume",
-    "row",
-    "spec_budget",
-    "status",
-    "submit",
-]
-
 _EXIT_CODES = {"SUCCEEDED": 0, "NOTHING_FITS": NothingFits.exit_code, "ERROR": 1}
 
 

@@ -27,8 +27,6 @@ from .remote import Server, exit_code, print_searches, row, spec_budget
 if TYPE_CHECKING:
     from ..batch.run import JobRun
 
-__all__ = ["WhatToSubmit", "batch"]
-
 _LOOK_S = 1.0
 """Seconds between two looks at the searches."""
 _ANY = "0" * 64

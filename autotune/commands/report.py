@@ -13,8 +13,6 @@ from ..report.study import as_json
 from ..search.store.stored import read_study, url_of
 from ..search.store.url import sqlite_files
 
-__all__ = ["report"]
-
 
 def report(study: str, name: str | None, output: Path, json: bool) -> None:
     """Write a study's page and print its path, or one JSON document.

@@ -15,8 +15,6 @@ from ..script.flags import is_split_otherwise, told
 from ..script.launchers import other_than_asked
 from ..training.launched import PLAN_VARIABLE, SPLIT_VARIABLE, STRICT_VARIABLE
 
-__all__ = ["run"]
-
 
 def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
     """Become ``command``, with the plan's environment in force and ``AUTOTUNE_PLAN`` naming the plan. Python runs a

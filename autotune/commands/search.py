@@ -25,8 +25,6 @@ from ..task_file import refuse_script
 from .interrupts import interrupts
 from .where import Where, trials
 
-__all__ = ["search"]
-
 
 def search(options: SearchOptions, where: Where, json: bool) -> int:
     """Run a search and print the plan's path, or one JSON document.

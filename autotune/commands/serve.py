@@ -20,8 +20,6 @@ from ..service.store.tokens import RoleName, Tokens, expiry_s
 from ..service.web.app import make_app
 from ..service.web.protocol import BoundedProtocol
 
-__all__ = ["ServeOptions", "create_token", "list_tokens", "revoke_token", "serve"]
-
 _GRACE_S = 5
 """After a signal, for requests that are being answered."""
 

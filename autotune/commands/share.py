@@ -14,8 +14,6 @@ from ..report.words import count
 from ..search.winner.unlike import Share, SharedTraining
 from ..units import printable
 
-__all__ = ["WhatToShare", "bundle_lines", "save", "share"]
-
 
 @dataclass(frozen=True)
 class WhatToShare:

@@ -10,8 +10,6 @@ from ..plan import load_plan
 from ..report.printing import print_json, print_words
 from ..report.show import as_json, explain
 
-__all__ = ["show"]
-
 
 def show(path: Path, json: bool, framework: str | None = None) -> None:
     """Print a plan in words, or as JSON, or what to write in a job of a framework.

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from ..errors import TaskError
 
-__all__ = ["TEMPLATE", "write_starter"]
-
 TEMPLATE = '''\
 """What autotune should tune. Replace the bodies by your own; the names are what matters.
 

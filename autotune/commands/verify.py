@@ -30,8 +30,6 @@ from ..units import ceil_mib, format_bytes
 from ..workers import Executor, Failed, Measured, Outcome, OutOfMemory
 from .where import Where, default_device, trials
 
-__all__ = ["verify", "verify_plan"]
-
 
 def verify(
     path: Path,

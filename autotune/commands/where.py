@@ -19,8 +19,6 @@ from .interrupts import ignore_interrupts
 if TYPE_CHECKING:
     from ..workers import Executor
 
-__all__ = ["Where", "default_device", "trials"]
-
 
 @dataclass(frozen=True)
 class Where:

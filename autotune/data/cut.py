@@ -14,8 +14,6 @@ from ..ranks import ALONE, Ranks
 from ..techniques.batch import Batch
 from .positions import Position
 
-__all__ = ["Alike", "Counted", "Cut", "Pieces", "advanced"]
-
 _AT_ONCE = 1024
 """Indices that are drawn at a time: around each draw the random state is saved and restored."""
 

@@ -24,8 +24,6 @@ from .positions import Position, Positions, Start
 from .sameness import Sameness
 from .worker_queues import hold_queues
 
-__all__ = ["Loader"]
-
 _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
 

@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..errors import TaskError
 from ..nested import tensors_in
 
-__all__ = ["OwnLoader", "join", "samples_of"]
-
 _ROWS = 16
 """Batch size at which samples are read."""
 

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Position", "Positions", "Start"]
-
 _MOST_PARTS = 64
 """Most tensors of a nested batch by which it is identified."""
 _TIDIED_EVERY = 1024

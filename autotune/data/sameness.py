@@ -18,8 +18,6 @@ from torch.utils.data import IterableDataset, default_collate
 from ..nested import tensors_in
 from ..randomness import alike, random_state, seed_everything, undisturbed
 
-__all__ = ["NUM_SAMPLES", "Sameness", "mixed", "reads_alike"]
-
 NUM_SAMPLES = 16
 _REREAD_S = 1.0
 _FEWEST_REREAD = 4

@@ -7,8 +7,6 @@ from weakref import WeakKeyDictionary
 
 from torch._C import _remove_worker_pids, _set_worker_pids
 
-__all__ = ["handed_on", "hold_queues"]
-
 _QUEUES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Those through which the workers of each living iteration are told what to read."""
 

@@ -14,11 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..measure.device import num_processors
 from ..measure.processes import end_with
+from ..techniques.facts import num_processors
 from .workspace.threads import reckon_with
-
-__all__ = ["in_forks"]
 
 T = TypeVar("T")
 R = TypeVar("R")

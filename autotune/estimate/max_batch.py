@@ -19,8 +19,6 @@ from .predictor import Predictor
 from .tracing.fake_step import Untraceable
 from .types import Estimate, EstimateOptions, Fill, Fit
 
-__all__ = ["estimate"]
-
 _MOST_KEPT = 4
 """Predictors kept at a time. Each holds its traces, and the task's model where it was probed."""
 _MOST_GROUPS = 12

@@ -23,8 +23,6 @@ from .tracing.work import Work, total_work, work_between
 from .types import Interval
 from .workspace.kernel import Kernel
 
-__all__ = ["BATCHES", "ERROR", "MemoryModel", "Sizes", "corresponds", "fit_memory_model", "largest"]
-
 BATCHES = (2, 3, 256)
 """Micro-batches that are traced. Not 1, at which some tensors are contiguous that otherwise are not (it is traced
 itself where it is asked for). One is large enough for code that works in pieces to do so."""

@@ -32,8 +32,6 @@ from .tracing.fake_ops import Target
 from .tracing.fake_step import TracedStep, Untraceable, largest_sample
 from .workspace.threads import num_threads
 
-__all__ = ["MemoryModelCache"]
-
 _WITHOUT_TRACE: tuple[Effect, ...] = ("samples", "process", "loader")
 """Effects of techniques that no trace depends on."""
 _PACKAGE = Path(__file__).resolve().parents[1]

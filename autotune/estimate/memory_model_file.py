@@ -17,8 +17,6 @@ from .tracing.work import Work
 from .workspace.cpu_kernels import scratch_named
 from .workspace.kernel import Kernel, Like
 
-__all__ = ["StoredModel", "load_memory_model", "packed"]
-
 
 @dataclass(frozen=True)
 class StoredModel:

@@ -23,8 +23,6 @@ from .predictor import Predictor
 from .tracing.fake_step import Untraceable
 from .types import EstimateOptions, Prediction, PredictOptions
 
-__all__ = ["Predicted", "predict"]
-
 _Asked = tuple[Settings, bool]
 """A configuration, and whether the blocks to recompute are to be chosen for it."""
 

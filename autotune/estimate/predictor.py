@@ -21,8 +21,6 @@ from .tracing.real_step import fit_probed_model
 from .tracing.work import Work
 from .types import EstimateOptions, Fit, Interval
 
-__all__ = ["Found", "PeakModel", "Predictor"]
-
 
 class PeakModel(Protocol):
     """A memory model: allocations, peak and work of a step at any micro-batch."""

@@ -9,19 +9,6 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, Posit
 from ..measure.profiling.allocations import Kind
 from ..techniques import Settings
 
-__all__ = [
-    "Calibration",
-    "Estimate",
-    "EstimateOptions",
-    "Fill",
-    "Fit",
-    "Interval",
-    "PredictOptions",
-    "Prediction",
-    "untried",
-]
-
-
 _TRIED_WITH = ("2.13",)
 """Torch versions whose private functions the fake-tensor step was checked with (``python -m benchmarks.estimate``)."""
 

@@ -20,8 +20,6 @@ from ..training.data_loader import changed_loader
 from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
 from .loaders import put_at_first_epoch
 
-__all__ = ["arguments", "prepare", "written"]
-
 _PLAN = "_autotune_plan"
 """On a loader that :func:`prepare` returned."""
 

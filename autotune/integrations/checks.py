@@ -16,17 +16,6 @@ from ..techniques.batch import Batch
 from ..techniques.parallel import Parallel
 from ..training.drift import other_model
 
-__all__ = [
-    "TRIED",
-    "check_alone",
-    "check_model",
-    "check_version",
-    "even_batch",
-    "of_one_rank",
-    "refuse_other_models",
-    "tell",
-]
-
 TRIED = {"transformers": "5.23", "accelerate": "1.15", "lightning": "2.6", "ray": "2.60"}
 """Versions (major and minor) that the integrations were tried with."""
 _said: set[str] = set()

@@ -12,8 +12,6 @@ from torch.utils.data import IterableDataset
 
 from ..randomness import undisturbed
 
-__all__ = ["ignores_count", "two_samples"]
-
 
 def two_samples(trainer: Any, loader: Any) -> Callable[[nn.Module], Any] | None:
     """Forward and loss of the model that it is given, on two samples; None where those can be read only once."""

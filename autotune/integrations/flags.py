@@ -10,8 +10,6 @@ from ..techniques import Settings
 from . import transformers
 from .checks import even_batch
 
-__all__ = ["written"]
-
 
 def written(plan: Plan) -> str:
     """The flags of each parser that is known, and what none of them says.

@@ -28,8 +28,6 @@ from .lightning_precision import PlanPrecision
 from .lightning_task import training_loss
 from .loaders import put_at_first_epoch
 
-__all__ = ["PlanCallback"]
-
 _MARK = "_autotune_in_force"
 """On a module that was changed: the settings that it was changed by."""
 

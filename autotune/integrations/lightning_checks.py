@@ -13,8 +13,6 @@ from ..plan import Plan
 from .checks import check_alone, even_batch
 from .lightning import PRECISIONS
 
-__all__ = ["check_job"]
-
 _SEE_GRADIENTS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 """Hooks of a module that find no gradients where each is freed within backward."""
 

@@ -19,8 +19,6 @@ from ..nested import tensors_in
 from ..training.data_loader import has_own_batches, rebatched
 from .lightning_hooks import batch_hook, is_own, logging_to
 
-__all__ = ["evaluation_of", "held_out_loaders"]
-
 
 def held_out_loaders(made: Any) -> list[Any]:
     """The loaders of what a ``val_dataloader`` returned, in Lightning's order."""

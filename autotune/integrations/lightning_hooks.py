@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["batch_hook", "is_own", "logging_to", "nowhere"]
-
 
 def is_own(module: Any, name: str) -> bool:
     """Whether a class of the job's, and none of Lightning's, has the method."""

@@ -11,8 +11,6 @@ from ..errors import PlanError
 from ..plan import Plan
 from .lightning import PRECISIONS
 
-__all__ = ["PlanPrecision"]
-
 
 class PlanPrecision(MixedPrecision):
     """Autocast that keeps its casts of the weights within a step, and gradients that may be clipped before an optimizer

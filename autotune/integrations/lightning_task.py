@@ -13,8 +13,6 @@ from ..task import Task
 from .checks import check_version
 from .lightning_hooks import batch_hook, is_own, logging_to, nowhere
 
-__all__ = ["task_of", "training_loss"]
-
 _PRECISIONS = {
     **dict.fromkeys(("32-true", "32", 32, None)),
     "bf16-mixed": "bf16",

@@ -21,8 +21,6 @@ from ..script.loader_row import LoaderRow
 from ..script.patches import patch
 from ..training.launched import stand_aside
 
-__all__ = ["put_at_first_epoch"]
-
 _ROW = "_autotune_row"
 _unmet: weakref.WeakSet[_Row] = weakref.WeakSet()
 """Those whose loaders have begun no epoch, before any optimizer step."""

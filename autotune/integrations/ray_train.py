@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from ..techniques._base import Run
 
-__all__ = [
-    "environment",
-    "forward_context",
-    "prepare_data_loader",
-    "prepare_model",
-    "prepare_optimizer",
-    "run_config",
-    "scaling_config",
-    "written",
-]
-
 _entered: ContextVar[bool] = ContextVar("_entered", default=False)
 """Whether this thread is within a :func:`forward_context`."""
 

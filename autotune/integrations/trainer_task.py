@@ -19,8 +19,6 @@ from ..task import Task
 from .checks import check_version
 from .counted import ignores_count
 
-__all__ = ["task_of"]
-
 _SEED = 0
 """Of the Trainer that is built as the file is read: that of a search and of its trials, where nobody gives another."""
 

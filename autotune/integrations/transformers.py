@@ -14,8 +14,6 @@ from .checks import check_model, check_version, even_batch, of_one_rank, refuse_
 from .counted import ignores_count, two_samples
 from .loaders import put_at_first_epoch
 
-__all__ = ["PlanMixin", "arguments", "written"]
-
 _OFF: dict[str, Any] = {"auto_find_batch_size": False, "torch_empty_cache_steps": None}
 """What would change the batch, or empty the allocator's cache, beside any plan."""
 

@@ -17,8 +17,6 @@ from . import bits, rematerialization
 from .graph import run
 from .sites import Site
 
-__all__ = ["gelu", "hardtanh", "keep_input", "leaky_relu", "relu", "relu6", "silu"]
-
 Activation = Callable[..., Tensor]
 
 _ZERO = 26

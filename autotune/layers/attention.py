@@ -27,8 +27,6 @@ _MATH: Any = torch._scaled_dot_product_attention_math
 _TOGETHER = 2**18
 """Weights, or elements of what goes in and comes out, that are computed again together where a sample has fewer."""
 
-__all__ = ["scaled_dot_product_attention", "softmax"]
-
 
 class _Attention(torch.autograd.Function):
     @staticmethod

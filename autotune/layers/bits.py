@@ -14,8 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .graph import turns
 
-__all__ = ["dense", "is_nonzero", "pack", "pack_small", "pieces", "unpack", "unpack_small"]
-
 _PIECE = {"cpu": 2**19}
 """Elements of a piece: on a CPU what a cache holds, elsewhere what hides the launch of a kernel."""
 _PIECE_ELSEWHERE = 2**26

@@ -14,8 +14,6 @@ from . import rematerialization
 from .graph import autocast_dtype, run
 from .sites import Site
 
-__all__ = ["conv", "conv_transpose", "for_each_dim"]
-
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE: dict[int, Callable[..., Tensor]] = {
     1: F.conv_transpose1d,

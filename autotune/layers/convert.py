@@ -17,8 +17,6 @@ from .equivalent_ops import find_equivalent_op
 from .intercept import Forward
 from .sites import Site, structural_sites, traced_sites
 
-__all__ = ["convert", "restore"]
-
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Embedding)
 _ORIGINALS: dict[type, Any] = {}
 """For each converted class the one that it was made from."""

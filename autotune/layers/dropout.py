@@ -13,8 +13,6 @@ from . import bits, rematerialization
 from .graph import run
 from .sites import Site
 
-__all__ = ["dropout"]
-
 
 class _Dropout(torch.autograd.Function):
     @staticmethod

@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["EquivalentOp", "find_equivalent_op"]
-
 _TOLERANCE = 1e-6
 _LEAST = 1e-10
 """Absolute difference that values near zero may have."""

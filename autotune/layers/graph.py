@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["autocast_dtype", "is_in_checkpoint", "notes_of", "run", "saved_tensors_hooks", "turns"]
-
 
 def run(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     """``function.apply``, which torch does not annotate."""

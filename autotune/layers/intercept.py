@@ -22,8 +22,6 @@ from . import activation, attention, conv, dropout, loss, matmul, norm, pooling,
 from .graph import saved_tensors_hooks
 from .sites import Site
 
-__all__ = ["Forward"]
-
 _PLAIN = frozenset((Tensor, nn.Parameter, FakeTensor))
 """Not a distributed or a quantized tensor: those know better."""
 _ACTIVATIONS = (F.hardswish, F.softplus, F.mish, F.elu)

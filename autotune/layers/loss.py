@@ -21,8 +21,6 @@ from .graph import autocast_dtype, notes_of, run, turns
 from .rematerialization import Unchanged
 from .sites import Site
 
-__all__ = ["cross_entropy", "is_head", "note_head"]
-
 _KEY = "autotune.head"
 _HEAD = 8
 """Outputs over inputs of a linear layer from which it is taken for a head over a vocabulary."""

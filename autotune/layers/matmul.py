@@ -17,8 +17,6 @@ from . import loss, rematerialization
 from .graph import autocast_dtype, is_in_checkpoint, run
 from .sites import Site
 
-__all__ = ["addmm", "linear", "matmul", "mul"]
-
 Held = tuple[rematerialization.Remat | None, tuple[Tensor, ...]]
 
 

@@ -13,8 +13,6 @@ from . import rematerialization
 from .graph import run, saved_tensors_hooks
 from .sites import Site
 
-__all__ = ["batch_norm", "instance_norm", "keep_input", "rms_norm"]
-
 
 class _FrozenBatchNorm(torch.autograd.Function):
     """Statistics and weight are constants: the gradient is scaled for each channel."""

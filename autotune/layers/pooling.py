@@ -17,8 +17,6 @@ from .conv import for_each_dim
 from .graph import run, turns
 from .sites import Site
 
-__all__ = ["adaptive_avg_pool", "adaptive_avg_pool1d", "avg_pool", "avg_pool1d", "max_pool", "max_pool1d"]
-
 _STOCK: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _MAX_BACKWARD: dict[int, Any] = {
     2: torch.ops.aten.max_pool2d_with_indices_backward.grad_input,

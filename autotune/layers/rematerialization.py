@@ -17,8 +17,6 @@ from torch.utils.weak import TensorWeakRef
 
 from .graph import is_in_checkpoint, notes_of
 
-__all__ = ["Remat", "Unchanged", "find", "hold", "note_kept", "part_of", "publish"]
-
 _KEY = "autotune.rematerialization"
 _KEPT = "autotune.kept"
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from . import rematerialization
 from .sites import Site
 
-__all__ = ["add"]
-
 _FARTHEST = 4
 """Sums in a row that are computed again before one is kept: what is computed lies in memory together."""
 

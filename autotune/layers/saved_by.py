@@ -17,8 +17,6 @@ from ..randomness import undisturbed
 from .equivalent_ops import find_equivalent_op
 from .graph import is_in_checkpoint
 
-__all__ = ["Savers", "find_savers"]
-
 Savers = tuple[list[nn.Parameter], bool]
 """Who saves a tensor for backward: weights (saved while one of them trains), and whether it is saved in any case."""
 

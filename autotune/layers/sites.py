@@ -13,8 +13,6 @@ from torch.utils.weak import TensorWeakRef
 
 from .saved_by import find_savers
 
-__all__ = ["Site", "structural_sites", "traced_sites"]
-
 _WEIGHTED = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip

@@ -6,8 +6,6 @@ import os
 
 import torch
 
-__all__ = ["context_bytes", "driver_version", "open_context"]
-
 _used_before: int | None = None
 """What the device's other users took before this process opened its context; None until :func:`open_context`."""
 

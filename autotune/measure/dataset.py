@@ -14,8 +14,6 @@ from ..errors import TaskError
 from ..nested import tensors_in
 from ..task import Task
 
-__all__ = ["DatasetFacts", "inspect_dataset"]
-
 _BATCHES = 4
 """Batches that are read of a loader of the task's own."""
 

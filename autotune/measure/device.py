@@ -10,10 +10,7 @@ import torch
 
 from ..machine import device_name
 from ..techniques import Device
-from ..techniques.facts import num_processors
 from .context import driver_version
-
-__all__ = ["available_host_bytes", "inspect_device", "num_processors"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 

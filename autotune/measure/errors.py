@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ..errors import AutotuneError
 
-__all__ = ["NonFiniteLoss"]
-
 
 class NonFiniteLoss(AutotuneError):
     """The loss was NaN or infinite."""

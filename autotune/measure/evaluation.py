@@ -22,8 +22,6 @@ from .measurement import Evaluated, EvaluationOptions, MeasureOptions
 from .memory import Charge
 from .timing.compile_time import CompileTime
 
-__all__ = ["EvaluationRecord", "measure_evaluations", "tell_of_batch"]
-
 _listeners: list[Callable[[Any], None]] = []
 """Who watches the evaluation that is under way, innermost last."""
 

@@ -16,13 +16,12 @@ from ..techniques.allocator import installed_allocators
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import find_blocks
 from ..techniques.compiler import lacking_compiler
+from ..techniques.facts import num_processors
 from ..techniques.memory_format import channels_last_fault
 from ..techniques.optimizer import implementation_of, supported_implementations
 from .dataset import DatasetFacts
-from .device import available_host_bytes, inspect_device, num_processors
+from .device import available_host_bytes, inspect_device
 from .measurement import InspectOptions
-
-__all__ = ["build_facts"]
 
 _OF_STREAM = "workers that stay go on in a stream, where those of a new epoch begin it"
 

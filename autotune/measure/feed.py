@@ -14,8 +14,6 @@ from ..data.positions import Position
 from ..errors import TaskError
 from ..nested import tensors_in
 
-__all__ = ["Feed", "largest", "repeated"]
-
 _END = object()
 
 

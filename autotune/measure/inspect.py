@@ -14,19 +14,18 @@ from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts, LoaderSpec
 from ..techniques.batch import refused_split
+from ..techniques.facts import num_processors
 from ..techniques.variant import Variant
 from ..training.apply_plan import build_loader, build_model, reference_batch
 from ..training.fingerprint import identify
 from ..training.skip_init import skip_init
 from .checks.split import Split, measure_split
 from .dataset import DatasetFacts, inspect_dataset
-from .device import inspect_device, num_processors
+from .device import inspect_device
 from .facts import build_facts
 from .measurement import InspectOptions
 from .memory import process_bytes
 from .timing.loading import loader_rates
-
-__all__ = ["inspect_task"]
 
 _NOT_RUN = "the model was not run"
 

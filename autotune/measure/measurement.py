@@ -9,21 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from ..plan import Budget, Peak, Speed
 from .timing.turns import TurnOptions
 
-__all__ = [
-    "NO_EVALUATION",
-    "NUM_STEPS",
-    "OUT",
-    "Evaluated",
-    "EvaluationOptions",
-    "InspectOptions",
-    "MeasureOptions",
-    "Measurement",
-    "Parity",
-    "Quality",
-    "QualityOptions",
-    "Stopped",
-]
-
 Stopped = Literal["precise", "slower", "no_surer", "time", "over"]
 """What ended timing: the interval is narrow enough; the configuration is surely slower than the speed to beat; the
 interval no longer gets narrower; the time is over, or the script; the peak is over the budget."""

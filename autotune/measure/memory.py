@@ -17,8 +17,6 @@ from ..plan import Budget, Peak
 from .context import context_bytes, open_context
 from .processes import descendants, own_live_bytes, own_peak_bytes, private_bytes, unmapped_files_bytes
 
-__all__ = ["Charge", "enforce_budget", "lift_budget", "process_bytes"]
-
 
 def enforce_budget(limit_bytes: int | None) -> None:
     """Make a CUDA process fail to allocate more than a device of this size has. Call it before anything touches the

@@ -9,8 +9,6 @@ from torch import nn
 
 from ..task import Task
 
-__all__ = ["as_in_a_plain_loop"]
-
 
 def as_in_a_plain_loop(task: Task) -> Task:
     """The task with each loss kept until the next one exists, as ``loss = compute_loss(model, batch)`` keeps it.

@@ -11,18 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = [
-    "children",
-    "count_files_of",
-    "descendants",
-    "end_with",
-    "own_live_bytes",
-    "own_peak_bytes",
-    "prctl",
-    "private_bytes",
-    "unmapped_files_bytes",
-]
-
 _STATUS = Path("/proc/self/status")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

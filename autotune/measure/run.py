@@ -22,8 +22,6 @@ from .steps import Steps
 from .timing.engine import WARMUP_SHARE, Timing, WarmUp
 from .timing.optimizer_time import OptimizerTime
 
-__all__ = ["measure"]
-
 _CONFIRM_S = 10.0
 """Most seconds for confirming a leak, also in a short trial: after a handful of steps no leak would show."""
 _WORTH_SAYING_BYTES = 2**20

@@ -15,8 +15,6 @@ from .feed import Feed, repeated
 from .timing.compile_time import CompileTime
 from .timing.engine import Reading
 
-__all__ = ["Step", "Steps"]
-
 
 class Step(NamedTuple):
     """One optimizer step."""

@@ -22,8 +22,6 @@ from .rebuild import check_whole, tensors_of
 from .record import Record
 from .surgery import find_cut
 
-__all__ = ["cut", "obstacle", "untouchable_modules"]
-
 _CPU_S = 300
 """Processor seconds after which finding a cut is given up: 40 million parameters took some 30; others had no end."""
 _WALL_S = 10 * _CPU_S

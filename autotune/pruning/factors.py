@@ -16,18 +16,6 @@ from ..errors import PlanError
 from .child import untouchable_modules
 from .observe import observe
 
-__all__ = [
-    "LowRankLinear",
-    "Ranks",
-    "Wanted",
-    "check_not_factorised",
-    "choose_ranks",
-    "factorise",
-    "factorised_by",
-    "is_replaced",
-    "linear_features",
-]
-
 _MARK = "_autotune_low_rank"
 """Where a factorised model has the ranks that were chosen."""
 _REPLACED: Any = WeakTensorKeyDictionary()

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from .observe import Attention
 
-__all__ = ["Chosen", "choose_heads", "computes_the_rest", "cut_heads"]
-
 Chosen = Mapping[Attention, Tensor]
 """Of each attention, the query heads that stay, ascending."""
 _WHOLE_WIDTHS = frozenset(["all_head_size", "split_size", "inner_dim", "embed_dim", "attn_dim"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Criterion", "How", "Scope"]
-
 Criterion = Literal["l1", "l2", "lamp", "random"]
 """``l1``, ``l2``: the norm of a channel's weights, over the mean of its layer. ``lamp``: Lee et al. 2021,
 arXiv:2010.07611. ``random``: seeded, to hold the others against."""

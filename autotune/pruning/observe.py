@@ -16,8 +16,6 @@ from torch.utils.hooks import RemovableHandle
 
 from ..nested import tensors_in
 
-__all__ = ["Attention", "Seen", "observe", "width"]
-
 _MIXES = frozenset(["scaled_dot_product_attention", "matmul", "__matmul__", "bmm", "baddbmm", "einsum"])
 """Functions of two activations, by the name that torch calls them."""
 

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from ..errors import PlanError
 from .record import Kept, Record
 
-__all__ = ["check_whole", "pruned_by", "rebuild", "record_of", "signature", "tensors_of"]
-
 _MARK = "_autotune_pruning"
 """Where a pruned model has its record, packed: a string, so that the whole model is saved without this package."""
 

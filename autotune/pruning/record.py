@@ -13,8 +13,6 @@ from typing import Any, Self
 
 from ..errors import PlanError
 
-__all__ = ["Kept", "Record"]
-
 _FORMAT = "autotune/pruning@1"
 _MAX_BYTES = 2**27
 """Of a record's text: widths of a million, a thousand times."""

@@ -20,8 +20,6 @@ from .rebuild import rebuild
 from .record import Record
 from .twin import Twin
 
-__all__ = ["find_cut"]
-
 Run = Callable[[nn.Module], Any]
 
 

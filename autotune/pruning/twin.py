@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from .rebuild import record_of, tensors_of
 from .record import Record
 
-__all__ = ["Twin"]
-
 
 class Twin:
     """A copy to be traced with the model's values, then cut with places in the stead of values."""

@@ -20,13 +20,11 @@ from ..search.events import Event, TrialStarted, Warned
 from ..search.options import SearchOptions
 from ..search.time_budget import NUM_REPEATS
 from ..search.winner.unlike import MOST_PLANS
-from ..units import format_duration
+from ..units import format_duration, size
 from .displays.lines import line, phase_words
 from .displays.progress import Progress
 from .printing import tell
-from .words import count, rate, roughly, size, times
-
-__all__ = ["Watch", "explain_previews", "explain_sharing", "outcome_table"]
+from .words import count, rate, roughly, times
 
 _STYLES = {"done": "green", "failed": "red", "bug": "red", "nothing fits": "red", "interrupted": "yellow"}
 _FIXED_ROWS = 6

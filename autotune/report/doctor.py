@@ -17,12 +17,10 @@ from .. import __version__
 from ..distribution import conflict
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
+from ..units import size
 from ..workers.devices import visible_gpus
 from ..workers.trial.environment import THREAD_VARIABLES
 from .tables import rows_table
-from .words import size
-
-__all__ = ["examine", "explain"]
 
 _PACKAGES = ("torch", "optuna", "ray", "pydantic", "nvidia-ml-py")
 
@@ -31,7 +29,8 @@ def examine() -> dict[str, Any]:
     """Everything ``autotune doctor`` says, as plain data. Imports torch and touches the devices."""
     import torch
 
-    from ..measure.device import inspect_device, num_processors
+    from ..measure.device import inspect_device
+    from ..techniques.facts import num_processors
 
     types: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     devices = [inspect_device(kind) for kind in types]

@@ -10,8 +10,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["FittingTable"]
-
 _GAP = 2
 _SHORTEST_NAME = 16
 """Columns that names are cut to before another column goes."""

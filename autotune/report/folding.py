@@ -10,8 +10,6 @@ from typing import Any
 from ..measure.profiling.allocations import OUTSIDE
 from ..measure.profiling.types import ModuleRow
 
-__all__ = ["Line", "lines"]
-
 _MOST_LINES = 26
 """A table that fits a screen."""
 

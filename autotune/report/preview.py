@@ -16,8 +16,6 @@ from .displays.lines import facts_words
 from .tables import rows_table
 from .words import count, roughly
 
-__all__ = ["as_json", "explain"]
-
 
 def as_json(found: Preview) -> dict[str, Any]:
     """Plain data."""

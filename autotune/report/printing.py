@@ -15,8 +15,6 @@ from ..units import printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["GONE", "console", "discard", "escaped", "listened_to", "print_json", "print_words", "tell"]
-
 GONE = (errno.EPIPE, errno.EIO)
 """What a stream answers once its reader, or its terminal, has gone."""
 

@@ -14,26 +14,12 @@ from ..measure.profiling.types import PeakMoment, Profile
 from ..plan import Budget
 from ..results import Change, Profiling
 from ..techniques import Facts, Settings, Technique
+from ..units import printable, size
 from .displays.lines import facts_words
 from .fitting import FittingTable
 from .folding import Line, lines
 from .tables import rows_table
-from .words import outcome_words, printable, settings_words, size
-
-__all__ = [
-    "KINDS",
-    "WIDTH",
-    "as_json",
-    "cells",
-    "changes",
-    "columns",
-    "explain",
-    "line",
-    "moment_words",
-    "notes",
-    "peak_words",
-    "title",
-]
+from .words import outcome_words, settings_words
 
 WIDTH = 140
 """Columns that the table takes in a pipe."""

@@ -20,21 +20,9 @@ from ..plain_yaml import read_yaml
 from ..plan import Budget, Evaluation, Evidence, Peak, Plan, QualityEvidence, Speed
 from ..search.budget import budget_words
 from ..techniques import Technique
-from ..units import format_duration
+from ..units import format_duration, size
 from .tables import rows_table
-from .words import count, rate, settings_words, size, times
-
-__all__ = [
-    "as_json",
-    "evaluation_words",
-    "explain",
-    "found_rows",
-    "headline",
-    "peak_words",
-    "settings_rows",
-    "speed_words",
-    "summary",
-]
+from .words import count, rate, settings_words, times
 
 _CHECKED = {
     "losses": f"the losses of the first {NUM_STEPS} steps, which stay close to the reference's",

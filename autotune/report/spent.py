@@ -11,8 +11,6 @@ from ..search.seconds import BESIDE, Spent
 from ..units import format_duration
 from .tables import rows_table
 
-__all__ = ["spent_table", "spent_words"]
-
 
 def spent_table(spent: Spent) -> RenderableType:
     """A row for each thing that was done."""

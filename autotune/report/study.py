@@ -13,15 +13,13 @@ from ..search.store.stored import Stored
 from ..search.store.tried import Tried
 from ..search.winner.ablation import Share, counterparts, shares
 from ..search.winner.evidence import combine, gain, undisturbed
-from ..units import format_duration
+from ..units import format_duration, size
 from ..workers import Measured, OutOfMemory
 from .charts.scatter import Bar
 from .displays.lines import facts_words
 from .displays.progress import trial_label
 from .show import found_rows
-from .words import count, outcome_words, percent, rate, settings_words, size, spread, times
-
-__all__ = ["Bought", "TrialRow", "as_json", "bought", "facts_rows", "figure_names", "offs", "trial_rows"]
+from .words import count, outcome_words, percent, rate, settings_words, spread, times
 
 _LONGEST = 240
 """Characters of why a trial cannot be used."""

@@ -9,8 +9,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["rows_table"]
-
 
 def rows_table(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     """Two columns, indented by two; both wrap where the terminal is narrow."""

@@ -11,12 +11,11 @@ from rich.text import Text
 from ..plan import Plan
 from ..results import Verification
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
+from ..units import size
 from .displays.lines import facts_words
 from .show import evaluation_words, peak_words, speed_words
 from .tables import rows_table
-from .words import outcome_words, settings_words, size
-
-__all__ = ["as_json", "explain", "line"]
+from .words import outcome_words, settings_words
 
 _MOST_RANKS = 4
 """Processes whose peaks are told one by one."""

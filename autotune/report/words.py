@@ -5,24 +5,9 @@ from __future__ import annotations
 from ..measure import Measurement
 from ..plan import Budget, Speed
 from ..techniques import Facts, Settings
-from ..units import printable, size
+from ..units import size
 from ..workers import Crashed, Dropped, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 from ..workers.trial.traces import first_line
-
-__all__ = [
-    "count",
-    "outcome_words",
-    "over_reference",
-    "percent",
-    "printable",
-    "rate",
-    "remark",
-    "roughly",
-    "settings_words",
-    "size",
-    "spread",
-    "times",
-]
 
 
 def settings_words(settings: Settings, facts: Facts | None = None) -> str:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .loaders import Loaders
     from .undivided import Undivided
 
-__all__ = ["PREPARE", "InScript", "Refused", "ScriptJob", "is_success", "refuse", "tell_once", "why_no_model"]
-
 PREPARE = "`autotune.prepare(model, optimizer, loader)`, with None for the loader where there is none"
 """The line by which a script names what a plan is for."""
 _NO_MODEL = (

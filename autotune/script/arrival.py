@@ -9,8 +9,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["when_imported"]
-
 
 def when_imported(name: str, act: Callable[[], None]) -> None:
     """Call ``act`` right after the top-level module ``name`` has been imported, or now if it is."""

@@ -15,8 +15,6 @@ from ..techniques import Facts
 from ..workers import Inspected, Outcome
 from .loaders import Loaders
 
-__all__ = ["Boundary"]
-
 _MOST_S = 20.0
 """How long the script may take from the last step of an epoch to its next epoch: an evaluation, a checkpoint."""
 

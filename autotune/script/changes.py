@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Changes"]
-
 _MOST_FILES = 20_000
 _MOST_TOLD = 5
 _OWN = ("__pycache__", ".autotune", ".git")

@@ -16,20 +16,6 @@ from ..techniques import TECHNIQUES, Settings
 from ..techniques.batch import Batch
 from .launchers import MODULE, is_python, launch_of
 
-__all__ = [
-    "ADD_PATH",
-    "BATCH",
-    "EVALUATION",
-    "FENCES",
-    "filled",
-    "own_batch",
-    "own_evaluation",
-    "own_share",
-    "placeholders",
-    "script_name",
-    "under_launcher",
-]
-
 BATCH = ("batch.micro", "batch.accumulate")
 """Placeholders of what a script trains on, in braces."""
 EVALUATION = "evaluation.batch"

@@ -12,8 +12,6 @@ from ..nested import widened
 from ..techniques import Settings
 from ..techniques.precision import Precision
 
-__all__ = ["Contexts", "is_traced"]
-
 
 class Contexts:
     """Opens them with each call of the model. They stay open for the loss, until its backward pass; a call that records

@@ -10,8 +10,6 @@ from ..measure.evaluation import EvaluationRecord
 from ..measure.measurement import Evaluated
 from ..measure.timing.compile_time import CompileTime
 
-__all__ = ["Evaluations"]
-
 
 class Evaluations:
     """Told of each call of the model to evaluate, and of the end of each evaluation."""

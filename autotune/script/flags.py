@@ -10,8 +10,6 @@ from ..techniques.batch import Batch
 from .command import ADD_PATH, BATCH, EVALUATION, filled, own_batch, own_evaluation, placeholders, under_launcher
 from .parsers import has_both, makes_up_total, stands_for
 
-__all__ = ["Flag", "flags_of", "is_split_otherwise", "taken", "told", "with_evaluation", "with_placeholders"]
-
 _WITH_VALUE = re.compile(r"((?:-|\+){0,2}[A-Za-z][\w.-]*=)([1-9]\d*)")
 _FLAG, _NUMBER = re.compile(r"--?[A-Za-z][\w.-]*"), re.compile(r"[1-9]\d*")
 

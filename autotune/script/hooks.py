@@ -27,8 +27,6 @@ from .optimizers import FEW_STEPS, Optimizers, parameters_of
 from .patches import patch
 from .shards import unwrapped
 
-__all__ = ["ScriptHooks"]
-
 _MOST_PASSES = 100
 """Backward passes after which there is an optimizer, if a script trains by one."""
 _OF_TORCH = "Have one of these change the parameters: a class of your own may inherit torch.optim.Optimizer."

@@ -17,8 +17,6 @@ from ..training.launched import PLAN_VARIABLE, TRIAL_VARIABLE
 from .arrival import when_imported
 from .scratch import found_from
 
-__all__ = ["launch"]
-
 
 def launch(words: Sequence[str]) -> NoReturn:
     """Run ``[--add-path] train.py its arguments`` or ``[--add-path] -m package its arguments``, with the plan that

@@ -12,8 +12,6 @@ import yaml
 
 from ..errors import UserError
 
-__all__ = ["MODULE", "Launch", "is_python", "launch_of", "other_than_asked"]
-
 MODULE = ("-m", "--module")
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)?)?(\.exe)?")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")

@@ -15,8 +15,6 @@ from ..plan import Plan
 from ..training.data_loader import begun_as_stock, put_options
 from .applied import tell_once
 
-__all__ = ["LoaderRow"]
-
 
 class LoaderRow:
     """Of a loader as the user built it, which it is put on in place."""

@@ -12,8 +12,6 @@ from ..plan import Plan
 from ..techniques.facts import ReadLoader
 from .loader_row import LoaderRow
 
-__all__ = ["Loaders"]
-
 
 class _Known(LoaderRow):
     """One that was iterated over with gradients on."""

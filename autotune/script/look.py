@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
 from ..measure.dataset import DatasetFacts, inspect_dataset
-from ..measure.device import num_processors
 from ..measure.facts import build_facts
 from ..measure.memory import Charge
 from ..measure.timing.loading import loader_rates
@@ -25,6 +24,7 @@ from ..ranks import world_size
 from ..task import Task
 from ..techniques import Facts, LoaderSpec, Settings
 from ..techniques.batch import Batch
+from ..techniques.facts import num_processors
 from ..techniques.parallel import Parallel
 from ..training.data_loader import OPTIONS
 from ..training.fingerprint import identify
@@ -35,8 +35,6 @@ from .boundary import Boundary
 from .observer import Observer
 from .scratch import made_in, made_words
 from .shards import shared_by, unwrapped
-
-__all__ = ["Look"]
 
 _NUM_STEPS = 3
 """Optimizer steps that are observed; the first is slower than the others."""

@@ -14,8 +14,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..nested import tensors_in
 from ..ranks import world_size
 
-__all__ = ["Observer", "samples_in"]
-
 
 class _Draw(NamedTuple):
     """A batch that a loader has handed out."""

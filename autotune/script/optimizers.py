@@ -10,8 +10,6 @@ import torch
 
 from .applied import PREPARE
 
-__all__ = ["FEW_STEPS", "Optimizers", "parameters_of"]
-
 FEW_STEPS = 10
 """Steps of other optimizers after which it is plain which of them train."""
 

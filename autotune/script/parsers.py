@@ -7,18 +7,6 @@ from dataclasses import dataclass
 
 from ..techniques.batch import Batch
 
-__all__ = [
-    "ACCELERATE",
-    "NANOGPT",
-    "TIMM",
-    "TRAINING_ARGUMENTS",
-    "Parser",
-    "bare",
-    "has_both",
-    "makes_up_total",
-    "stands_for",
-]
-
 
 @dataclass(frozen=True)
 class Parser:

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["patch"]
-
 
 def patch(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
     """Replace a function by ``around(original, *args)``.

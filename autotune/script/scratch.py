@@ -16,8 +16,6 @@ from typing import Literal, NamedTuple
 from ..errors import UserError
 from ..units import ceil_mib, format_bytes
 
-__all__ = ["Scratch", "found_from", "made_in", "made_words", "work_in"]
-
 Scratch = Literal["auto", "copy", "empty", "off"]
 
 _LEFT_OUT = (".git", ".autotune", "__pycache__")

@@ -15,8 +15,6 @@ from ..workers.trial.folder import TrialFolder
 if TYPE_CHECKING:
     from ..measure.memory import Charge
 
-__all__ = ["Several"]
-
 _PATIENCE_S = 30.0
 """How long the first waits for the others' peaks, once it has come to the last step itself."""
 

@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from ..techniques import Settings, Stage
 
-__all__ = ["mismatch", "shared_by", "unwrapped", "wrappers"]
-
 _BEFORE = (Stage.MODEL, Stage.LOW_RANK, Stage.LAYERS, Stage.CHECKPOINTING, Stage.DEVICE, Stage.COMPILE)
 """Techniques that change modules or their tensors, which is too late after ``fully_shard``."""
 _CALLS = {"ddp": "DistributedDataParallel(model)", "fsdp": "fully_shard(model)"}

@@ -22,8 +22,6 @@ from ..workers.request import MeasureRequest
 from .evaluations import Evaluations
 from .observer import Observer, samples_in
 
-__all__ = ["ScriptTiming"]
-
 _STEPS_AFTER_FIRST = 2
 """Fewest steps of a warm-up, after the script's first."""
 

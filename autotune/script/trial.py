@@ -31,8 +31,6 @@ from .several import Several
 if TYPE_CHECKING:
     from .hooks import ScriptHooks
 
-__all__ = ["ScriptTrial"]
-
 _GRACE_S = 5.0
 """How long a script may take to end, with its own ``finally`` and ``atexit``, once it has been measured."""
 

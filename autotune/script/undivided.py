@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["DIVIDE", "Undivided"]
-
 DIVIDE = "divide each loss by the backward passes to a step before it is passed back: `(loss / accumulate).backward()`"
 _BY_FACTOR = {"DivBackward", "MulBackward"}
 _AS_IT_IS = {"ToCopyBackward", "ViewBackward", "ReshapeAliasBackward", "CloneBackward", "SqueezeBackward"}

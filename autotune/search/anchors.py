@@ -13,8 +13,6 @@ from .session import Session
 from .store.tried import Tried
 from .time_budget import LEAST_SHARE_S
 
-__all__ = ["Anchors"]
-
 _SHARE = 0.25
 """Of a trial's timed windows."""
 

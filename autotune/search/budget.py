@@ -9,8 +9,6 @@ from ..units import MIB, ceil_mib, format_bytes, format_percent
 from ..workers import Measured, Outcome
 from .options import SearchOptions
 
-__all__ = ["asked", "budget_words", "check_possible", "in_bytes"]
-
 
 def asked(options: SearchOptions) -> Budget:
     """The budget as the user gave it."""

@@ -16,8 +16,6 @@ from .requests import failure
 from .session import Session
 from .time_budget import LEAST_SHARE_S
 
-__all__ = ["Doubt"]
-
 _IN_A_ROW = 3
 
 

@@ -40,8 +40,6 @@ from .winner.ablation import ablate
 from .winner.build_plan import build_plan
 from .winner.finalists import settle
 
-__all__ = ["search"]
-
 
 def search(
     options: SearchOptions,

@@ -10,17 +10,6 @@ from .options import SamplerName, SearchOptions
 from .time_budget import NUM_FINALISTS, NUM_REPEATS
 from .winner.by_turns import NUM_ROUNDS_BY_TURNS, turn_s
 
-__all__ = [
-    "FRESH_EXTRA_S",
-    "Costs",
-    "Expected",
-    "Runs",
-    "expected",
-    "likely_s",
-    "likely_trials",
-    "predictions_s",
-]
-
 _LIKELY_TRIALS = 11
 """Trials after which the sampler ``gain`` usually stops, by replays (docs/search.md). Searches of two examples took 4
 to 15, the median 9 (benchmarks/results/search-time-cpu.jsonl)."""

@@ -9,26 +9,6 @@ from ..techniques import Facts, Settings
 from ..workers import Outcome
 from .seconds import Spent
 
-__all__ = [
-    "INTERRUPTED",
-    "AblationEnded",
-    "AblationStarted",
-    "AnchorEnded",
-    "AnchorStarted",
-    "BudgetKnown",
-    "Event",
-    "FinalistEnded",
-    "Inspected",
-    "PredictionEnded",
-    "PredictionStarted",
-    "SearchStarted",
-    "SecondsKnown",
-    "Stopped",
-    "TrialEnded",
-    "TrialStarted",
-    "Warned",
-]
-
 INTERRUPTED = "interrupted"
 """``Stopped.reason``, and ``Plan.search.stopped``, after the user's Ctrl-C."""
 

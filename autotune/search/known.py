@@ -11,8 +11,6 @@ from .events import TrialEnded
 from .sampler.candidates import Candidates, Proposal
 from .session import Session
 
-__all__ = ["Known", "take_others", "take_reference"]
-
 
 class Known(Protocol):
     """Measurements of a task by other searches, on the same device and under the same conditions."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ANY_DROP", "Drop", "SamplerName", "SearchOptions"]
-
 SamplerName = Literal["gain", "tpe", "gp", "random"]
 """``gain`` is this package's own; the others are Optuna's."""
 

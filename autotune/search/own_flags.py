@@ -14,8 +14,6 @@ from ..techniques.batch import Batch
 from .events import Warned
 from .options import SearchOptions
 
-__all__ = ["batch_stays", "by_own_flags", "told_early"]
-
 _MEANINGS = {
     "batch.micro": "the micro-batch",
     "batch.accumulate": "accumulation (backward passes in an optimizer step)",

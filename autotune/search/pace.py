@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from ..measure import Measurement
 from ..plan import Speed
 
-__all__ = ["UNCORRECTED", "Anchor", "Correction", "Paces", "correction", "error_of", "is_due", "is_other", "weighed"]
-
 _DISTURBED = 0.05
 """Share of a run's time that other work took from which on it counts as disturbed."""
 _TRIALS_APART = 5

@@ -12,8 +12,6 @@ from scipy.special import stdtrit
 from ..measure.measurement import Quality
 from .options import Drop
 
-__all__ = ["UNLIKELY", "Judgement", "judge_quality", "least_early", "lost_share", "reason_of"]
-
 _CONFIDENCE = 0.98
 """One-sided confidence at each look: over three to six pairs with a look after each, at most 5 % of judgements are
 wrong."""

@@ -10,8 +10,6 @@ from .events import BudgetKnown
 from .requests import failure
 from .session import Session
 
-__all__ = ["check_reference"]
-
 
 def check_reference(session: Session) -> None:
     """Refuse a job that does not run as it stands, other than for lack of memory.

@@ -38,17 +38,6 @@ from ..workers.trial.environment import own_thread_variables
 from .options import SearchOptions
 from .time_budget import TimeBudget
 
-__all__ = [
-    "PARITY_LIMITS",
-    "Requests",
-    "check_plan",
-    "exactness",
-    "failure",
-    "inspect",
-    "inspected",
-    "reference_settings",
-]
-
 _OF_OTHER_DRAWS = 0.5
 """Where a split of the batch sees other random numbers of a script's: what is left undivided is at least 1.0 off."""
 PARITY_LIMITS: Mapping[Exactness, float] = {"exact": 0.01, "rounding": 0.02, "lossy": 0.1}

@@ -9,8 +9,6 @@ from .events import Event
 from .session import Session
 from .time_budget import LEAST_SHARE_S
 
-__all__ = ["run_once"]
-
 
 def run_once(
     session: Session,

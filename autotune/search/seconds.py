@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from ..workers import Compared, Measured, Outcome
 
-__all__ = ["BESIDE", "BETWEEN", "Seconds", "Spent"]
-
 Spent = Mapping[str, Mapping[str, float]]
 """Seconds by what was done, and by the phases of its runs."""
 

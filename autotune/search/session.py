@@ -28,8 +28,6 @@ from .verdict import Verdict
 if TYPE_CHECKING:
     from .known import Known
 
-__all__ = ["Session"]
-
 
 @dataclass
 class Session:

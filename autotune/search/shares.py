@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["Timed", "quickest", "share_out"]
-
 
 class Timed(NamedTuple):
     """A micro-batch that was measured on a device."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from ..workers import Compared, Measured, Outcome
 
-__all__ = ["LEAST_SHARE_S", "MOST_ROUNDS", "NUM_FINALISTS", "NUM_REPEATS", "TimeBudget"]
-
 NUM_FINALISTS = 3
 """Most configurations that are measured again, besides the reference."""
 NUM_REPEATS = 3

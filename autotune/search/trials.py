@@ -19,8 +19,6 @@ from .sampler.separable import Separable
 from .session import Session
 from .time_budget import LEAST_SHARE_S
 
-__all__ = ["TIME_IS_UP", "explore", "explore_whole", "measure_first"]
-
 TIME_IS_UP = "the time was used up"
 _SPOILED = 0.2
 """A trial that lost this share of its time, or more, to other work runs once more."""

@@ -29,8 +29,6 @@ from .options import Drop
 from .quality import judge_quality, lost_share, reason_of
 from .sampler.acquisition import Observation
 
-__all__ = ["CONSTRAINTS", "Verdict", "judge", "observation"]
-
 CONSTRAINTS = ("failure", "leak", "memory", "parity", "quality")
 """Names of the constraints. Every trial gets all of them in this order: Optuna's GPSampler raises where one is missing.
 They are alphabetical, since SQLite gives them back in that order."""

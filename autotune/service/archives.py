@@ -19,8 +19,6 @@ from ..errors import UserError
 from ..units import format_bytes
 from .problems import Problem
 
-__all__ = ["Limits", "Unpacked", "pack", "receive", "unpack"]
-
 _LONGEST_NAME_BYTES = 64 * 2**10
 """Of a header that names the next member, which tarfile reads into memory as a whole."""
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)

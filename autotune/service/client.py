@@ -21,8 +21,6 @@ from ..units import shortened
 from .archives import pack
 from .store.states import TERMINAL
 
-__all__ = ["Client", "ServiceError"]
-
 _TRIES = 5
 _LONGEST_WAIT_S = 30.0
 

@@ -12,8 +12,6 @@ from ..plan import load_plan
 from ..report.printing import print_words
 from ..report.show import explain
 
-__all__ = ["Documents", "read_documents"]
-
 _WIDTH = 110
 
 

@@ -17,8 +17,6 @@ from typing import Any, Protocol
 from ..workers.process import ProcessId, end, end_all_with, identify
 from .spec import SearchSpec, arguments
 
-__all__ = ["PROGRAM", "Driver", "SearchFolder", "end_leftovers"]
-
 PROGRAM = (sys.executable, "-m", "autotune")
 _SEARCH, _MARK = "AUTOTUNE_SERVICE_SEARCH", "AUTOTUNE_SERVICE_DRIVER"
 """Environment variables of a driver and of all that comes of it: by the second, which the search's next driver does not

@@ -8,8 +8,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Literal
 
-__all__ = ["LogFormat", "log_to_stderr"]
-
 LogFormat = Literal["text", "json"]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Problem"]
-
 
 class Problem(Exception):
     """A refusal: HTTP's ``status``, and words that say what was wanted, what was got and what to do."""

@@ -15,8 +15,6 @@ from .store.database import now
 from .store.states import TERMINAL
 from .store.tables import ARCHIVES, SEARCHES
 
-__all__ = ["EVERY_S", "forget_old"]
-
 EVERY_S = 3600.0
 _LOG = logging.getLogger("autotune.service")
 

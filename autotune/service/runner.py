@@ -18,8 +18,6 @@ from .store.leases import PAUSES_S, Lease, Leases, Stale
 from .store.states import State
 from .supervisor import REFUSED, Places, Supervisor
 
-__all__ = ["Runner", "RunnerOptions"]
-
 _LOG = logging.getLogger("autotune.service")
 
 

@@ -27,8 +27,6 @@ from .store.tables import ARCHIVES
 from .store.tokens import Tokens
 from .supervisor import Places
 
-__all__ = ["Service", "hold", "open_service"]
-
 
 @dataclass(frozen=True)
 class Service:

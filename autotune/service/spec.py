@@ -10,8 +10,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from ..units import parse_bytes, parse_duration, parse_percent, printable
 from ..workers.devices import split_device
 
-__all__ = ["Job", "SearchSpec", "arguments"]
-
 
 def _one_line(text: str) -> str:
     if not text.isprintable() or not text.strip():

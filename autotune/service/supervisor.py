@@ -31,8 +31,6 @@ from .summary import Summary
 if TYPE_CHECKING:
     from .runner import RunnerOptions
 
-__all__ = ["REFUSED", "Places", "Supervisor"]
-
 _LOG = logging.getLogger("autotune.service")
 _INTERRUPTED = 130
 _LONGEST_END_S = 60.0

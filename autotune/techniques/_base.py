@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from . import Settings
     from .facts import Facts
 
-__all__ = ["Effect", "Exactness", "LoaderSpec", "Run", "Stage", "Technique"]
-
 Run = Callable[["nn.Module"], Any]
 """Runs a model."""
 Effect = Literal["tensors", "layout", "code", "samples", "update", "loader", "process", "function"]

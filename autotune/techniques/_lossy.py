@@ -10,8 +10,6 @@ from pydantic import model_validator
 from ._base import Effect, Exactness, Technique
 from .facts import Facts
 
-__all__ = ["Lossy"]
-
 
 class Lossy(Technique):
     """``kind: none`` leaves the model as it is; with any other it computes something else."""

@@ -14,8 +14,6 @@ from ._base import Effect, Stage, Technique
 from .facts import Facts
 from .preload import find_library
 
-__all__ = ["INSTALLATION", "Allocator", "installed_allocators"]
-
 _LIBRARIES = {"tcmalloc": ("tcmalloc_minimal", "tcmalloc"), "jemalloc": ("jemalloc",)}
 INSTALLATION = {
     "tcmalloc": "apt-get install libtcmalloc-minimal4, or without root conda install -c conda-forge gperftools",

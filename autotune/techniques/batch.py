@@ -10,8 +10,6 @@ from pydantic import Field, PositiveInt, model_validator
 from ._base import Effect, Exactness, Stage, Technique
 from .facts import Facts
 
-__all__ = ["Batch", "refused_split"]
-
 SPLIT_TOLERANCE = 1e-3
 """Relative L2 difference of the gradient above which a split changes the optimization: fp32 reordering stays
 below 1e-5, BatchNorm and token-averaged losses are at 1e-2 and more."""

@@ -18,8 +18,6 @@ from .recomputed import Buffers, recomputed
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["BlocksToChoose", "Checkpointing", "find_blocks"]
-
 _COVERAGE = 0.8
 """Share of the outer blocks' parameters that inner blocks must hold to be chosen instead: the blocks of a stage do,
 the heads of an attention layer do not."""

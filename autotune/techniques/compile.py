@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from . import Settings
 
-__all__ = ["Compile"]
-
 _INDUCTOR_BYTES = 113 * MIB
 """What torch's inductor adds to a process on a CPU: for a GPT of six blocks, torch 2.13."""
 

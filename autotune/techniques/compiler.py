@@ -8,8 +8,6 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["lacking_compiler"]
-
 
 def lacking_compiler(device_type: str) -> str | None:
     """Why inductor cannot compile on this machine, in words; None where it can."""

@@ -14,8 +14,6 @@ from ..errors import PlanError
 from ._base import Effect, LoaderSpec, Stage, Technique
 from .facts import Facts
 
-__all__ = ["DataLoading"]
-
 _CACHE_SHARE = 0.5
 """Share of the available memory that a cached epoch may take to be worth a trial."""
 _GAIN = 1.1

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 
 from ..errors import PlanError
 
-__all__ = ["joined"]
-
 _OLD_NAMES = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}
 """Torch reads the new name first. Source: c10/core/AllocatorConfig.h."""
 _OWN = "your environment"

@@ -12,8 +12,6 @@ from .facts import Facts
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Layers"]
-
 
 class Layers(Technique):
     """Keep for backward only what it reads: bits of a ReLU, nothing of a frozen layer, no output that is had again.

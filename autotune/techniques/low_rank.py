@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["LowRank"]
-
 _RATIOS = (0.25, 0.125)
 """That are worth trying: time follows parameters, and a square layer of half its rank has as many as before."""
 

@@ -12,8 +12,6 @@ from .facts import Facts
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MemoryFormat", "channels_last_fault"]
-
 _AVX2_CHANNELS = 8
 """Input channels that oneDNN's AVX2 kernels take at once."""
 

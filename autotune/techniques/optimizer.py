@@ -12,8 +12,6 @@ from .facts import Facts
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Optimizer", "implementation_of", "supported_implementations"]
-
 Implementation = Literal["default", "for_loop", "foreach", "fused"]
 _FLAGS: dict[str, dict[str, bool]] = {
     "for_loop": {"foreach": False, "fused": False},

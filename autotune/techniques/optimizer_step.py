@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from . import Settings
 
-__all__ = ["OptimizerStep"]
-
 _CLASSES = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
     "SGD", "SparseAdam",

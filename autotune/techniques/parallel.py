@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from . import Settings
 
-__all__ = ["Parallel"]
-
 _THREADS = "OMP_NUM_THREADS"
 
 

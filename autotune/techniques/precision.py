@@ -13,8 +13,6 @@ from .facts import Facts
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Kind", "Precision"]
-
 Kind = Literal["fp32", "tf32", "bf16", "fp16"]
 
 _flags_before: list[tuple[str, bool]] = []

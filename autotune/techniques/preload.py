@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-__all__ = ["find_library"]
-
 
 def find_library(name: str) -> str | None:
     """What to write into ``LD_PRELOAD`` for a library, ``tcmalloc`` for ``libtcmalloc.so.4``; None where there is none.

@@ -17,8 +17,6 @@ from .facts import Facts
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Pruning"]
-
 _RATIOS = (0.25, 0.5)
 """That are worth trying: less than a fifth saved 1 to 7 % of the time (docs/pruning.md)."""
 _MAX_BYTES = 2**26

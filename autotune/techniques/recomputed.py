@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Buffers", "recomputed"]
-
 
 def recomputed(forward: Any, buffers: Buffers, /, *args: Any, **kwargs: Any) -> Any:
     """What a block's forward returns, whose inside is computed again when backward comes to it."""

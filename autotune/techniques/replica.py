@@ -9,8 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import TaskError
 
-__all__ = ["Replica", "within"]
-
 
 class Replica(DistributedDataParallel):
     """Has the attributes and the ``state_dict`` of the module within. Its buckets are the gradients, not copies of

@@ -17,8 +17,6 @@ from .facts import Facts
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Variant"]
-
 _MARK = "_autotune_variant"
 """Where a model that was built for a variant has its name."""
 

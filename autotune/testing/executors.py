@@ -40,8 +40,6 @@ from ..workers.outcome import (
 )
 from ..workers.process import ProcessId, identify, is_alive
 
-__all__ = ["ExecutorContract", "IsolationContract", "Pids", "wait_for_end"]
-
 _PATIENCE_S = 60.0
 _BUSY_S = 600.0
 """For what has to come: a machine may be busy with other work."""

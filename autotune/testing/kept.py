@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["kept_bytes"]
-
 T = TypeVar("T")
 
 

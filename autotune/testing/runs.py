@@ -19,8 +19,6 @@ from ..techniques import Settings
 from ..training.apply_plan import apply
 from .zoo import once_each
 
-__all__ = ["Run", "one_thread", "relative_difference", "run_applied", "run_by_hand", "without_dropout"]
-
 
 @dataclass
 class Run:

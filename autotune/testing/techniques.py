@@ -20,8 +20,6 @@ from .runs import Run, one_thread, relative_difference, run_applied, run_by_hand
 from .zoo import BATCH_SIZE, ZOO, once_each
 from .zoo_facts import BARE, facts_of
 
-__all__ = ["TechniqueContract"]
-
 _LARGEST_DIFFERENCE: dict[Exactness, dict[str, float]] = {
     "exact": {"losses": 2e-5, "gradients": 2e-5, "trained states": 2e-5},
     "rounding": {"losses": 0.01, "gradients": 0.25, "trained states": 0.01},

@@ -14,8 +14,6 @@ from torch.utils.data import IterableDataset, TensorDataset
 from ..task import Task
 from .zoo_models import Gpt, InputImage, Lstm, Mlp, ResNet, Tied, cnn
 
-__all__ = ["BATCH_SIZE", "NUM_SAMPLES", "ZOO", "once_each"]
-
 T = TypeVar("T")
 
 NUM_SAMPLES = 22

@@ -19,8 +19,6 @@ from ..training.fingerprint import fingerprint
 from ..units import MIB
 from .zoo import BATCH_SIZE, once_each
 
-__all__ = ["BARE", "facts_of"]
-
 BARE = Facts(
     fingerprint="sha256:" + 64 * "0",
     device=Device(type="cpu", name="bare CPU", memory_bytes=64 * MIB, bf16=False),

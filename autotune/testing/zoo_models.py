@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Gpt", "InputImage", "Lstm", "Mlp", "ResNet", "Tied", "cnn"]
-
 
 class MlpBlock(nn.Module):
     """Linear, GELU, residual."""

@@ -15,8 +15,6 @@ from ..techniques.checkpointing import find_blocks
 from .launched import stand_aside
 from .weights import load_kept
 
-__all__ = ["apply_to_loader", "apply_to_model", "apply_to_optimizer"]
-
 
 def apply_to_model(
     plan: Plan,

@@ -33,8 +33,6 @@ from .training import Training
 from .uneven import with_shares
 from .weights import load_weights
 
-__all__ = ["apply", "build_loader", "build_model", "reference_batch"]
-
 _ASSUMED_BATCH = 32
 
 

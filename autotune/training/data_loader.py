@@ -17,8 +17,6 @@ from ..errors import PlanError
 from ..plan import Plan
 from .apply_pieces import apply_to_loader
 
-__all__ = ["OPTIONS", "begun_as_stock", "changed_loader", "has_own_batches", "put_options", "rebatched"]
-
 OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 """DataLoader options that a plan may change."""
 _HELD_BY_LOADER = 2

@@ -15,8 +15,6 @@ from .launched import STRICT_VARIABLE
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Difference", "differences", "here", "is_strict", "other_model", "other_shapes", "tell"]
-
 
 class Difference(NamedTuple):
     """From what a plan states of its measurement."""

@@ -14,8 +14,6 @@ from ..nested import tensors_in
 from ..techniques.checkpointing import find_blocks
 from ..techniques.facts import Identity
 
-__all__ = ["batch_words", "fingerprint", "identify", "sample_shapes"]
-
 _MOST_TENSORS = 8
 """Of a batch that are told."""
 

@@ -13,8 +13,6 @@ from ..errors import TaskError
 from ..ranks import summed
 from .halving import Halving
 
-__all__ = ["Count", "Gradients", "divisor", "read_loss"]
-
 Count = float | Tensor
 """What a mean loss is over: samples, or the count that came with the loss, on its device."""
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from ..errors import TaskError
 
-__all__ = ["Guard"]
-
 
 class _Seen(NamedTuple):
     """A parameter's gradient after a backward pass."""

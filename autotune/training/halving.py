@@ -16,8 +16,6 @@ from ..ranks import this_rank
 from .out_of_memory import is_out_of_memory
 from .together import RanOutElsewhere, Together
 
-__all__ = ["Halving"]
-
 _TOO_LATE = (
     "autotune: the micro-batch cannot be halved: memory ran out once the processes had agreed that it had not, so that "
     "the others go on with this optimizer step."

@@ -4,19 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = [
-    "PLAN_VARIABLE",
-    "SPLIT_VARIABLE",
-    "STRICT_VARIABLE",
-    "TRIAL_VARIABLE",
-    "Launcher",
-    "launcher",
-    "prepare",
-    "set_launcher",
-    "stand_aside",
-]
-
-
 PLAN_VARIABLE = "AUTOTUNE_PLAN"
 """Environment variable: path of the plan that a job runs with."""
 STRICT_VARIABLE = "AUTOTUNE_STRICT"

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["chain", "is_out_of_memory"]
-
 _TEXTS = (
     "CUDA out of memory",
     "HIP out of memory",

@@ -10,8 +10,6 @@ import torch
 
 from ..errors import PlanError
 
-__all__ = ["check_state"]
-
 _MOST_NAMES = 3
 """Differences of a kind that are told."""
 

@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_leaves
 from ..randomness import undisturbed
 from ..task import Task
 
-__all__ = ["skip_init"]
-
 _FILLS = frozenset([torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default])
 """In-place operations that initializers draw with. Drawing GPT-2's 124 million took a third of the time of its memory
 model."""

@@ -14,8 +14,6 @@ from ..errors import PlanError, TaskError
 from ..techniques import Settings
 from ..techniques.replica import within
 
-__all__ = ["RanOutElsewhere", "Together", "check_can_halve"]
-
 _BUCKET_BYTES = 25 * 2**20
 """Of gradients that are exchanged in one call, as in torch's DistributedDataParallel."""
 

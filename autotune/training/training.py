@@ -24,8 +24,6 @@ from .halving import Halving
 from .resume import check_state
 from .together import Together
 
-__all__ = ["StepResult", "Training"]
-
 
 @dataclass(frozen=True)
 class StepResult:

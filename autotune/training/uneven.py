@@ -13,8 +13,6 @@ from ..ranks import Ranks, gathered
 from ..techniques.batch import Batch
 from ..techniques.parallel import Parallel
 
-__all__ = ["with_shares"]
-
 
 def with_shares(ranks: Ranks, parallel: Parallel, batch: Batch, model: nn.Module) -> Ranks:
     """The ranks with each one's share, where their plans have unequal ones; every rank has to come here.

@@ -15,8 +15,6 @@ from ..plan import KeptWeights
 from ..task import Task
 from ..task_file import task_file
 
-__all__ = ["load_kept", "load_weights", "save_kept", "weights_file"]
-
 
 def load_weights(task: Task, model: nn.Module) -> None:
     """Load the task's ``weights`` into its model; a task without any leaves it as it is.

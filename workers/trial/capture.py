@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["Capture"]
-
 _KEPT = 32 * 1024
 _READ = 256 * 1024
 

@@ -37,8 +37,6 @@ from .folder import NO_FOLDER, FolderLost, TrialFolder
 from .group import join_group, of_rank, run_group
 from .stacks import write_stacks_to
 
-__all__ = ["run_trial"]
-
 
 def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
     """Answer the request in ``folder`` and end the process, whatever the task has left running in it.

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from ...ranks import RANK_VARIABLES
 from ..request import TrialRequest
 
-__all__ = ["THREAD_VARIABLES", "own_thread_variables", "trial_environment"]
-
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """How many threads a process computes with."""
 

@@ -14,8 +14,6 @@ from ...training.out_of_memory import chain, is_out_of_memory
 from ..outcome import Failed, Lost, NonFinite, Outcome, OutOfMemory
 from .traces import plain, text_of, traceback_of
 
-__all__ = ["outcome_of"]
-
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -20,8 +20,6 @@ from ...plan import Peak
 from ..outcome import OUTCOME, Lost, Outcome
 from ..request import REQUEST, TrialRequest
 
-__all__ = ["NO_FOLDER", "FolderLost", "TrialFolder", "check_working_folder"]
-
 NO_FOLDER = 117
 """The exit code of a trial that could not tell what it came to; why is the last line that it printed."""
 

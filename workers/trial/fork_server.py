@@ -24,8 +24,6 @@ from .spawn import become_subreaper, spawn
 from .supervise import Limits, end_descendants, supervise
 from .verdict import verdict
 
-__all__ = ["main"]
-
 # torch._dynamo: the first AdamW of a process imports it, for a second.
 _PRELOADED = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils.data", "autotune.workers.trial.child")
 

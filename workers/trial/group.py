@@ -22,8 +22,6 @@ from ..request import MeasureRequest, TrialRequest
 from .folder import TrialFolder
 from .spawn import fork
 
-__all__ = ["join_group", "of_rank", "run_group"]
-
 _GRACE_S = 2.0
 """How long the others may take to end by themselves once one has failed: what they come to tells who was first."""
 

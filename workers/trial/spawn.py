@@ -15,8 +15,6 @@ from ...training.launched import TRIAL_VARIABLE
 from ..request import TrialRequest
 from .folder import TrialFolder
 
-__all__ = ["Child", "become_subreaper", "fork", "spawn"]
-
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _FIRST_TO_GO = "1000"
 

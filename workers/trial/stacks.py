@@ -10,8 +10,6 @@ from typing import IO
 
 from .folder import TrialFolder
 
-__all__ = ["write_stacks_to"]
-
 
 def write_stacks_to(folder: TrialFolder) -> IO[str]:
     """Have the stack written from here on; what is printed comes line by line."""

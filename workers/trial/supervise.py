@@ -19,8 +19,6 @@ from ..process import charged_bytes, is_stopped, num_oom_kills, resident_bytes
 from .capture import Capture
 from .spawn import Child
 
-__all__ = ["Ending", "Limits", "end_descendants", "supervise"]
-
 _MEMORY_INTERVAL_S = 0.1
 _STACK_GRACE_S = 1.0
 """How long a trial at its deadline has to write its Python stack."""

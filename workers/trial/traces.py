@@ -8,8 +8,6 @@ from pathlib import Path
 
 import autotune
 
-__all__ = ["INNERMOST", "first_line", "plain", "text_of", "traceback_of", "without_our_frames"]
-
 INNERMOST = " (innermost first):"
 """Ends a line that frames follow."""
 

@@ -12,8 +12,6 @@ from .folder import NO_FOLDER, TrialFolder, check_working_folder
 from .supervise import Ending
 from .traces import INNERMOST, without_our_frames
 
-__all__ = ["verdict"]
-
 _KILLED_WORKER = ("killed by signal: Killed", "exited unexpectedly")
 
 

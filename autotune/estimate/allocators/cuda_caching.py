@@ -14,8 +14,6 @@ from ...units import MIB
 from ..types import Interval
 from .free_list import Block, FreeBlocks, replay, round_up
 
-__all__ = ["CachingAllocator", "base_bytes", "process_interval"]
-
 _ROUNDING = 512
 """kMinBlockSize: sizes are rounded up to it, and no smaller rest of a small block is split off."""
 _SMALL = MIB

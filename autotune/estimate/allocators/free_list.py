@@ -10,8 +10,6 @@ from typing import Generic, Protocol, TypeVar
 
 from ...measure.profiling.allocations import Allocation, Trace
 
-__all__ = ["Block", "FreeBlocks", "replay", "round_up"]
-
 _STEPS = 3
 """Optimizer steps replayed: one before the optimizer has state, and two after."""
 

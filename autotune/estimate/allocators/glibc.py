@@ -15,8 +15,6 @@ from ...measure.profiling.allocations import Trace
 from ...units import MIB
 from .free_list import Block, FreeBlocks, replay, round_up
 
-__all__ = ["Heap", "TensorHeap", "resident_peak_bytes"]
-
 _ALIGNMENT = 64
 """That torch asks for. Source: c10/core/alignment.h, gAlignment."""
 _HEADER = 16

@@ -15,8 +15,6 @@ from ..types import Interval
 from . import glibc as heap
 from . import tcmalloc as pages
 
-__all__ = ["process_interval", "resident_bytes", "workers_bytes"]
-
 _ERROR = 0.02
 """Relative error of any prediction of the process, whatever the allocator."""
 _SLACK_ERROR = 0.75

@@ -11,8 +11,6 @@ from ...measure.profiling.allocations import Trace
 from ...units import MIB
 from .free_list import Block, FreeBlocks, replay, round_up
 
-__all__ = ["Pages", "resident_peak_bytes"]
-
 _PAGE = 8192
 _LARGE = 256 * 1024
 """kMaxSize: allocations up to this size come from spans of one size class each."""

@@ -18,8 +18,6 @@ from ..tracing.work import Work
 from .block_peaks import Holders, holders_of, modules_holders, stretch_peaks
 from .knapsack import cheapest
 
-__all__ = ["FLOPS_PER_BYTE", "BlockChoice", "Places"]
-
 FLOPS_PER_BYTE = 10.0
 """Operations that take as long as moving a byte: of an A100 in fp32 (19.5e12 over 2.0e12 a second), and of the order of
 a CPU's. It matters where some blocks compute and others move data."""

@@ -17,8 +17,6 @@ from torch import nn
 
 from ...measure.profiling.allocations import Allocation, Phase, Trace
 
-__all__ = ["Holders", "StretchPeak", "holders_of", "modules_holders", "stretch_peaks"]
-
 Holders = Mapping[str, tuple[int, ...]]
 """Numbers of the blocks that a module stands in, by its name; modules outside all blocks are left out."""
 

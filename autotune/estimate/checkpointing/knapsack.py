@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["cheapest"]
-
 _MOST_NODES = 2000
 """Limit on the solver's tree, after which the best found so far is taken: unlike a time limit it gives the same each
 time. Random problems of 96 blocks took 29 at most."""

@@ -13,8 +13,6 @@ from ..tracing.fake_step import Untraceable
 from ..types import Interval
 from .block_choice import BlockChoice, Places
 
-__all__ = ["ProcessChoice"]
-
 _MOST_TRIES = 3
 """Attempts; each takes what the allocator added in the one before."""
 

@@ -28,8 +28,6 @@ from .grad_accumulation import ADD, Accumulation
 from .known_values import dispatch, known_values
 from .meta_fixes import correction_of
 
-__all__ = ["SteadyScaler", "Target", "answers", "choose_as_on_cuda"]
-
 Target = Literal["cpu", "cuda"]
 """The device that is planned for."""
 _DEVICE = torch.ops.prim.device.default

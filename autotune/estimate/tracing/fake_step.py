@@ -34,8 +34,6 @@ from ..workspace.kernel import Kernel
 from .fake_ops import SteadyScaler, Target, answers, choose_as_on_cuda
 from .work import Work, WorkCounter
 
-__all__ = ["FakeTraining", "TracedStep", "Unlike", "Untraceable", "largest_sample"]
-
 
 class Untraceable(Exception):
     """A training cannot run over fake tensors; the message says where it asked for a value."""

@@ -14,8 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...measure.profiling.tracer import tensors_of
 
-__all__ = ["ADD", "Accumulation"]
-
 ADD = torch.ops.aten.add.Tensor
 
 

@@ -13,8 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 
 from ...measure.profiling.tracer import tensors_of
 
-__all__ = ["dispatch", "known_values"]
-
 _MOST = 2**16
 """Largest tensor, in elements, whose values are computed."""
 _POSITIONS = frozenset(getattr(torch.ops.aten.arange, kind) for kind in ("default", "start", "start_step"))

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from ..workspace.kernel import HALVES
 
-__all__ = ["correction_of"]
-
 _aten = torch.ops.aten
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 

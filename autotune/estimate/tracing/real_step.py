@@ -21,8 +21,6 @@ from .fake_ops import Target
 from .fake_step import FakeTraining
 from .work import Work, work_between
 
-__all__ = ["PROBES", "ProbedModel", "fit_probed_model"]
-
 PROBES = (2, 3, 6)
 """Micro-batches that are run."""
 _ERROR = 0.15

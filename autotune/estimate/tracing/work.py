@@ -16,8 +16,6 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from ...measure.profiling.allocations import Phase
 from ...measure.profiling.tracer import tensors_of
 
-__all__ = ["Work", "WorkCounter", "total_work", "work_between"]
-
 aten = torch.ops.aten
 
 

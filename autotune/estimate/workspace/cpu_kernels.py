@@ -18,8 +18,6 @@ from .cudnn import cudnn_convolution, cudnn_convolution_backward
 from .kernel import HALVES, Kernel, Like
 from .onednn import copy_bytes, onednn_convolution, onednn_convolution_backward
 
-__all__ = ["kernel_of", "scratch_named"]
-
 _aten = torch.ops.aten
 _MOST_SIDES = 128
 """Height plus width up to which images in planes are upsampled in channels_last."""

@@ -15,8 +15,6 @@ import torch
 
 from .kernel import Like
 
-__all__ = ["cudnn_convolution", "cudnn_convolution_backward"]
-
 _COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 """Types that tensor cores multiply; fp32 as tf32, which torch allows for convolutions by default."""
 

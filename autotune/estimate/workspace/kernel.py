@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-__all__ = ["HALVES", "Kernel", "Like", "like"]
-
 HALVES = (torch.bfloat16, torch.float16)
 """Types of half precision."""
 

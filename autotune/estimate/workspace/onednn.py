@@ -14,8 +14,6 @@ from .kernel import HALVES, Like
 from .slow_convolution import Convolution
 from .threads import num_threads
 
-__all__ = ["copy_bytes", "onednn_convolution", "onednn_convolution_backward"]
-
 _LANES = 16
 """Channels in a block of oneDNN's layout; channels are rounded up to a multiple."""
 _FIRST = 3

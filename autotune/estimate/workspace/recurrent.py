@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-__all__ = ["RECURRENT_LAYER", "workspace_bytes"]
-
 RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 """One direction of an LSTM; its last result is the workspace."""
 _BATCHES, _LENGTHS = (16, 48), (16, 32)

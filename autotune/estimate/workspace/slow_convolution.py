@@ -14,8 +14,6 @@ import torch
 
 from .kernel import Like
 
-__all__ = ["Convolution"]
-
 _ONEDNN_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MANY_IMAGES = 16
 """Images from which on oneDNN takes kernels of one pixel even with one thread."""

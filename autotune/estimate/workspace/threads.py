@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["num_threads", "reckon_with"]
-
 _num_threads: int | None = None
 """None where it is as many as this process has."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["AutocastSeen", "autocast_kept_off", "autocast_seen"]
-
 
 @dataclass
 class AutocastSeen:

@@ -9,8 +9,6 @@ from statistics import median
 
 from ..measurement import Course
 
-__all__ = ["course_of", "why_unlike"]
-
 _RATE = 0.01
 """Largest relative difference of a learning rate: one that follows the losses moves with their rounding."""
 _SUM = 1.5

@@ -20,8 +20,6 @@ from ...task import Task
 from ...training.apply_plan import build_model
 from ...training.training import Training
 
-__all__ = ["build_teacher", "distilled"]
-
 _TEMPERATURE = 2.0
 """Logits are divided by it, the teacher's and the student's."""
 _SHARE = 0.5

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-__all__ = ["without_dropout"]
-
 _FUNCTIONS = {
     "dropout": ("p", 1),
     "dropout1d": ("p", 1),

@@ -10,8 +10,6 @@ import torch
 
 from ...errors import TaskError
 
-__all__ = ["check_hooks"]
-
 _CALLED = "(optimizer, args, kwargs)"
 
 

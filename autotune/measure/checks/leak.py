@@ -9,8 +9,6 @@ from time import perf_counter
 from ..memory import Charge
 from ..steps import Steps
 
-__all__ = ["LeakWatch", "growth"]
-
 _NUM_STEPS = 30
 _FEWEST_SAMPLES = 9
 _SMALLEST_BYTES = {"cpu": 32 * 1024, "cuda": 4 * 1024}

@@ -22,8 +22,6 @@ from ..feed import Feed
 from ..measurement import NUM_STEPS, MeasureOptions, Parity
 from .dropout import without_dropout
 
-__all__ = ["compare", "rounded_losses", "run_parity"]
-
 _ROUNDINGS = 3.0
 """How many times as far as rounded weights a configuration that rounds may lead: it rounds at every operation."""
 _SCALE = 2.0**10

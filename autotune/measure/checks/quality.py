@@ -23,8 +23,6 @@ from ...training.training import Training
 from ..measurement import Quality, QualityOptions
 from ..steps import Steps
 
-__all__ = ["NoQuality", "call_evaluate", "evaluate", "evaluation_context", "measure_quality"]
-
 _STATISTICS = 10
 """Micro-batches that BatchNorm's statistics are averaged over before recovery."""
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

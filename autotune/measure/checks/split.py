@@ -25,8 +25,6 @@ from .autocast import autocast_kept_off, autocast_seen
 from .dropout import without_dropout
 from .hooks import check_hooks
 
-__all__ = ["Split", "measure_split"]
-
 _Gradients = list[torch.Tensor | None]
 _HALF = (torch.bfloat16, torch.float16)
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, Literal
 
-__all__ = ["OUTSIDE", "Allocation", "Kind", "Phase", "Span", "Trace"]
-
 OUTSIDE: Final = "(outside)"
 """Made by no module of the model: by the loss, the optimizer, or the loader."""
 

@@ -15,8 +15,6 @@ from .allocations import Phase
 from .module_tracker import Whereabouts
 from .watch import Watch, WatchedSteps, nodes_of
 
-__all__ = ["write_trace"]
-
 _NUM_STEPS = 2
 
 

@@ -17,8 +17,6 @@ from .allocations import Phase
 from .module_tracker import Whereabouts
 from .watch import Watch, nodes_of
 
-__all__ = ["Clock"]
-
 
 class Clock(Watch):
     """Watches optimizer steps. Use as a context around each step, and :meth:`phase` around each of its parts.

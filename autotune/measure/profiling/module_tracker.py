@@ -18,8 +18,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from ...layers.graph import is_in_checkpoint
 from .allocations import OUTSIDE
 
-__all__ = ["Whereabouts"]
-
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 

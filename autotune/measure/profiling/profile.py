@@ -23,8 +23,6 @@ from .tracer import Tracer
 from .types import Profile, ProfileOptions
 from .watch import Watch, WatchedSteps
 
-__all__ = ["profile"]
-
 W = TypeVar("W", bound=Watch)
 
 _FORBIDDEN = "saved tensor hooks"

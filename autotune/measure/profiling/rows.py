@@ -13,8 +13,6 @@ from torch import nn
 from .allocations import OUTSIDE, Allocation, Kind, Trace
 from .types import Area, ModuleRow, PeakMoment, Timeline
 
-__all__ = ["inclusive", "module_rows", "peak_moment", "timeline"]
-
 _MOST_POINTS = 400
 """Most moments in a timeline: a page has room for no more."""
 _MOST_BLOCKS = 12

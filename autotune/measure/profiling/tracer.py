@@ -17,8 +17,6 @@ from .allocations import OUTSIDE, Allocation, Kind, Phase, Span, Trace
 from .module_tracker import Whereabouts
 from .watch import Watch
 
-__all__ = ["ScratchOf", "Sees", "SeesWork", "Shows", "Tracer", "tensors_of"]
-
 ScratchOf = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int | None]
 """Gives the workspace of an operation's kernel, bytes, by the operation, its arguments and results; None where it has
 none."""

@@ -9,8 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 from ...plan import Peak
 from .allocations import Kind, Phase
 
-__all__ = ["Area", "ModuleRow", "PeakMoment", "Profile", "ProfileOptions", "Timeline"]
-
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

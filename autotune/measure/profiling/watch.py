@@ -18,8 +18,6 @@ from ..feed import Feed, repeated
 from ..steps import Step
 from .allocations import Phase
 
-__all__ = ["Watch", "WatchedSteps", "nodes_of", "watched_step"]
-
 W = TypeVar("W", bound="Watch")
 
 _MOST_TRIES = 3

@@ -5,8 +5,6 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-__all__ = ["CompileTime"]
-
 
 class CompileTime:
     """Watches torch.compile in this process from here on, whoever called it, for as long as the process lives."""

@@ -15,8 +15,6 @@ from ...ranks import world_size
 from ..processes import descendants
 from .speed import Window
 
-__all__ = ["OtherWork", "Pauses", "disturbed_share", "missing_share"]
-
 _USUAL = 0.75
 """Quantile of processor time over wall time, of the windows, that counts as an undisturbed window's."""
 _TOLERANCE = 0.9

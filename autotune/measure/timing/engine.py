@@ -14,8 +14,6 @@ from .disturbance import OtherWork, disturbed_share
 from .speed import FEWEST_WINDOWS, StoppingRule, Window, calm, settled, speed_of
 from .turns import Side
 
-__all__ = ["WARMUP_SHARE", "Meter", "Reading", "Timing", "WarmUp"]
-
 WARMUP_SHARE = 0.25
 """Longest warm-up, as a share of the trial's time."""
 _SHORTEST_S = 0.05

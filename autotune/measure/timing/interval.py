@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["confidence_interval"]
-
 _NUM_RESAMPLES = 400
 _Z = 1.959964
 

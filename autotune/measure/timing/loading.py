@@ -13,8 +13,6 @@ from ...techniques.batch import Batch
 from ...training.apply_plan import build_loader
 from ..feed import Feed
 
-__all__ = ["loader_rates"]
-
 _SHARE_S = 0.5
 _GAIN = 1.1
 _NEGLIGIBLE = 0.02

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["moment", "seconds_between"]
-
 
 def moment(device: torch.device) -> Any:
     """Now; on a CUDA device, once what was asked of it before is done."""

@@ -11,8 +11,6 @@ import torch
 
 from .moments import moment, seconds_between
 
-__all__ = ["OptimizerTime"]
-
 
 class OptimizerTime:
     """Watches the optimizer of a training. On a CUDA device the moments are events on its stream, so nothing waits."""

@@ -13,8 +13,6 @@ from ...plan import Speed
 from ..measurement import MeasureOptions, Stopped
 from .interval import confidence_interval
 
-__all__ = ["FEWEST_WINDOWS", "StoppingRule", "Window", "calm", "settled", "speed_of"]
-
 FEWEST_WINDOWS = 3
 _ENOUGH_WINDOWS = 8
 _NEXT_LOOK = 1.25

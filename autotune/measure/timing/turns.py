@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
-__all__ = ["FEWEST_TURNS", "GO", "SAID", "Said", "Side", "TurnOptions", "answer", "is_enough", "trimmed_mean"]
-
 SAID, GO = "said", "go"
 """The pipes' names in a side's folder."""
 _ON, _END = b"+", b"-"

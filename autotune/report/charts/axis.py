@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["Axis", "byte_ticks", "ticks"]
-
 _AROUND = 0.1
 """Share of an axis that is left free at either end."""
 _NUM = 5

@@ -11,8 +11,6 @@ from ...measure.profiling.allocations import Phase
 from ...measure.profiling.types import Area, Profile, Timeline
 from .axis import byte_ticks
 
-__all__ = ["HEIGHT", "WIDTH", "Band", "Chart", "Shape", "chart"]
-
 WIDTH, HEIGHT = 960, 400
 """Of the plot, in the SVG's units."""
 _HEADROOM = 1.12

@@ -13,8 +13,6 @@ from ...search.verdict import CONSTRAINTS
 from ...workers import Measured, OutOfMemory
 from .axis import Axis
 
-__all__ = ["HEIGHT", "WIDTH", "Bar", "Bars", "Dot", "Tradeoff", "bars", "front", "misses", "tradeoff"]
-
 WIDTH, HEIGHT = 640, 360
 """Of a plot, in the SVG's units."""
 _GAPS = (16, 30, 44)

@@ -32,8 +32,6 @@ from ..words import outcome_words, settings_words
 from .lines import facts_words
 from .progress import Progress
 
-__all__ = ["EventFile"]
-
 
 class EventFile:
     """Appends what happens, each line at once: what follows the file sees whole lines, whatever becomes of the search.

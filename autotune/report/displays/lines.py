@@ -33,8 +33,6 @@ from ..spent import spent_words
 from ..words import count, outcome_words, over_reference, settings_words
 from .progress import Progress, anchor_label, finalist_label, trial_label, without_label
 
-__all__ = ["facts_words", "line", "opening", "phase_words", "round_words", "still"]
-
 _LONG_TRIAL_S = 30.0
 """A trial that has run for so long is said to run still."""
 _LONG_READING_S = 30.0

@@ -17,13 +17,11 @@ from rich.text import Text
 
 from ...search.events import Event, TrialEnded, Warned
 from ...search.options import SearchOptions
-from ...units import format_bytes, format_duration
+from ...units import format_bytes, format_duration, size
 from ...workers import Measured, Outcome, OutOfMemory
-from ..words import over_reference, rate, remark, settings_words, size, times
+from ..words import over_reference, rate, remark, settings_words, times
 from .lines import line, opening, phase_words, round_words, still
 from .progress import Ended, Progress, finalist_label
-
-__all__ = ["Display", "saying", "watching"]
 
 _FIXED_ROWS = 14
 """Rows that the panel needs beside the trials' own."""

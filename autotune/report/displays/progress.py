@@ -36,8 +36,6 @@ from ...techniques import Facts, Settings
 from ...workers import Measured, Outcome
 from ..words import remark
 
-__all__ = ["Ended", "Progress", "Running"]
-
 _OF_REFERENCE = ("rounded", "quality")
 """Phases that hardly another trial has."""
 _ABLATED, _ANCHOR = -1, -2

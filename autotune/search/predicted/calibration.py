@@ -8,8 +8,6 @@ import numpy as np
 
 from ...estimate import Calibration, Interval
 
-__all__ = ["learn_calibration"]
-
 _CONSTANT, _SHARE = 0.03, 0.03
 """Prior standard deviations of the correction: of its constant, as a share of the mean prediction, and of its share of
 each prediction."""

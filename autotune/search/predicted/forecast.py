@@ -7,8 +7,6 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Forecast", "Range"]
-
 _Z = 1.96
 """Standard deviations on either side in a 95 % interval."""
 _UNKNOWN = 1.0

@@ -17,8 +17,6 @@ from ..sampler.configuration_space import ConfigurationSpace, Foreseen
 from ..sampler.dominance import buys_memory
 from ..session import Session
 
-__all__ = ["foresee"]
-
 _EVIDENCE = "predicted"
 """Prefix of the keys under which the study stores predictions."""
 _PART = 0.1

@@ -19,8 +19,6 @@ from ..predicted.forecast import Forecast, Range
 from .priors import Priors
 from .surrogate import Array, Indices, Posterior, Surrogate
 
-__all__ = ["GAIN", "Acquisition", "Observation"]
-
 GAIN = math.log(1.01)
 """Logarithm of the least gain in speed that is worth another trial."""
 

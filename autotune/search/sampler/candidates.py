@@ -20,8 +20,6 @@ from ..verdict import CONSTRAINTS
 from .configuration_space import ConfigurationSpace, Foreseen, Point
 from .optuna_samplers import build_sampler
 
-__all__ = ["Candidates", "Proposal"]
-
 Promise = Callable[[Mapping[str, Any]], float | None]
 
 _PATIENCE = 5

@@ -24,8 +24,6 @@ from .configurations import Configuration, Configurations
 from .dominance import is_needless
 from .expected_gain import ExpectedGainSampler
 
-__all__ = ["ConfigurationSpace", "Foreseen", "Point", "Predict"]
-
 Point = Mapping[str, Technique]
 """For each technique a choice: a setting, or a directive such as "choose the blocks"."""
 Predict = Callable[[Settings], Prediction | None]

@@ -13,8 +13,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from ...estimate import Prediction
 from .surrogate import Array, Indices
 
-__all__ = ["Configuration", "Configurations"]
-
 _LARGER, _SMALLER = 1, 3
 """Of each combination's micro-batches, how many are kept beyond the largest that is predicted to fit: predictions
 are wrong at times."""

@@ -8,8 +8,6 @@ from ...estimate import Prediction
 from ...techniques import Settings
 from ...techniques.batch import Batch
 
-__all__ = ["buys_memory", "is_needless"]
-
 
 def buys_memory(settings: Settings) -> bool:
     """Whether any technique trades time for memory."""

@@ -27,17 +27,6 @@ from .acquisition import GAIN, Acquisition, Observation
 from .configurations import Configurations
 from .priors import Priors
 
-__all__ = [
-    "EXHAUSTED",
-    "ExpectedGainSampler",
-    "correct",
-    "forget",
-    "forgotten",
-    "observation_of",
-    "observe",
-    "withdraw",
-]
-
 _OBSERVATION = "observation"
 """The user attribute that holds what a trial showed."""
 _WITHDRAWN = "withdrawn"

@@ -9,8 +9,6 @@ from typing import Literal
 import optuna
 from optuna.samplers import BaseSampler
 
-__all__ = ["build_sampler"]
-
 _NUM_STARTUP = 6
 """Trials before a sampler's model is used; those that were not its own proposals count."""
 

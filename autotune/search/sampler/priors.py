@@ -12,8 +12,6 @@ import numpy as np
 from .configurations import Configuration, Configurations
 from .surrogate import Array, Indices, Scales, Surrogate
 
-__all__ = ["Priors"]
-
 _SPEED = Scales(level=5.0, main=0.12, pair=0.075, own=0.024, noise=0.03)
 """Scales of the logarithm of samples per second."""
 _PEAK = Scales(level=0.03, main=0.008, pair=0.005, own=0.004, noise=0.006)

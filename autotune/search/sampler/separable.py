@@ -18,8 +18,6 @@ from ..store.tried import Tried
 from .acquisition import GAIN
 from .configuration_space import ConfigurationSpace
 
-__all__ = ["Separable"]
-
 _SHARES: Mapping[Effect, Callable[[Measurement], float]] = {
     "loader": lambda measurement: measurement.loader_wait,
     "update": lambda measurement: measurement.optimizer_share,

@@ -19,8 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-__all__ = ["Array", "Indices", "Posterior", "Scales", "Surrogate"]
-
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 

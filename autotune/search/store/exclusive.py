@@ -15,8 +15,6 @@ from .lock import Lock
 from .storage import check_file, open_storage, storage_errors
 from .url import at, sqlite_path
 
-__all__ = ["ExclusiveStorage"]
-
 
 class ExclusiveStorage:
     """A storage that this process alone writes to."""

@@ -14,8 +14,6 @@ from ...workers.outcome import OUTCOME
 from .storage import check_file, newest_first, read_storage
 from .url import sqlite_path
 
-__all__ = ["Finished", "finished"]
-
 
 @dataclass(frozen=True)
 class Finished:

@@ -9,8 +9,6 @@ from typing import IO
 
 from ...errors import StudyError
 
-__all__ = ["Lock"]
-
 
 class Lock:
     """A lock on the file's resolved name, so that a link to it is the same study."""

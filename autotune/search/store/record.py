@@ -13,8 +13,6 @@ from ...techniques import Facts
 from ..budget import budget_words
 from ..options import Drop
 
-__all__ = ["StudyRecord", "check_same"]
-
 
 class StudyRecord(BaseModel):
     """Everything that a study's measurements depend on: those under different records cannot be mixed."""

@@ -17,8 +17,6 @@ from ..pace import Anchor
 from ..sampler.expected_gain import forgotten, observation_of
 from .url import masked
 
-__all__ = ["ANCHOR", "Recovered", "Row", "of_this_version", "recover"]
-
 ANCHOR = "anchor"
 """Prefix of the keys of anchors; the number of trials that had been begun, and one of its own, follow."""
 

@@ -24,8 +24,6 @@ from .storage import check_file, opening, storage_errors
 from .tried import trimmed
 from .url import sqlite_path
 
-__all__ = ["TRIAL", "Kept", "Key", "Results"]
-
 TRIAL = "trial"
 """How a search's own trials are run; a finalist's round has its number."""
 _PATIENCE_S = 30

@@ -18,20 +18,6 @@ from ...errors import StudyError
 from ...files import FOLDER
 from .url import hidden, masked, sqlite_path
 
-__all__ = [
-    "check_file",
-    "default_storage",
-    "default_url",
-    "newest_first",
-    "newest_number",
-    "newest_of",
-    "open_storage",
-    "opening",
-    "read_storage",
-    "storage_errors",
-]
-
-
 _DRIVERS = {
     "psycopg2": "pip install psycopg2-binary",
     "psycopg": "pip install 'psycopg[binary]'",

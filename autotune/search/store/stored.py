@@ -26,8 +26,6 @@ from .study import FELL, PLAN
 from .tried import Tried
 from .url import masked, sqlite_path
 
-__all__ = ["Stored", "read_study", "url_of"]
-
 
 @dataclass(frozen=True)
 class Stored:

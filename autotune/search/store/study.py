@@ -27,8 +27,6 @@ from .recovered import ANCHOR, Recovered, Row, of_this_version, recover
 from .storage import newest_number, newest_of, storage_errors
 from .tried import Tried, trimmed
 
-__all__ = ["FELL", "PLAN", "SPENT", "Study"]
-
 PLAN = "plan"
 """The study's user attribute that holds the plan that its search wrote, as YAML."""
 

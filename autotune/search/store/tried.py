@@ -8,8 +8,6 @@ from ...techniques import Settings
 from ...workers import Measured, Outcome
 from ..verdict import Verdict
 
-__all__ = ["Tried", "trimmed"]
-
 _KEPT_OUTPUT = 2048
 """Characters of a trial's output that the study keeps, from either end; its log has all."""
 

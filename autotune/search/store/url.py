@@ -8,8 +8,6 @@ from urllib.parse import unquote
 
 from ...errors import StudyError
 
-__all__ = ["at", "hidden", "masked", "sqlite_files", "sqlite_path"]
-
 _PASSWORD = re.compile(r"^(?P<before>[\w+.-]*:?//[^:]*:|[^:/]*:(?!//))(?P<secret>.*)(?=@)", re.DOTALL)
 _SECRET_OPTION = re.compile(
     r"(?P<before>[?&][^=&]*(?:pass|pwd|secret|token|key)[^=&]*=)(?P<secret>[^&]*)", re.IGNORECASE

@@ -18,8 +18,6 @@ from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
 from .evidence import Pair, interval, undisturbed
 
-__all__ = ["Counterpart", "Share", "ablate", "counterparts", "shares"]
-
 _KEY = "without"
 """Prefix of the keys under which the study stores the runs."""
 _WHOLE = "none"

@@ -26,8 +26,6 @@ from .evaluation import evaluation_of
 from .evidence import are_sure, calm, combine, gain
 from .final import Final, run_name
 
-__all__ = ["build_plan", "environment_of", "nothing_fits"]
-
 _WIDE = 0.25
 """Relative half-width of a 95 % interval from which on a note asks whether the machine is shared."""
 _SPOILED = 0.2

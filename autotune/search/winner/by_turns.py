@@ -13,8 +13,6 @@ if TYPE_CHECKING:  # the display of a search needs its memory and its seconds, a
     from ..session import Session
     from ..store.tried import Tried
 
-__all__ = ["MOST_ROUNDS_BY_TURNS", "NUM_ROUNDS_BY_TURNS", "can_take_turns", "comparing", "have_room", "turn_s"]
-
 NUM_ROUNDS_BY_TURNS, MOST_ROUNDS_BY_TURNS = 2, 4
 """Rounds, in fresh processes of both each: planned, and at most."""
 _LONGEST_TURN_S, _TURNS = 1.0, 20

@@ -16,8 +16,6 @@ from ..session import Session
 from ..store.tried import Tried
 from ..time_budget import LEAST_SHARE_S, NUM_REPEATS
 
-__all__ = ["evaluation_of", "find_batch", "with_batch"]
-
 _DOUBLINGS = 8
 """Most doublings of the batch that trials evaluate with."""
 _WORTH = 1.05

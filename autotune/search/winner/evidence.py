@@ -16,8 +16,6 @@ from ...units import ceil_mib
 from ...workers.outcome import DISTURBED, Turn
 from .by_turns import MOST_ROUNDS_BY_TURNS
 
-__all__ = ["Interval", "Pair", "are_sure", "calm", "combine", "gain", "interval", "undisturbed"]
-
 _MANY_ROUNDS = 3
 """Rounds from which on other work in all but one of them counts as the machine's usual state."""
 _OFF = 0.05

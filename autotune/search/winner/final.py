@@ -10,8 +10,6 @@ from ...measure.measurement import Quality
 from ..store.tried import Tried
 from .evidence import Pair, undisturbed
 
-__all__ = ["Final", "qualities", "run_name"]
-
 
 @dataclass(frozen=True)
 class Final:

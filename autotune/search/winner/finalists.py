@@ -28,8 +28,6 @@ from .evidence import Pair, are_sure, interval, undisturbed
 from .final import Final, qualities, run_name
 from .rivals import finalists_of, rivals_of
 
-__all__ = ["settle"]
-
 _BESIDE, _BY_TURNS, _ANEW, _COMPARED, _QUALITY = ":reference", ":turns", ":anew", ":compared", "quality"
 """Parts of keys: of the reference's run right after one, of both by turns, of a round that is begun again, of one that
 compares losses, and of the reference's quality from a round's seed."""

@@ -13,8 +13,6 @@ from ..session import Session
 from ..store.tried import Tried
 from ..time_budget import NUM_FINALISTS
 
-__all__ = ["finalists_of", "rivals_of"]
-
 _WORTH = 0.002
 """Share of the speed that another measurement of a configuration has to be expected to bring."""
 

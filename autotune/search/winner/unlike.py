@@ -21,8 +21,6 @@ from ..shares import Timed, quickest, share_out
 from ..store.stored import Stored, read_study, url_of
 from .build_plan import environment_of
 
-__all__ = ["MOST_PLANS", "Share", "SharedTraining", "check_apart", "check_ranks", "check_shareable"]
-
 _ROUNDS = 3
 """Shares that are measured, at most, until they are even."""
 MOST_PLANS = 2 * _ROUNDS

@@ -21,8 +21,6 @@ from sqlalchemy.sql.functions import GenericFunction
 from ...errors import UserError
 from ...search.store.url import hidden
 
-__all__ = ["Database", "now", "words_of"]
-
 _MIGRATION_LOCK = 0x6175746F
 """Number of the PostgreSQL advisory lock under which one server migrates at a time."""
 _BUSY_S = 30

@@ -12,8 +12,6 @@ from sqlalchemy import ColumnElement, Connection, and_, insert, select, update
 from .database import now
 from .tables import EVENTS, SEARCHES
 
-__all__ = ["EventRow", "append", "held_by", "read_events"]
-
 _MOST_BYTES = 64 * 2**10
 """Of an event's data: what a driver writes is as long as a task's words are."""
 

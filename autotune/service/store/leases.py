@@ -20,8 +20,6 @@ from .events import append, held_by
 from .states import ENDS, HELD, State, may_become
 from .tables import SEARCHES, TRIALS
 
-__all__ = ["PAUSES_S", "Lease", "Leases", "Stale"]
-
 PAUSES_S = (10.0, 60.0)
 """Before the second and the third try of a search whose driver failed, seconds: a node or a disk may be back by then.
 One more failure in a row, without a trial between them, is its end."""

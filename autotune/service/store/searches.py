@@ -20,8 +20,6 @@ from .events import EventRow, append, read_events
 from .states import OPEN, RESUMABLE, TERMINAL, State, may_become
 from .tables import ARCHIVES, EVENTS, SEARCHES, TRIALS
 
-__all__ = ["CancelMode", "Search", "Searches", "Shown"]
-
 CancelMode = Literal["finish", "now"]
 """``finish`` ends the running trials and writes the best so far; ``now`` ends at once."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["ENDS", "HELD", "NEXT", "OPEN", "RESUMABLE", "TERMINAL", "State", "may_become"]
-
 
 class State(StrEnum):
     """State of a search."""

@@ -16,8 +16,6 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-__all__ = ["ARCHIVES", "EVENTS", "METADATA", "SEARCHES", "TOKENS", "TRIALS"]
-
 METADATA = MetaData()
 
 SEARCHES = Table(

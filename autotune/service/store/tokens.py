@@ -16,8 +16,6 @@ from ..problems import Problem
 from .database import Database, now
 from .tables import TOKENS
 
-__all__ = ["LOCAL", "LONGEST_NAME", "NAME", "Caller", "Role", "RoleName", "TokenRow", "Tokens", "expiry_s"]
-
 _PREFIX = "atn_"
 """Prefix of tokens, by which secret scanners find them."""
 NAME = r"^[\w.@ -]+$"

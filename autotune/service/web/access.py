@@ -16,8 +16,6 @@ from ..problems import Problem
 from ..store.tokens import LOCAL, Caller, Role, Tokens
 from .limits import RequestLimit
 
-__all__ = ["COOKIE", "Access", "Admin", "Reader", "Submitter", "let_in", "refuse_other_sites"]
-
 COOKIE = "autotune_token"
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")

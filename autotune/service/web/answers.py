@@ -14,8 +14,6 @@ from starlette.exceptions import HTTPException
 from ..problems import Problem
 from ..store.database import words_of
 
-__all__ = ["answer_problems"]
-
 _LOG = logging.getLogger("autotune.service")
 _TITLES = {
     400: "Bad request",

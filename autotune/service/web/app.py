@@ -27,8 +27,6 @@ from .page import PAGE
 from .reads import Reads
 from .routes import ROUTES, STATUS
 
-__all__ = ["make_app"]
-
 _MOST_BODY_BYTES = 2**20
 
 

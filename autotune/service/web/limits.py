@@ -7,8 +7,6 @@ import time
 
 from ..problems import Problem
 
-__all__ = ["RequestLimit"]
-
 _MOST_KNOWN = 1024
 
 

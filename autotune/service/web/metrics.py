@@ -12,8 +12,6 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from ..service import Service
 
-__all__ = ["Metrics"]
-
 
 class Metrics:
     """Counters since the server's start, and gauges of the present."""

@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..problems import Problem
 from .access import COOKIE, Reader, refuse_other_sites
 
-__all__ = ["PAGE"]
-
 PAGE = APIRouter(include_in_schema=False)
 _FILES = Path(__file__).with_name("static")
 _TYPES = {"page.js": "text/javascript", "chart.js": "text/javascript", "page.css": "text/css"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["BoundedProtocol"]
-
 _MOST_HEAD_BYTES = 64 * 2**10
 _FRAME_BYTES = 16
 """Bytes of a chunked body's frame, and more: a client may send it byte by byte."""

@@ -9,8 +9,6 @@ from fastapi.concurrency import run_in_threadpool
 from ..problems import Problem
 from ..store.searches import Searches, Shown
 
-__all__ = ["Reads"]
-
 
 class Reads:
     """One query at a time for all waiting requests, so that a hundred clients cost as much as a few."""

@@ -24,8 +24,6 @@ from ..store.tokens import LONGEST_NAME, NAME, Role, RoleName, TokenRow, expiry_
 from .access import Admin, Reader, Submitter, let_in
 from .streams import stream
 
-__all__ = ["ROUTES", "STATUS"]
-
 ROUTES = APIRouter(prefix="/v1", responses={401: {}, 403: {}, 404: {}, 422: {}})
 _MOST_WAIT_S = 60.0
 _LONGEST_KEY = 199

@@ -14,8 +14,6 @@ from fastapi.responses import StreamingResponse
 from ..problems import Problem
 from ..service import Service
 
-__all__ = ["stream"]
-
 _LOOK_S = 0.5
 _PING_S = 15.0
 _CHECK_S = 5.0
