@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,19 @@ def test_imports_point_down():
         if LEVEL[part] <= LEVEL[own]
     ]
     assert wrong == []
+
+
+def test_contributing_names_the_rooms_that_there_are_and_the_order_of_the_floors():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = [cell for row in re.findall(r"^\| (`[^|]*) \|", text, re.M) for cell in re.findall(r"`([\w/]+)/`", row)]
+    assert len(table) > 20
+    assert [name for name in table if not (ROOT / name).is_dir()] == []
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms - {Path(name).name for name in table} == set()
+    chain = re.search(r"Imports point one way: (.*?) \(", text, re.S)
+    assert chain is not None
+    floors = [[LEVEL[part] for part in re.findall(r"`(\w+)`", step)] for step in chain[1].split("→")]
+    assert all(min(lower) > max(upper) for upper, lower in pairwise(floors))
 
 
 def test_a_technique_sees_its_base_and_its_facts_alone():
