@@ -39,7 +39,8 @@ def test_every_process_of_a_search_has_a_log_and_verbose_shows_them(folder, here
         assert f"{name} | the model is built \\x1b[31m\n" in ended.stderr
         assert "the model is built" in (folder / ".autotune" / "prints-1" / f"{name}.log").read_text()
     assert ended.stderr.count("is kept in .autotune/prints-1/*.log") == 1
-    assert re.search(r"^Where .* went\n  starting .*\n  reading .*\n  reference .*: .*timed \d", ended.stderr, re.MULTILINE)
+    table = r"^Where .* went\n  starting .*\n  reading .*\n  reference .*: .*timed \d"
+    assert re.search(table, ended.stderr, re.MULTILINE)
     assert ended.stdout == "found.yaml\n"
 
 
