@@ -121,10 +121,10 @@ class MeasureOptions(_Frozen):
     def is_out(self, stopped: Stopped) -> bool:
         """Whether a trial that ended so can win no more: no leak is looked for, and no losses are compared.
 
-        While no reference's losses are known, even what is over the budget may be what others' are compared with.
+        Before there is a speed to beat, what is over the budget may be told as the nearest miss, and its losses may be
+        what others' are compared with.
         """
-        is_over = stopped == "over" and self.reference_losses is not None
-        return is_over or (self.to_beat is not None and stopped in OUT)
+        return self.to_beat is not None and stopped in OUT
 
 
 class Parity(_Frozen):

@@ -38,9 +38,8 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         options: how long, how precisely, and against what.
 
     Returns:
-        The measurement, without losses where there is no parity run, or where it is left to the caller: with
-        ``parity_last``, ``to_beat`` or ``reference_losses``. ``phases_s`` holds ``parity``, ``warmup``, ``timed``,
-        ``evaluation`` and ``leak``.
+        The measurement, without losses where there is no parity run, or where ``parity_last`` or ``to_beat`` leaves it
+        to the caller. ``phases_s`` holds ``parity``, ``warmup``, ``timed``, ``evaluation`` and ``leak``.
 
     Raises:
         TaskError: the task's ``evaluate`` raised, or changed the model.
@@ -100,10 +99,9 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
 
 
 def _is_parity_last(training: Training, options: MeasureOptions) -> bool:
-    """Where it may show that a configuration cannot win, losses wait until then; but a model that is applied anew for
+    """Where there is a speed to beat, losses wait until a configuration may win; but a model that is applied anew for
     them would be compiled anew."""
-    may_be_out = options.to_beat is not None or options.reference_losses is not None
-    return options.parity_last or (may_be_out and training.settings.compile == Compile())
+    return options.parity_last or (options.to_beat is not None and training.settings.compile == Compile())
 
 
 def _steps_asked(training: Training) -> int:
