@@ -8,21 +8,21 @@ overwrites ``autotune/__init__.py`` and the command of the other.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 NAME = "autotune-plan"
 _OTHER = "autotune"
 _ITS_FILE = "tuner.py"
-"""A file of the other's, which has none of that name here."""
+"""A file of the other's; this package has none of that name in this folder."""
 _FOLDER = Path(__file__).parent
 
 
 def conflict() -> str | None:
-    """What to do where the other's files lie among those of this package; None where they do not."""
-    if not os.path.exists(_FOLDER / _ITS_FILE):
+    """What is wrong and what to do, if the other's files are in this package's folder; None if they are not."""
+    if not (_FOLDER / _ITS_FILE).exists():
         return None
     return (
         f"PyPI's package {_OTHER} (another project, of 2018) is installed in the same folder as {NAME}, {_FOLDER}, and "
@@ -32,26 +32,25 @@ def conflict() -> str | None:
 
 
 def check_is_whole() -> None:
-    """End the process with code 1 where ``import autotune`` gives the other package."""
-    found = sys.modules.get(__package__ or "autotune")
-    if not hasattr(found, "__version__"):
-        sys.exit(f"autotune: {conflict() or f'{found} is not the package that this command belongs to.'}")
+    """End the process with code 1 if ``autotune/__init__.py`` is the other package's."""
+    if (found := conflict()) and not hasattr(sys.modules["autotune"], "__version__"):
+        sys.exit(f"autotune: {found}")
 
 
 def requirement(extra: str | None = None) -> str:
-    """What to give to ``pip install`` for this same package, from where it was installed here.
+    """What to write after ``pip install`` to install this package from the same place as here.
 
     Args:
         extra: one of its optional groups of dependencies, as ``service``.
 
     Returns:
-        Quoted for a shell: ``'autotune-plan[service]'``, with ``@`` and an address where it came from one, or
-        ``-e '/folder[service]'`` of an editable checkout.
+        Quoted for a shell: ``'autotune-plan[service]'`` from an index, ``'autotune-plan[service] @ ADDRESS'`` from an
+        address, ``-e '/folder[service]'`` from an editable checkout.
     """
     extras, origin = f"[{extra}]" if extra else "", _origin()
     address = origin.get("url", "")
     if origin.get("dir_info", {}).get("editable"):
-        return f"-e '{address.removeprefix('file://')}{extras}'"
+        return f"-e '{unquote(address.removeprefix('file://'))}{extras}'"
     if address and "vcs_info" in origin:
         address = f"{origin['vcs_info']['vcs']}+{address}@{origin['vcs_info']['commit_id']}"
     return f"'{NAME}{extras} @ {address}'" if address else f"'{NAME}{extras}'"
@@ -62,7 +61,7 @@ def _origin() -> dict[str, Any]:
 
     Source: https://packaging.python.org/en/latest/specifications/direct-url/
     """
-    from importlib.metadata import PackageNotFoundError, distribution  # takes 20 ms, and `import autotune` has no use
+    from importlib.metadata import PackageNotFoundError, distribution  # 20 ms, which `import autotune` does not need
 
     try:
         text = distribution(NAME).read_text("direct_url.json")

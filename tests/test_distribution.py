@@ -101,7 +101,7 @@ def _told(code: list[str], installed: Path, cwd: Path) -> subprocess.CompletedPr
 
 
 def test_the_other_package_in_the_same_folder_is_told_at_the_first_import(installed, tmp_path):
-    """It was there before, or was installed after: its files lie among ours."""
+    """It was there before: its files are still among ours."""
     assert _told(["-W", "error", "-c", "import autotune"], installed, tmp_path).returncode == 0
     (installed / "autotune" / "tuner.py").write_text("class RandomSearch: ...\n")
     told = _told(["-c", "import autotune; autotune.Plan"], installed, tmp_path)
@@ -109,8 +109,8 @@ def test_the_other_package_in_the_same_folder_is_told_at_the_first_import(instal
     assert "pip uninstall autotune autotune-plan" in told.stderr
 
 
-def test_where_the_other_took_the_imports_place_the_command_says_so(installed, tmp_path):
-    """As it does where it is installed after this one."""
+def test_if_the_import_is_the_other_package_the_module_says_so(installed, tmp_path):
+    """It does where it is installed after this one."""
     (installed / "autotune" / "tuner.py").write_text("class RandomSearch: ...\n")
     (installed / "autotune" / "__init__.py").write_text("from autotune.tuner import RandomSearch\n")
     told = _told(["-m", "autotune", "doctor"], installed, tmp_path)
@@ -131,7 +131,7 @@ def test_the_doctor_says_so_too(tmp_path, monkeypatch):
     [
         ({}, None, "'autotune-plan'"),
         ({}, "service", "'autotune-plan[service]'"),
-        ({"url": "file:///src/it", "dir_info": {"editable": True}}, "service", "-e '/src/it[service]'"),
+        ({"url": "file:///my%20src", "dir_info": {"editable": True}}, "service", "-e '/my src[service]'"),
         ({"url": "file:///src/it.whl", "archive_info": {}}, None, "'autotune-plan @ file:///src/it.whl'"),
         (
             {"url": "https://host/it.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},

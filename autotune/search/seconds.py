@@ -26,7 +26,13 @@ class Seconds:
     """Adds up what each outcome took, as it is learned. Of trials at once, each counts."""
 
     def __init__(self, started_s: float, read_s: float, earlier: Spent | None = None) -> None:
-        """Begin with what it took until there was a worker, what to read the task, and what earlier processes spent."""
+        """Begin with what is known when a search's trials begin.
+
+        Args:
+            started_s: until there was a process to read the task in.
+            read_s: reading the task.
+            earlier: what earlier processes of the same study spent.
+        """
         self._earlier = earlier or {}
         self._own: dict[str, dict[str, float]] = {}
         self._add(_STARTED, started_s, {})
