@@ -61,6 +61,13 @@ def test_the_fastest_whose_quality_is_kept_is_the_plan(space):
     )
 
 
+def test_a_space_need_not_name_the_model_as_it_is(space):
+    """The reference is measured all the same, and is what the others are judged by."""
+    Path("space.yaml").write_text(SPACE.replace("{kind: none}, ", ""))
+    run = run_search(options(**space), known=JUDGED, rows=rows(quarter=89.5, half=80.0))
+    assert run.plan.settings == pruned(0.25)
+
+
 def test_rounds_of_what_is_judged_have_a_seed_each_and_the_reference_has_the_same(space):
     """Trials run from the search's seed."""
     run = run_search(options(**space), known=JUDGED, rows=rows(quarter=90.0, half=80.0))
@@ -125,7 +132,7 @@ def test_what_looks_far_too_bad_is_tried_in_the_end_where_nothing_else_is_left(s
         peak_bytes=(100 * MIB,),
         quality=(Quality(value=87.5), *(Quality(value=90.0) for _ in range(6))),
     )
-    asked = every(**space, budget_bytes=500 * MIB)
+    asked = every(**space, budget=500 * MIB)
     run = run_search(asked, known=JUDGED, rows=[*rows(quarter=80.0, half=90.0)[:2], half])
     assert run.plan.settings == pruned(0.5)
 
@@ -164,7 +171,7 @@ def test_what_computes_a_function_that_was_dropped_falls_with_it_and_an_exact_pl
     known = [one for one in configurations(JUDGED, load_space("space.yaml")) if one.affect("function")]
     lossy = [row(one, samples_per_s=(900.0,), peak_bytes=(100 * MIB,), quality=qualities) for one in known]
     judged = [row(REFERENCE, quality=(Quality(value=90.0, early=85.0),)), *lossy]
-    asked = options(trials=6, budget_bytes=800 * MIB, max_quality_drop=POINT)
+    asked = options(trials=6, budget=800 * MIB, max_quality_drop=POINT)
     run = run_search(asked, known=JUDGED, rows=judged)
     assert not run.plan.settings.affect("function")
     assert run.plan.settings != REFERENCE

@@ -29,7 +29,8 @@ def explore_whole(
 ) -> str:
     """Half of the trials at most with the function as it is, so that there is a plan whatever becomes of the quality of
     others; then with all choices. Returns the reason to stop, in words."""
-    stays = {name: TECHNIQUES[name]() for name, row in space.choices.items() if "function" in row[0].affects}
+    lossy = {name: TECHNIQUES[name]() for name, row in space.choices.items() if "function" in row[0].affects}
+    stays = {name: as_it_is for name, as_it_is in lossy.items() if as_it_is in space.choices[name]}
     if stays and session.options.sampler == "gain":
         _choose_sampler(session, candidates, space, stays)
         stopped = explore(session, candidates, doubt, anchors, most=-(-session.options.trials // 2))
