@@ -90,7 +90,7 @@ class Job:
         """Of a search."""
         path = str(JOBS[self.name])
         command = (sys.executable, path, *SCRIPT_FLAGS) if self.name == "script" else None
-        return SearchOptions(path, command=command, device="cpu", **others)
+        return SearchOptions(task=path, command=command, device="cpu", **others)
 
     def executor(self) -> Executor:
         """One that is the caller's to close."""
@@ -175,8 +175,8 @@ def searched(job: Job, executor: Executor, arguments: argparse.Namespace, name: 
     options = job.options(
         output=Path(f"{name}.yaml"),
         trials=arguments.trials,
-        trial_time_s=arguments.trial_time,
-        max_time_s=arguments.max_time,
+        trial_time=arguments.trial_time,
+        max_time=arguments.max_time,
         storage=f"sqlite:///{Path.cwd()}/{name}.db",
     )
     try:

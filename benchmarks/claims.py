@@ -68,7 +68,9 @@ def compare(example: str, share: float | None, arguments: argparse.Namespace) ->
     task = str(EXAMPLES / example / "model.py")
     loop = [sys.executable, str(HERE / "jobs" / "plain_loop.py"), task, str(arguments.steps)]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        options = SearchOptions(task, budget_share=share, trials=arguments.trials, trial_time_s=2.0)
+        options = SearchOptions(
+            task=task, budget=None if share is None else format_percent(share), trials=arguments.trials, trial_time=2.0
+        )
         with Where(arguments.executor).open(task, "cpu") as executor:
             plan = search(options, executor, lambda event: None, threading.Event())
         jobs, loops = [], []

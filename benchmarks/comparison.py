@@ -83,7 +83,7 @@ def compare(name: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         contextlib.chdir(folder),
         Where("local").open(task, "cpu") as executor,
     ):
-        facts = inspect(SearchOptions(task, device="cpu"), executor, TimeBudget(600.0, None))
+        facts = inspect(SearchOptions(task=task, device="cpu"), executor, TimeBudget(600.0, None))
         runs = Runs(executor, Requests(task, 0, Budget(device="cpu"), facts))
         own_bytes, one_bytes = (
             runs.peak_bytes(settings) or 0 for settings in (reference_settings(facts), Settings(batch=Batch(micro=1)))
@@ -177,14 +177,14 @@ def by_hand(facts: Facts, fits: Callable[[Settings], bool]) -> Settings | None:
 def planned(task: str, limit: int, executor: Executor, arguments: argparse.Namespace) -> Settings | None:
     """What a search comes to; None where it finds nothing that fits in its time."""
     options = SearchOptions(
-        task,
-        budget_bytes=limit,
+        task=task,
+        budget=limit,
         allow_split=True,
         output=Path("plan.yaml"),
         device="cpu",
         trials=arguments.trials,
-        trial_time_s=arguments.trial_time,
-        max_time_s=arguments.max_time,
+        trial_time=arguments.trial_time,
+        max_time=arguments.max_time,
         storage=f"sqlite:///{Path.cwd()}/studies.db",
     )
     try:

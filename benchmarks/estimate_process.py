@@ -44,7 +44,7 @@ def main() -> None:
     rows: list[Row] = []
     with LocalExecutor() as executor:
         for task in _TASKS:
-            options = SearchOptions(str(EXAMPLES / task / "model.py"), device=arguments.device)
+            options = SearchOptions(task=str(EXAMPLES / task / "model.py"), device=arguments.device)
             card = inspect(options, executor, TimeBudget(1.0, None)).device
             for settings, batch in itertools.product(_combinations(task), arguments.batch or [16, 64, 256]):
                 rows.append(_row(executor, card, task, settings, batch, arguments.repeats))

@@ -117,7 +117,7 @@ def searched(table: Table, seed: int) -> dict[str, Any]:
         configurations = [reference, *ConfigurationSpace(choices, reference, 4).shuffled("all")]
         executor = TableExecutor(known, [_row(table, settings, noise) for settings in configurations])
         options = SearchOptions(
-            "model.py", space="space.yaml", trials=20, seed=seed, max_quality_drop=Drop(ALLOWED, is_share=False)
+            task="model.py", space="space.yaml", trials=20, seed=seed, max_quality_drop=Drop(ALLOWED, is_share=False)
         )
         plan = search(options, executor, lambda event: None, threading.Event())
     requests = [one for one in executor.requests if isinstance(one, MeasureRequest) and is_harmful(one.plan.settings)]

@@ -75,11 +75,11 @@ def find_plan(example: str, device: Any) -> Path:
     path = HERE / ".plans" / f"{example}-{device}.yaml"
     options = SearchOptions(
         task=str(EXAMPLES / example / "model.py"),
-        budget_share=1.0 if device == "cpu" else None,
+        budget="100%" if device == "cpu" else None,
         output=path,
         device=device,
         trials=12,
-        trial_time_s=2.0,
+        trial_time=2.0,
         storage=f"sqlite:///{path.parent}/studies.db",
     )
     path.parent.mkdir(exist_ok=True)
@@ -101,7 +101,7 @@ def compare(example: str, path: Path, rounds: int, num_steps: int) -> list[dict[
 
 def compare_reference(task: str, rounds: int, num_steps: int) -> list[dict[str, Any]]:
     """One row for each round: speed and peak of the reference, and of a loop without this package. On a CPU."""
-    options, rows = SearchOptions(task, device="cpu"), []
+    options, rows = SearchOptions(task=task, device="cpu"), []
     with Where("local").open(task, "cpu") as executor:
         facts = inspect(options, executor, TimeBudget(1.0, None))
         requests = Requests(task, 0, Budget(device="cpu"), facts)
@@ -117,7 +117,9 @@ def compare_reference(task: str, rounds: int, num_steps: int) -> list[dict[str, 
 def run_plan(executor: Executor, task: str, plan: Plan, num_steps: int, samples_per_s: float) -> dict[str, Any]:
     """The plan, timed for as long as ``num_steps`` take a job of this speed."""
     seed = plan.search.seed if plan.search else 0
-    facts = inspect(SearchOptions(task, device=plan.budget.device, allow_split=True), executor, TimeBudget(1.0, None))
+    facts = inspect(
+        SearchOptions(task=task, device=plan.budget.device, allow_split=True), executor, TimeBudget(1.0, None)
+    )
     requests = Requests(task, seed, plan.budget, facts)
     return run_trial(executor, requests, plan.settings, num_steps * facts.effective_batch / samples_per_s, {})
 

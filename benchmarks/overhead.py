@@ -80,7 +80,7 @@ def measure_overhead(
             output=Path(folder, "plan.yaml"),
             device=device,
             trials=trials,
-            trial_time_s=0.5,
+            trial_time=0.5,
             storage=f"sqlite:///{folder}/studies.db",
         )
         since = time.perf_counter()

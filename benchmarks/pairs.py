@@ -58,7 +58,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """All pairs of one job."""
     path = str(EXAMPLES / name / "model.py")
     with Where(arguments.executor).open(path, "cpu") as executor:
-        facts = inspect(SearchOptions(path, device="cpu"), executor, TimeBudget(_DEADLINE_S, None))
+        facts = inspect(SearchOptions(task=path, device="cpu"), executor, TimeBudget(_DEADLINE_S, None))
         requests, reference = Requests(path, 0, Budget(device="cpu"), facts), reference_settings(facts)
         plan = Settings.model_validate({**reference.model_dump(), **JOBS[name]})
         asked = taking_turns(requests, plan, reference, arguments.turn_time)

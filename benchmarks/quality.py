@@ -34,6 +34,7 @@ from autotune.search.driver import search
 from autotune.search.events import Event, TrialEnded
 from autotune.search.options import Drop, SearchOptions
 from autotune.techniques import Settings
+from autotune.units import format_percent
 
 from .rows import HERE, save_rows
 
@@ -71,11 +72,11 @@ def compare(job: str, arguments: argparse.Namespace) -> dict[str, Any]:
         found = {}
         for name, drop in (("exact", None), ("all", Drop(arguments.drop, is_share=True))):
             options = SearchOptions(
-                str(path),
-                budget_share=arguments.budget,
+                task=str(path),
+                budget=format_percent(arguments.budget),
                 trials=arguments.trials,
-                trial_time_s=arguments.trial_time,
-                max_time_s=arguments.max_time * (1 if drop is None else 2),
+                trial_time=arguments.trial_time,
+                max_time=arguments.max_time * (1 if drop is None else 2),
                 max_quality_drop=drop,
                 recovery_steps=module.recovery_steps,
                 output=Path(f"{name}.yaml"),

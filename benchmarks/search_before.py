@@ -82,7 +82,7 @@ def speeds(name: str, plans: dict[str, Plan], num_pairs: int) -> list[float]:
         return []
     path = str(JOBS[name])
     with Where("local").open(path, "cpu") as executor:
-        facts = inspect(SearchOptions(path, device="cpu"), executor, TimeBudget(_DEADLINE_S, None))
+        facts = inspect(SearchOptions(task=path, device="cpu"), executor, TimeBudget(_DEADLINE_S, None))
         requests = Requests(path, 0, Budget(device="cpu"), facts)
         asked = taking_turns(requests, plans["now"].settings, plans["before"].settings, _TURN_S)
         found = [compared(executor, asked) for _ in range(num_pairs)]

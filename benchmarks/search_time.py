@@ -147,10 +147,10 @@ def run(task: str, arguments: argparse.Namespace, seed: int, sampler: Any, most_
     ):
         options = SearchOptions(
             task=task,
-            budget_bytes=arguments.budget * 2**20,
+            budget=arguments.budget * 2**20,
             output=Path(folder) / "plan.yaml",
             trials=24 if most_s is None else 1000,
-            trial_time_s=arguments.trial_time,
+            trial_time=arguments.trial_time,
             sampler=sampler,
             seed=seed,
             storage=f"sqlite:///{folder}/study.db",
@@ -165,7 +165,7 @@ def measure(task: str, every: list[Settings], arguments: argparse.Namespace) -> 
     found: dict[Settings, list[float]] = {settings: [] for settings in every}
     budget = Budget(limit=arguments.budget * 2**20, device="cpu")
     with Where("local").open(task, "cpu") as executor:
-        requests = Requests(task, 0, budget, inspect(SearchOptions(task), executor, TimeBudget(1.0, None)))
+        requests = Requests(task, 0, budget, inspect(SearchOptions(task=task), executor, TimeBudget(1.0, None)))
         for _ in range(arguments.rounds):
             for settings, speeds in found.items():
                 options = requests.measure_options(settings, arguments.trial_time, None, enforce=False)

@@ -107,7 +107,7 @@ def requests_of(name: str, case: str, folder: Path, plan: Plan, executor: Execut
         f"import sys\nsys.path.insert(0, {str(HERE.parent)!r})\n"
         f"from benchmarks.trainer_jobs.{name}_job import task_of\ntask = task_of({case!r})\n"
     )
-    options = SearchOptions(str(file), device="cpu", allow_split=True)
+    options = SearchOptions(task=str(file), device="cpu", allow_split=True)
     return Requests(str(file), 0, plan.budget, inspect(options, executor, TimeBudget(1.0, None)))
 
 

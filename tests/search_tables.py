@@ -208,7 +208,7 @@ def run_search(
     if options.storage is None and not options.resume and not FOLDER.exists():
         FOLDER.mkdir()
         (FOLDER / f"{Path(options.task).stem}.db").write_bytes(empty_database())
-    time_budget = TimeBudget(options.trial_time_s, options.max_time_s, **rest)
+    time_budget = TimeBudget(options.trial_time, options.max_time, **rest)
 
     def seen(event: Event) -> None:
         run.events.append(event)

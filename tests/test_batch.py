@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,15 @@ from search_tables import MIB, REFERENCE, SPACE, SPACE_YAML, facts, peak, row, s
 from autotune.batch.jobs import load_jobs
 from autotune.batch.run import Batch, prepare_batch
 from autotune.errors import UserError
+from autotune.measure.measurement import Quality
 from autotune.plan import load_plan
 from autotune.report.batch import outcome_table
 from autotune.search.events import Event, TrialEnded, Warned
 from autotune.search.store.results import Results
 from autotune.task_file import split_source
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch as Micro
+from autotune.techniques.pruning import Pruning
 from autotune.workers import Executor, Failed, MeasureRequest, Outcome, TrialRequest
 from autotune.workers.pool import done
 from autotune.workers.table import Row, TableExecutor
@@ -234,7 +237,7 @@ def test_another_priority_does_not_wait_for_the_finalists():
 def test_a_long_reason_gives_way_to_the_columns_on_a_narrow_terminal():
     """At 80 columns the reason is cut, and no other cell is. A share is told without what it is of."""
     batch, _ = run(tables("one"), write(first={"task": "one.py", "budget": MIDDLE}))
-    batch.jobs[0].options = replace(batch.jobs[0].options, budget_bytes=None, budget_share=1.2)
+    batch.jobs[0].options = batch.jobs[0].options.model_copy(update={"budget": 1.2})
     batch.jobs[0].why = "a reason " * 20
     console = Console(width=80, no_color=True)
     with console.capture() as shown:
@@ -278,3 +281,25 @@ def test_the_summary_says_how_busy_each_device_was():
     batch, _ = run(executor, write(job={}), clock=lambda: now[0])
     assert batch.devices() == [{"name": "node-1", "busy": 1.0, "runs": len(executor.requests)}]
     assert yaml.safe_load(Path("plans/summary.yaml").read_text())["devices"] == batch.devices()
+
+
+def test_a_job_may_allow_its_quality_to_fall():
+    """A half of the model pruned loses ten points, a quarter half of one. What was measured after ten steps of recovery
+    serves no job that asks for twenty."""
+    reference = Settings(batch=Micro(micro=64))
+    known, rows = facts(evaluates=True), [row(reference, quality=(Quality(value=90.0, early=85.0),))]
+    for ratio, value in ((0.25, 89.5), (0.5, 80.0)):
+        cut = reference.model_copy(update={"pruning": Pruning(kind="structured", ratio=ratio)})
+        quality = (Quality(value=value),)
+        rows.append(row(cut, samples_per_s=(1000 * ratio,), peak_bytes=(100 * MIB,), quality=quality))
+    Path("pruned.yaml").write_text(
+        "schema: autotune/space@1\npruning: [{kind: structured, ratio: 0.25}, {kind: structured, ratio: 0.5}]\n"
+    )
+    asked = {"task": "one.py", "space": "pruned.yaml", "max_quality_drop": 1, "recovery_steps": 10}
+    executor = Tables({"one": TableExecutor(known, rows)})
+    batch, _ = run(executor, write(first=asked, longer={**asked, "recovery_steps": 20, "priority": 0.5}))
+    assert states(batch) == {"first": "done", "longer": "done"}
+    plans = [load_plan(f"plans/{name}.yaml") for name in ("first", "longer")]
+    assert [plan.settings.pruning.ratio for plan in plans] == [0.25, 0.25]
+    assert [plan.quality.samples for plan in plans] == [640, 1280]
+    assert [plan.search.known for plan in plans] == [None, None]

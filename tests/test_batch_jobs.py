@@ -30,8 +30,8 @@ def test_a_job_is_a_search_with_its_options():
     """Sizes and times as on the command line; what is not given is a search's default."""
     batch = read("name: a, task: model.py, budget: 512MiB, max_time: 2m", "name: b, task: model.py, budget: 90%")
     first, second = (job.options(Path("plans"), "cpu", False) for job in batch.jobs)
-    assert (first.budget_bytes, first.budget_share, first.max_time_s) == (512 * MIB, None, 120.0)
-    assert (second.budget_bytes, second.budget_share, second.trials) == (None, 0.9, 24)
+    assert (first.budget, first.max_time) == (512 * MIB, 120.0)
+    assert (second.budget, second.trials) == (0.9, 24)
     assert (first.output, first.stem, first.device) == (Path("plans/a.yaml"), "a", "cpu")
     assert first.storage != second.storage  # each study has a file of its own: they are written at once
 

@@ -141,7 +141,7 @@ def test_a_task_that_hangs_is_ended_and_told_where(folder, search):
 
 def brief(folder: Path, task: str) -> SearchOptions:
     """What QUICK asks for."""
-    return SearchOptions(str(folder / task), space="space.yaml", trials=20, trial_time_s=0.2, device="cpu")
+    return SearchOptions(task=str(folder / task), space="space.yaml", trials=20, trial_time=0.2, device="cpu")
 
 
 def test_a_task_that_prints_a_great_deal_is_measured_and_its_output_kept(folder, local_executor, monkeypatch):

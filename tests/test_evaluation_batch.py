@@ -75,7 +75,7 @@ def test_a_trial_evaluates_at_its_micro_batch_at_most_and_the_reference_as_today
 
 def test_the_fastest_evaluation_batch_within_the_budget_is_found_measured_and_written():
     """Of 2,500 MiB with a margin of 3 %, 256 take 2,198, and 512 would take 4,246."""
-    run = search(budget_bytes=2500 * MIB)
+    run = search(budget=2500 * MIB)
     (ladder,) = requests(run, "evaluation")
     assert ladder.fresh
     assert ladder.options.evaluation.batches == tuple(64 << power for power in range(9))
@@ -109,7 +109,7 @@ def test_a_batch_that_is_over_the_budget_after_all_is_halved():
     class Later(Evaluating):
         later = 300
 
-    run = search(Later, budget_bytes=2500 * MIB)
+    run = search(Later, budget=2500 * MIB)
     assert run.plan.evaluation.batch == 128
     said = [one.message for one in run.seen(Warned)]
     assert any("batches of 256 are over the budget in evaluation after all" in one for one in said)
@@ -120,12 +120,12 @@ def test_a_budget_between_training_and_its_evaluation_is_not_met():
     """Without an evaluation in it, 496 MiB of training would be the plan, and the job over its budget."""
     known = facts(evaluates=True)
     with pytest.raises(NothingFits, match="Nearest miss: 662 MiB"):
-        search(known=known, budget_bytes=640 * MIB)
-    assert search(TableExecutor, known=known, budget_bytes=640 * MIB).plan.measured.fits
+        search(known=known, budget=640 * MIB)
+    assert search(TableExecutor, known=known, budget=640 * MIB).plan.measured.fits
 
 
 def test_verify_measures_the_plans_evaluation_batch():
-    run = search(budget_bytes=2500 * MIB)
+    run = search(budget=2500 * MIB)
     executor = Evaluating(EVALUATES, [row(run.plan.settings)])
     found = verify_plan(run.plan, "model.py", executor, lambda event: None)
     asked = [one for one in executor.requests if one.kind == "measure"]
@@ -146,7 +146,7 @@ def test_verify_evaluates_a_plan_without_a_batch_as_its_job_does():
 
 
 def test_a_task_that_lets_no_batch_be_chosen_is_not_asked_for_one():
-    run = search(known=facts(evaluates=True), budget_bytes=2500 * MIB)
+    run = search(known=facts(evaluates=True), budget=2500 * MIB)
     assert requests(run, "evaluation") == []
     assert run.plan.evaluation.batch == 64  # as the table says of it
 

@@ -14,7 +14,7 @@ from autotune.search.options import SearchOptions
 from autotune.techniques import Settings
 from autotune.workers import OutOfMemory
 
-OPTIONS = SearchOptions(task="model.py", budget_bytes=2**30)
+OPTIONS = SearchOptions(task="model.py", budget=2**30)
 
 
 def test_each_event_is_a_line_at_once(tmp_path):

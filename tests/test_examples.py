@@ -64,7 +64,7 @@ def test_a_search_writes_a_plan_with_which_it_learns(
     """The first guess and the reference are compared, a plan is written, and training with it passes the bar."""
     folder = a_copy_of(example, tmp_path)
     monkeypatch.chdir(folder)
-    search_until_a_trial(SearchOptions("model.py", trials=2, trial_time_s=0.2, device="cpu"), local_executor)
+    search_until_a_trial(SearchOptions(task="model.py", trials=2, trial_time=0.2, device="cpu"), local_executor)
     plan = load_plan("plan.yaml")
     assert plan.measured is not None
     assert plan.gain is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from pathlib import Path
 
@@ -114,7 +113,7 @@ class Clock:
 
 
 def watched(script: list[events.Event], clock: Clock, **options: float) -> Progress:
-    asked = SearchOptions(task="model.py", budget_bytes=BUDGET.limit, **options)
+    asked = SearchOptions(task="model.py", budget=BUDGET.limit, **options)
     progress = Progress(asked, clock)
     for event in script:
         progress.observe(event)
@@ -188,7 +187,7 @@ def test_the_job_that_a_task_states_is_repeated():
 
 def test_each_event_is_one_plain_line():
     clock = Clock()
-    progress = Progress(SearchOptions(task="model.py", budget_bytes=BUDGET.limit), clock)
+    progress = Progress(SearchOptions(task="model.py", budget=BUDGET.limit), clock)
     said = []
     for event in SCRIPT:
         clock.now += 1
@@ -315,7 +314,7 @@ def test_after_the_reference_a_search_without_an_end_says_how_long_it_likely_tak
 
 
 def test_a_search_with_an_end_says_nothing_of_how_long_it_takes():
-    assert " more: " not in line(FOUR[0], watched(ROOMY[:3], Clock(), max_time_s=600.0))
+    assert " more: " not in line(FOUR[0], watched(ROOMY[:3], Clock(), max_time=600.0))
 
 
 def test_time_left_counts_down_while_a_trial_runs():
@@ -354,7 +353,7 @@ def test_the_panel_says_that_the_time_left_has_the_finalists_in_it():
 
 def test_time_left_never_passes_the_time_asked_for():
     clock = Clock()
-    progress = watched(MANY, clock, max_time_s=100.0)
+    progress = watched(MANY, clock, max_time=100.0)
     clock.now = 70.0
     assert progress.left_s == 30.0
 
@@ -420,7 +419,7 @@ def test_a_task_that_is_read_for_long_is_said_to_be_with_its_seconds():
     assert still(progress) == "[12 s] still reading the task, 12 s"
     clock.now = 31.0
     assert "does it train where it is imported?" in still(progress)
-    progress.options = dataclasses.replace(progress.options, command=("python", "train.py"))
+    progress.options = progress.options.model_copy(update={"command": ("python", "train.py")})
     assert still(progress) == "[31 s] still running model.py up to its third optimizer step, 31 s"
 
 
@@ -506,7 +505,7 @@ def test_without_a_terminal_or_colour_there_are_plain_lines(environment, monkeyp
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
     console = Console(file=io.StringIO(), width=80, force_terminal=bool(environment))
-    with watching(SearchOptions(task="model.py", budget_bytes=BUDGET.limit), console) as display:
+    with watching(SearchOptions(task="model.py", budget=BUDGET.limit), console) as display:
         for event in SCRIPT:
             display.observe(event)
     said = console.file.getvalue()

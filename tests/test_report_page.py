@@ -53,7 +53,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with elsewhere(folder):
         refused = OutOfMemory(peak_bytes=900 * MIB, message="<i>")
         rows = [row(TCMALLOC, peak_bytes=(300 * MIB,)), row(BF16, outcome=refused)]
-        run_search(every(task=TASK, ablate=True, budget_bytes=700 * MIB), rows=rows)
+        run_search(every(task=TASK, ablate=True, budget=700 * MIB), rows=rows)
     return folder
 
 
@@ -124,7 +124,7 @@ def test_a_study_keeps_the_plan_that_its_search_wrote(searched, stored):
 
 def test_a_budget_in_percent_is_in_bytes(tmp_path):
     with elsewhere(tmp_path):
-        run_search(options(budget_share=0.9))
+        run_search(options(budget="90%"))
         found = read_study(f"sqlite:///{FOLDER}/model.db")
     assert found.record.budget.limit == int(0.9 * peak(REFERENCE)) // MIB * MIB
 

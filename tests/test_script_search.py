@@ -26,7 +26,7 @@ def _elsewhere(tmp_path, monkeypatch, in_memory):
 
 
 def test_each_trial_is_the_script_with_its_plans_batch_in_its_flags():
-    run = run_search(options(task="train.py", command=COMMAND, budget_bytes=400 * MIB, trials=6))
+    run = run_search(options(task="train.py", command=COMMAND, budget=400 * MIB, trials=6))
     inspect, *others = run.executor.requests
     start = (sys.executable, "-P", "-m", "autotune.script", "--add-path", "train.py", "--lr", "0.1")
     assert inspect.command == (*start, "--bs=64", "--acc=1")
@@ -85,7 +85,7 @@ def told_to_evaluate(run, kind):
 
 def test_the_evaluation_batch_of_a_script_is_found_by_a_run_each_and_measured_and_written():
     """2,500 MiB hold 283 samples: 256, which are 7 % faster than 128."""
-    run = evaluating(budget_bytes=2500 * MIB)
+    run = evaluating(budget=2500 * MIB)
     assert {*told_to_evaluate(run, "trial")} == {"--eval=32"}
     assert told_to_evaluate(run, "evaluation") == ["--eval=64", "--eval=128", "--eval=256", "--eval=512"]
     assert {*told_to_evaluate(run, "finalist")} >= {"--eval=256"}
@@ -103,7 +103,7 @@ def test_a_trial_that_saw_no_evaluation_leaves_its_batch_to_a_run_of_its_own():
             changed = outcome.measurement.model_copy(update={"evaluations": (), "warnings": (NO_EVALUATION,)})
             return outcome.model_copy(update={"measurement": changed})
 
-    run = evaluating(Late, budget_bytes=2500 * MIB)
+    run = evaluating(Late, budget=2500 * MIB)
     assert told_to_evaluate(run, "evaluation")[:2] == ["--eval=32", "--eval=64"]
     assert run.plan.evaluation.batch == 256
     assert NO_EVALUATION not in run.plan.notes
@@ -113,7 +113,7 @@ def test_a_larger_evaluation_batch_that_brings_nothing_is_not_taken():
     class Full(Evaluating):
         fills = 64
 
-    assert evaluating(Full, budget_bytes=2500 * MIB).plan.evaluation.batch == 64
+    assert evaluating(Full, budget=2500 * MIB).plan.evaluation.batch == 64
 
 
 def test_a_script_without_the_placeholder_is_not_told_what_to_evaluate():
@@ -123,7 +123,7 @@ def test_a_script_without_the_placeholder_is_not_told_what_to_evaluate():
 
 
 def test_a_known_flag_takes_the_evaluation_batch_unless_flags_are_off():
-    run = evaluating(words=("--eval-batch-size=32",), budget_bytes=1300 * MIB)
+    run = evaluating(words=("--eval-batch-size=32",), budget=1300 * MIB)
     assert run.plan.evaluation.batch == 128
     said = [event.message for event in run.events if isinstance(event, Warned)]
     assert any(one.startswith("the evaluation batch is searched through flags of the script: --eval-") for one in said)

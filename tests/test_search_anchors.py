@@ -171,7 +171,7 @@ def test_what_other_work_disturbed_too_much_does_not_win_by_its_trial_alone():
             return super()._answer(request)
 
     executor = Late(facts(), [row(REFERENCE), row(BF16), row(TCMALLOC), wild])
-    run = run_search(every(max_time_s=1e5), executor=executor, clock=lambda: now[0])
+    run = run_search(every(max_time=1e5), executor=executor, clock=lambda: now[0])
     assert run.again == [BOTH]
     assert run.plan.settings == BF16
     assert [event.is_sure for event in run.seen(TrialEnded) if event.settings == BOTH] == [False]

@@ -29,7 +29,7 @@ def said(found) -> str:
 
 
 def test_a_share_is_of_the_references_measured_peak_in_whole_mib():
-    found = run_search(options(budget_share=0.9), rows=[row(REFERENCE, peak_bytes=(1001 * MIB,))])
+    found = run_search(options(budget="90%"), rows=[row(REFERENCE, peak_bytes=(1001 * MIB,))])
     assert [event.budget for event in found.seen(BudgetKnown)] == [found.plan.budget]
     assert found.plan.budget == Budget(limit=900 * MIB, of_reference=0.9, device="cpu")
     assert found.plan.measured.fits
@@ -37,51 +37,51 @@ def test_a_share_is_of_the_references_measured_peak_in_whole_mib():
 
 
 def test_the_plan_records_both():
-    run_search(options(budget_share=0.9), rows=[row(REFERENCE, peak_bytes=(1000 * MIB,))])
+    run_search(options(budget="90%"), rows=[row(REFERENCE, peak_bytes=(1000 * MIB,))])
     assert "budget: {limit: 900 MiB, of_reference: 90%, device: cpu, margin: 0.03}" in Path("plan.yaml").read_text()
     assert load_plan("plan.yaml").budget.of_reference == 0.9
 
 
 def test_trials_are_held_to_what_the_share_came_to():
-    found = run_search(options(budget_share=0.5), rows=[row(REFERENCE, peak_bytes=(1000 * MIB,))])
+    found = run_search(options(budget="50%"), rows=[row(REFERENCE, peak_bytes=(1000 * MIB,))])
     limits = [request.plan.budget.limit for request in found.executor.requests if request.kind == "measure"]
     assert limits[0] is None
     assert set(limits[1:]) == {500 * MIB}
 
 
 def test_more_than_the_job_takes_is_allowed_and_said():
-    found = run_search(options(budget_share=1.2))
+    found = run_search(options(budget="120%"))
     assert "--budget 120% is more memory than the job takes as it stands" in said(found)
     assert found.plan.reference.fits
 
 
 def test_a_resumed_study_knows_what_the_share_came_to():
-    before = run_search(options(budget_share=0.9, trials=3)).plan
-    after = run_search(options(budget_share=0.9, trials=5, resume=True))
+    before = run_search(options(budget="90%", trials=3)).plan
+    after = run_search(options(budget="90%", trials=5, resume=True))
     assert after.plan.budget == before.budget
     assert REFERENCE not in after.measured
 
 
 def test_another_share_is_another_study():
-    run_search(options(budget_share=0.9, trials=2))
+    run_search(options(budget="90%", trials=2))
     with pytest.raises(StudyError, match="was 90% of the reference's peak, but is 80% of the reference's"):
-        run_search(options(budget_share=0.8, trials=2, resume=True))
+        run_search(options(budget="80%", trials=2, resume=True))
 
 
 def test_a_share_of_what_fits_nowhere_is_refused():
     outcome = OutOfMemory(peak_bytes=10**9, message="the kernel ended it")
     with pytest.raises(UserError, match=r"--budget 90%: .* does not fit the device .* Give a size") as caught:
-        run_search(options(budget_share=0.9), rows=[row(REFERENCE, outcome=outcome)])
+        run_search(options(budget="90%"), rows=[row(REFERENCE, outcome=outcome)])
     assert caught.value.exit_code == 2
 
 
 def test_a_share_of_a_job_that_fails_is_refused_with_its_own_words():
     with pytest.raises(TaskError, match="ValueError: boom"):
-        run_search(options(budget_share=0.9), rows=[row(REFERENCE, outcome=Failed(message="ValueError: boom"))])
+        run_search(options(budget="90%"), rows=[row(REFERENCE, outcome=Failed(message="ValueError: boom"))])
 
 
 def test_a_budget_below_what_a_process_takes_is_refused_before_any_trial():
-    asked = options(budget_bytes=560 * MIB, storage="sqlite:///study.db")
+    asked = options(budget=560 * MIB, storage="sqlite:///study.db")
     with pytest.raises(UserError, match="--budget 560 MiB: a process is charged 684 MiB before the model") as e:
         run_search(asked, known=facts(process_bytes=684 * MIB, torch_version="2.13.0+cu130"))
     assert e.value.exit_code == 2
@@ -93,7 +93,7 @@ def test_a_budget_below_what_a_process_takes_is_refused_before_any_trial():
 def test_a_share_below_what_a_process_takes_is_refused_once_the_reference_is_measured():
     known = facts(process_bytes=684 * MIB)
     with pytest.raises(UserError, match="a process is charged 684 MiB"):
-        run_search(options(budget_share=0.5), known=known, rows=[row(REFERENCE, peak_bytes=(800 * MIB,))])
+        run_search(options(budget="50%"), known=known, rows=[row(REFERENCE, peak_bytes=(800 * MIB,))])
 
 
 def test_a_process_of_this_machine_takes_more_than_50_mib_before_its_model(here):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -71,7 +70,7 @@ def choose(settings: Settings) -> Prediction:
 
 
 def run(**changes):
-    return run_search(options(budget_bytes=LIMIT, **changes), rows=rows(), predict=predict, choose=choose)
+    return run_search(options(budget=LIMIT, **changes), rows=rows(), predict=predict, choose=choose)
 
 
 @pytest.mark.parametrize("sampler", ["gain", "tpe"])
@@ -103,22 +102,22 @@ def test_the_sampler_sees_the_spaces_own_words(in_memory):
 
 def test_a_resumed_search_goes_on_with_the_choices_that_were_made():
     run(trials=3)
-    resumed = run_search(options(budget_bytes=LIMIT, trials=20, resume=True), rows=rows())
+    resumed = run_search(options(budget=LIMIT, trials=20, resume=True), rows=rows())
     assert all(request.kind != "predict" for request in resumed.executor.requests)
     assert resumed.plan.settings == BEST
-    assert run_search(options(budget_bytes=LIMIT, trials=20, resume=True), rows=rows()).measured == []
+    assert run_search(options(budget=LIMIT, trials=20, resume=True), rows=rows()).measured == []
 
 
 @pytest.mark.parametrize("sampler", ["gain", "random"])
 def test_where_blocks_cannot_be_chosen_all_are_recomputed_and_it_is_said(sampler):
-    found = run_search(options(budget_bytes=LIMIT, trials=20, sampler=sampler), rows=rows())
+    found = run_search(options(budget=LIMIT, trials=20, sampler=sampler), rows=rows())
     assert {settings.checkpointing.kind for settings in found.measured} == {"none", "blocks"}
     (said,) = [event.message for event in found.seen(Warned) if "recompute" in event.message]
     assert "For 7 of 7 configurations it will be all: what each block keeps could not be traced." in said
 
 
 def test_a_torch_that_predictions_were_not_tried_with_is_said_once():
-    found = run_search(options(budget_bytes=LIMIT, trials=2), rows=rows(), known=facts(torch_version="2.14.0"))
+    found = run_search(options(budget=LIMIT, trials=2), rows=rows(), known=facts(torch_version="2.14.0"))
     (said,) = [event.message for event in found.seen(Warned) if "tried with torch" in event.message]
     assert "this is 2.14.0" in said
 
@@ -165,14 +164,14 @@ def test_a_real_search_names_blocks_that_fit(local_executor: Executor):
     all to none of them recomputed. With tcmalloc, of which it is known what it adds."""
     Path("model.py").write_text(MODEL)
     Path("space.yaml").write_text(SPACE.replace("batch: auto", "allocator: [{kind: tcmalloc}]"))
-    asked = SearchOptions("model.py", space="space.yaml", trials=2, trial_time_s=0.2)
+    asked = SearchOptions(task="model.py", space="space.yaml", trials=2, trial_time=0.2)
     known = inspect(asked, local_executor, TimeBudget(0.2, None))
     stock = reference_settings(known).model_copy(update={"allocator": Allocator(kind="tcmalloc")})
     every = stock.model_copy(update={"checkpointing": Checkpointing(kind="blocks")})
     requests = Requests("model.py", 0, Budget(limit=None, device="cpu"), known)
     predicted = local_executor.ask(requests.predict_request((every, stock), None, 600.0)).predictions
     low, high = (one.peak_bytes for one in predicted)
-    plan, _ = search_until_a_trial(replace(asked, budget_bytes=low + (high - low) * 2 // 3), local_executor)
+    plan, _ = search_until_a_trial(asked.model_copy(update={"budget": low + (high - low) * 2 // 3}), local_executor)
     assert plan.settings.checkpointing.kind == "chosen"
     assert 0 < len(plan.settings.checkpointing.blocks) < 8
     assert plan.measured.fits

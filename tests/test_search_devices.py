@@ -21,8 +21,8 @@ from ray_node import TOKEN, another_node, on_one_processor
 from search_tables import MIB, facts, options, row, speed
 
 import autotune
-from autotune.commands.device_types import UnlikeType, split_devices
-from autotune.commands.devices import search_types
+from autotune.commands.devices.search import search_types
+from autotune.commands.devices.types import UnlikeType, split_devices
 from autotune.errors import NothingFits, UserError
 from autotune.machine import device_name
 from autotune.workers import MeasureRequest, Outcome, TrialRequest
@@ -189,7 +189,7 @@ def test_a_share_over_the_budget_is_said(capsys):
     found = devices()
     found[SLOW.device].fresh_peak_bytes = 2**34
     with pytest.raises(NothingFits, match=r"a share of \d+ samples is over the budget, although its micro-batch of"):
-        search(found, budget_bytes=2**32)
+        search(found, budget=2**32)
     assert "samples over the budget (" in capsys.readouterr().err
 
 

@@ -52,7 +52,7 @@ def test_without_a_prediction_nothing_is_needless():
 
 def test_only_what_may_be_of_use_is_predicted_and_tried():
     """Without recomputation 64 samples need 840 and 714 MiB, in bf16 584 and 496, of 600 / 1.03: one is sure to fit."""
-    run = run_search(options(budget_bytes=600 * MIB, trials=60), predict=predict)
+    run = run_search(options(budget=600 * MIB, trials=60), predict=predict)
     requests = [request for request in run.executor.requests if request.kind == "predict"]
     asked = [settings for request in requests for settings in request.options.settings]
     combination = {"precision": Precision(kind="bf16"), "allocator": Allocator(kind="tcmalloc")}

@@ -81,7 +81,7 @@ def test_the_only_configuration_of_a_space_is_tried_though_nothing_in_it_is_chos
 
 
 def test_the_first_trial_is_the_reference_without_enforcement():
-    request = run_search(options(budget_bytes=400 * MIB)).executor.requests[1]
+    request = run_search(options(budget=400 * MIB)).executor.requests[1]
     assert request.plan.settings == REFERENCE
     assert request.options.enforce is False
     assert request.options.plain_loop is True
@@ -105,7 +105,7 @@ def run_job(**changes):
 
 def test_the_reference_is_the_job_that_the_task_states():
     """Trial 0 is 8 x 8 at the job's own precision; gain, budget and losses are against it; the plan says it all."""
-    run = run_job(budget_bytes=400 * MIB, trials=30, sampler="random")
+    run = run_job(budget=400 * MIB, trials=30, sampler="random")
     job = Settings(batch=Batch(micro=8, accumulate=8))
     assert run.measured[0] == job
     stated = job.in_force("bf16")
@@ -149,7 +149,7 @@ def test_without_predictions_the_second_trial_is_every_most_promising_choice_tha
 
 def test_later_trials_are_enforced_and_compared_with_the_references_losses():
     rows = [row(REFERENCE, losses=(3.0, 2.0))]
-    run = run_search(options(budget_bytes=900 * MIB), rows=rows)
+    run = run_search(options(budget=900 * MIB), rows=rows)
     later = [request for request in run.executor.requests if request.kind == "measure"][1]
     assert later.options.enforce is True
     assert later.options.plain_loop is False
@@ -160,14 +160,14 @@ def test_later_trials_are_enforced_and_compared_with_the_references_losses():
 
 def test_without_predictions_the_largest_batch_that_fits_is_found_by_bisection():
     """bf16 and tcmalloc: 64 samples need 497 MiB, 4 need 190, 16 need 252, 32 need 333."""
-    run = run_search(options(budget_bytes=330 * MIB))
+    run = run_search(options(budget=330 * MIB))
     tried = [s.batch.micro for s in run.measured if s.precision.kind == "bf16" and s.checkpointing.kind == "none"]
     assert tried[:4] == [64, 4, 16, 32]
 
 
 def test_within_a_budget_the_best_of_all_that_fit_is_found():
     limit = 330 * MIB
-    run = run_search(options(budget_bytes=limit, trials=16))
+    run = run_search(options(budget=limit, trials=16))
     fitting = [speed(s) for s in configurations(facts()) if peak(s) * 1.03 <= limit]
     assert run.plan.measured.samples_per_s.value == pytest.approx(max(fitting), rel=1e-4)
 
@@ -195,7 +195,7 @@ def test_a_search_ends_when_every_configuration_has_been_measured():
 
 def test_a_larger_micro_batch_than_one_that_did_not_fit_is_not_tried():
     """One micro-batch size is over the budget; with everything else equal, no larger split one may follow it."""
-    run = run_search(options(budget_bytes=300 * MIB, trials=25))
+    run = run_search(options(budget=300 * MIB, trials=25))
     seen: list[Settings] = []
     for settings in run.measured:
         for other in seen:
@@ -214,7 +214,7 @@ def test_a_reference_outside_the_space_is_measured_all_the_same():
 
 
 def test_every_trial_has_every_constraint_in_one_order(study):
-    run_search(options(budget_bytes=330 * MIB, trials=12, sampler="random"))
+    run_search(options(budget=330 * MIB, trials=12, sampler="random"))
     trials = study().get_trials()
     assert len(trials) >= 12
     for trial in trials:
@@ -223,9 +223,7 @@ def test_every_trial_has_every_constraint_in_one_order(study):
 
 def test_the_memory_constraint_is_the_log_of_the_peak_over_the_budget(study):
     with pytest.raises(NothingFits):
-        run_search(
-            options(budget_bytes=330 * MIB, trials=1, margin=0.05), rows=[row(REFERENCE, peak_bytes=(660 * MIB,))]
-        )
+        run_search(options(budget=330 * MIB, trials=1, margin=0.05), rows=[row(REFERENCE, peak_bytes=(660 * MIB,))])
     assert study().trials[0].constraints["memory"] == pytest.approx(math.log(2 * 1.05))
     assert study().trials[0].value == pytest.approx(math.log(speed(REFERENCE)))
 
@@ -242,7 +240,7 @@ def test_the_memory_constraint_is_the_log_of_the_peak_over_the_budget(study):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_trial_that_ends_badly_breaks_one_constraint_and_the_search_goes_on(outcome: Outcome, broken: str, study):
-    run = run_search(options(budget_bytes=900 * MIB), rows=[row(FASTEST, outcome=outcome)])
+    run = run_search(options(budget=900 * MIB), rows=[row(FASTEST, outcome=outcome)])
     fastest = FASTEST.model_dump(mode="json", exclude_defaults=True)
     (trial,) = [t for t in study().trials if t.user_attrs.get("settings") == fastest]
     assert trial.state == optuna.trial.TrialState.COMPLETE
@@ -274,7 +272,7 @@ def test_events_tell_the_story_in_order():
 
 
 def test_a_reference_over_the_budget_is_said_and_never_chosen():
-    run = run_search(options(budget_bytes=600 * MIB))
+    run = run_search(options(budget=600 * MIB))
     assert any("the reference is over the budget" in event.message for event in run.seen(Warned))
     assert not run.plan.reference.fits
     assert any("the reference is over the budget" in note for note in run.plan.notes)
@@ -283,9 +281,7 @@ def test_a_reference_over_the_budget_is_said_and_never_chosen():
 
 def test_a_reference_over_the_budget_teaches_how_fast_others_are(study):
     """It takes 840 MiB of 300, so that its batch is not among those that may fit."""
-    run_search(
-        options(budget_bytes=300 * MIB, trials=2), predict=lambda settings: Prediction(peak_bytes=peak(settings))
-    )
+    run_search(options(budget=300 * MIB, trials=2), predict=lambda settings: Prediction(peak_bytes=peak(settings)))
     first = study().trials[1]
     forecast = first.user_attrs["forecast"]["samples_per_s"]
     assert forecast["low"] < math.exp(first.value) < forecast["high"] < 100 * forecast["low"]
@@ -293,7 +289,7 @@ def test_a_reference_over_the_budget_teaches_how_fast_others_are(study):
 
 def test_a_reference_that_fits_nowhere_leaves_the_gain_null_with_a_reason():
     run = run_search(
-        options(budget_bytes=600 * MIB),
+        options(budget=600 * MIB),
         rows=[row(REFERENCE, outcome=OutOfMemory(peak_bytes=10**9, message="the kernel ended it"))],
     )
     assert run.plan.reference is None
@@ -379,7 +375,7 @@ def test_nothing_fits_names_the_nearest_miss_and_the_budget_that_admits_it():
     )
     smallest = min(peak(s) for s in configurations(facts()))
     with pytest.raises(NothingFits) as caught:
-        run_search(options(budget_bytes=64 * MIB, trials=50))
+        run_search(options(budget=64 * MIB, trials=50))
     message = str(caught.value)
     assert caught.value.exit_code == 3
     assert f"Nearest miss: {math.ceil(smallest / MIB)} MiB with batch {{micro: 1, accumulate: 64}}" in message
@@ -389,7 +385,7 @@ def test_nothing_fits_names_the_nearest_miss_and_the_budget_that_admits_it():
 
 def test_nothing_fits_says_where_a_split_would_help():
     with pytest.raises(NothingFits, match=r"smaller micro-batches are not tried.*--allow-split"):
-        run_search(options(budget_bytes=64 * MIB), known=facts(split_error=0.09))
+        run_search(options(budget=64 * MIB), known=facts(split_error=0.09))
 
 
 def test_if_only_the_reference_can_be_used_the_plan_is_the_reference():
@@ -409,7 +405,7 @@ def test_a_batch_that_changes_the_optimization_is_noted():
 
 def test_a_lossy_choice_is_named():
     known = facts(split_error=0.09, allow_split=True)
-    run = run_search(options(budget_bytes=280 * MIB), known=known)
+    run = run_search(options(budget=280 * MIB), known=known)
     assert run.plan.settings.batch.accumulate > 1
     assert any("batch is lossy" in note for note in run.plan.notes)
 
@@ -490,7 +486,7 @@ def test_an_interrupted_search_writes_the_best_so_far_and_says_that_it_was_inter
 def test_an_interruption_before_anything_usable_keeps_the_trials_and_writes_no_plan():
     stop = threading.Event()
     with pytest.raises(Interrupted, match="1 trials are kept") as caught:
-        run_search(options(budget_bytes=64 * MIB), executor=StopsAfter(stop, after=0), stop=stop)
+        run_search(options(budget=64 * MIB), executor=StopsAfter(stop, after=0), stop=stop)
     assert caught.value.exit_code == 130
     assert not Path("plan.yaml").exists()
 
@@ -522,7 +518,7 @@ def test_several_slots_are_kept_busy_without_measuring_anything_twice():
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random"])
 def test_optunas_samplers_run_with_infeasible_and_failed_trials(sampler: str):
     rows = [row(FASTEST, outcome=Crashed(message="no"))]
-    run = run_search(options(sampler=sampler, trials=14, budget_bytes=330 * MIB), rows=rows)
+    run = run_search(options(sampler=sampler, trials=14, budget=330 * MIB), rows=rows)
     assert run.plan.search.sampler == sampler
     assert len(run.measured) == 14
 
@@ -547,7 +543,7 @@ def predict(settings: Settings) -> Prediction:
 
 @pytest.mark.parametrize("limit", [280 * MIB, 330 * MIB, 900 * MIB])
 def test_with_predictions_a_dozen_trials_find_the_best_of_all_that_fit_and_few_are_over(limit: int):
-    run = run_search(options(budget_bytes=limit, trials=24), predict=predict)
+    run = run_search(options(budget=limit, trials=24), predict=predict)
     fitting = [speed(s) for s in configurations(facts()) if peak(s) * 1.03 <= limit]
     assert run.plan.measured.samples_per_s.value == pytest.approx(max(fitting), rel=0.01)
     assert len(run.measured) <= 12
@@ -555,7 +551,7 @@ def test_with_predictions_a_dozen_trials_find_the_best_of_all_that_fit_and_few_a
 
 
 def test_a_search_that_expects_no_more_stops_and_says_so_in_the_plan():
-    run = run_search(options(budget_bytes=330 * MIB, trials=60), predict=predict)
+    run = run_search(options(budget=330 * MIB, trials=60), predict=predict)
     (stopped,) = run.seen(Stopped)
     assert re.fullmatch(
         r"stopped after \d+ trials: \d% chance that anything left is more than 1% faster", stopped.reason
@@ -566,12 +562,12 @@ def test_a_search_that_expects_no_more_stops_and_says_so_in_the_plan():
 
 def test_several_slots_end_together_and_nothing_is_started_once_no_more_is_expected():
     executor = TableExecutor(facts(), [row(s) for s in configurations(facts())], num_slots=3, predict=predict)
-    run = run_search(options(budget_bytes=330 * MIB, trials=60), executor=executor)
+    run = run_search(options(budget=330 * MIB, trials=60), executor=executor)
     assert len({settings.canonical() for settings in run.measured}) == len(run.measured) < 24
 
 
 def test_without_predictions_the_best_is_found_by_what_trials_teach():
     limit = 330 * MIB
-    run = run_search(options(budget_bytes=limit, trials=24))
+    run = run_search(options(budget=limit, trials=24))
     fitting = [speed(s) for s in configurations(facts()) if peak(s) * 1.03 <= limit]
     assert run.plan.measured.samples_per_s.value == pytest.approx(max(fitting), rel=0.01)

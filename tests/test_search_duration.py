@@ -56,14 +56,14 @@ def test_a_search_that_has_not_begun_is_between_quick_trials_and_slow_ones():
     turns, for which both start in fresh interpreters, in half as long again as one, and take 8 turns. A run takes 1 s
     to be set up, and at the reference's speed 5 steps to warm up and 40 windows of one, 10 more steps where its losses
     are compared; twice as fast, and 10 windows."""
-    found = expected(KNOWN, 5.0, SearchOptions("model.py", trial_time_s=60.0), 24)
+    found = expected(KNOWN, 5.0, SearchOptions(task="model.py", trial_time=60.0), 24)
     slow, quick = 1 + 5 + 40, 1 + 2.5 + 5
     assert found.high_s == pytest.approx(5 + 15 + 11 * (slow + 10) + 3 * slow + 2 * (1.5 * (slow - 40 + 3) + 16))
     assert found.low_s == pytest.approx(5 + 5 + 11 * (quick + 5) + 3 * quick + 2 * (1.5 * (quick - 5 + 3) + 16))
 
 
 def test_at_most_it_is_all_trials_each_for_all_of_its_time_at_half_the_speed():
-    found = expected(KNOWN, 5.0, SearchOptions("model.py", trial_time_s=60.0), 24)
+    found = expected(KNOWN, 5.0, SearchOptions(task="model.py", trial_time=60.0), 24)
     slowest = 1 + 10 + 60
     assert found.most_s == pytest.approx(
         5 + 15 + 24 * (slowest + 20) + 3 * slowest + 2 * (1.5 * (slowest - 60 + 3) + 16)
@@ -71,19 +71,19 @@ def test_at_most_it_is_all_trials_each_for_all_of_its_time_at_half_the_speed():
 
 
 def test_a_job_of_several_ranks_takes_no_turns():
-    two = expected(KNOWN.model_copy(update={"ranks": 2}), 5.0, SearchOptions("model.py", trial_time_s=60.0), 24)
+    two = expected(KNOWN.model_copy(update={"ranks": 2}), 5.0, SearchOptions(task="model.py", trial_time=60.0), 24)
     slow = 1 + 5 + 40
     assert two.high_s == pytest.approx(5 + 15 + 11 * (slow + 10) + 3 * slow + 6 * (slow + 3))
 
 
 def test_no_estimate_is_longer_than_the_time_that_was_given():
-    found = expected(KNOWN, 5.0, SearchOptions("model.py", max_time_s=50.0), 24)
+    found = expected(KNOWN, 5.0, SearchOptions(task="model.py", max_time=50.0), 24)
     assert (found.low_s, found.high_s, found.most_s) == (50.0, 50.0, 50.0)
 
 
 def test_a_space_of_one_measures_it_and_repeats_it():
     """Nothing is compared, and the reference is the winner: three fresh runs."""
-    found = expected(KNOWN, 5.0, SearchOptions("model.py", trial_time_s=2.0, sampler="random"), 1)
+    found = expected(KNOWN, 5.0, SearchOptions(task="model.py", trial_time=2.0, sampler="random"), 1)
     assert found.high_s == pytest.approx(5 + (1 + 5 + 2 + 10) + 3 * (1 + 5 + 2 + 3))
 
 
@@ -128,7 +128,7 @@ def test_what_is_said_after_the_reference_is_kept_to(host_memory_bytes: int, tmp
     Path("space.yaml").write_text(SPACE_YAML)
     known = facts(host_memory_bytes=host_memory_bytes)
     executor = Timed(known)
-    asked = SearchOptions("model.py", space="space.yaml", trial_time_s=TIMED_S)
+    asked = SearchOptions(task="model.py", space="space.yaml", trial_time=TIMED_S)
     progress, said = Progress(asked, executor.clock), []
 
     def observe(event) -> None:

@@ -191,7 +191,7 @@ def test_a_search_without_time_for_any_trial_writes_no_plan_and_says_what_it_nee
     with pytest.raises(
         OutOfTime, match=r"--max-time 90s left no time .* One trial needs about --max-time \d+s"
     ) as caught:
-        run_search(options(max_time_s=90.0), executor=executor, clock=lambda: now[0])
+        run_search(options(max_time=90.0), executor=executor, clock=lambda: now[0])
     assert caught.value.exit_code == 3
     assert not Path("plan.yaml").exists()
 
@@ -209,7 +209,7 @@ def test_what_it_says_it_needs_is_enough():
     def run(max_time_s: float):
         now[0] = 0.0
         executor = Slow(facts(), [row(settings) for settings in configurations(facts())])
-        return run_search(options(max_time_s=max_time_s), executor=executor, clock=lambda: now[0])
+        return run_search(options(max_time=max_time_s), executor=executor, clock=lambda: now[0])
 
     with pytest.raises(OutOfTime) as caught:
         run(90.0)

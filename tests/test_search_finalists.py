@@ -86,7 +86,7 @@ def test_without_the_time_to_compare_nothing_slower_than_the_job_as_it_stands_is
 
 def test_a_reference_that_alone_fits_takes_turns_with_nobody():
     rows = [row(settings, peak_bytes=(10**12,)) for settings in (BOTH, BF16, TCMALLOC)]
-    run = run_search(options(budget_bytes=64 * 2**30), rows=rows)
+    run = run_search(options(budget=64 * 2**30), rows=rows)
     assert (run.fresh, run.plan.settings) == ([REFERENCE] * 2, REFERENCE)
 
 
@@ -116,7 +116,7 @@ def test_the_peak_is_the_largest_of_the_repeats_in_whole_mebibytes():
 def test_a_winner_that_does_not_hold_the_budget_in_a_repeat_gives_way_to_the_next():
     limit = 700 * MIB
     rows = [row(BOTH, samples_per_s=(200.0,) * 4, peak_bytes=(MIB, MIB, limit, MIB))]
-    run = run_search(every(budget_bytes=limit), rows=rows)
+    run = run_search(every(budget=limit), rows=rows)
     assert run.plan.settings == BF16
     assert run.plan.measured.samples_per_s.repeats == 2
     assert any("trial 1 is out: over the budget by 21 MiB" in event.message for event in run.seen(Warned))
@@ -142,7 +142,7 @@ def test_what_a_finalist_gains_is_against_the_reference_of_its_own_turns():
 
     rows = [row(one) for one in configurations(facts()) if one != BOTH]
     falls = row(BOTH, samples_per_s=(200.0,) * 3, peak_bytes=(MIB, MIB, limit))
-    run = run_search(every(budget_bytes=limit), executor=Drifts(facts(), [*rows, falls]))
+    run = run_search(every(budget=limit), executor=Drifts(facts(), [*rows, falls]))
     assert run.fresh == [BOTH, REFERENCE, BOTH] + [BF16, REFERENCE] * 2
     assert run.plan.gain.speed == round(speed(BF16) / speed(REFERENCE), 3)
     assert run.plan.gain.rounds == 2
@@ -152,7 +152,7 @@ def test_a_search_that_was_settled_goes_on_where_its_best_does_not_hold():
     """What is fastest by far ends the search; in its second repeat it needs all of the budget."""
     limit = 700 * MIB
     rows = [row(BOTH, samples_per_s=(2000.0,) * 3, peak_bytes=(MIB, MIB, limit))]
-    run = run_search(options(budget_bytes=limit), rows=rows)
+    run = run_search(options(budget=limit), rows=rows)
     asked = [
         (request.plan.settings, is_again(request)) for request in run.executor.requests if request.kind == "measure"
     ]
@@ -169,7 +169,7 @@ def test_a_search_that_was_settled_goes_on_where_its_best_does_not_hold():
 def test_a_search_whose_trials_are_used_up_does_not():
     rows = [row(BOTH, samples_per_s=(200.0,) * 3, peak_bytes=(MIB, MIB, 700 * MIB))]
     with pytest.raises(NothingFits, match="none of 2 configurations can be used within 700 MiB"):
-        run_search(options(budget_bytes=700 * MIB, trials=2), rows=rows)
+        run_search(options(budget=700 * MIB, trials=2), rows=rows)
 
 
 @pytest.mark.parametrize("is_interrupted", [True, False])
@@ -190,7 +190,7 @@ def test_what_the_first_round_showed_counts_where_there_is_no_time_for_more(is_i
         row(TCMALLOC, samples_per_s=(186.0,), peak_bytes=(MIB,)),
     ]
     executor = Interrupts(facts(), [row(REFERENCE), *rows])
-    options = every(budget_bytes=limit, max_time_s=1000.0)
+    options = every(budget=limit, max_time=1000.0)
     assert run_search(options, executor=executor, stop=stop, clock=lambda: now[-1]).plan.settings == TCMALLOC
 
 
@@ -205,7 +205,7 @@ def test_a_finalist_that_the_end_of_the_time_cuts_short_is_not_out():
             return TimedOut(deadline_s=request.deadline_s, message="ended")
 
     executor = Slow(facts(), [row(settings) for settings in configurations(facts())])
-    run = run_search(every(max_time_s=60.0), executor=executor, clock=lambda: now[0])
+    run = run_search(every(max_time=60.0), executor=executor, clock=lambda: now[0])
     assert (run.plan.settings, run.plan.measured.samples_per_s.repeats) == (BOTH, 1)
     assert not any("fell" in note for note in run.plan.notes)
 
@@ -263,7 +263,7 @@ def test_when_everything_falls_nothing_fits_and_the_nearest_miss_is_one_whose_pe
 
     executor = Grows(facts(), [row(settings) for settings in configurations(facts())])
     with pytest.raises(NothingFits, match=r"Nearest miss: 714 MiB with(.|\n)*--budget 736MiB would admit it"):
-        run_search(every(budget_bytes=limit), executor=executor)
+        run_search(every(budget=limit), executor=executor)
     assert not Path("plan.yaml").exists()
 
 
@@ -306,7 +306,7 @@ def test_an_interruption_while_the_only_one_that_fits_falls_is_no_proof_that_not
     rows = [row(BOTH, samples_per_s=(2000.0,) * 2, peak_bytes=(MIB, limit))]
     executor = Interrupts(facts(), [*(row(one) for one in configurations(facts()) if one != BOTH), *rows])
     with pytest.raises(Interrupted, match="Go on with --resume"):
-        run_search(options(budget_bytes=limit), executor=executor, stop=stop)
+        run_search(options(budget=limit), executor=executor, stop=stop)
 
 
 def test_a_plan_is_never_slower_than_a_reference_that_fits():
@@ -320,7 +320,7 @@ def test_a_plan_is_never_slower_than_a_reference_that_fits():
 
 def test_a_slower_plan_stands_where_the_reference_is_over_the_budget():
     rows = [row(s, samples_per_s=(10.0,)) for s in (BF16, TCMALLOC, BOTH)]
-    assert run_search(options(budget_bytes=600 * MIB), rows=rows).plan.gain.speed < 1
+    assert run_search(options(budget=600 * MIB), rows=rows).plan.gain.speed < 1
 
 
 def test_a_reference_that_ran_out_of_memory_is_not_run_again():
@@ -329,7 +329,7 @@ def test_a_reference_that_ran_out_of_memory_is_not_run_again():
 
 
 def test_a_reference_over_the_budget_takes_turns_without_enforcement():
-    run = run_search(options(budget_bytes=600 * MIB))
+    run = run_search(options(budget=600 * MIB))
     fresh = [request for request in run.executor.requests if request.fresh]
     assert [r.options.enforce for r in fresh if r.plan.settings == REFERENCE] == [False] * 2
     assert all(r.options.enforce for r in fresh if r.plan.settings != REFERENCE)

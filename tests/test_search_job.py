@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_reference_is_the_job_and_the_gain_is_against_it(folder: Path, local_executor: LocalExecutor):
     """Its processes run four bf16 passes of 8 samples to a step, whose gradient is clipped; so does the plan's job."""
-    options = SearchOptions(TASK, space="space.yaml", trials=2, trial_time_s=0.2, sampler="random", device="cpu")
+    options = SearchOptions(task=TASK, space="space.yaml", trials=2, trial_time=0.2, sampler="random", device="cpu")
     plan, events = search_until_a_round(options, local_executor)
     ended = [event for event in events if isinstance(event, TrialEnded)]
     job = Settings(batch=Batch(micro=8, accumulate=4))

@@ -43,7 +43,7 @@ def test_what_surely_does_not_fit_tells_of_speed_all_the_same(tmp_path, monkeypa
     """The larger micro-batch needs more memory than the smaller, which is over the budget already: no trial would be
     made of it, but its speed was measured."""
     monkeypatch.chdir(tmp_path)
-    asked, events = options(budget_bytes=600 * MIB, trials=3), []
+    asked, events = options(budget=600 * MIB, trials=3), []
     executor = TableExecutor(facts(), [row(one) for one in configurations(facts())], predict=lambda one: None)
     search(asked, executor, events.append, threading.Event(), known=Told())
     known = [one.settings for one in events if isinstance(one, TrialEnded) and one.is_known]

@@ -39,7 +39,7 @@ def test_the_job_as_it_stands_for_a_plan_is_unproven():
 def test_what_fell_when_it_was_measured_again_had_been_seen_to_be_faster():
     limit = 2000 * MIB
     rows = [row(one, samples_per_s=(200.0,) * 6, peak_bytes=(MIB, *[limit] * 5)) for one in (BF16, TCMALLOC, BOTH)]
-    plan = run_search(options(budget_bytes=limit), rows=rows).plan
+    plan = run_search(options(budget=limit), rows=rows).plan
     assert plan.settings == REFERENCE
     assert plan.gain.unproven == "what could be faster than the job as it stands fell when it was measured again"
 
@@ -51,7 +51,7 @@ def test_rounds_that_were_all_disturbed_prove_nothing():
 
 def test_a_proven_gain_and_a_plan_that_fits_where_the_job_does_not_are_no_such():
     assert small_search().plan.gain.unproven is None
-    assert unproven([row(one, samples_per_s=(10.0,)) for one in (BF16, TCMALLOC, BOTH)], budget_bytes=600 * MIB) is None
+    assert unproven([row(one, samples_per_s=(10.0,)) for one in (BF16, TCMALLOC, BOTH)], budget=600 * MIB) is None
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_what_lost_wins_only_after_its_losses_were_compared():
     agrees = Parity(losses=(1.0,), compared="losses")
     rows = [row(one, parity=agrees) for one in configurations(facts()) if one != BOTH]
     falls = row(BOTH, samples_per_s=(2000.0,) * 3, peak_bytes=(MIB, MIB, limit))
-    run = run_search(every(budget_bytes=limit), executor=TableExecutor(facts(), [*rows, falls]))
+    run = run_search(every(budget=limit), executor=TableExecutor(facts(), [*rows, falls]))
     plan = run.plan.settings
     assert plan != BOTH
     tried = next(event for event in run.seen(TrialEnded) if event.settings == plan)
@@ -85,5 +85,5 @@ def test_what_strays_once_it_is_compared_is_not_the_plan():
     falls = row(BOTH, samples_per_s=(2000.0,) * 3, peak_bytes=(MIB, MIB, limit))
     rows = [row(one, parity=strays) for one in configurations(facts()) if one not in (BOTH, REFERENCE, BF16)]
     own = [row(REFERENCE), row(BF16, samples_per_s=(1.0,)), falls]
-    run = run_search(every(budget_bytes=limit), executor=TableExecutor(facts(), [*rows, *own]))
+    run = run_search(every(budget=limit), executor=TableExecutor(facts(), [*rows, *own]))
     assert run.plan.settings in (REFERENCE, BF16)

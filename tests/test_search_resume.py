@@ -155,7 +155,7 @@ def test_a_reference_that_was_cut_short_is_measured_again():
     """A search under too short a --max-time ended on it; with more time it goes on."""
     cut_short = row(reference_settings(facts()), outcome=TimedOut(deadline_s=9.0, message="ended while timing"))
     with pytest.raises(TaskError, match="--max-time"):
-        run_search(every(max_time_s=900.0), rows=[cut_short])
+        run_search(every(max_time=900.0), rows=[cut_short])
     resumed = run_search(every(resume=True))
     assert [event.number for event in resumed.seen(TrialEnded)] == [0, 1, 2, 3]
     assert run_search(every(resume=True)).measured == []
@@ -188,7 +188,7 @@ def test_a_study_of_another_task_is_not_resumed():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"budget_bytes": 900 * MIB}, "--budget was none, but is 900 MiB"),
+        ({"budget": 900 * MIB}, "--budget was none, but is 900 MiB"),
         ({"margin": 0.1}, "--margin was 0.03, but is 0.1"),
         ({"seed": 1}, "--seed was 0, but is 1"),
         ({"allow_split": True}, "--allow-split was False, but is True"),
@@ -314,8 +314,8 @@ def test_what_fell_is_known_after_a_resume_and_nothing_is_measured_again():
     limit = 10 * 2**30
     fastest = max(configurations(facts(), load_space("space.yaml")), key=speed)
     rows = [row(fastest, samples_per_s=(speed(fastest),) * 4, peak_bytes=(MIB, MIB, MIB, limit))]
-    whole = run_search(every(budget_bytes=limit), rows=rows)
-    resumed = run_search(every(budget_bytes=limit, resume=True), rows=rows)
+    whole = run_search(every(budget=limit), rows=rows)
+    resumed = run_search(every(budget=limit, resume=True), rows=rows)
     assert resumed.measured == resumed.again == []
     assert comparable(resumed.plan) == comparable(whole.plan)
     assert whole.plan.settings != fastest
@@ -336,6 +336,6 @@ def test_a_fall_is_learned_of_whatever_moment_the_driver_is_killed_at(number: in
                 return outcome.model_copy(update={"measurement": grown})
             return outcome
 
-    search_until(countdown(number), options(budget_bytes=limit), Falls)
-    resumed = run_search(options(budget_bytes=limit, resume=True), executor=Falls(facts(), known))
+    search_until(countdown(number), options(budget=limit), Falls)
+    resumed = run_search(options(budget=limit, resume=True), executor=Falls(facts(), known))
     assert resumed.plan.settings not in (fastest, reference_settings(facts()))

@@ -94,7 +94,7 @@ def total(known: SecondsKnown) -> float:
 
 
 @pytest.mark.usefixtures("in_memory")
-@pytest.mark.parametrize("changes", [{}, {"max_time_s": 10.0}], ids=["with a plan", "without"])
+@pytest.mark.parametrize("changes", [{}, {"max_time": 10.0}], ids=["with a plan", "without"])
 def test_a_search_tells_last_where_all_of_its_seconds_went(changes):
     known, elapsed_s = searched(**changes)
     assert Path("plan.yaml").exists() == (not changes)

@@ -112,7 +112,7 @@ def test_a_study_that_another_sampler_began_is_gone_on_with():
 
 def test_a_cached_epoch_that_leaves_no_room_is_not_taken():
     """The reference uses 1 MiB of 2: a second one that is to hold an epoch of 1 MiB is above the margin."""
-    run = search(load_s=0.100, update_s=0.0, dataset_bytes=MIB, budget_bytes=2 * MIB)
+    run = search(load_s=0.100, update_s=0.0, dataset_bytes=MIB, budget=2 * MIB)
     assert {settings.data_loading for settings in run.measured[1:]} >= {WORKERS}
     assert run.measured[1].data_loading == WORKERS
 

@@ -57,7 +57,7 @@ class Clocked(TableExecutor):
 @pytest.mark.parametrize(("max_time_s", "overhead_s"), [(60.0, 0.5), (90.0, 2.0), (600.0, 5.0), (45.0, 3.0)])
 def test_a_search_ends_within_its_time_with_a_plan(max_time_s: float, overhead_s: float):
     executor = Clocked(facts(), overhead_s)
-    run = run_search(options(max_time_s=max_time_s, trials=24), executor=executor, clock=executor.clock)
+    run = run_search(options(max_time=max_time_s, trials=24), executor=executor, clock=executor.clock)
     assert executor.now <= max_time_s
     assert run.plan.measured.samples_per_s.repeats >= 1
     assert run.plan.search.seconds == round(executor.now, 1)
@@ -65,7 +65,7 @@ def test_a_search_ends_within_its_time_with_a_plan(max_time_s: float, overhead_s
 
 def test_with_time_enough_all_trials_and_all_repeats_are_had():
     executor = Clocked(facts(), 0.5)
-    run = run_search(options(max_time_s=90.0, trials=12, sampler="tpe"), executor=executor, clock=executor.clock)
+    run = run_search(options(max_time=90.0, trials=12, sampler="tpe"), executor=executor, clock=executor.clock)
     assert len(run.measured) == 12
     assert run.plan.measured.samples_per_s.repeats == 2
     assert not any("the time was used up" in note for note in run.plan.notes)
@@ -73,7 +73,7 @@ def test_with_time_enough_all_trials_and_all_repeats_are_had():
 
 def test_time_is_given_to_the_trials_evenly_and_used():
     executor = Clocked(facts(), 0.5)
-    run_search(options(max_time_s=120.0, trials=12), executor=executor, clock=executor.clock)
+    run_search(options(max_time=120.0, trials=12), executor=executor, clock=executor.clock)
     trials = (r for r in executor.requests if r.kind == "measure" and not is_again(r) and not is_anchor(r))
     shares = [request.options.trial_time_s for request in trials]
     assert max(shares[1:]) <= 2 * min(shares[1:])
@@ -82,7 +82,7 @@ def test_time_is_given_to_the_trials_evenly_and_used():
 
 def test_when_time_runs_out_it_is_the_reason_and_fewer_repeats_are_noted():
     executor = Clocked(facts(), 4.0)
-    run = run_search(options(max_time_s=45.0, trials=24), executor=executor, clock=executor.clock)
+    run = run_search(options(max_time=45.0, trials=24), executor=executor, clock=executor.clock)
     assert run.seen(Stopped) == [Stopped("the time was used up")]
     assert run.plan.measured.samples_per_s.repeats < 2
     assert any("the time was used up" in note for note in run.plan.notes)
@@ -90,7 +90,7 @@ def test_when_time_runs_out_it_is_the_reason_and_fewer_repeats_are_noted():
 
 def test_hanging_configurations_do_not_eat_the_finalists_time():
     executor = Clocked(facts(), 0.5, hangs=True)
-    run = run_search(options(max_time_s=60.0), executor=executor, clock=executor.clock)
+    run = run_search(options(max_time=60.0), executor=executor, clock=executor.clock)
     assert executor.now <= 60.0
     assert run.plan.gain.speed == 1.0
 
@@ -105,13 +105,13 @@ def test_a_reference_that_hangs_ends_with_the_time():
 
     executor = Hangs(facts(), 0.5)
     with pytest.raises(TaskError, match=r"within the \d+ s that --max-time leaves for it\..* in model.py line 3"):
-        run_search(options(max_time_s=20.0), executor=executor, clock=executor.clock)
+        run_search(options(max_time=20.0), executor=executor, clock=executor.clock)
     assert executor.now <= 20.0
 
 
 def test_without_a_limit_every_trial_gets_its_share_and_a_generous_deadline():
     executor = Clocked(facts(), 4.0)
-    run_search(options(trial_time_s=5.0, trials=3), executor=executor, clock=executor.clock)
+    run_search(options(trial_time=5.0, trials=3), executor=executor, clock=executor.clock)
     measured = [request for request in executor.requests if request.kind == "measure"]
     assert {request.options.trial_time_s for request in measured} == {5.0}
     assert measured[0].deadline_s == 605.0
@@ -120,7 +120,7 @@ def test_without_a_limit_every_trial_gets_its_share_and_a_generous_deadline():
 
 def test_a_slow_reference_makes_later_deadlines_longer():
     executor = Clocked(facts(), 50.0)
-    run_search(options(trial_time_s=5.0, trials=2), executor=executor, clock=executor.clock)
+    run_search(options(trial_time=5.0, trials=2), executor=executor, clock=executor.clock)
     assert [r.deadline_s for r in executor.requests if r.kind == "measure"][1] == 505.0
 
 
@@ -139,7 +139,7 @@ def test_without_time_to_compare_the_fastest_of_the_search_is_repeated_the_refer
     reference = reference_settings(facts())
     slow = [row(s, samples_per_s=(0.99 * speed(reference),)) for s in configurations(facts()) if s != reference]
     executor = Clocked(facts(), 3.0, rows=slow)
-    run = run_search(options(max_time_s=45.0), executor=executor, clock=executor.clock)
+    run = run_search(options(max_time=45.0), executor=executor, clock=executor.clock)
     assert reference in run.again
     assert len(set(run.again)) == 2
 
@@ -159,7 +159,7 @@ def test_too_little_time_is_refused_right_after_the_reference():
     events: list[Event] = []
     time_budget = TimeBudget(60.0, 60.0, executor.clock)
     with pytest.raises(OutOfTime, match=r"left no time .* One trial needs about --max-time \d+s"):
-        search(options(max_time_s=60.0), executor, events.append, threading.Event(), time_budget)
+        search(options(max_time=60.0), executor, events.append, threading.Event(), time_budget)
     assert isinstance(events[-2], TrialEnded)  # the last tells where the time went
     assert events[-2].number == 0
 
@@ -185,7 +185,7 @@ class SlowToRead(Clocked):
 def test_the_time_of_predictions_begins_once_the_task_was_read():
     """A tenth of the time went to importing transformers, and the second request had what was left of it."""
     executor = SlowToRead(8.0)
-    run_search(options(max_time_s=100.0), executor=executor, clock=executor.clock)
+    run_search(options(max_time=100.0), executor=executor, clock=executor.clock)
     first, second = executor.predictions()
     assert first.options.most_s == pytest.approx(10.0)
     assert second.options.most_s == pytest.approx(9.5)  # less what the first took beside its reading
@@ -195,7 +195,7 @@ def test_the_time_of_predictions_begins_once_the_task_was_read():
 
 def test_what_would_be_cut_off_before_it_is_read_is_not_asked_for_and_that_is_said():
     executor = SlowToRead(8.0)
-    run = run_search(options(max_time_s=40.0), executor=executor, clock=executor.clock)
+    run = run_search(options(max_time=40.0), executor=executor, clock=executor.clock)
     assert executor.predictions() == []
     (said,) = [event.message for event in run.seen(Warned) if "predicted" in event.message]
     assert said.startswith("memory is not predicted: reading the task takes 8 s, and --max-time leaves no time for it")

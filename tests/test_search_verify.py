@@ -32,7 +32,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plan() -> Plan:
-    found = run_search(options(budget_bytes=600 * MIB)).plan
+    found = run_search(options(budget=600 * MIB)).plan
     assert found is not None
     return found
 

@@ -180,7 +180,8 @@ def test_torch_optuna_and_ray_are_not_loaded_by_what_needs_none():
 
 def test_a_driver_needs_no_torch():
     """The whole search side and every command are imported where importing torch fails."""
-    commands = ", ".join(f"autotune.commands.{path.stem}" for path in (PACKAGE / "commands").glob("[a-z]*.py"))
+    files = (path.relative_to(ROOT).with_suffix("") for path in (PACKAGE / "commands").rglob("[a-z]*.py"))
+    commands = ", ".join(".".join(path.parts) for path in files)
     done = run("-c", f"import sys; sys.modules['torch'] = None; import autotune.search.driver, {commands}", cwd=ROOT)
     assert done.returncode == 0, done.stderr
 

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..errors import UserError
 from ..files import read_text
 from ..plain_yaml import explain, read_yaml
-from ..search.options import SamplerName, SearchOptions
+from ..search.options import Job as SearchedJob
+from ..search.options import PathOption, SearchOptions
 from ..search_spaces import load_space
 from ..task_file import refuse_script, task_file
-from ..units import MIB, parse_bytes, parse_duration, parse_percent, slug
+from ..units import slug
 from ..workers.devices import split_device
 
 FOLDER = Path("plans")
@@ -35,83 +26,15 @@ FOLDER = Path("plans")
 SUMMARY = "summary.yaml"
 
 
-def parse_budget(text: Any) -> int | float:
-    """Bytes, or a share of the reference's peak."""
-    if isinstance(text, str) and text.strip().endswith("%"):
-        return parse_percent(text.strip())
-    found = parse_bytes(text)
-    if found < MIB:
-        raise ValueError(f"a budget of {text} is {found} bytes. Was {text}GiB meant?")
-    return found
-
-
-def _duration(text: Any) -> float:
-    return parse_duration(str(text))
-
-
-def _path(text: Any) -> Any:
-    if "\0" in str(text):
-        raise ValueError("no path has a null byte")
-    return text
-
-
-def _words(text: Any) -> Any:
-    return tuple(shlex.split(text)) if isinstance(text, str) else text
-
-
-def _device(text: str | None) -> str | None:
-    if text is not None:
-        split_device(text)
-    return text
-
-
-_Seconds = Annotated[float, BeforeValidator(_duration)]
-
-
-class Job(BaseModel):
-    """One search. Fields that are not given have the defaults of ``autotune search``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Job(SearchedJob):
+    """One search of a batch. Fields that are not given have the defaults of ``autotune search``."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
     """Names the plan's file, the study and the rows of the table."""
-    task: str | None = None
-    """``model.py`` or ``model.py:name``, from the folder that the batch is started in."""
-    command: Annotated[tuple[str, ...] | None, BeforeValidator(_words), Field(min_length=1)] = None
-    """In place of a task: what starts a script, such as ``python train.py --batch-size {batch.micro=32}``."""
-    budget: Annotated[int | float, BeforeValidator(parse_budget)] | None = None
-    """``8GiB``, or ``90%`` of what the job takes as it stands."""
-    device: Annotated[str | None, AfterValidator(_device)] = None
-    """torch's device type, ``cpu`` or ``cuda``, or one type of such devices by a part of its name and memory:
-    ``cuda:A100-SXM4-80GB``. Else cuda where this machine has it, else cpu. A list of them is a job for each."""
-    space: str = SearchOptions.space
-    """A preset's name or a YAML file."""
     priority: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Factor on a trial's expected gain when jobs compete for a device; above 0."""
-    trials: Annotated[int, Field(ge=1)] = SearchOptions.trials
-    """Most configurations to measure."""
-    max_time: _Seconds | None = None
-    """Longest time for the job, without the time in which it waits for a device: ``20m``."""
-    trial_time: _Seconds = SearchOptions.trial_time_s
-    """Longest time for one trial's timed steps."""
-    effective_batch: Annotated[int, Field(ge=1)] | None = None
-    """Samples that one optimizer step sees, held fixed."""
-    allow_split: bool = SearchOptions.allow_split
-    """Split batches even where that changes the gradient."""
-    margin: Annotated[float, Field(ge=0, lt=1)] = SearchOptions.margin
-    """The measured peak times 1 + margin must be within the budget."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seeds the task and the sampler."""
-    sampler: SamplerName = SearchOptions.sampler
-    """Chooses what to try."""
-    output: Annotated[Path | None, BeforeValidator(_path)] = None
+    output: PathOption | None = None
     """Where the plan goes; ``<folder>/<name>.yaml`` otherwise."""
-
-    @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        if (self.task is None) == (self.command is None):
-            raise ValueError("write either `task: model.py` or `command: python train.py …`")
-        return self
 
     def options(self, folder: Path, device: str, resume: bool) -> SearchOptions:
         """Of its search.
@@ -130,21 +53,11 @@ class Job(BaseModel):
             task=script_name(self.command) if self.command else self.task or "",
             command=self.command,
             name=self.name,
-            budget_bytes=self.budget if isinstance(self.budget, int) else None,
-            budget_share=self.budget if isinstance(self.budget, float) else None,
             output=self.plan(folder),
             device=split_device(self.device or device)[0],
-            space=self.space,
-            trials=self.trials,
-            max_time_s=self.max_time,
-            trial_time_s=self.trial_time,
-            effective_batch=self.effective_batch,
-            allow_split=self.allow_split,
-            margin=self.margin,
-            seed=self.seed,
-            sampler=self.sampler,
             storage=f"sqlite:///{(folder / 'studies' / self.name).as_posix()}.db",
             resume=resume,
+            **self.asked(),
         )
 
     def plan(self, folder: Path) -> Path:

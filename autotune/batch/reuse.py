@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from .. import __version__
+from ..search.budget import asked
 from ..search.events import BudgetKnown, Event, FinalistEnded, Inspected, TrialEnded
-from ..search.options import SearchOptions
+from ..search.options import QUALITY, SearchOptions
 from ..search.requests import reference_settings
 from ..search.session import Session
 from ..search.store.results import TRIAL, Kept, Key, Results
@@ -48,6 +49,8 @@ def key_of(facts: Facts, options: SearchOptions, code: str) -> Key:
         "precision": facts.precision,
         "max_grad_norm": facts.max_grad_norm,
     }
+    if options.max_quality_drop is not None:  # a quality is that after this recovery
+        stated |= {name: getattr(options, name) for name in sorted(QUALITY)}
     return Key(
         task=hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest(),
         device=device_text(facts.device),
@@ -90,7 +93,7 @@ class Reuse:
             checked: whose measurements a canary of this run has judged; more are added.
         """
         self._results, self._options, self._code, self._run, self._checked = results, options, code, run, checked
-        self._limit = options.budget_bytes
+        self._limit = asked(options).limit
         self._reference = Settings()
         self._key: Key | None = None
         self._series = 0

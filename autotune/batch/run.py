@@ -9,7 +9,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -217,7 +217,7 @@ class Batch:
             reuse.observe(event)
             self.observe(run, event)
 
-        time_budget = TimeBudget(options.trial_time_s, options.max_time_s, turn.clock)
+        time_budget = TimeBudget(options.trial_time, options.max_time, turn.clock)
         return search(options, executor, observe, self.stop, time_budget, reuse)
 
     def _wait_for(self, group: Sequence[JobRun], turn: Turn) -> None:
@@ -270,7 +270,7 @@ def prepare_batch(
             run.state, run.plan = "done", load_plan(run.options.output)
             run.device_s = row.get("device_s", 0.0)
         elif row.get("state") == "nothing fits" and not is_same:  # a study has one budget
-            run.options = replace(run.options, resume=False)
+            run.options = run.options.model_copy(update={"resume": False})
     made = {id(executor): Turns(executor, clock) for executor in executors.values()}
     turns = {device: made[id(executor)] for device, executor in executors.items()}
     return Batch(lanes, folder, results, turns, stop, observe)

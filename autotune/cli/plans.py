@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..search.options import SearchOptions
+from ..search.options import HowToSearch
 from .app import app, one_document
 from .arguments import (
     Address,
@@ -16,15 +16,14 @@ from .arguments import (
     Json,
     PlanPath,
     ReportOutput,
-    ScratchFolder,
     Strict,
     StrictRun,
     StudyName,
     StudyPath,
-    TrialTime,
     Verbose,
     VerifiedJob,
 )
+from .options import takes_options
 
 
 @app.command(short_help="Explain a plan in words.")
@@ -53,16 +52,17 @@ def report(
 
 
 @app.command(short_help="Measure a plan again.")
+@takes_options(HowToSearch, only=("trial_time", "scratch"))
 def verify(
     plan: PlanPath,
     job: VerifiedJob = None,
     strict: Strict = False,
-    scratch: ScratchFolder = SearchOptions.scratch,
-    trial_time: TrialTime = SearchOptions.trial_time_s,
     executor: ExecutorName = "ray",
     address: Address = None,
     verbose: Verbose = False,
     json: Json = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Measure a plan again. Exits with 0 when it holds, 3 when it is over its budget, 2 for another model.
 
@@ -72,7 +72,7 @@ def verify(
     from ..commands.where import Where
 
     with one_document(json):
-        found = command(plan, job, Where(executor, address, len(job or ()) > 1, verbose), trial_time, json, scratch)
+        found = command(plan, job, Where(executor, address, len(job or ()) > 1, verbose), HowToSearch(**given), json)
     if not found.holds or (strict and found.slower):
         raise typer.Exit(3)
 

@@ -9,42 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UserError
-from ..search.options import SearchOptions
+from ..search.options import NOT_SUBMITTED, Job
 from .app import app, one_document, service_installed
-from .arguments import (
-    Ablate,
-    AllowSplit,
-    Budget,
-    DeviceOfType,
-    EffectiveBatch,
-    Flags,
-    Job,
-    Json,
-    Margin,
-    MaxQualityDrop,
-    MaxTime,
-    Output,
-    RecoveryLr,
-    RecoverySteps,
-    Sampler,
-    ScratchFolder,
-    Seed,
-    Space,
-    Trials,
-    TrialTime,
-)
+from .arguments import Job as JobWords
+from .arguments import Json, Output
+from .options import ByPanel, takes_options
 
 if TYPE_CHECKING:
-    from ..commands.remote import Server
+    from ..commands.service.searches import Server
 
 SearchId = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id, as submit prints it.")]
 Url = Annotated[str, typer.Option("--server", metavar="URL", envvar="AUTOTUNE_SERVER", help="The service.")]
 _DEFAULT_URL = "http://127.0.0.1:8470"
 
 
-@app.command(short_help="Submit a search to a service.")
-def submit(  # the command's options, one line each: typer's form
-    job: Job,
+@app.command(cls=ByPanel, short_help="Submit a search to a service.")
+@takes_options(Job, without=NOT_SUBMITTED)
+def submit(
+    job: JobWords,
     folder: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="What is sent.", show_default="the task's folder; the current one"),
@@ -59,56 +41,20 @@ def submit(  # the command's options, one line each: typer's form
     ] = None,
     name: Annotated[str | None, typer.Option(help="Shown in lists.", show_default="the task's")] = None,
     priority: Annotated[int, typer.Option(min=0, max=100, help="Higher runs first.")] = 50,
-    budget: Budget = SearchOptions.budget_bytes,
-    trials: Trials = SearchOptions.trials,
-    max_time: MaxTime = SearchOptions.max_time_s,
-    trial_time: TrialTime = SearchOptions.trial_time_s,
-    space: Space = SearchOptions.space,
-    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
-    flags: Flags = SearchOptions.flags,
-    scratch: ScratchFolder = SearchOptions.scratch,
-    allow_split: AllowSplit = SearchOptions.allow_split,
-    max_quality_drop: MaxQualityDrop = SearchOptions.max_quality_drop,
-    recovery_steps: RecoverySteps = SearchOptions.recovery_steps,
-    recovery_lr: RecoveryLr = SearchOptions.recovery_lr,
-    margin: Margin = SearchOptions.margin,
-    seed: Seed = SearchOptions.seed,
-    sampler: Sampler = SearchOptions.sampler,
-    ablate: Ablate = SearchOptions.ablate,
-    device: DeviceOfType = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show what happens, until it has ended.")] = False,
     server: Url = _DEFAULT_URL,
     json: Json = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Send a job's folder to a service, and queue a search: the options are those of `autotune search`.
 
     AUTOTUNE_TOKEN is the token. Prints the search's id and state; --wait leaves with its exit code.
     """
-    spec: dict[str, Any] = {
-        "name": name,
-        "priority": priority,
-        "trials": trials,
-        "trial_time": f"{trial_time}s",
-        "max_time": None if max_time is None else f"{max_time}s",
-        "space": space,
-        "effective_batch": effective_batch,
-        "flags": flags,
-        "scratch": scratch,
-        "allow_split": allow_split,
-        "max_quality_drop": None if max_quality_drop is None else str(max_quality_drop),
-        "recovery_steps": recovery_steps,
-        "recovery_lr": recovery_lr,
-        "margin": margin,
-        "seed": seed,
-        "sampler": sampler,
-        "ablate": ablate,
-        "device": device,
-    }
+    spec = {"name": name, "priority": priority, **given}
     with one_document(json), service_installed():
-        from ..commands.remote import spec_budget
-        from ..commands.remote import submit as command
+        from ..commands.service.searches import submit as command
 
-        spec["budget"] = spec_budget(budget)
         place = _place(spec, job, folder, shared)
         raise typer.Exit(command(server_at(server), spec, place, wait, json))
 
@@ -121,7 +67,7 @@ def status(
 ) -> None:
     """Show where a service's searches are, the newest first; or one of them."""
     with one_document(json), service_installed():
-        from ..commands.remote import status as command
+        from ..commands.service.searches import status as command
 
         command(server_at(server), search, json)
 
@@ -134,7 +80,7 @@ def logs(
 ) -> None:
     """Print the end of what a search's driver printed."""
     with service_installed():
-        from ..commands.remote import logs as command
+        from ..commands.service.searches import logs as command
 
         command(server_at(server), search, follow)
 
@@ -148,7 +94,7 @@ def cancel(
 ) -> None:
     """End a search: its running trials are finished, and the best so far is its plan."""
     with one_document(json), service_installed():
-        from ..commands.remote import cancel as command
+        from ..commands.service.searches import cancel as command
 
         command(server_at(server), search, now, json)
 
@@ -157,7 +103,7 @@ def cancel(
 def resume(search: SearchId, server: Url = _DEFAULT_URL, json: Json = False) -> None:
     """Queue a search again that has failed or was cancelled: it goes on from what was measured."""
     with one_document(json), service_installed():
-        from ..commands.remote import resume as command
+        from ..commands.service.searches import resume as command
 
         command(server_at(server), search, json)
 
@@ -171,25 +117,23 @@ def prioritize(
 ) -> None:
     """Let a search that waits begin before others, or after them."""
     with one_document(json), service_installed():
-        from ..commands.remote import prioritize as command
+        from ..commands.service.searches import prioritize as command
 
         command(server_at(server), search, priority, json)
 
 
 @app.command(short_help="Fetch the plan of a service's search.")
-def fetch(
-    search: SearchId, output: Output = SearchOptions.output, server: Url = _DEFAULT_URL, json: Json = False
-) -> None:
+def fetch(search: SearchId, output: Output = Path("plan.yaml"), server: Url = _DEFAULT_URL, json: Json = False) -> None:
     """Write the plan that a search has found."""
     with one_document(json), service_installed():
-        from ..commands.remote import fetch as command
+        from ..commands.service.searches import fetch as command
 
         command(server_at(server), search, output, json)
 
 
 def server_at(url: str) -> Server:
     """The service there, asked with AUTOTUNE_TOKEN."""
-    from ..commands.remote import Server
+    from ..commands.service.searches import Server
 
     return Server(url, os.environ.get("AUTOTUNE_TOKEN") or None)
 

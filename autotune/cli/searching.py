@@ -3,89 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from ..errors import UserError
-from ..search.options import SearchOptions
+from ..search.options import HowToSearch, Job, SearchOptions
 from .app import app, one_document, service_installed
 from .arguments import (
-    Ablate,
     Address,
-    AllowSplit,
-    Budget,
     BundleFolder,
-    DeviceOfType,
     Devices,
-    Distill,
     DryRun,
-    EffectiveBatch,
     ExecutorName,
-    Flags,
-    Job,
     JobsAddress,
     JobsPath,
     JobsServer,
     Json,
-    KeepWeights,
-    Margin,
-    MaxQualityDrop,
-    MaxTime,
     PlansFolder,
-    ProgressFile,
-    RecoveryLr,
-    RecoverySteps,
-    RequireProof,
     ResultsStorage,
-    Resume,
     ResumeBatch,
-    Sampler,
-    ScratchFolder,
-    SearchOutput,
-    Seed,
     SharedStudies,
-    Space,
-    Storage,
-    Trials,
-    TrialTime,
     Verbose,
     WaitForJobs,
 )
+from .arguments import Job as JobWords
+from .options import ByPanel, takes_options
 
 
-@app.command(short_help="Search for the fastest plan within a memory budget.")
-def search(  # the command's options, one line each: typer's form
-    job: Job,
-    output: SearchOutput = None,
-    budget: Budget = SearchOptions.budget_bytes,
-    trials: Trials = SearchOptions.trials,
-    max_time: MaxTime = SearchOptions.max_time_s,
-    trial_time: TrialTime = SearchOptions.trial_time_s,
-    space: Space = SearchOptions.space,
-    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
-    flags: Flags = SearchOptions.flags,
-    scratch: ScratchFolder = SearchOptions.scratch,
-    allow_split: AllowSplit = SearchOptions.allow_split,
-    max_quality_drop: MaxQualityDrop = SearchOptions.max_quality_drop,
-    recovery_steps: RecoverySteps = SearchOptions.recovery_steps,
-    recovery_lr: RecoveryLr = SearchOptions.recovery_lr,
-    distill: Distill = SearchOptions.distill,
-    keep_weights: KeepWeights = SearchOptions.keep_weights,
-    margin: Margin = SearchOptions.margin,
-    seed: Seed = SearchOptions.seed,
-    sampler: Sampler = SearchOptions.sampler,
+@app.command(cls=ByPanel, short_help="Search for the fastest plan within a memory budget.")
+@takes_options(SearchOptions, Job)
+def search(
+    job: JobWords,
     executor: ExecutorName = "ray",
     address: Address = None,
-    storage: Storage = SearchOptions.storage,
-    resume: Resume = SearchOptions.resume,
-    ablate: Ablate = SearchOptions.ablate,
-    require_proof: RequireProof = SearchOptions.require_proof,
-    progress: ProgressFile = SearchOptions.progress,
-    dry_run: DryRun = False,
-    device: DeviceOfType = None,
     devices: Devices = None,
+    dry_run: DryRun = False,
     verbose: Verbose = False,
     json: Json = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Find the fastest configuration of a job that stays within the budget, and write it as a plan.
 
@@ -97,43 +54,23 @@ def search(  # the command's options, one line each: typer's form
     from ..commands.where import Where, default_device
     from ..workers.devices import split_device
 
+    device = given.pop("device", None)
     kind, device_name = split_device(device or default_device())
     is_script = len(job) > 1
     if is_script:
         from ..script.command import script_name
+    if devices is not None:
+        given.setdefault("output", Path("bundle"))
     options = SearchOptions(
         task=script_name(job) if is_script else job[0],
         command=tuple(job) if is_script else None,
-        output=output or (SearchOptions.output if devices is None else Path("bundle")),
-        budget_bytes=budget if isinstance(budget, int) else None,
-        budget_share=budget if isinstance(budget, float) else None,
-        trials=trials,
-        max_time_s=max_time,
-        trial_time_s=trial_time,
-        space=space,
-        effective_batch=effective_batch,
-        flags=flags,
-        scratch=scratch,
-        allow_split=allow_split,
-        max_quality_drop=max_quality_drop,
-        recovery_steps=recovery_steps,
-        recovery_lr=recovery_lr,
-        distill=distill,
-        keep_weights=keep_weights,
-        margin=margin,
-        seed=seed,
-        sampler=sampler,
-        storage=storage,
-        resume=resume,
-        ablate=ablate,
-        require_proof=require_proof,
-        progress=progress,
         device=kind,
+        **given,
     )
     with one_document(json):
         where = Where(executor, address, is_script, verbose, device_name)
         if devices is not None:
-            from ..commands.devices import search_devices
+            from ..commands.devices.search import search_devices
 
             if device is not None:
                 raise UserError("--device is of one type, and --devices of several. Leave one of them out.")
@@ -162,8 +99,8 @@ def batch(
     """Search for the plans of many jobs that share devices, and what they measure.
 
     JOBS.YAML lists them: {jobs: [{name: a, task: model.py, budget: 8GiB}, {name: b, task: model.py, budget: 4GiB}]}.
-    Each also takes command (in place of task), device, space, priority, trials, max_time, trial_time, effective_batch,
-    allow_split, margin, sampler, seed and output (of its plan).
+    Each also takes command (in place of task), priority, output (of its plan), device, and each option of `autotune
+    search` from --budget to --keep-weights, with _ for -: max_time, allow_split.
 
     Each free device goes to the trial, over all jobs, that is expected to gain the most for each second, times the
     job's priority. Jobs of one task begin with what the others measured, today or earlier, once one configuration was
@@ -204,27 +141,25 @@ def _refuse_here(given: dict[str, object]) -> None:
 
 def _submit_jobs(url: str, jobs: Path, output: Path, resume: bool, wait: bool, json: bool) -> int:
     with service_installed():
-        from ..commands.remote_batch import WhatToSubmit, batch
+        from ..commands.service.batch import WhatToSubmit, batch
         from .remote import server_at
 
         return batch(server_at(url), WhatToSubmit(jobs, output, resume, wait), json)
 
 
 @app.command(short_help="Share one training out over unlike devices.")
+@takes_options(HowToSearch, only=("effective_batch", "allow_split"))
 def share(
-    studies: SharedStudies,
-    output: BundleFolder = Path("bundle"),
-    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
-    allow_split: AllowSplit = SearchOptions.allow_split,
-    json: Json = False,
+    studies: SharedStudies, output: BundleFolder = Path("bundle"), json: Json = False, *, given: dict[str, Any]
 ) -> None:
     """Give each type of device a plan and a share of each optimizer step, so that all finish together.
 
     STUDY is what a search of the task on that type of device has kept, one for each; STUDY=2 is two ranks of it. What
     was measured there decides; nothing is measured here.
     """
-    from ..commands.share import WhatToShare
-    from ..commands.share import share as command
+    from ..commands.devices.share import WhatToShare
+    from ..commands.devices.share import share as command
 
     with one_document(json):
-        command(WhatToShare(studies, output, effective_batch, allow_split), json)
+        asked = HowToSearch(**given)
+        command(WhatToShare(studies, output, asked.effective_batch, asked.allow_split), json)

@@ -63,8 +63,8 @@ def run(
     if context.invoked_subcommand is not None:
         return
     with service_installed():
-        from ..commands.serve import ServeOptions
-        from ..commands.serve import serve as command
+        from ..commands.service.serve import ServeOptions
+        from ..commands.service.serve import serve as command
     folders = tuple(shared or ())
     command(
         ServeOptions(
@@ -99,7 +99,7 @@ def create(
 ) -> None:
     """Make a token and print it, this once."""
     with one_document(json), service_installed():
-        from ..commands.serve import create_token
+        from ..commands.service.serve import create_token
 
         create_token(state, database, name, role, expires, json)
 
@@ -108,7 +108,7 @@ def create(
 def list_all(state: State = _DEFAULT_STATE, database: DatabaseUrl = None, json: Json = False) -> None:
     """List the tokens: ids, roles, ends and names."""
     with one_document(json), service_installed():
-        from ..commands.serve import list_tokens
+        from ..commands.service.serve import list_tokens
 
         list_tokens(state, database, json)
 
@@ -121,6 +121,6 @@ def revoke(
 ) -> None:
     """Revoke a token; who has it is not let in from now on."""
     with service_installed():
-        from ..commands.serve import revoke_token
+        from ..commands.service.serve import revoke_token
 
         revoke_token(state, database, token_id)

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ..search.options import SearchOptions
+from ..search.options import HowToSearch, SearchOptions
 from .app import app, one_document
 from .arguments import (
     Alone,
     Depth,
     Device,
     DeviceMemory,
-    EffectiveBatch,
     EstimatedBudget,
     Html,
     Json,
     ProfiledBatch,
     ProfiledPlan,
-    Seed,
-    Space,
-    Storage,
     TaskPath,
     Trace,
     Verbose,
 )
+from .options import takes_options
 
 
 @app.command(short_help="Show where a training step's memory and time go, module by module.")
+@takes_options(HowToSearch, only=("seed",))
 def profile(
     task: TaskPath,
     plan: ProfiledPlan = None,
@@ -39,10 +37,11 @@ def profile(
     alone: Alone = False,
     html: Html = None,
     trace: Trace = None,
-    seed: Seed = SearchOptions.seed,
     device: Device = None,
     verbose: Verbose = False,
     json: Json = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Show, module by module, what one optimizer step keeps, what fills its peak, and what would change that.
 
@@ -54,22 +53,22 @@ def profile(
     from ..commands.where import default_device
     from ..results import WhatToProfile
 
-    what = WhatToProfile(task, device or default_device(), batch=batch, alone=alone, trace=trace, seed=seed)
+    what = WhatToProfile(task, device or default_device(), batch=batch, alone=alone, trace=trace, **given)
     with one_document(json):
         raise typer.Exit(command(what, plan, ProfileForm(depth, html, json), verbose))
 
 
 @app.command(short_help="Tell without a device which micro-batch fits, and what fills the memory.")
+@takes_options(SearchOptions, only=("space", "effective_batch", "storage"))
 def estimate(
     task: TaskPath,
     budget: EstimatedBudget = None,
     device_memory: DeviceMemory = None,
-    space: Space = SearchOptions.space,
-    effective_batch: EffectiveBatch = SearchOptions.effective_batch,
     device: Device = None,
-    storage: Storage = None,
     verbose: Verbose = False,
     json: Json = False,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Tell, for combinations of techniques, the largest micro-batch of MODEL.PY that fits, without running it.
 
@@ -82,7 +81,7 @@ def estimate(
     from ..results import WhatToEstimate
 
     target = device or ("cuda" if device_memory is not None else default_device())
-    what = WhatToEstimate(task, budget, target, device_memory, space, effective_batch, storage)
+    what = WhatToEstimate(task, budget, target, device_memory, **given)
     with one_document(json):
         command(what, json, verbose)
 

@@ -37,10 +37,7 @@ def estimate(what: WhatToEstimate, json: bool, verbose: bool) -> None:
         UserError: ``--device-memory`` with ``--device cpu``, or a CUDA device is planned for and its memory not said;
             or as :func:`estimate_task`.
     """
-    if what.device == "cpu" and what.device_memory_bytes is not None:
-        raise UserError("--device-memory is of a CUDA device, but --device is cpu. Leave one of them out.")
-    if what.device == "cuda" and what.limit_bytes is None:
-        raise UserError("--device cuda: how much may be taken? Give --budget or --device-memory, such as 24GiB.")
+    check(what)
     tell(f"reading the task: {what.task}")
     told: list[Facts] = []
 
@@ -54,6 +51,18 @@ def estimate(what: WhatToEstimate, json: bool, verbose: bool) -> None:
         print_json(as_json(found))
     else:
         print_words(sys.stdout, explain(found), WIDTH)
+
+
+def check(what: WhatToEstimate) -> None:
+    """Refuse, before anything runs, what cannot be planned for.
+
+    Raises:
+        UserError: a CUDA device's memory for a CPU, or none for a CUDA device.
+    """
+    if what.device == "cpu" and what.device_memory_bytes is not None:
+        raise UserError("--device-memory is of a CUDA device, but --device is cpu. Leave one of them out.")
+    if what.device == "cuda" and what.limit_bytes is None:
+        raise UserError("--device cuda: how much may be taken? Give --budget or --device-memory, such as 24GiB.")
 
 
 def estimate_task(
@@ -74,7 +83,9 @@ def estimate_task(
     """
     time_budget = TimeBudget(0.0, None)
     space = load_space(what.space)
-    options = SearchOptions(what.task, device="cpu", effective_batch=what.effective_batch, max_quality_drop=ANY_DROP)
+    options = SearchOptions(
+        task=what.task, device="cpu", effective_batch=what.effective_batch, max_quality_drop=ANY_DROP
+    )
     facts = _planned_for(what, inspect(options, executor, time_budget, runs_model=False))
     observe(facts)
     limit_bytes = what.limit_bytes or facts.device.memory_bytes

@@ -52,7 +52,7 @@ def preview_search(
         TaskError: the task cannot be loaded or inspected.
         SpaceError: an unknown technique or value in the space.
     """
-    time_budget = TimeBudget(options.trial_time_s, options.max_time_s)
+    time_budget = TimeBudget(options.trial_time, options.max_time)
     space = load_space(options.preset)
     for note in told_early(options, space):
         observe(note)

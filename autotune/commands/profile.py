@@ -104,7 +104,9 @@ def profile_task(
         Interrupted: the executor was closed before the step was measured.
     """
     time_budget = TimeBudget(0.0, None)
-    options = SearchOptions(what.task, device=what.device, seed=what.seed, allow_split=True, max_quality_drop=ANY_DROP)
+    options = SearchOptions(
+        task=what.task, device=what.device, seed=what.seed, allow_split=True, max_quality_drop=ANY_DROP
+    )
     facts = inspect(options, executor, time_budget)
     observe(facts)
     settings = _settings(what, facts)

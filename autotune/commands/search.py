@@ -35,14 +35,12 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     if options.command is None:
         refuse_script(options.task)  # before anything is said of reading it
     stop, here = threading.Event(), Path.cwd()
-    if options.scratch != SearchOptions.scratch and options.command is None:
+    if options.command is None and options.given(["scratch"]):
         raise UserError("--scratch is for a script's trials. Those of a task file call its functions alone.")
-    if options.flags != SearchOptions.flags and options.command is None:
+    if options.command is None and options.given(["flags"]):
         raise UserError("--flags is for a script's own. A task file states its batch: batch_size, micro_batch_size.")
     changes = Changes(here, *_own_files(options)) if options.command is not None else None
-    time_budget = TimeBudget(
-        options.trial_time_s, options.max_time_s
-    )  # the executor's start is in the time that was given
+    time_budget = TimeBudget(options.trial_time, options.max_time)  # the executor's start is in the time that was given
     spent: list[Spent] = []
     try:
         with (

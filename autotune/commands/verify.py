@@ -18,7 +18,7 @@ from ..script.flags import told
 from ..script.launchers import other_than_asked
 from ..script.scratch import Scratch
 from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
-from ..search.options import ANY_DROP, SearchOptions
+from ..search.options import ANY_DROP, HowToSearch, SearchOptions
 from ..search.requests import Requests, check_plan, failure, inspect
 from ..search.time_budget import NUM_REPEATS, TimeBudget
 from ..search.winner.evaluation import evaluation_of
@@ -35,9 +35,8 @@ def verify(
     path: Path,
     job: Sequence[str] | None,
     where: Where,
-    trial_time_s: float,
+    asked: HowToSearch,
     json: bool,
-    scratch: Scratch = "auto",
 ) -> Verification:
     """Measure a plan again and print what was found.
 
@@ -45,19 +44,15 @@ def verify(
         path: the plan.
         job: a task file, or what starts a script; None is the plan's own task, beside the plan.
         where: what runs it.
-        trial_time_s: the time share of each repeat's timed windows, seconds.
+        asked: ``trial_time`` of each repeat, and ``scratch`` of a script.
         json: print one JSON document.
-        scratch: the folder that a script's trials run in.
     """
-    if scratch != SearchOptions.scratch and not where.is_script:
+    if asked.given(["scratch"]) and not where.is_script:
         raise UserError("--scratch is for a script's trials. Give the command that starts it, behind --.")
     plan = load_plan(path).on(default_device())
-    evaluation = plan.evaluation.batch if plan.evaluation is not None else None
-    command, changed = told(job, own_share(plan.settings), evaluation) if where.is_script and job else (None, None)
-    task = script_name(command) if command else job[0] if job else _beside(path, plan)
-    for note in (changed, other_than_asked(command) if command else None):
-        if note is not None:
-            tell(note)
+    task, command, notes = job_of(plan, job, path)
+    for note in notes:
+        tell(note)
     tell(f"runs {task} with {path}")
 
     def observe(event: Event) -> None:
@@ -68,7 +63,7 @@ def verify(
     assert plan.budget.device is not None, "set above"
     with trials(where, task, plan.budget.device) as executor:
         changes = Changes(Path.cwd(), path) if command else None
-        found = verify_plan(plan, task, executor, observe, trial_time_s, command, scratch)
+        found = verify_plan(plan, task, executor, observe, asked.trial_time, command, asked.scratch)
     if changes is not None and (said := changes.told()):
         tell(said)
     if json:
@@ -76,6 +71,29 @@ def verify(
     else:
         print_words(sys.stdout, explain(found, plan))
     return found
+
+
+def job_of(
+    plan: Plan, job: Sequence[str] | None, path: Path | None
+) -> tuple[str, tuple[str, ...] | None, tuple[str, ...]]:
+    """What a plan is verified with: the task, the script's command with the plan's batch in it, and what to say of it.
+
+    Args:
+        plan: the plan.
+        job: a task file, or what starts a script; None is the plan's own task.
+        path: the plan's, beside which its own task is.
+
+    Raises:
+        UserError: there is no such task.
+    """
+    if not job:
+        return _beside(path or Path("plan.yaml"), plan), None, ()
+    if len(job) == 1:
+        return job[0], None, ()
+    evaluation = plan.evaluation.batch if plan.evaluation is not None else None
+    command, changed = told(job, own_share(plan.settings), evaluation)
+    notes = (changed, other_than_asked(command))
+    return script_name(command), tuple(command), tuple(note for note in notes if note is not None)
 
 
 def _beside(path: Path, plan: Plan) -> str:
@@ -126,7 +144,13 @@ def verify_plan(
     seed = plan.search.seed if plan.search else 0
     time_budget, started = TimeBudget(trial_time_s, None), tuple(command) if command else None
     options = SearchOptions(
-        task, started, scratch=scratch, device=device, seed=seed, allow_split=True, max_quality_drop=ANY_DROP
+        task=task,
+        command=started,
+        scratch=scratch,
+        device=device,
+        seed=seed,
+        allow_split=True,
+        max_quality_drop=ANY_DROP,
     )
     facts = inspect(options, executor, time_budget)
     observe(Inspected(facts))

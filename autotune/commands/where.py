@@ -33,6 +33,8 @@ class Where:
     """Show on stderr what the task prints."""
     device_name: str | None = None
     """Part of a device's name and memory, where there are unlike ones."""
+    is_command: bool = True
+    """This process is a command, and ends with it; else it is a user's own, whose signals and children stay its own."""
 
     def open(self, task: str, device: Literal["cpu", "cuda"]) -> Executor:
         """An executor; the caller closes it.
@@ -64,7 +66,7 @@ def default_device() -> Literal["cpu", "cuda"]:
 
 @contextmanager
 def trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[Executor]:
-    """An executor. No signal keeps it from being closed, and nothing that comes of it outlives it.
+    """An executor. For a command, no signal keeps it from being closed, and nothing that comes of it outlives it.
 
     Raises:
         UserError: the command was started once a rank; or as :meth:`Where.open`.
@@ -77,12 +79,14 @@ def trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[
             f"autotune was started as one of {size} ranks (WORLD_SIZE), but it measures in processes of its own and "
             "runs once, not once a rank. Start it without torchrun, or with WORLD_SIZE=1."
         )
-    adopt_orphans()
+    if where.is_command:
+        adopt_orphans()
     with where.open(task, device) as executor:
         try:
             yield Overheard(executor, _hear) if where.verbose else executor
         finally:
-            ignore_interrupts()
+            if where.is_command:
+                ignore_interrupts()
 
 
 def _hear(name: str, output: str) -> None:

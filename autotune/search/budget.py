@@ -12,9 +12,9 @@ from .options import SearchOptions
 
 def asked(options: SearchOptions) -> Budget:
     """The budget as the user gave it."""
-    return Budget(
-        limit=options.budget_bytes, of_reference=options.budget_share, device=options.device, margin=options.margin
-    )
+    is_share = isinstance(options.budget, float)
+    sizes = {"of_reference" if is_share else "limit": options.budget}
+    return Budget(**sizes, device=options.device, margin=options.margin)
 
 
 def in_bytes(budget: Budget, reference: Outcome) -> Budget:

@@ -22,7 +22,7 @@ from .budget import asked, check_possible
 from .doubt import Doubt
 from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded
 from .known import Known, take_others, take_reference
-from .options import SearchOptions
+from .options import MeasuredBy, SearchOptions
 from .own_flags import batch_stays, by_own_flags, told_early
 from .reference import check_reference
 from .requests import inspected, reference_settings
@@ -69,12 +69,12 @@ def search(
         PlanError: the output cannot be written; said before anything runs.
         StudyError: the study is locked, corrupt, or belongs to another task.
         NothingFits: no configuration stays within the budget.
-        OutOfTime: ``max_time_s`` left no time to try any.
+        OutOfTime: ``max_time`` left no time to try any.
         Interrupted: ``stop`` was set before anything usable had been measured.
         TrialsLost: what runs trials failed; what was measured is kept.
     """
     try:
-        time_budget = time_budget or TimeBudget(options.trial_time_s, options.max_time_s)
+        time_budget = time_budget or TimeBudget(options.trial_time, options.max_time)
         return _run(options, executor, observe, stop, time_budget, known)
     except TrialsLost as lost:
         raise TrialsLost(f"{lost}\nEvery trial that ended is kept: --resume goes on from there.") from None
@@ -271,15 +271,9 @@ def _open_study(options: SearchOptions, space: SearchSpace, facts: Facts) -> Stu
         command=options.command,
         fingerprint=facts.fingerprint,
         budget=asked(options),
-        seed=options.seed,
-        effective_batch=options.effective_batch,
-        allow_split=options.allow_split,
-        max_quality_drop=options.max_quality_drop,
-        recovery_steps=options.recovery_steps if options.max_quality_drop is not None else 0,
-        recovery_lr=options.recovery_lr if options.max_quality_drop is not None else 1.0,
-        distill=options.distill and options.max_quality_drop is not None,
         space=space.model_dump(mode="json", by_alias=True, exclude_none=True),
         facts=facts,
+        **options.model_dump(include=set(MeasuredBy.model_fields)),
     )
     stem = options.stem
     url = options.storage or default_storage(stem)

@@ -119,13 +119,13 @@ def expected(facts: Facts, inspect_s: float, options: SearchOptions, num_trials:
     setup_s = max(0.0, inspect_s - 3 * step_s) / 2  # loaders are timed there, too
 
     def whole_s(num: int, num_windows: float, speedup: float, prediction: float) -> float:
-        timed_s = min(options.trial_time_s, num_windows * max(_SHORTEST_WINDOW_S, step_s / speedup))
+        timed_s = min(options.trial_time, num_windows * max(_SHORTEST_WINDOW_S, step_s / speedup))
         again_s = setup_s + _WARM_UP_STEPS * step_s / speedup + timed_s
         trial_s = again_s + _COMPARED_STEPS * step_s / speedup
-        costs = Costs.of(trial_s, again_s, timed_s, options.trial_time_s)
+        costs = Costs.of(trial_s, again_s, timed_s, options.trial_time)
         predicted_s = prediction * inspect_s if options.sampler == "gain" else 0.0
         found = inspect_s + predicted_s + likely_s(_whole_search(num, facts.ranks == 1), costs)
-        return found if options.max_time_s is None else min(found, options.max_time_s)
+        return found if options.max_time is None else min(found, options.max_time)
 
     likely = likely_trials(num_trials, options.sampler)
     return Expected(

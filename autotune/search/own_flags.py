@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from ..script.command import BATCH, own_evaluation, placeholders
 from ..script.flags import Flag, flags_of, taken, with_evaluation, with_placeholders
@@ -43,7 +42,7 @@ def by_own_flags(options: SearchOptions, facts: Facts) -> tuple[SearchOptions, F
     what = "evaluation batch" if batch is None else "batch"
     said = f"the {what} is searched through flags of the script: {flags_of(found)}. --flags off leaves them alone."
     facts = facts.model_copy(update={"warnings": (*facts.warnings, said)})
-    return replace(options, command=tuple(found)), facts
+    return options.model_copy(update={"command": tuple(found)}), facts
 
 
 def told_early(options: SearchOptions, space: SearchSpace) -> Iterator[Warned]:

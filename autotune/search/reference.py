@@ -45,7 +45,7 @@ def check_reference(session: Session) -> None:
         )
     elif isinstance(outcome, OutOfMemory):
         session.warn(f"the reference does not fit the device ({reference.verdict.reason}): there is no gain to state.")
-    elif isinstance(outcome, TimedOut) and session.options.max_time_s is not None:
+    elif isinstance(outcome, TimedOut) and session.options.max_time is not None:
         raise TaskError(
             f"{task}: the job as it stands did not end within the {outcome.deadline_s:.0f} s that --max-time leaves "
             f"for it. Give it more time, unless it hangs: it was {outcome.message.removeprefix('ended while ')}"

@@ -110,7 +110,7 @@ class _Recorder:
     """Measures a task's configurations without a limit on their memory."""
 
     def __init__(self, executor: Executor, task: str, space: str, device: Any, trial_time_s: float) -> None:
-        facts = inspect(SearchOptions(task, device=device, allow_split=True), executor, TimeBudget(1.0, None))
+        facts = inspect(SearchOptions(task=task, device=device, allow_split=True), executor, TimeBudget(1.0, None))
         self._executor, self._trial_time_s = executor, trial_time_s
         facts = facts.model_copy(update={"effective_batch_held": False})  # any batch: a table holds no optimization
         self._inquiry = Requests(task, 0, Budget(limit=None, device=device), facts)

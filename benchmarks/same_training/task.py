@@ -22,7 +22,7 @@ def task_of(style: Style) -> dict[str, Any]:
         TaskError: a search would not read the script.
     """
     command = (sys.executable, *style.words)
-    options = SearchOptions(style.words[0], command=command, device="cpu", scratch="empty")
+    options = SearchOptions(task=style.words[0], command=command, device="cpu", scratch="empty")
     with Where("local", is_script=True).open(style.words[0], "cpu") as executor:
         facts = inspect(options, executor, TimeBudget(60.0, None))
     assert facts.identity is not None, "it has been read just now"

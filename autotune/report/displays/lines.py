@@ -143,7 +143,7 @@ def _trial(event: TrialEnded, progress: Progress) -> str:
 def _more(event: TrialEnded, progress: Progress) -> str:
     """After the reference, how long the search likely goes on, where nobody has said how long it may."""
     left_s, trial_s = progress.left_s, progress.trial_s
-    is_first = event.number == 0 and event.outcome.kind == "measured" and progress.options.max_time_s is None
+    is_first = event.number == 0 and event.outcome.kind == "measured" and progress.options.max_time is None
     if not is_first or left_s is None or trial_s is None:
         return ""
     trials = count(progress.likely_trials, "trial")

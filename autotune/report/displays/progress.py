@@ -122,8 +122,8 @@ class Progress:
         longest_s = max(costs.trial_s, costs.fresh_s, costs.round_s * any(each.by_turns for each in self.running))
         left += max(self._predictions_s - (self.phase_s or 0.0), 0.0)
         left -= sum(min(self.running_s(each), longest_s) for each in self.running) / max(len(self._running), 1)
-        if self.options.max_time_s is not None:
-            left = min(left, self.options.max_time_s - self.elapsed_s)
+        if self.options.max_time is not None:
+            left = min(left, self.options.max_time - self.elapsed_s)
         return max(left, 0.0)
 
     @property
@@ -234,7 +234,7 @@ class Progress:
         trial_s = statistics.median(seconds for _, seconds in own)
         again_s = statistics.median(seconds - _phases_s(outcome, "parity") for outcome, seconds in own)
         timed_s = statistics.median(_phases_s(outcome, "timed") for outcome, _ in own)
-        costs = Costs.of(trial_s, again_s, timed_s, self.options.trial_time_s)
+        costs = Costs.of(trial_s, again_s, timed_s, self.options.trial_time)
         fresh = [each.outcome.seconds for each in self._again if each.round > 0]
         return dataclasses.replace(
             costs,

@@ -65,7 +65,7 @@ class _Foresight:
         self._num_asked = 0
         self._is_left_out = False
         """Whether there was no time to ask."""
-        most_s = _MOST_S if session.options.max_time_s is None else _PART * session.options.max_time_s
+        most_s = _MOST_S if session.options.max_time is None else _PART * session.options.max_time
         self._ends_s = session.time_budget.elapsed_s() + most_s
 
     def predict(self, settings: Settings) -> Prediction | None:
@@ -130,7 +130,7 @@ class _Foresight:
             why = "memory is not predicted."
         elif self._session.time_budget.elapsed_s() >= self._ends_s - self._session.time_budget.read_s:
             why = "the time for predictions ran out."
-            if self._session.options.max_time_s is not None:
+            if self._session.options.max_time is not None:
                 why += f" They get {_PART:.0%} of --max-time: allow more."
         self._session.warn(
             "checkpointing was to recompute only as many blocks as it takes, which is faster than all of them. For "

@@ -5,19 +5,19 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict, model_validator
 
 from ...errors import StudyError
 from ...plan import Budget
 from ...techniques import Facts
 from ..budget import budget_words
-from ..options import Drop
+from ..options import QUALITY, MeasuredBy, option_name
 
 
-class StudyRecord(BaseModel):
+class StudyRecord(MeasuredBy):
     """Everything that a study's measurements depend on: those under different records cannot be mixed."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="ignore")
 
     task: str
     """The task as it was given."""
@@ -27,24 +27,18 @@ class StudyRecord(BaseModel):
     """The task's fingerprint."""
     budget: Budget
     """Limit, device, margin."""
-    seed: int
-    """``--seed``."""
-    effective_batch: int | None
-    """``--effective-batch``."""
-    allow_split: bool
-    """``--allow-split``."""
-    max_quality_drop: Drop | None = None
-    """``--max-quality-drop``."""
-    recovery_steps: int = 0
-    """``--recovery-steps``, where quality is judged."""
-    recovery_lr: float = 1.0
-    """``--recovery-lr``, where quality is judged."""
-    distill: bool = False
-    """``--distill``, where quality is judged."""
     space: dict[str, Any]
     """The search space, as plain data."""
     facts: Facts
     """What was known of the task when the study began: the choices follow from it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _says_of_quality_what_was_judged(cls, data: Any) -> Any:
+        """Where quality is not judged, nothing depends on its options."""
+        if not isinstance(data, dict) or data.get("max_quality_drop") is not None:
+            return data
+        return {name: value for name, value in data.items() if name not in QUALITY}
 
     @property
     def limit_bytes(self) -> int:
@@ -83,13 +77,7 @@ def _compared(record: StudyRecord) -> list[tuple[str, object]]:
         ("--budget", budget_words(asked)),
         ("--margin", record.budget.margin),
         ("--device", record.budget.device),
-        ("--seed", record.seed),
-        ("--effective-batch", record.effective_batch),
-        ("--allow-split", record.allow_split),
-        ("--max-quality-drop", str(record.max_quality_drop)),
-        ("--recovery-steps", record.recovery_steps),
-        ("--recovery-lr", record.recovery_lr),
-        ("--distill", record.distill),
+        *((option_name(name), getattr(record, name)) for name in MeasuredBy.model_fields),
         ("--space", record.space),
         ("batch_size", record.facts.effective_batch),
         ("micro_batch_size", record.facts.micro_batch),

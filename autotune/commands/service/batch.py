@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ..batch.jobs import FOLDER, SUMMARY, Job, Jobs, load_jobs
-from ..errors import UserError
-from ..files import check_output, write_text
-from ..plain_yaml import dump_yaml, explain
-from ..report.printing import listened_to, print_json, tell
-from ..report.words import count
-from ..service.client import Client, ServiceError
-from ..service.spec import SearchSpec
-from ..service.store.states import RESUMABLE, TERMINAL
-from ..task_file import split_source
-from .remote import Server, exit_code, print_searches, row, spec_budget
+from ...batch.jobs import FOLDER, SUMMARY, Job, Jobs, load_jobs
+from ...errors import UserError
+from ...files import check_output, write_text
+from ...plain_yaml import dump_yaml, explain
+from ...report.printing import listened_to, print_json, tell
+from ...report.words import count
+from ...service.client import Client, ServiceError
+from ...service.spec import SearchSpec
+from ...service.store.states import RESUMABLE, TERMINAL
+from ...task_file import split_source
+from .searches import Server, exit_code, print_searches, row
 
 if TYPE_CHECKING:
-    from ..batch.run import JobRun
+    from ...batch.run import JobRun
 
 _LOOK_S = 1.0
 """Seconds between two looks at the searches."""
@@ -99,17 +99,15 @@ def _spec(job: Job) -> SearchSpec:
     if job.task is not None:
         source, name = split_source(job.task)
         task = _inside(source) if name is None else f"{_inside(source)}:{name}"
-    same = ("command", "device", "trials", "effective_batch", "allow_split", "margin", "seed", "sampler")
+    space = _inside(Path(job.space)) if Path(job.space).is_file() else job.space
     return SearchSpec(
         archive=_ANY,
         name=job.name,
         task=task,
-        budget=spec_budget(job.budget),
-        space=_inside(Path(job.space)) if Path(job.space).is_file() else job.space,
-        max_time=None if job.max_time is None else f"{job.max_time}s",
-        trial_time=f"{job.trial_time}s",
+        command=job.command,
+        device=job.device,
         priority=round(100 * job.priority / (1 + job.priority)),
-        **{field: getattr(job, field) for field in same},
+        **{**job.asked(), "space": space},
     )
 
 
@@ -191,7 +189,7 @@ def _look(client: Client, wanted: set[str]) -> Iterator[dict[str, Any]]:
 
 def _conclude(jobs: Jobs, searches: Sequence[dict[str, Any]], what: WhatToSubmit, json: bool) -> int:
     """The table, the summary and the exit code, as a batch on this machine has them."""
-    from .batch import tell_outcomes
+    from ..batch import tell_outcomes
 
     runs = [_run(job, search, what.folder) for job, search in zip(jobs.jobs, searches, strict=True)]
     tell_outcomes(runs)
@@ -210,8 +208,8 @@ def _conclude(jobs: Jobs, searches: Sequence[dict[str, Any]], what: WhatToSubmit
 
 
 def _run(job: Job, search: dict[str, Any], folder: Path) -> JobRun:
-    from ..batch.run import job_run
-    from ..plan import load_plan
+    from ...batch.run import job_run
+    from ...plan import load_plan
 
     run = job_run(job, folder, "cpu", False)
     run.why = search["message"]

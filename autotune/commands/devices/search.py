@@ -7,33 +7,32 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..batch.jobs import Job, Jobs, check_task
-from ..batch.lane import Inspecting
-from ..batch.reuse import key_of
-from ..batch.run import Batch, JobRun, code_of, job_run
-from ..batch.shares import Shares
-from ..bundle import BUNDLE, Bundle
-from ..errors import AutotuneError, Interrupted, NothingFits, UserError
-from ..plan import Plan
-from ..report.batch import explain_sharing
-from ..report.printing import listened_to, print_json, print_words, tell
-from ..results import PreviewedJob
-from ..search.budget import asked, check_possible
-from ..search.options import SearchOptions
-from ..search.requests import inspect
-from ..search.store.results import Results
-from ..search.store.storage import default_storage
-from ..search.time_budget import TimeBudget
-from ..search.winner.unlike import SharedTraining, check_apart, check_ranks, check_shareable
-from ..search_spaces import load_space
-from ..task_file import task_file
-from ..techniques import Facts
-from ..techniques.parallel import Parallel
-from .batch import (
+from ...batch.jobs import Job, Jobs, check_task
+from ...batch.lane import Inspecting
+from ...batch.reuse import key_of
+from ...batch.run import Batch, JobRun, code_of, job_run
+from ...batch.shares import Shares
+from ...bundle import BUNDLE, Bundle
+from ...errors import AutotuneError, Interrupted, NothingFits, UserError
+from ...plan import Plan
+from ...report.batch import explain_sharing
+from ...report.printing import listened_to, print_json, print_words, tell
+from ...results import PreviewedJob
+from ...search.budget import asked, check_possible
+from ...search.options import SearchOptions
+from ...search.requests import inspect
+from ...search.store.results import Results
+from ...search.store.storage import default_storage
+from ...search.time_budget import TimeBudget
+from ...search.winner.unlike import SharedTraining, check_apart, check_ranks, check_shareable
+from ...search_spaces import load_space
+from ...task_file import task_file
+from ...techniques import Facts
+from ...techniques.parallel import Parallel
+from ..batch import (
     Devices,
     WhatToTune,
     as_document,
@@ -44,14 +43,14 @@ from .batch import (
     run_jobs,
     tell_of,
 )
-from .device_types import ONCE, UnlikeType, every_type, split_devices
-from .interrupts import interrupts
+from ..interrupts import interrupts
+from ..verify import verify_plan
+from ..where import Where, default_device
 from .share import bundle_lines, save
-from .verify import verify_plan
-from .where import Where, default_device
+from .types import ONCE, UnlikeType, every_type, split_devices
 
 if TYPE_CHECKING:
-    from ..workers import Executor
+    from ...workers import Executor
 
 SEARCHES = "searches"
 """The folder, in the bundle's, of the searches' own plans, studies and summary."""
@@ -141,8 +140,7 @@ def _check_options(options: SearchOptions) -> None:
     """
     if options.command is not None:
         raise UserError("--devices is for a task file: a script's gradients are its own to weight. Write a task file.")
-    defaults = {field.name: field.default for field in fields(SearchOptions)}
-    if given := [f"--{name.replace('_', '-')}" for name in _NOT_TAKEN if getattr(options, name) != defaults[name]]:
+    if given := options.given(_NOT_TAKEN):
         raise UserError(f"--devices cannot be had with {', '.join(given)}. Leave that out, or give --device.")
     if options.output.exists() and not options.output.is_dir():
         raise UserError(f"{options.output}: a folder was expected for the bundle, but it is none. Choose another, -o.")
@@ -152,27 +150,10 @@ def _check_options(options: SearchOptions) -> None:
 
 def _jobs(types: Sequence[UnlikeType], options: SearchOptions) -> Jobs:
     """The search on each type."""
-    share = f"{100 * options.budget_share:.10g}%" if options.budget_share is not None else None
-    return Jobs(
-        jobs=tuple(
-            Job(
-                name=one.name,
-                task=options.task,
-                budget=one.budget or options.budget_bytes or share,
-                device=one.device,
-                space=options.space,
-                trials=options.trials,
-                max_time=options.max_time_s,
-                trial_time=options.trial_time_s,
-                effective_batch=options.effective_batch,
-                allow_split=options.allow_split,
-                margin=options.margin,
-                seed=options.seed,
-                sampler=options.sampler,
-            )
-            for one in types
-        )
-    )
+    jobs = [
+        Job(name=one.name, task=options.task, device=one.device, **{**options.asked(), **one.asked()}) for one in types
+    ]
+    return Jobs(jobs=tuple(jobs))
 
 
 def _ranks(types: Sequence[UnlikeType], executors: Devices) -> dict[str, int]:
@@ -198,7 +179,7 @@ def _facts(run: JobRun, executor: Executor) -> Facts:
     """
     options = run.options
     try:
-        facts = inspect(options, executor, TimeBudget(options.trial_time_s, options.max_time_s))
+        facts = inspect(options, executor, TimeBudget(options.trial_time, options.max_time))
         check_possible(asked(options), facts)
     except (UserError, NothingFits) as error:
         raise type(error)(f"{run.where}: {error}") from None
@@ -299,7 +280,7 @@ def _seconds(plan: Plan, executor: Executor, options: SearchOptions) -> float:
     assert plan.settings.batch is not None, "it states the share"
     alone = plan.settings.model_copy(update={"parallel": Parallel()})
     as_plan = plan.model_copy(update={"settings": alone})
-    found = verify_plan(as_plan, options.task, executor, lambda event: None, options.trial_time_s)
+    found = verify_plan(as_plan, options.task, executor, lambda event: None, options.trial_time)
     if found.measured is None or not found.holds:
         return math.inf
     return plan.settings.batch.num_samples / found.measured.samples_per_s.value

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import uvicorn
 
-from ..errors import UserError
-from ..report.printing import print_json, tell
-from ..service.logs import LogFormat, log_to_stderr
-from ..service.problems import Problem
-from ..service.runner import RunnerOptions
-from ..service.service import open_database, open_service
-from ..service.store.tokens import RoleName, Tokens, expiry_s
-from ..service.web.app import make_app
-from ..service.web.protocol import BoundedProtocol
+from ...errors import UserError
+from ...report.printing import print_json, tell
+from ...service.logs import LogFormat, log_to_stderr
+from ...service.problems import Problem
+from ...service.runner import RunnerOptions
+from ...service.service import open_database, open_service
+from ...service.store.tokens import RoleName, Tokens, expiry_s
+from ...service.web.app import make_app
+from ...service.web.protocol import BoundedProtocol
 
 _GRACE_S = 5
 """After a signal, for requests that are being answered."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..bundle import BUNDLE, Bundle
-from ..errors import PlanError
-from ..report.printing import listened_to, print_json
-from ..report.words import count
-from ..search.winner.unlike import Share, SharedTraining
-from ..units import printable
+from ...bundle import BUNDLE, Bundle
+from ...errors import PlanError
+from ...report.printing import listened_to, print_json
+from ...report.words import count
+from ...search.winner.unlike import Share, SharedTraining
+from ...units import printable
 
 
 @dataclass(frozen=True)

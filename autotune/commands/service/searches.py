@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import NothingFits
-from ..report.printing import escaped, print_json, tell
-from ..service.client import Client, ServiceError
-from ..units import format_duration, format_percent
+from ...errors import NothingFits
+from ...report.printing import escaped, print_json, tell
+from ...service.client import Client, ServiceError
+from ...units import format_duration
 
 _EXIT_CODES = {"SUCCEEDED": 0, "NOTHING_FITS": NothingFits.exit_code, "ERROR": 1}
 
@@ -124,13 +124,6 @@ def fetch(server: Server, search_id: str, output: Path, json: bool) -> None:
 def exit_code(search: Mapping[str, Any]) -> int:
     """Of a search that has ended."""
     return _EXIT_CODES.get(search["state"], 2)
-
-
-def spec_budget(budget: float | None) -> str | None:
-    """A budget (bytes, or a share) in the words of a search that is submitted."""
-    if budget is None:
-        return None
-    return f"{budget} B" if isinstance(budget, int) else format_percent(budget)
 
 
 def _show(search: dict[str, Any], json: bool) -> None:

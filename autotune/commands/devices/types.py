@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..batch.jobs import parse_budget
-from ..errors import UnlikeDevices, UserError
-from ..units import slug
-from ..workers.devices import split_device
-from .where import Where, default_device, trials
+from ...errors import UnlikeDevices, UserError
+from ...search.options import read_budget
+from ...units import slug
+from ...workers.devices import split_device
+from ..where import Where, default_device, trials
 
 ONCE = "Name each type once, with its number of ranks behind it: cuda:A100*2."
 _ITEM = re.compile(r"(?P<device>[^*=]+?)\s*(\*\s*(?P<ranks>\d+)\s*)?(=\s*(?P<budget>.+))?")
@@ -34,6 +34,10 @@ class UnlikeType:
     def name(self) -> str:
         """Of its search."""
         return slug(self.device)[:80]
+
+    def asked(self) -> dict[str, str]:
+        """Options of its search that it states itself."""
+        return {} if self.budget is None else {"budget": self.budget}
 
 
 def split_devices(text: str) -> tuple[UnlikeType, ...]:
@@ -65,7 +69,7 @@ def _type_of(item: str) -> UnlikeType:
             raise ValueError("a type of device was expected, and maybe *RANKS and =BUDGET behind it")
         split_device(matched["device"])
         if matched["budget"]:
-            parse_budget(matched["budget"])
+            read_budget(matched["budget"])
     except ValueError as reason:
         raise UserError(f"--devices {item}: {reason}. Write for example cuda:A100*2=70GiB,cuda:T4*4=14GiB.") from None
     return UnlikeType(matched["device"], ranks, matched["budget"])

@@ -1,0 +1,1 @@
+"""``autotune search --devices`` and ``share``: one training over unlike devices."""

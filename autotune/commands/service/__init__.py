@@ -1,0 +1,1 @@
+"""``autotune serve``, and the commands that ask a service."""
