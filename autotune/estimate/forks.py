@@ -16,7 +16,7 @@ import torch
 
 from ..measure.processes import end_with
 from ..techniques.facts import num_processors
-from .workspace.threads import reckon_with
+from .workspace.kernel import reckon_with
 
 T = TypeVar("T")
 R = TypeVar("R")
