@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..measure.processes import end_with
-from ..techniques.facts import num_processors
+from ..techniques.support.facts import num_processors
 from .workspace.kernel import reckon_with
 
 T = TypeVar("T")
