@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -84,6 +85,12 @@ def test_every_part_has_a_floor():
     """A new module says where it belongs."""
     parts = {part for path in SOURCES if (part := part_of(".".join(path.with_suffix("").parts)))}
     assert parts == LEVEL.keys()
+
+
+def test_the_wheel_has_every_package():
+    """It holds those alone that pyproject.toml names, while a checkout has all."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert {*named} == {".".join(path.parent.parts) for path in SOURCES if path.name == "__init__.py"}
 
 
 def test_imports_point_down():
