@@ -14,7 +14,7 @@ from .errors import PlanError
 from .files import read_text, replacing, write_text
 from .plain_yaml import dump_yaml, explain, read_yaml
 from .techniques import Exactness, Settings
-from .techniques.facts import Identity
+from .techniques.support.facts import Identity
 from .units import Bytes, Percent, Ratio
 
 _Whole = Annotated[int, Field(ge=0, lt=2**63)]

@@ -10,8 +10,8 @@ from typing import Literal
 from .estimate import Calibration, Estimate
 from .measure.profiling.types import Profile
 from .plan import Evaluation, Evidence, Plan
-from .search.duration import Expected
 from .search.options import SearchOptions
+from .search.predicted.duration import Expected
 from .search_spaces import Unavailable
 from .techniques import Facts, Settings, Technique
 from .workers import Estimated, Outcome, Profiled

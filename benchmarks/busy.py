@@ -34,7 +34,7 @@ from autotune.search.options import SearchOptions
 from autotune.search.requests import Requests, inspect, reference_settings
 from autotune.search.time_budget import TimeBudget
 from autotune.techniques import Settings
-from autotune.techniques.facts import num_processors
+from autotune.techniques.support.facts import num_processors
 from autotune.workers import Executor, Measured
 
 from .rows import EXAMPLES, HERE, save_rows

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from autotune import __version__
 from autotune.measure.device import inspect_device
-from autotune.techniques.facts import num_processors
+from autotune.techniques.support.facts import num_processors
 
 __all__ = ["EXAMPLES", "HERE", "environment", "load_rows", "save_rows"]
 

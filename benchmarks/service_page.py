@@ -17,13 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.service.documents import Documents
+from autotune.service.findings import Documents, Summary
 from autotune.service.service import open_database
 from autotune.service.spec import SearchSpec
 from autotune.service.store.leases import Leases
 from autotune.service.store.searches import Searches
 from autotune.service.store.states import State
-from autotune.service.summary import Summary
 
 from .chromium import Page
 from .rows import save_rows

@@ -20,7 +20,7 @@ from autotune.commands.devices.share import save
 from autotune.measure.processes import descendants
 from autotune.plan import Plan
 from autotune.ranks import gathered
-from autotune.search.shares import quickest
+from autotune.search.winner.shares import quickest
 from autotune.search.winner.unlike import Share, SharedTraining
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch

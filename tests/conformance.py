@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune import Plan, Task, apply
 from autotune.techniques import Settings
-from autotune.techniques.recomputed import recomputed
+from autotune.techniques.support.recomputed import recomputed
 
 FIRST_BLOCK = {"cnn": "blocks.0", "gpt": "transformer.h.0"}
 SPLIT = {"micro": 2, "accumulate": 3}

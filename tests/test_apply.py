@@ -20,10 +20,10 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.data_loading import DataLoading
-from autotune.techniques.facts import difference
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
+from autotune.techniques.support.facts import difference
 from autotune.testing.runs import one_thread, relative_difference, run_applied, run_by_hand, without_dropout
 from autotune.testing.zoo import ZOO
 from autotune.training.apply_plan import reference_batch

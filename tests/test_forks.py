@@ -13,7 +13,7 @@ import torch
 
 from autotune.estimate import forks
 from autotune.estimate.forks import in_forks
-from autotune.estimate.workspace.threads import num_threads
+from autotune.estimate.workspace.kernel import num_threads
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.parallel import Parallel
-from autotune.techniques.replica import within
+from autotune.techniques.support.replica import within
 
 DDP, FSDP = Parallel(kind="ddp", processes=2), Parallel(kind="fsdp", processes=2)
 NUM_STEPS = 4

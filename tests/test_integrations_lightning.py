@@ -26,7 +26,6 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing, find_blocks
 from autotune.techniques.compile import Compile
-from autotune.techniques.compiler import lacking_compiler
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
 from autotune.techniques.memory_format import MemoryFormat
@@ -34,7 +33,8 @@ from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
-from autotune.techniques.recomputed import recomputed
+from autotune.techniques.support.compiler import lacking_compiler
+from autotune.techniques.support.recomputed import recomputed
 from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import identify

@@ -153,7 +153,7 @@ def test_other_weights_are_traced_again(task_file: Path, traced: list[Any]):
 
 def test_another_number_of_threads_is_traced_again(task_file: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch):
     memory_model(task_file)
-    monkeypatch.setattr("autotune.estimate.workspace.threads._num_threads", 64)
+    monkeypatch.setattr("autotune.estimate.workspace.kernel._num_threads", 64)
     memory_model(task_file)
     assert len(traced) == 2
 

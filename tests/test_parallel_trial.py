@@ -10,8 +10,8 @@ from autotune.measure import MeasureOptions
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.facts import num_processors
 from autotune.techniques.parallel import Parallel
+from autotune.techniques.support.facts import num_processors
 from autotune.workers import Crashed, Failed, Measured, MeasureRequest, Outcome, OutOfMemory
 from autotune.workers.process import identify
 

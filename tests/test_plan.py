@@ -19,8 +19,8 @@ from autotune.schemas import SCHEMAS, schema_text
 from autotune.search_spaces import SearchSpace, load_space, presets
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
-from autotune.techniques.facts import Identity, ReadLoader
 from autotune.techniques.precision import Precision
+from autotune.techniques.support.facts import Identity, ReadLoader
 
 GOLDEN = Path(__file__).parent / "golden" / "plan.yaml"
 PACKAGE = Path(autotune.__file__).parent

@@ -26,14 +26,14 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.data_loading import DataLoading
-from autotune.techniques.facts import Identity
 from autotune.techniques.layers import Layers
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
-from autotune.techniques.recomputed import recomputed
+from autotune.techniques.support.facts import Identity
+from autotune.techniques.support.recomputed import recomputed
 from autotune.testing.runs import one_thread
 
 SCRIPTS = Path(__file__).with_name("scripts")

@@ -26,7 +26,7 @@ from search_tables import (
 from autotune.plan import Speed
 from autotune.search.events import AnchorEnded, TrialEnded
 from autotune.search.options import SearchOptions
-from autotune.search.pace import UNCORRECTED, Anchor, correction, is_due
+from autotune.search.store.pace import UNCORRECTED, Anchor, correction, is_due
 from autotune.workers import Measured, OutOfMemory
 from autotune.workers.table import Row, TableExecutor
 

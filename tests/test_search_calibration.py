@@ -17,7 +17,7 @@ from autotune.estimate import Calibration, Estimate, EstimateOptions, Fit, Inter
 from autotune.report.estimate import as_json, explain
 from autotune.results import WhatToEstimate
 from autotune.search.predicted.calibration import learn_calibration
-from autotune.search.store.finished import finished
+from autotune.search.store.stored import finished
 from autotune.workers import Crashed, Estimated, Executor, Inspected, Predicted, TrialRequest
 from autotune.workers.table import TableExecutor
 

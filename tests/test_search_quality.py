@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from autotune.cli import app
 from autotune.measure.measurement import Quality
 from autotune.search.options import Drop
-from autotune.search.quality import judge_quality, least_early, lost_share
+from autotune.search.verdict import judge_quality, least_early, lost_share
 
 ONE_POINT = Drop(1.0, is_share=False)
 

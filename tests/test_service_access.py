@@ -318,7 +318,7 @@ def test_the_page_runs_its_own_scripts_alone(client):
 
 def test_a_stream_ends_with_its_token(guarded, monkeypatch):
     """Revoked while the stream is open: it says so, and ends."""
-    monkeypatch.setattr("autotune.service.web.streams._CHECK_S", 0.0)
+    monkeypatch.setattr("autotune.service.web.following._CHECK_S", 0.0)
     client, service, secrets = guarded
     body = spec_of(client, secrets, seconds=60)
     path = "/v1/searches/" + client.post("/v1/searches", headers=bearer(secrets["submit"]), json=body).json()["id"]

@@ -22,7 +22,7 @@ from sqlalchemy import inspect, update
 from autotune.errors import UserError
 from autotune.service.archives import pack
 from autotune.service.client import Client, ServiceError
-from autotune.service.documents import Documents
+from autotune.service.findings import Documents
 from autotune.service.retention import forget_old
 from autotune.service.runner import Runner, RunnerOptions
 from autotune.service.spec import SearchSpec

@@ -25,7 +25,7 @@ from autotune.service.service import open_database
 from autotune.service.store.database import Database
 from autotune.service.store.tokens import expiry_s
 from autotune.service.web import limits
-from autotune.service.web.protocol import BoundedProtocol
+from autotune.service.web.limits import BoundedProtocol
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -86,6 +87,12 @@ def test_every_part_has_a_floor():
     assert parts == LEVEL.keys()
 
 
+def test_the_wheel_has_every_package():
+    """It holds those alone that pyproject.toml names, while a checkout has all."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert {*named} == {".".join(path.parent.parts) for path in SOURCES if path.name == "__init__.py"}
+
+
 def test_imports_point_down():
     """Also inside functions and for annotations."""
     wrong = [
@@ -113,18 +120,18 @@ def test_contributing_names_the_rooms_that_there_are_and_the_order_of_the_floors
 
 def test_a_technique_sees_its_base_and_its_facts_alone():
     """Techniques know nothing of each other but the settings that one may conflict with: their order is apply's."""
-    known = ("techniques._base", "techniques._lossy", "techniques.facts", "techniques.Settings", "errors", "units")
-    allowed = {f"autotune.{name}" for name in known}
-    for path in (PACKAGE / "techniques").glob("[a-z]*.py"):
+    support = (f"techniques.support.{name}" for name in ("base", "lossy", "facts"))
+    allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", "errors", "units")}
+    for path in (PACKAGE / "techniques").rglob("[a-z]*.py"):
         ours = {name for name in imports(path.relative_to(ROOT)) if name.startswith("autotune")}
         own = {
             "layers": "autotune.layers",
             "pruning": "autotune.pruning",
             "low_rank": "autotune.pruning",
-            "checkpointing": "autotune.techniques.recomputed",
-            "allocator": "autotune.techniques.preload",
-            "compile": "autotune.techniques.compiler",
-            "parallel": "autotune.techniques.replica",
+            "checkpointing": "autotune.techniques.support.recomputed",
+            "allocator": "autotune.techniques.support.preload",
+            "compile": "autotune.techniques.support.compiler",
+            "parallel": "autotune.techniques.support.replica",
         }
         assert ours <= allowed | {own.get(path.stem)}, path.name
 

@@ -24,9 +24,9 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
-from autotune.techniques.compiler import lacking_compiler
 from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer_step import OptimizerStep
+from autotune.techniques.support.compiler import lacking_compiler
 from autotune.testing.runs import one_thread, relative_difference, run_applied, run_by_hand, without_dropout
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..errors import TrialsLost, UnlikeDevices, UserError
 from ..machine import device_name
-from ..techniques.facts import num_processors
+from ..techniques.support.facts import num_processors
 from .devices import gpu_types, type_text, visible_gpus
 
 

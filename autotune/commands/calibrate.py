@@ -11,8 +11,8 @@ from ..estimate import Calibration, EstimateOptions, Interval, PredictOptions
 from ..results import WhatToEstimate
 from ..search.predicted.calibration import learn_calibration
 from ..search.requests import LARGEST_OF, failure
-from ..search.store.finished import Finished, finished
 from ..search.store.storage import default_url
+from ..search.store.stored import Finished, finished
 from ..search.store.url import masked
 from ..search.time_budget import TimeBudget
 from ..techniques import Facts

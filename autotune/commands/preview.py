@@ -10,10 +10,10 @@ from ..report.preview import as_json, explain
 from ..report.printing import console, print_json, print_words
 from ..results import Preview
 from ..search.budget import asked, check_possible
-from ..search.duration import expected, likely_trials
 from ..search.events import Event
 from ..search.options import SearchOptions
 from ..search.own_flags import by_own_flags, told_early
+from ..search.predicted.duration import expected, likely_trials
 from ..search.requests import inspected, reference_settings
 from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 
 from ..measure.processes import end_with
-from ..techniques.facts import num_processors
-from .workspace.threads import reckon_with
+from ..techniques.support.facts import num_processors
+from .workspace.kernel import reckon_with
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -30,7 +30,7 @@ from .memory_model import MemoryModel, fit_memory_model
 from .memory_model_file import StoredModel, load_memory_model, packed
 from .tracing.fake_ops import Target
 from .tracing.fake_step import TracedStep, Untraceable, largest_sample
-from .workspace.threads import num_threads
+from .workspace.kernel import num_threads
 
 _WITHOUT_TRACE: tuple[Effect, ...] = ("samples", "process", "loader")
 """Effects of techniques that no trace depends on."""

@@ -17,8 +17,8 @@ from ..nested import to_device
 from ..plan import Plan
 from ..randomness import undisturbed
 from ..techniques import Settings
-from ..techniques._base import Run
 from ..techniques.precision import Precision
+from ..techniques.support.base import Run
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from ..training.data_loader import changed_loader, has_own_batches, rebatched
 from .checks import check_model, check_version, refuse_other_models, tell

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader
 
-    from ..techniques._base import Run
+    from ..techniques.support.base import Run
 
 _entered: ContextVar[bool] = ContextVar("_entered", default=False)
 """Whether this thread is within a :func:`forward_context`."""

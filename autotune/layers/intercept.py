@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from . import activation, attention, conv, dropout, loss, matmul, norm, pooling, residual
+from . import activation, attention, conv, dropout, loss, matmul, norm, pooling, rematerialization
 from .graph import saved_tensors_hooks
 from .sites import Site
 
@@ -54,7 +54,7 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     F.gelu: activation.gelu,
     F.silu: activation.silu,
     **{function: activation.keep_input(function) for function in _ACTIVATIONS},
-    **{function: residual.add(function) for function in _SUMS},
+    **{function: rematerialization.add(function) for function in _SUMS},
     F.dropout: dropout.dropout,
     F.max_pool1d: pooling.max_pool1d,
     F.max_pool2d: pooling.max_pool(2),

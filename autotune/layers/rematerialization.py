@@ -3,7 +3,8 @@
 A producer (a normalisation, GELU) notes on its autograd node how its output follows from what its own backward needs. A
 consumer (linear, convolution) that would keep that output saves those tensors instead, which costs nothing, since they
 are kept already, and computes the output again in backward. Tensors are noted weakly: what the graph does not keep is
-gone by then, and the consumer keeps its input as stock torch does.
+gone by then, and the consumer keeps its input as stock torch does. A sum in a residual stream is computed again from
+parts of which one is, a few blocks far.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from .graph import is_in_checkpoint, notes_of
+from .sites import Site
 
 _KEY = "autotune.rematerialization"
 _KEPT = "autotune.kept"
+_FARTHEST = 4
+"""Sums in a row that are computed again before one is kept: what is computed lies in memory together."""
 
 
 class Unchanged:
@@ -165,3 +169,27 @@ def _view_of(remat: Remat, base: Tensor, x: Tensor) -> Remat:
         return value.as_strided(size, stride, offset)
 
     return Remat(view, remat, is_view=True)
+
+
+def add(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``x + y``, in place or not."""
+
+    def replacement(site: Site, input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        parts = _parts(input, other) if site.recomputes and not args and not kwargs else None
+        output = function(input, other, *args, **kwargs)
+        if parts is None or (output is input and isinstance(parts[0], Tensor)):  # what was kept is the sum now
+            return output
+        if max(part.num_sums for part in parts if isinstance(part, Remat)) >= _FARTHEST:
+            return output
+        return publish(output, torch.add, *parts, overwriting=Tensor.add_, num_sums=1)
+
+    return replacement
+
+
+def _parts(x: Any, y: Any) -> tuple[Tensor | Remat, Tensor | Remat] | None:
+    """How both are rematerialized, or kept anyway; None if one is lost, both are kept, or the sum would broadcast."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype):
+        return None
+    first, second = part_of(x), part_of(y)
+    is_possible = isinstance(first, Remat) or isinstance(second, Remat)
+    return (first, second) if first is not None and second is not None and is_possible else None

@@ -15,7 +15,7 @@ from ..nested import tensors_in
 from ..plan import Budget
 from ..ranks import of_first, this_rank, world_size
 from ..task import Task
-from ..techniques.replica import within
+from ..techniques.support.replica import within
 from ..training.training import Training
 from .checks.quality import call_evaluate, evaluation_context
 from .measurement import Evaluated, EvaluationOptions, MeasureOptions

@@ -15,10 +15,10 @@ from ..techniques import Facts
 from ..techniques.allocator import installed_allocators
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import find_blocks
-from ..techniques.compiler import lacking_compiler
-from ..techniques.facts import num_processors
 from ..techniques.memory_format import channels_last_fault
 from ..techniques.optimizer import implementation_of, supported_implementations
+from ..techniques.support.compiler import lacking_compiler
+from ..techniques.support.facts import num_processors
 from .dataset import DatasetFacts
 from .device import available_host_bytes, inspect_device
 from .measurement import InspectOptions

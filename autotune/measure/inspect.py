@@ -14,7 +14,7 @@ from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts, LoaderSpec
 from ..techniques.batch import refused_split
-from ..techniques.facts import num_processors
+from ..techniques.support.facts import num_processors
 from ..techniques.variant import Variant
 from ..training.apply_plan import build_loader, build_model, reference_batch
 from ..training.fingerprint import identify

@@ -20,7 +20,7 @@ from .measurement import NUM_STEPS, Evaluated, Measurement, MeasureOptions, Pari
 from .memory import Charge
 from .steps import Steps
 from .timing.engine import WARMUP_SHARE, Timing, WarmUp
-from .timing.optimizer_time import OptimizerTime
+from .timing.moments import OptimizerTime
 
 _CONFIRM_S = 10.0
 """Most seconds for confirming a leak, also in a short trial: after a handful of steps no leak would show."""

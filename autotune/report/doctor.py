@@ -30,7 +30,7 @@ def examine() -> dict[str, Any]:
     import torch
 
     from ..measure.device import inspect_device
-    from ..techniques.facts import num_processors
+    from ..techniques.support.facts import num_processors
 
     types: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     devices = [inspect_device(kind) for kind in types]

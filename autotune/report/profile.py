@@ -16,9 +16,8 @@ from ..results import Change, Profiling
 from ..techniques import Facts, Settings, Technique
 from ..units import printable, size
 from .displays.lines import facts_words
-from .fitting import FittingTable
 from .folding import Line, lines
-from .tables import rows_table
+from .tables import FittingTable, rows_table
 from .words import outcome_words, settings_words
 
 WIDTH = 140

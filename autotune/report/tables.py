@@ -1,13 +1,20 @@
-"""The one table that all reports share: names on the left, words on the right."""
+"""The tables that reports share: names on the left and words on the right; and figures for any width, where columns go
+and names are cut if there is no room, figures never."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from rich.console import RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+_GAP = 2
+_SHORTEST_NAME = 16
+"""Columns that names are cut to before another column goes."""
 
 
 def rows_table(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -18,3 +25,47 @@ def rows_table(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     for name, words in rows:
         table.add_row(Padding(Text(name), (0, 0, 0, 2)), Text(words) if isinstance(words, str) else words)
     return table
+
+
+@dataclass(frozen=True)
+class FittingTable:
+    """Names in the first column, cut in their middle; of the others, those that there is room for."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    figures: Container[int]
+    """Numbers of the columns that are justified to the right."""
+    by_need: Sequence[int]
+    """All columns but the first, the most needed first."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        widths = [max(map(cell_len, column)) for column in zip(self.headings, *self.rows, strict=True)]
+        shown, left = self._shown(widths, options.max_width)
+        table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold", pad_edge=False)
+        for number in shown:
+            justify = "right" if number in self.figures else "left"
+            table.add_column(self.headings[number], justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        for row in self.rows:
+            table.add_row(*(Text(row[number] if number else _cut(row[0], left)) for number in shown))
+        yield table
+        if len(shown) < len(widths):
+            missing = ", ".join(heading for number, heading in enumerate(self.headings) if number not in shown)
+            yield Text(f"no room for: {missing}", style="dim")
+
+    def _shown(self, widths: Sequence[int], room: int) -> tuple[list[int], int]:
+        """The columns that there is room for, in order, and what is left for the names."""
+        left = room
+        shown = [0]
+        for number in self.by_need:
+            if left - widths[number] - _GAP >= min(widths[0], _SHORTEST_NAME):
+                left -= widths[number] + _GAP
+                shown.append(number)
+        return sorted(shown), left
+
+
+def _cut(name: str, width: int) -> str:
+    """Its end says most: which blocks, and how many."""
+    if cell_len(name) <= width:
+        return name
+    head = (width - 1) // 3
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..data.sameness import Sameness
 from ..plan import Plan
-from ..techniques.facts import ReadLoader
+from ..techniques.support.facts import ReadLoader
 from .loader_row import LoaderRow
 
 

@@ -24,8 +24,8 @@ from ..ranks import world_size
 from ..task import Task
 from ..techniques import Facts, LoaderSpec, Settings
 from ..techniques.batch import Batch
-from ..techniques.facts import num_processors
 from ..techniques.parallel import Parallel
+from ..techniques.support.facts import num_processors
 from ..training.data_loader import OPTIONS
 from ..training.fingerprint import identify
 from ..workers import Failed, Outcome

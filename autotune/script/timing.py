@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..measure.checks.course import course_of, why_unlike
-from ..measure.checks.parity import compare
+from ..measure.checks.parity import compare, course_of, why_unlike
 from ..measure.errors import NonFiniteLoss
 from ..measure.measurement import NO_EVALUATION, NUM_STEPS, Measurement, Parity
 from ..measure.memory import Charge

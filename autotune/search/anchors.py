@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from ..workers import Measured, MeasureRequest
 from .events import AnchorEnded, AnchorStarted
-from .pace import Anchor, is_due, is_other
 from .runs import run_once
 from .session import Session
+from .store.pace import Anchor, is_due, is_other
 from .store.tried import Tried
 from .time_budget import LEAST_SHARE_S
 

@@ -16,8 +16,8 @@ from ..script.command import FENCES, filled, own_batch, own_share, under_launche
 from ..script.scratch import Scratch
 from ..techniques import Exactness, Facts, Settings
 from ..techniques.batch import Batch
-from ..techniques.facts import difference
 from ..techniques.parallel import Parallel
+from ..techniques.support.facts import difference
 from ..units import format_bytes
 from ..workers import (
     STOPPED,

@@ -17,13 +17,12 @@ from ..techniques import Facts, Settings
 from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
 from .events import Event, SecondsKnown, Warned
 from .options import SearchOptions
-from .quality import least_early
 from .requests import PARITY_LIMITS, Requests, exactness, reference_settings
 from .seconds import Seconds
 from .store.study import SPENT, Study
 from .store.tried import Tried
 from .time_budget import TimeBudget
-from .verdict import Verdict
+from .verdict import Verdict, least_early
 
 if TYPE_CHECKING:
     from .known import Known

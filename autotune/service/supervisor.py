@@ -20,13 +20,12 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from ..errors import StudyError, TrialsLost
 from .archives import Limits, unpack
-from .documents import Documents, read_documents
 from .driver import Driver, SearchFolder
+from .findings import Documents, Summary, read_documents
 from .problems import Problem
 from .store.database import words_of
 from .store.leases import Lease, Leases, Stale
 from .store.states import State
-from .summary import Summary
 
 if TYPE_CHECKING:
     from .runner import RunnerOptions

@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from ._base import Effect, Exactness, LoaderSpec, Stage, Technique
 from .allocator import Allocator
 from .batch import Batch
 from .checkpointing import Checkpointing
 from .compile import Compile
 from .data_loading import DataLoading
-from .environment import joined
-from .facts import Device, Facts
 from .layers import Layers
 from .low_rank import LowRank
 from .memory_format import MemoryFormat
@@ -27,6 +24,9 @@ from .optimizer_step import OptimizerStep
 from .parallel import Parallel
 from .precision import Kind, Precision
 from .pruning import Pruning
+from .support.base import Effect, Exactness, LoaderSpec, Stage, Technique
+from .support.environment import joined
+from .support.facts import Device, Facts
 from .variant import Variant
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Effect, Stage, Technique
-from .facts import Facts
-from .preload import find_library
+from .support.base import Effect, Stage, Technique
+from .support.facts import Facts
+from .support.preload import find_library
 
 _LIBRARIES = {"tcmalloc": ("tcmalloc_minimal", "tcmalloc"), "jemalloc": ("jemalloc",)}
 INSTALLATION = {

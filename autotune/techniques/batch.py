@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field, PositiveInt, model_validator
 
-from ._base import Effect, Exactness, Stage, Technique
-from .facts import Facts
+from .support.base import Effect, Exactness, Stage, Technique
+from .support.facts import Facts
 
 SPLIT_TOLERANCE = 1e-3
 """Relative L2 difference of the gradient above which a split changes the optimization: fp32 reordering stays

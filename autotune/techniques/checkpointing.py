@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError, TaskError
-from ._base import Effect, Run, Stage, Technique
-from .facts import Facts
-from .recomputed import Buffers, recomputed
+from .support.base import Effect, Run, Stage, Technique
+from .support.facts import Facts
+from .support.recomputed import Buffers, recomputed
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 
 from ..errors import PlanError
 from ..units import MIB
-from ._base import Effect, Run, Stage, Technique
-from .compiler import lacking_compiler
-from .facts import Facts
+from .support.base import Effect, Run, Stage, Technique
+from .support.compiler import lacking_compiler
+from .support.facts import Facts
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ..errors import PlanError
-from ._base import Effect, LoaderSpec, Stage, Technique
-from .facts import Facts
+from .support.base import Effect, LoaderSpec, Stage, Technique
+from .support.facts import Facts
 
 _CACHE_SHARE = 0.5
 """Share of the available memory that a cached epoch may take to be worth a trial."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ._base import Effect, Exactness, Run, Stage, Technique
-from .facts import Facts
+from .support.base import Effect, Exactness, Run, Stage, Technique
+from .support.facts import Facts
 
 if TYPE_CHECKING:
     from torch import nn

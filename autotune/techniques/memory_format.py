@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..errors import PlanError
-from ._base import Effect, Run, Stage, Technique
-from .facts import Facts
+from .support.base import Effect, Run, Stage, Technique
+from .support.facts import Facts
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
 from ..units import MIB
-from ._base import Effect, Stage, Technique
-from .facts import Facts
+from .support.base import Effect, Stage, Technique
+from .support.facts import Facts
 
 if TYPE_CHECKING:
     import torch

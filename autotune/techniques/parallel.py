@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError
-from ._base import Effect, Run, Stage, Technique
-from .facts import Facts, num_processors
+from .support.base import Effect, Run, Stage, Technique
+from .support.facts import Facts, num_processors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -135,7 +135,7 @@ class Parallel(Technique):
         Raises:
             PlanError: it is sharded.
         """
-        from .replica import within
+        from .support.replica import within
 
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if fsdp is not None and isinstance(model, fsdp.FSDPModule):
@@ -161,7 +161,7 @@ class Parallel(Technique):
                 "the row out."
             )
         if self.kind == "ddp":
-            from .replica import Replica
+            from .support.replica import Replica
 
             return Replica(model)
         from torch.distributed.device_mesh import init_device_mesh

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from ..errors import PlanError
-from ._base import Run, Stage
-from ._lossy import Lossy
-from .facts import Facts
+from .support.base import Run, Stage
+from .support.facts import Facts
+from .support.lossy import Lossy
 
 if TYPE_CHECKING:
     from torch import nn

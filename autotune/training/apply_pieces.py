@@ -10,8 +10,8 @@ from torch import nn
 
 from ..plan import Plan
 from ..techniques import LoaderSpec, Stage
-from ..techniques._base import Run
 from ..techniques.checkpointing import find_blocks
+from ..techniques.support.base import Run
 from .launched import stand_aside
 from .weights import load_kept
 

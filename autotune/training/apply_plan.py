@@ -20,10 +20,10 @@ from ..randomness import seed_everything, undisturbed
 from ..ranks import ALONE, Ranks, join_ranks, world_size
 from ..task import SIGNATURES, Task
 from ..techniques import LoaderSpec
-from ..techniques._base import Run
 from ..techniques.batch import Batch
-from ..techniques.facts import difference
-from ..techniques.replica import within
+from ..techniques.support.base import Run
+from ..techniques.support.facts import difference
+from ..techniques.support.replica import within
 from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
 from .drift import here, is_strict, tell
 from .fingerprint import fingerprint, identify

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine import device_name
 from ..plan import Plan
-from ..techniques.facts import difference
+from ..techniques.support.facts import difference
 from .launched import STRICT_VARIABLE
 
 if TYPE_CHECKING:

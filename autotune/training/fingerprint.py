@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from ..nested import tensors_in
 from ..techniques.checkpointing import find_blocks
-from ..techniques.facts import Identity
+from ..techniques.support.facts import Identity
 
 _MOST_TENSORS = 8
 """Of a batch that are told."""

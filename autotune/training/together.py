@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import PlanError, TaskError
 from ..techniques import Settings
-from ..techniques.replica import within
+from ..techniques.support.replica import within
 
 _BUCKET_BYTES = 25 * 2**20
 """Of gradients that are exchanged in one call, as in torch's DistributedDataParallel."""

@@ -17,7 +17,7 @@ from ..randomness import random_state, set_random_state
 from ..task import Task
 from ..techniques import Settings
 from ..techniques.batch import Batch
-from ..techniques.replica import Replica, within
+from ..techniques.support.replica import Replica, within
 from .gradients import Count, Gradients, divisor, read_loss
 from .guard import Guard
 from .halving import Halving

@@ -10,7 +10,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
-from autotune.techniques.facts import num_processors
+from autotune.techniques.support.facts import num_processors
 
 from .gains import gains_of_other_tables, no_gains
 from .load import Load

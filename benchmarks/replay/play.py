@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.measure import Measurement, MeasureOptions
 from autotune.plan import Plan
-from autotune.search.pace import UNCORRECTED, weighed
+from autotune.search.store.pace import UNCORRECTED, weighed
 from autotune.search.time_budget import NUM_FINALISTS
 from autotune.search.verdict import judge
 from autotune.techniques import Settings

@@ -13,9 +13,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.estimate import Prediction
 from autotune.plan import Budget
-from autotune.search.pace import Correction
+from autotune.search.sampler.configuration_space import is_needless
 from autotune.search.sampler.configurations import Configuration, Configurations
-from autotune.search.sampler.dominance import is_needless
+from autotune.search.store.pace import Correction
 from autotune.search.verdict import Verdict
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.workers import Outcome

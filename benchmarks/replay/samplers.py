@@ -12,9 +12,9 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from autotune.search.sampler.candidates import build_sampler
 from autotune.search.sampler.configurations import Configurations
 from autotune.search.sampler.expected_gain import ExpectedGainSampler, correct, observe
-from autotune.search.sampler.optuna_samplers import build_sampler
 from autotune.search.sampler.priors import Priors
 from autotune.search.verdict import CONSTRAINTS, Verdict, observation
 from autotune.techniques import Settings

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 from sqlalchemy import create_engine, text
 
-from autotune.service.documents import Documents
+from autotune.service.findings import Documents
 from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database
 from autotune.service.store.leases import Lease, Leases, Stale

@@ -25,7 +25,7 @@ from autotune.service.service import open_database
 from autotune.service.store.database import Database, now
 from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
 from autotune.service.store.tokens import Tokens
-from autotune.service.web import streams
+from autotune.service.web import following
 from autotune.workers.process import with_variable
 
 from ..postgresql import Cluster
@@ -109,7 +109,7 @@ class Scene:
     def _prepare(self) -> None:
         """In the server's process: its database's clock, and waits that are short."""
         clock = self.folder / "clock"
-        streams._CHECK_S, supervisor._LONGEST_END_S = 0.3, 1.0
+        following._CHECK_S, supervisor._LONGEST_END_S = 0.3, 1.0
 
         @compiles(now, "sqlite")
         def _now(element: Any, compiler: Any, **options: Any) -> str:

@@ -16,7 +16,7 @@ import torch
 from ...errors import PlanError
 from ...measure.processes import end_with
 from ...ranks import Ranks, this_rank
-from ...techniques.facts import num_processors
+from ...techniques.support.facts import num_processors
 from ..outcome import Crashed, Measured, Outcome
 from ..request import MeasureRequest, TrialRequest
 from .folder import TrialFolder

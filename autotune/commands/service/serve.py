@@ -18,7 +18,7 @@ from ...service.runner import RunnerOptions
 from ...service.service import open_database, open_service
 from ...service.store.tokens import RoleName, Tokens, expiry_s
 from ...service.web.app import make_app
-from ...service.web.protocol import BoundedProtocol
+from ...service.web.limits import BoundedProtocol
 
 _GRACE_S = 5
 """After a signal, for requests that are being answered."""

@@ -1,4 +1,4 @@
-"""``Kernel``: an operation with a workspace, which it allocates while it runs, at any batch."""
+"""``Kernel``: an operation with a workspace, which it allocates while it runs, at any batch; its number of threads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_map
 
 HALVES = (torch.bfloat16, torch.float16)
 """Types of half precision."""
+_num_threads: int | None = None
+"""None where it is as many as this process has."""
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,14 @@ class Kernel:
 
         trees = ((self.results, other.results), (self.args, other.args), (self.kwargs, other.kwargs))
         return Kernel(self.scratch, *(tree_map(extend, own, their) for own, their in trees))
+
+
+def reckon_with(num_threads: int) -> None:
+    """Set how many threads the predicted training computes with, whatever this process has."""
+    global _num_threads
+    _num_threads = num_threads
+
+
+def num_threads() -> int:
+    """Threads of the predicted training."""
+    return _num_threads or torch.get_num_threads()

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .kernel import HALVES, Like
+from .kernel import HALVES, Like, num_threads
 from .slow_convolution import Convolution
-from .threads import num_threads
 
 _LANES = 16
 """Channels in a block of oneDNN's layout; channels are rounded up to a multiple."""

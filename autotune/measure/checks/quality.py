@@ -18,7 +18,7 @@ from ...errors import TaskError
 from ...randomness import undisturbed
 from ...ranks import of_first
 from ...task import SIGNATURES, Task
-from ...techniques.replica import within
+from ...techniques.support.replica import within
 from ...training.training import Training
 from ..measurement import Quality, QualityOptions
 from ..steps import Steps

@@ -21,7 +21,6 @@ from ...techniques import LoaderSpec, Settings
 from ...techniques.batch import Batch
 from ...training.training import Training
 from ..errors import NonFiniteLoss
-from .autocast import autocast_kept_off, autocast_seen
 from .dropout import without_dropout
 from .hooks import check_hooks
 
@@ -66,7 +65,7 @@ def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: 
     size, task = len(samples), replace(task, max_grad_norm=None, after_backward=None, after_step=None)
     run = partial(_gradient, task, model, samples, device)
     with without_dropout(model), _buffers_kept(model):
-        with autocast_seen(device.type) as seen:
+        with _autocast_seen(device.type) as seen:
             whole = run(size, checks_hooks=True)
         began_s = perf_counter()
         run(size)
@@ -75,7 +74,7 @@ def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: 
             return replace(known, reason="one sample cannot be split")
         off = _without_autocast(run, size, device, whole) if seen.turned_on else None
         try:
-            with autocast_kept_off(device.type) if off is not None else nullcontext():
+            with _autocast_kept_off(device.type) if off is not None else nullcontext():
                 parts = run(min(size - 1, -(-2 * size // 3)))
         except torch.OutOfMemoryError:
             raise
@@ -94,7 +93,7 @@ def _without_autocast(
     """The whole batch's gradient in fp32; None where the model's own types need autocast, or autocast is compiled
     in."""
     try:
-        with autocast_kept_off(device.type):
+        with _autocast_kept_off(device.type):
             found = run(size)
     except torch.OutOfMemoryError:
         raise
@@ -147,3 +146,51 @@ def _relative_difference(whole: _Gradients, parts: _Gradients) -> float | None:
     norm = math.sqrt(sum(float(a.square().sum(dtype=torch.float64)) for a, _ in pairs))
     difference = math.sqrt(sum(float((a - b).square().sum(dtype=torch.float64)) for a, b in pairs))
     return difference / norm if norm else None
+
+
+@dataclass
+class _AutocastSeen:
+    """What was noticed so far."""
+
+    turned_on: bool = False
+
+
+@contextmanager
+def _autocast_seen(device_type: str) -> Iterator[_AutocastSeen]:
+    """Within the block, notice whether autocast is turned on for this type of device."""
+    seen = _AutocastSeen()
+
+    def note(enabled: bool) -> bool:
+        seen.turned_on = seen.turned_on or enabled
+        return enabled
+
+    with _intercepted(device_type, note):
+        yield seen
+
+
+@contextmanager
+def _autocast_kept_off(device_type: str) -> Iterator[None]:
+    """Within the block, turning autocast on for this type of device leaves it off."""
+    with _intercepted(device_type, lambda enabled: False):
+        yield
+
+
+@contextmanager
+def _intercepted(device_type: str, decide: Callable[[bool], bool]) -> Iterator[None]:
+    """``torch.autocast`` as a block or a decorator, its older names, and whoever builds on them (accelerate,
+    transformers, lightning) all end in ``torch.set_autocast_enabled``, which is replaced for the whole process.
+
+    Source: torch/amp/autocast_mode.py, autocast.__enter__
+    """
+    real = torch.set_autocast_enabled
+
+    def set_autocast_enabled(*args: Any) -> None:
+        *kind, enabled = args
+        named = str(kind[0]) if kind else "cuda"  # where the type of device is left out, it is this
+        real(named, decide(enabled) if named == device_type else enabled)
+
+    setattr(torch, real.__name__, set_autocast_enabled)
+    try:
+        yield
+    finally:
+        setattr(torch, real.__name__, real)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from ...measure import Measurement
 from ...search.budget import asked
-from ...search.duration import Costs, Runs, likely_s, likely_trials, predictions_s
 from ...search.events import (
     AblationEnded,
     AblationStarted,
@@ -30,6 +29,7 @@ from ...search.events import (
     Warned,
 )
 from ...search.options import SearchOptions
+from ...search.predicted.duration import Costs, Runs, likely_s, likely_trials, predictions_s
 from ...search.time_budget import NUM_FINALISTS, NUM_REPEATS
 from ...search.winner.by_turns import NUM_ROUNDS_BY_TURNS, have_room
 from ...techniques import Facts, Settings

@@ -1,1 +1,2 @@
-"""Predictions of a configuration before it is measured: made in child processes, corrected by trials."""
+"""Predictions: of a configuration before it is measured, made in child processes, corrected by trials; of a search's
+duration."""

@@ -13,8 +13,7 @@ from ...workers.trial.traces import first_line
 from ..events import PredictionEnded, PredictionStarted
 from ..requests import failure
 from ..runs import run_once
-from ..sampler.configuration_space import ConfigurationSpace, Foreseen
-from ..sampler.dominance import buys_memory
+from ..sampler.configuration_space import ConfigurationSpace, Foreseen, buys_memory
 from ..session import Session
 
 _EVIDENCE = "predicted"

@@ -6,11 +6,14 @@ Where not everything could be predicted, this package's own sampler begins with 
 from __future__ import annotations
 
 import itertools
+import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import optuna
+from optuna.samplers import BaseSampler
 
 from ...techniques import Settings, Technique
 from ..options import SamplerName
@@ -18,12 +21,13 @@ from ..store.study import Study
 from ..store.tried import Tried
 from ..verdict import CONSTRAINTS
 from .configuration_space import ConfigurationSpace, Foreseen, Point
-from .optuna_samplers import build_sampler
 
 Promise = Callable[[Mapping[str, Any]], float | None]
 
 _PATIENCE = 5
 """Proposals in a row with known outcomes before one is drawn at random from the rest."""
+_NUM_STARTUP = 6
+"""Trials before a sampler's model is used; those that were not its own proposals count."""
 
 
 @dataclass(frozen=True)
@@ -215,3 +219,22 @@ class Candidates:
 
 def _nothing() -> Iterator[Any]:
     return iter(())
+
+
+def build_sampler(name: Literal["tpe", "gp", "random"], seed: int, num_asked: int) -> BaseSampler:
+    """One of Optuna's samplers.
+
+    It is not stored with a study, and the same seed after a resume would suggest the same points again: so the number
+    of trials that there are goes into it.
+    """
+    mixed = random.Random(f"{seed}:{num_asked}").getrandbits(32)
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=mixed)
+    if name == "gp":
+        import torch
+
+        torch.set_num_threads(1)  # the fits are small, and the other threads belong to the trials
+        return optuna.samplers.GPSampler(seed=mixed, n_startup_trials=_NUM_STARTUP)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # multivariate
+        return optuna.samplers.TPESampler(seed=mixed, n_startup_trials=_NUM_STARTUP, multivariate=True)

@@ -1,4 +1,5 @@
-"""The search space as Optuna sees it, and the settings that its parameters stand for."""
+"""The search space as Optuna sees it, the settings that its parameters stand for, and which of these are needless:
+techniques that only trade time for memory are dominated where memory is not short."""
 
 from __future__ import annotations
 
@@ -21,7 +22,6 @@ from ...techniques.checkpointing import Checkpointing
 from ...techniques.precision import Kind
 from ..store.study import Study
 from .configurations import Configuration, Configurations
-from .dominance import is_needless
 from .expected_gain import ExpectedGainSampler
 
 Point = Mapping[str, Technique]
@@ -221,3 +221,26 @@ class ConfigurationSpace:
 def _label(choice: Technique) -> str:
     """A text that stands for a choice in the study, whatever other choices there are."""
     return json.dumps(choice.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+
+
+def buys_memory(settings: Settings) -> bool:
+    """Whether any technique trades time for memory."""
+    return any(one.trades_time and one != type(one)() for one in settings.techniques())
+
+
+def is_needless(
+    settings: Settings, largest: Batch | None, predict: Callable[[Settings], Prediction | None], usable_bytes: float
+) -> bool:
+    """Whether a configuration trades time for memory although even the largest batch is sure to fit without.
+
+    Args:
+        settings: the configuration.
+        largest: batch there is; None where nothing chooses it.
+        predict: what is known of a configuration.
+        usable_bytes: what a peak may be.
+    """
+    if not buys_memory(settings):
+        return False
+    stock = {one.name: type(one)() for one in settings.techniques() if one.trades_time}
+    known = predict(settings.model_copy(update={**stock, "batch": largest}))
+    return known is not None and (known.high_bytes or known.peak_bytes) <= usable_bytes

@@ -13,8 +13,8 @@ from ...errors import StudyError
 from ...techniques import Settings
 from ...workers import Measured, Outcome, OutOfMemory
 from ...workers.outcome import OUTCOME
-from ..pace import Anchor
 from ..sampler.expected_gain import forgotten, observation_of
+from .pace import Anchor
 from .url import masked
 
 ANCHOR = "anchor"

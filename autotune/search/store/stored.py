@@ -1,9 +1,9 @@
-"""A study as a report needs it, read without a lock: a search may be writing to it, and nothing is written."""
+"""A study as a report or a calibration needs it, read without a lock: a search may write to it. Nothing is written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,16 +12,18 @@ from optuna.storages import RDBStorage
 
 from ...errors import StudyError
 from ...files import FOLDER
+from ...measure import Measurement
 from ...plan import Plan
-from ...techniques import Settings
+from ...techniques import Facts, Settings
 from ...workers import Measured, Outcome
+from ...workers.outcome import OUTCOME
 from ..budget import in_bytes
 from ..predicted.forecast import Forecast
 from ..sampler.expected_gain import forgotten
 from ..verdict import judge
 from .record import StudyRecord
 from .recovered import Row, recover
-from .storage import read_storage
+from .storage import check_file, newest_first, read_storage
 from .study import FELL, PLAN
 from .tried import Tried
 from .url import masked, sqlite_path
@@ -175,3 +177,43 @@ def _of_this_version(url: str) -> Iterator[None]:
             f"{masked(url)}: the study is not of this version: {said[:200]}. Use the version of autotune that "
             "searched; nothing was changed in it."
         ) from None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A study's measurements so far, for a calibration."""
+
+    name: str
+    facts: Facts
+    measured: tuple[tuple[Settings, Measurement], ...]
+
+
+def finished(url: str, stem: str, fingerprint: str) -> Finished | None:
+    """The measurements of the task's newest study that has any; None where there is none. A search may be writing to
+    it; nothing is written.
+
+    Raises:
+        StudyError: the storage is locked or corrupt, or of another version of Optuna.
+    """
+    path = sqlite_path(url)
+    if path is not None:
+        check_file(path)
+        if not path.exists() or path.stat().st_size == 0:
+            return None
+    with read_storage(url) as storage:
+        for study in newest_first(storage, stem):
+            with suppress(KeyError, ValueError):  # half begun, or of another version
+                if study.user_attrs["fingerprint"] == fingerprint and (found := _finished(study)).measured:
+                    return found
+    return None
+
+
+def _finished(study: optuna.Study) -> Finished:
+    trials = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
+    outcomes = [(row["settings"], OUTCOME.validate_python(row["outcome"])) for row in trials if "outcome" in row]
+    measured = tuple(
+        (Settings.model_validate(settings), outcome.measurement)
+        for settings, outcome in outcomes
+        if isinstance(outcome, Measured)
+    )
+    return Finished(study.study_name, Facts.model_validate(study.user_attrs["facts"]), measured)

@@ -18,10 +18,10 @@ from ...techniques import Settings
 from ...workers import Dropped, Measured, Outcome
 from ...workers.outcome import OUTCOME
 from ..budget import in_bytes
-from ..pace import Anchor, Paces
 from ..sampler.expected_gain import ExpectedGainSampler, correct, forget, forgotten, observe, withdraw
 from ..verdict import CONSTRAINTS, Verdict, judge, observation
 from .exclusive import ExclusiveStorage
+from .pace import Anchor, Paces
 from .record import StudyRecord, check_same
 from .recovered import ANCHOR, Recovered, Row, of_this_version, recover
 from .storage import newest_number, newest_of, storage_errors

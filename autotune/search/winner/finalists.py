@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from ...measure import Measurement
 from ...workers import Compared, CompareRequest, Dropped, Measured, MeasureRequest, Outcome
 from ..events import FinalistEnded, TrialStarted
-from ..pace import weighed
-from ..quality import Judgement, judge_quality, reason_of
 from ..runs import run_once
 from ..session import Session
+from ..store.pace import weighed
 from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
+from ..verdict import Judgement, judge_quality, reason_of
 from .by_turns import MOST_ROUNDS_BY_TURNS, NUM_ROUNDS_BY_TURNS, can_take_turns, comparing
 from .evaluation import find_batch, with_batch
 from .evidence import Pair, are_sure, interval, undisturbed

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 from ...workers import Measured
-from ..pace import error_of
-from ..quality import UNLIKELY
 from ..session import Session
+from ..store.pace import error_of
 from ..store.tried import Tried
 from ..time_budget import NUM_FINALISTS
+from ..verdict import UNLIKELY
 
 _WORTH = 0.002
 """Share of the speed that another measurement of a configuration has to be expected to bring."""

@@ -17,9 +17,9 @@ from ...techniques import Facts, Settings
 from ...techniques.batch import Batch, refused_split
 from ...techniques.parallel import Parallel
 from ...units import parse_bytes, size, slug
-from ..shares import Timed, quickest, share_out
 from ..store.stored import Stored, read_study, url_of
 from .build_plan import environment_of
+from .shares import Timed, quickest, share_out
 
 _ROUNDS = 3
 """Shares that are measured, at most, until they are even."""

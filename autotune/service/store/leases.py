@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Row, Select, Subquery, and_, case, func, o
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ...units import format_duration
-from ..documents import Documents
+from ..findings import Documents
 from ..spec import SearchSpec
 from .database import Database, now
 from .events import append, held_by

@@ -20,11 +20,10 @@ from ..service import Service
 from ..store.database import words_of
 from .access import Access, Reader
 from .answers import answer_problems
+from .following import Reads
 from .limits import RequestLimit
-from .metrics import Metrics
-from .observe import Observe
+from .observe import Metrics, Observe
 from .page import PAGE
-from .reads import Reads
 from .routes import ROUTES, STATUS
 
 _MOST_BODY_BYTES = 2**20

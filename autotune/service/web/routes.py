@@ -22,7 +22,7 @@ from ..store.searches import CancelMode, Search
 from ..store.states import TERMINAL, State
 from ..store.tokens import LONGEST_NAME, NAME, Role, RoleName, TokenRow, expiry_s
 from .access import Admin, Reader, Submitter, let_in
-from .streams import stream
+from .following import stream
 
 ROUTES = APIRouter(prefix="/v1", responses={401: {}, 403: {}, 404: {}, 422: {}})
 _MOST_WAIT_S = 60.0

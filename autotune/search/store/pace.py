@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..measure import Measurement
-from ..plan import Speed
+from ...measure import Measurement
+from ...plan import Speed
 
 _DISTURBED = 0.05
 """Share of a run's time that other work took from which on it counts as disturbed."""

@@ -1,15 +1,25 @@
-"""A search in a few figures, kept up to date by its driver's events: what lists and the page show."""
+"""What is known of a search: a few figures while its driver works, and at its end the plan with what belongs to it."""
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ..errors import AutotuneError
+from ..plan import load_plan
+from ..report.printing import print_words
+from ..report.show import explain
+
+_WIDTH = 110
 _KEPT = ("number", "settings", "words", "samples_per_s", "peak_bytes")
 
 
 class Summary:
-    """Consumes events in order."""
+    """A search in a few figures, by its driver's events in their order: what lists and the page show."""
 
     def __init__(self, before: Mapping[str, Any] | None = None) -> None:
         """Go on from ``before``, which :meth:`as_json` gave."""
@@ -57,3 +67,28 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """The figures."""
         return self._said
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A plan, and what belongs to it."""
+
+    plan: str
+    """YAML."""
+    report: str | None = None
+    """As ``autotune show`` prints it."""
+    files: dict[str, str] = field(default_factory=dict)
+    """What the plan's settings keep beside it: by name, in base64."""
+
+
+def read_documents(path: Path) -> Documents | None:
+    """The plan at ``path`` with what belongs to it; None where there is none that can be read."""
+    try:
+        plan = load_plan(path)
+        text = path.read_text(encoding="utf-8")
+    except (AutotuneError, OSError, ValueError):
+        return None
+    words = io.StringIO()
+    print_words(words, explain(plan, Path(path.name), coloured=False), _WIDTH)
+    files = {name: base64.b64encode(content).decode() for name, content in plan.settings.files().items()}
+    return Documents(text, words.getvalue(), files)

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 
-from ..errors import PlanError
+from ...errors import PlanError
 
 _OLD_NAMES = {"PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF"}
 """Torch reads the new name first. Source: c10/core/AllocatorConfig.h."""

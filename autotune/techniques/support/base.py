@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from . import Settings
+    from .. import Settings
     from .facts import Facts
 
 Run = Callable[["nn.Module"], Any]

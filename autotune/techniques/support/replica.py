@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import TaskError
+from ...errors import TaskError
 
 
 class Replica(DistributedDataParallel):

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from ._base import Effect, Exactness, Technique
+from .base import Effect, Exactness, Technique
 from .facts import Facts
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..techniques import Facts
-from .options import SamplerName, SearchOptions
-from .time_budget import NUM_FINALISTS, NUM_REPEATS
-from .winner.by_turns import NUM_ROUNDS_BY_TURNS, turn_s
+from ...techniques import Facts
+from ..options import SamplerName, SearchOptions
+from ..time_budget import NUM_FINALISTS, NUM_REPEATS
+from ..winner.by_turns import NUM_ROUNDS_BY_TURNS, turn_s
 
 _LIKELY_TRIALS = 11
 """Trials after which the sampler ``gain`` usually stops, by replays (docs/search.md). Searches of two examples took 4
