@@ -19,8 +19,9 @@ from torch import nn
 import autotune as package
 from autotune.machine import device_name
 from autotune.plan import Budget, Environment, Plan, TaskRef
-from autotune.script.applied import InScript, _beyond
+from autotune.script.applied import InScript
 from autotune.script.hooks import ScriptHooks
+from autotune.script.job import _beyond
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..measure.processes import children, descendants
-from .trial.spawn import become_subreaper
+from .process import become_subreaper
 
 _PATIENCE_S = 10.0
 """How long killed processes may take to go: a device driver may hold them for a while."""

@@ -7,13 +7,15 @@ import os
 import signal
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from ..measure.processes import descendants, private_bytes
+from ..measure.processes import descendants, prctl, private_bytes
 
 _PROC = Path("/proc")
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _PATIENCE_S = 15.0
 """How long killed processes may take to go: a device driver may hold them for a while."""
 
@@ -71,6 +73,19 @@ def with_variable(assignment: str) -> list[ProcessId]:
             if wanted in file.read().split(b"\0") and (process := identify(int(name))):
                 found.append(process)
     return found
+
+
+def fork() -> int:
+    """As ``os.fork``, without its warning of threads."""
+    # numpy's OpenBLAS starts a thread at import, and stops it around forks by itself; Python 3.12 warns of any thread.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def become_subreaper() -> bool:
+    """Have orphaned descendants become children of this process; False where the system cannot."""
+    return prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end(processes: Iterable[ProcessId]) -> None:

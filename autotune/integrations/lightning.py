@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ..plan import Plan
+from .lightning_hooks import PRECISIONS
 
 if TYPE_CHECKING:
     from .lightning_callback import PlanCallback
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["PRECISIONS", "PlanCallback", "PlanPrecision", "trainer_arguments", "written"]
 
 _HOMES = {"PlanCallback": "lightning_callback", "PlanPrecision": "lightning_precision"}
-PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-"""Lightning's names for a plan's precisions."""
 
 
 def __getattr__(name: str) -> Any:

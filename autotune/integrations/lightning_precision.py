@@ -9,7 +9,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 
 from ..errors import PlanError
 from ..plan import Plan
-from .lightning import PRECISIONS
+from .lightning_hooks import PRECISIONS
 
 
 class PlanPrecision(MixedPrecision):

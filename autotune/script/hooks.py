@@ -20,11 +20,12 @@ from ..errors import AutotuneError
 from ..randomness import undisturbed
 from ..ranks import this_rank
 from ..training.launched import set_launcher
-from .applied import InScript, refuse, tell_once
+from .applied import InScript
 from .contexts import Contexts, is_traced
 from .observer import Observer
 from .optimizers import FEW_STEPS, Optimizers, parameters_of
 from .patches import patch
+from .refusal import refuse, tell_once
 from .shards import unwrapped
 
 _MOST_PASSES = 100

@@ -49,7 +49,8 @@ def _arm() -> Callable[[BaseException | None], None]:
         when_imported("torch", one.arrive)
         return one.ended
     if plan is not None:
-        from .applied import ScriptJob, refuse
+        from .job import ScriptJob
+        from .refusal import refuse
 
         try:
             job = ScriptJob(Path(plan))

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from ..data.sameness import Sameness, reads_alike
 from ..plan import Plan
 from ..training.data_loader import begun_as_stock, put_options
-from .applied import tell_once
+from .refusal import tell_once
 
 
 class LoaderRow:

@@ -30,9 +30,10 @@ from ..training.data_loader import OPTIONS
 from ..training.fingerprint import identify
 from ..workers import Failed, Outcome
 from ..workers.request import InspectRequest
-from .applied import InScript, why_no_model
+from .applied import InScript
 from .boundary import Boundary
 from .observer import Observer
+from .refusal import why_no_model
 from .scratch import made_in, made_words
 from .shards import shared_by, unwrapped
 

@@ -22,9 +22,10 @@ from ..workers import Failed, Inspected, Measured, Outcome
 from ..workers.request import InspectRequest, MeasureRequest
 from ..workers.trial.folder import TrialFolder
 from ..workers.trial.stacks import write_stacks_to
-from .applied import InScript, Refused, is_success
+from .applied import InScript
 from .arrival import when_imported
 from .command import FENCES
+from .refusal import Refused, is_success
 from .scratch import Scratch, work_in
 from .several import Several
 

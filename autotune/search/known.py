@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
-
-from ..techniques import Settings
 from ..workers import Outcome
 from .events import TrialEnded
 from .sampler.candidates import Candidates, Proposal
 from .session import Session
-
-
-class Known(Protocol):
-    """Measurements of a task by other searches, on the same device and under the same conditions."""
-
-    def reference(self, session: Session) -> Outcome | None:
-        """The outcome of the job as it stands; None where it has to be measured."""
-
-    def others(self, session: Session) -> Iterable[tuple[Settings, Outcome]]:
-        """Of other configurations, what says something within this search's budget, which is in bytes by now."""
-
-    def again(self, session: Session, settings: Settings, finalist_round: int) -> Outcome | None:
-        """The outcome of one more run of a finalist; None where it has to be measured."""
 
 
 def take_reference(session: Session, candidates: Candidates) -> None:

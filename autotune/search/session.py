@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..files import FOLDER
 from ..measure.measurement import OUT, Parity, QualityOptions
@@ -25,8 +25,18 @@ from .store.tried import Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict
 
-if TYPE_CHECKING:
-    from .known import Known
+
+class Known(Protocol):
+    """Measurements of a task by other searches, on the same device and under the same conditions."""
+
+    def reference(self, session: Session) -> Outcome | None:
+        """The outcome of the job as it stands; None where it has to be measured."""
+
+    def others(self, session: Session) -> Iterable[tuple[Settings, Outcome]]:
+        """Of other configurations, what says something within this search's budget, which is in bytes by now."""
+
+    def again(self, session: Session, settings: Settings, finalist_round: int) -> Outcome | None:
+        """The outcome of one more run of a finalist; None where it has to be measured."""
 
 
 @dataclass
