@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.plan import Plan
-from autotune.script.job import ScriptJob
+from autotune.script.plan.job import ScriptJob
 from autotune.script.refusal import Refused
 from autotune.script.shards import mismatch, unwrapped
 from autotune.techniques import Settings

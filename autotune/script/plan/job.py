@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..plan import Plan, load_plan
-from ..ranks import this_rank
-from ..training.launched import SPLIT_VARIABLE
+from ...plan import Plan, load_plan
+from ...ranks import this_rank
+from ...training.launched import SPLIT_VARIABLE
+from ..refusal import is_success, refuse
 from .applied import InScript
-from .refusal import is_success, refuse
 
 if TYPE_CHECKING:
     from .hooks import ScriptHooks

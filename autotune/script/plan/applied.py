@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PlanError
-from ..plan import Plan
-from ..ranks import world_size
-from ..techniques import Settings, Stage
-from ..techniques.data_loading import DataLoading
-from ..techniques.parallel import Parallel
-from ..training.drift import Difference, here, is_strict, other_model, other_shapes, tell
-from .refusal import refuse, tell_once, why_no_model
-from .shards import mismatch, shared_by, unwrapped, wrappers
+from ...errors import PlanError
+from ...plan import Plan
+from ...ranks import world_size
+from ...techniques import Settings, Stage
+from ...techniques.data_loading import DataLoading
+from ...techniques.parallel import Parallel
+from ...training.drift import Difference, here, is_strict, other_model, other_shapes, tell
+from ..refusal import refuse, tell_once, why_no_model
+from ..shards import mismatch, shared_by, unwrapped, wrappers
 
 if TYPE_CHECKING:
     from .loaders import Loaders
@@ -85,7 +85,7 @@ class InScript:
             run: a forward of the model that it is given, as the script is about to make; None where it makes none of
                 the whole.
         """
-        from ..training.apply_pieces import apply_to_model
+        from ...training.apply_pieces import apply_to_model
 
         own = unwrapped(model)
         self._check(model, own)
@@ -104,7 +104,7 @@ class InScript:
 
     def put_on_optimizer(self) -> None:
         """The optimizer's stage, before its first step."""
-        from ..training.apply_pieces import apply_to_optimizer
+        from ...training.apply_pieces import apply_to_optimizer
 
         apply_to_optimizer(self.plan, self.optimizer)
 
