@@ -21,7 +21,6 @@ from ...techniques import Settings
 from ...workers import Failed, Inspected, Measured, Outcome
 from ...workers.request import InspectRequest, MeasureRequest
 from ...workers.trial.folder import TrialFolder
-from ...workers.trial.stacks import write_stacks_to
 from ..command import FENCES
 from ..plan.applied import InScript
 from ..refusal import Refused, is_success
@@ -63,7 +62,7 @@ class ScriptTrial:
             end_with(os.getppid())  # torchrun, killed, leaves its processes behind
             if self._ranks.rank == 0:
                 self._folder.write_speaker()
-        self._stack = write_stacks_to(self._folder) if self._ranks.rank == 0 else None
+        self._stack = self._folder.write_stacks() if self._ranks.rank == 0 else None
         request = self._folder.read_request()
         assert isinstance(request, InspectRequest | MeasureRequest), "a script answers no other"
         self._request = request
