@@ -1,4 +1,4 @@
-"""One running search: the state that its phases share, and how it makes requests."""
+"""One running search: the state that its phases share, how it makes requests, and what it takes over from others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ..measure.measurement import OUT, Parity, QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
-from .events import Event, SecondsKnown, Warned
+from .events import Event, SecondsKnown, TrialEnded, Warned
 from .options import SearchOptions
 from .quality import least_early
 from .requests import PARITY_LIMITS, Requests, exactness, reference_settings
+from .sampler.candidates import Candidates, Proposal
 from .seconds import Seconds
 from .store.study import SPENT, Study
 from .store.tried import Tried
@@ -240,3 +241,30 @@ class Session:
             ):
                 return row.outcome.measurement.parity
         return None
+
+
+def take_reference(session: Session, candidates: Candidates) -> None:
+    """Take over the reference's outcome, if other searches have measured it: a search begins with what they have, which
+    does not count as its trials."""
+    outcome = session.known.reference(session) if session.known is not None else None
+    if outcome is not None:
+        _take(session, candidates, candidates.reference(), outcome)
+
+
+def take_others(session: Session, candidates: Candidates) -> None:
+    """Take over every other outcome that they have."""
+    if session.known is None or session.reference is None or session.stop.is_set():
+        return
+    for settings, outcome in session.known.others(session):
+        if (proposal := candidates.known(settings)) is not None:
+            _take(session, candidates, proposal, outcome)
+
+
+def _take(session: Session, candidates: Candidates, proposal: Proposal, outcome: Outcome) -> None:
+    candidates.finish(proposal)
+    best = session.feasible[:1]
+    number, settings = proposal.number, proposal.settings
+    tried = session.study.finish(proposal.trial, number, settings, outcome, known=True)
+    session.time_budget.learn(outcome, fresh=False)
+    is_best = session.feasible[:1] != best
+    session.observe(TrialEnded(number, settings, outcome, tried.verdict.feasible, is_best, is_known=True))
