@@ -19,6 +19,8 @@ _HOMES = {
     "apply_to_loader": "training.apply_pieces",
     "apply_to_model": "training.apply_pieces",
     "apply_to_optimizer": "training.apply_pieces",
+    "from_lightning": "integrations.lightning_task",
+    "from_trainer": "integrations.trainer_task",
     "load_plan": "plan",
     "load_task": "task_file",
     "prepare": "training.launched",
@@ -33,6 +35,8 @@ __all__ = [
     "apply_to_loader",
     "apply_to_model",
     "apply_to_optimizer",
+    "from_lightning",
+    "from_trainer",
     "load_plan",
     "load_task",
     "prepare",
@@ -42,6 +46,8 @@ if _found := conflict():
     warnings.warn(_found, stacklevel=2)
 
 if TYPE_CHECKING:
+    from .integrations.lightning_task import from_lightning
+    from .integrations.trainer_task import from_trainer
     from .plan import Plan, load_plan
     from .task import Task
     from .task_file import load_task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,49 +122,6 @@ class Task:
     """Whether what the plan is for takes micro-batches of one size alone, as other trainers' accumulation does."""
     source: str = ""
     """Where it was loaded from."""
-
-    @classmethod
-    def from_lightning(
-        cls,
-        build_module: Callable[[], Any],
-        build_data: Callable[[], Any],
-        trainer: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> Task:
-        """A task of a Lightning job: ``task = autotune.Task.from_lightning(build_module, build_data)`` in its file.
-
-        Args:
-            build_module: builds the LightningModule, whose ``training_step`` is the loss.
-            build_data: builds its training DataLoader, a pair of that and one for validation, or a LightningDataModule.
-            trainer: what the job gives its Trainer today; precision, accumulate_grad_batches and gradient_clip_val
-                become the task's; limit_val_batches and a callback's monitor bear on its evaluation.
-            **fields: any other field of a task, or one in the place of what Lightning says.
-
-        Raises:
-            TaskError: it is no job with one optimizer and one DataLoader that batches by size.
-        """
-        made: Task = importlib.import_module(".integrations.lightning_task", __package__).task_of(
-            build_module, build_data, trainer or {}, fields
-        )
-        return made
-
-    @classmethod
-    def from_trainer(cls, build_trainer: Callable[[], Any], **fields: Any) -> Task:
-        """The job of a ``transformers.Trainer``; a task file ends with ``task = Task.from_trainer(build_trainer)``.
-
-        Args:
-            build_trainer: returns the Trainer as the job builds it, without a plan. It is called as the file is read,
-                and again for each model after the first, or where everything is seeded otherwise than with 0.
-            **fields: any other field of a task, or one in the place of what the Trainer says.
-
-        Returns:
-            A task with the Trainer's model, data, loss, optimizer, batch, precision and clipping.
-
-        Raises:
-            TaskError: it returns no Trainer, or one whose batches or ranks a task does not have.
-        """
-        made: Task = importlib.import_module(".integrations.trainer_task", __package__).task_of(build_trainer, fields)
-        return made
 
     def __post_init__(self) -> None:
         problems = [*self._wrong_data()]

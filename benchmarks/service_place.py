@@ -15,8 +15,8 @@ from pathlib import Path
 import uvicorn
 
 from autotune.service.client import Client
-from autotune.service.runner import RunnerOptions
 from autotune.service.service import open_service
+from autotune.service.supervisor import RunnerOptions
 from autotune.service.web.app import make_app
 
 from .rows import HERE

@@ -114,7 +114,7 @@ def run_here(
     patch.chdir(cwd)
     patch.setattr(sys, "argv", ["autotune", *map(str, arguments)])
     patch.setattr("autotune.workers.local.LocalExecutor", lambda device, device_name=None: _Lent(executor))
-    patch.setattr("autotune.workers.orphans.adopt_orphans", lambda: None)  # this process has other children
+    patch.setattr("autotune.workers.process.adopt_orphans", lambda: None)  # this process has other children
     for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS"):
         patch.delenv(name, raising=False)
     for name, value in extra.items():

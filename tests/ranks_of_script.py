@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune.script.launch import launch
 
-PRELOADED = ("torch._dynamo", "torch.nn.parallel", "autotune.script.hooks", "autotune.training.apply_pieces")
+PRELOADED = ("torch._dynamo", "torch.nn.parallel", "autotune.script.plan.hooks", "autotune.training.apply_pieces")
 """What each process would import otherwise."""
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from autotune.measure import InspectOptions
 from autotune.plan import Plan
-from autotune.script.applied import InScript, Refused
-from autotune.script.hooks import ScriptHooks
-from autotune.script.look import Look
+from autotune.script.plan.applied import InScript
+from autotune.script.plan.hooks import ScriptHooks
+from autotune.script.refusal import Refused
+from autotune.script.trial.look import Look
 from autotune.techniques import Settings
 from autotune.workers import InspectRequest
 

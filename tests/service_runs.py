@@ -15,8 +15,8 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from autotune.service.runner import RunnerOptions
 from autotune.service.service import Service, open_service
+from autotune.service.supervisor import RunnerOptions
 from autotune.service.web.app import make_app
 
 DRIVER = (sys.executable, str(Path(__file__).with_name("service_driver.py")))

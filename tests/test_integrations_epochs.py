@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 from autotune.errors import PlanError
 from autotune.integrations.loaders import put_at_first_epoch
 from autotune.plan import Plan
-from autotune.script.applied import tell_once
+from autotune.script.refusal import tell_once
 from autotune.techniques import Settings
 from autotune.techniques.data_loading import DataLoading
 from autotune.testing.runs import one_thread

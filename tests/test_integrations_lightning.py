@@ -146,7 +146,7 @@ def test_losses_are_those_of_training_to_the_bit(name, plan, tmp_path):
     fitted(plan, tmp_path, module, loader(name), gradient_clip_val=clip)
 
     stated = {"gradient_clip_val": clip}
-    task = autotune.Task.from_lightning(functools.partial(Job, name), functools.partial(loader, name), stated)
+    task = autotune.from_lightning(functools.partial(Job, name), functools.partial(loader, name), stated)
     training = autotune.apply(plan, task)
     expected = [training.step(batch).loss for batch in training.loader]
     assert len(expected) == 16 // (plan.settings.batch.micro if plan.settings.batch else 8)
@@ -218,7 +218,7 @@ def test_a_short_window_is_divided_by_the_whole_ones_micro_batches(tmp_path):
     fitted(plan, tmp_path, module, DataLoader(data, batch_size=6))
     g4, g2 = -2 * (0 + 1 + 2 + 3) / 4, -2 * (4 + 5) / 2
     assert module.weight.item() == pytest.approx(-(g4 + g2) / 2)
-    task = autotune.Task.from_lightning(Line, lambda: DataLoader(data, batch_size=6))
+    task = autotune.from_lightning(Line, lambda: DataLoader(data, batch_size=6))
     training = autotune.apply(plan, task)
     for batch in training.loader:
         training.step(batch)
@@ -514,7 +514,7 @@ class Stream(IterableDataset):
 )
 def test_what_is_no_task_is_refused(build, data, stated, message):
     with pytest.raises(TaskError, match=message):
-        autotune.apply(of(), autotune.Task.from_lightning(build, data, stated))
+        autotune.apply(of(), autotune.from_lightning(build, data, stated))
 
 
 def test_a_schedule_that_begins_at_zero_does_not_keep_a_trial_from_training():
@@ -526,16 +526,16 @@ def test_a_schedule_that_begins_at_zero_does_not_keep_a_trial_from_training():
             schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
             return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    training = autotune.apply(of(), autotune.Task.from_lightning(Warmed, loader))
+    training = autotune.apply(of(), autotune.from_lightning(Warmed, loader))
     assert training.optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_a_stream_and_an_order_of_ones_own_stay():
-    task = autotune.Task.from_lightning(Job, lambda: DataLoader(Stream(), batch_size=8))
+    task = autotune.from_lightning(Job, lambda: DataLoader(Stream(), batch_size=8))
     assert task.build_sampler is None
-    ordered = autotune.Task.from_lightning(Job, loader)
+    ordered = autotune.from_lightning(Job, loader)
     assert isinstance(ordered.build_sampler(ordered.build_dataset()), SequentialSampler)
-    assert autotune.Task.from_lightning(Job, functools.partial(loader, shuffle=True)).build_sampler is None
+    assert autotune.from_lightning(Job, functools.partial(loader, shuffle=True)).build_sampler is None
 
 
 def test_hooks_that_trials_leave_out_are_named():
@@ -544,4 +544,4 @@ def test_hooks_that_trials_leave_out_are_named():
             pass
 
     with pytest.warns(UserWarning, match="Averaging has on_train_batch_end, which trials do not call"):
-        autotune.apply(of(), autotune.Task.from_lightning(Averaging, loader))
+        autotune.apply(of(), autotune.from_lightning(Averaging, loader))

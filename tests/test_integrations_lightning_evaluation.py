@@ -120,7 +120,7 @@ def of(evaluation=None, /, **settings):
 
 
 def task_of(data=Data, trainer=None, build=Job, **fields):
-    return autotune.Task.from_lightning(build, data, trainer, **fields)
+    return autotune.from_lightning(build, data, trainer, **fields)
 
 
 def fitted(plan, module, folder, *data, **changes):

@@ -12,7 +12,7 @@ from conformance import ROWS, expected, plan_of, rounding, state_of, trace, watc
 from integration_models import BUILD, DATA, LEARNING_RATE, Cnn, Images, build_cnn, build_gpt, task_of
 from torch import nn
 
-from autotune import Plan, Task, apply, apply_to_model, load_task
+from autotune import Plan, Task, apply, apply_to_model, from_trainer, load_task
 from autotune.errors import PlanError, TaskError
 from autotune.integrations.transformers import PlanMixin, arguments, written
 from autotune.measure.checks.quality import evaluate
@@ -236,7 +236,7 @@ def test_a_task_of_a_trainer_trains_as_it_does(kind, arguments_of):
     def build_trainer() -> Any:
         return transformers.Trainer(BUILD[kind](), given, train_dataset=DATA[kind]())
 
-    task = Task.from_trainer(build_trainer)
+    task = from_trainer(build_trainer)
     assert (task.batch_size, task.micro_batch_size, task.precision, task.max_grad_norm) == (6, 2, None, None)
     trainer = build_trainer()
     trainer.train()
@@ -259,7 +259,7 @@ def test_a_task_of_a_trainer_evaluates_as_it_does(arguments_of):
         held_out = torch.utils.data.Subset(Images(), range(8))
         made = arguments_of(per_device_eval_batch_size=4, **given)
         compute = metrics if given else None
-        return Task.from_trainer(
+        return from_trainer(
             lambda: Watched(Cnn(), made, train_dataset=Images(), eval_dataset=held_out, compute_metrics=compute)
         )
 
@@ -274,7 +274,7 @@ def test_a_task_of_a_trainer_evaluates_as_it_does(arguments_of):
     assert "forward" not in vars(model)
     best = evaluating(metric_for_best_model="rows", greater_is_better=True)
     assert evaluate(best, best.build_model()) == (8.0, 0.0)
-    alone = Task.from_trainer(lambda: transformers.Trainer(Cnn(), arguments_of(), train_dataset=Images()))
+    alone = from_trainer(lambda: transformers.Trainer(Cnn(), arguments_of(), train_dataset=Images()))
     assert alone.evaluate is None
 
 
@@ -286,13 +286,13 @@ def test_the_evaluation_batch_of_a_plan_is_an_argument():
 def test_a_task_states_what_the_trainer_does(arguments_of):
     given = arguments_of(bf16=True, max_grad_norm=0.5, dataloader_num_workers=1, activation_checkpointing=True)
     with pytest.warns(UserWarning, match="activation_checkpointing=True: left to the plan"):
-        task = Task.from_trainer(lambda: transformers.Trainer(build_gpt(), given, train_dataset=DATA["gpt"]()))
+        task = from_trainer(lambda: transformers.Trainer(build_gpt(), given, train_dataset=DATA["gpt"]()))
     assert (task.batch_size, task.precision, task.max_grad_norm) == (8, "bf16", 0.5)
     assert task.loader_options["num_workers"] == 1
 
 
 def test_models_of_a_task_are_built_anew_from_its_seed(arguments_of):
-    task = Task.from_trainer(lambda: transformers.Trainer(Cnn(), arguments_of(), train_dataset=Images()))
+    task = from_trainer(lambda: transformers.Trainer(Cnn(), arguments_of(), train_dataset=Images()))
     drawn = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -308,7 +308,7 @@ def test_a_trial_builds_the_trainer_once(arguments_of):
         built.append(transformers.Trainer(Cnn(), arguments_of(), train_dataset=Images()))
         return built[-1]
 
-    task = Task.from_trainer(build_trainer)
+    task = from_trainer(build_trainer)
     first = apply(plan_of(), task).model
     assert len(built) == 1
     again = apply(plan_of(), task).model
@@ -323,18 +323,18 @@ def test_a_trial_builds_the_trainer_once(arguments_of):
 )
 def test_what_is_no_trainer_is_refused(build, words):
     with pytest.raises(TaskError, match=words):
-        Task.from_trainer(build)
+        from_trainer(build)
 
 
 def test_a_trainer_with_a_plan_is_refused(job):
     with pytest.raises(TaskError, match="has a plan already"):
-        Task.from_trainer(lambda: job("cnn", plan_of()))
+        from_trainer(lambda: job("cnn", plan_of()))
 
 
 FILE = """
 from integration_models import Images, build_cnn
 from transformers import Trainer, TrainingArguments
-from autotune import Task
+from autotune import from_trainer
 
 
 def build_trainer():
@@ -342,7 +342,7 @@ def build_trainer():
     return Trainer(build_cnn(), args, train_dataset=Images())
 
 
-task = Task.from_trainer(build_trainer)
+task = from_trainer(build_trainer)
 """
 
 

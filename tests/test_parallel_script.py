@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from autotune.plan import Plan
-from autotune.script.applied import Refused, ScriptJob
+from autotune.script.plan.job import ScriptJob
+from autotune.script.refusal import Refused
 from autotune.script.shards import mismatch, unwrapped
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from autotune.data.worker_queues import handed_on
 from autotune.plan import TaskRef
-from autotune.script.applied import tell_once
+from autotune.script.refusal import tell_once
 from autotune.techniques.data_loading import DataLoading
 from autotune.testing.runs import one_thread
 

@@ -74,7 +74,7 @@ def test_torch_is_watched_for_whoever_imports_it(tmp_path):
     may have looked for it before (datasets, transformers)."""
     (tmp_path / "late.py").write_text("VALUE = 1\n")
     program = (
-        "import sys; from autotune.script.arrival import when_imported\n"
+        "import sys; from autotune.script.launch import when_imported\n"
         "when_imported('late', lambda: print('arrived', sys.modules['late'].VALUE))\n"
         "import importlib.util as u; print(u.find_spec('late').origin.endswith('late.py'))\n"
         "print('before'); import late; import late as again; print(late.__loader__ is late.__spec__.loader, 'after')\n"

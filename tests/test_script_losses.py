@@ -14,11 +14,11 @@ from search_tables import facts
 
 from autotune.measure import InspectOptions, MeasureOptions, evaluation
 from autotune.plan import Budget, Evaluation, Plan
-from autotune.script import timing
-from autotune.script.applied import InScript
-from autotune.script.hooks import ScriptHooks
-from autotune.script.look import Look
-from autotune.script.timing import ScriptTiming
+from autotune.script.plan.applied import InScript
+from autotune.script.plan.hooks import ScriptHooks
+from autotune.script.trial import timing
+from autotune.script.trial.look import Look
+from autotune.script.trial.timing import ScriptTiming
 from autotune.search.requests import PARITY_LIMITS, Requests
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch

@@ -19,8 +19,9 @@ from torch import nn
 import autotune as package
 from autotune.machine import device_name
 from autotune.plan import Budget, Environment, Plan, TaskRef
-from autotune.script.applied import InScript, _beyond
-from autotune.script.hooks import ScriptHooks
+from autotune.script.plan.applied import InScript
+from autotune.script.plan.hooks import ScriptHooks
+from autotune.script.plan.job import _beyond
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
@@ -445,7 +446,7 @@ DRIFT = {
 def test_what_differs_from_where_the_plan_was_measured_is_told_or_refused(what, run, script, capsys, monkeypatch):
     """Another model is refused anyway; the first step is not taken where a difference is."""
     changes, said = DRIFT[what]
-    monkeypatch.setattr("autotune.script.applied.other_model", lambda plan, model: None)
+    monkeypatch.setattr("autotune.script.plan.applied.other_model", lambda plan, model: None)
     identity = Identity(model="any", names="", batch="float32 [*, 5]" if what == "batch" else "float32 [*, 4]")
     task = TaskRef(source="train.py", fingerprint=f"sha256:{'0' * 64}", identity=identity)
     environment = MEASURED.model_copy(update=changes)

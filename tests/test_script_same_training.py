@@ -8,7 +8,7 @@ from script_lines import look_here, run_here
 from torch import nn
 
 from autotune.plan import TaskRef
-from autotune.script.applied import tell_once
+from autotune.script.refusal import tell_once
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers

@@ -16,7 +16,7 @@ from autotune.report.printing import print_words
 from autotune.report.verification import explain
 from autotune.results import Verification
 from autotune.script.command import own_share, script_name, under_launcher
-from autotune.script.several import Several
+from autotune.script.trial.several import Several
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.layers import Layers

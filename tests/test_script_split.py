@@ -11,7 +11,7 @@ from command_line import autotune
 from torch import nn
 
 from autotune.script.flags import is_split_otherwise
-from autotune.script.undivided import Undivided
+from autotune.script.plan.undivided import Undivided
 from autotune.techniques.batch import Batch
 
 PLAN = "schema: autotune/plan@1\nsettings:\n  batch: {micro: 4, accumulate: 2}\n"

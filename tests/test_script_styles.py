@@ -15,9 +15,10 @@ from torch import nn
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
 from autotune.report.words import settings_words
-from autotune.script.applied import InScript, ScriptJob
 from autotune.script.command import under_launcher
-from autotune.script.hooks import ScriptHooks
+from autotune.script.plan.applied import InScript
+from autotune.script.plan.hooks import ScriptHooks
+from autotune.script.plan.job import ScriptJob
 from autotune.search.events import Warned
 from autotune.search.requests import reference_settings
 from autotune.techniques import Settings

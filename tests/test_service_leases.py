@@ -24,7 +24,7 @@ from autotune.service.archives import pack
 from autotune.service.client import Client, ServiceError
 from autotune.service.findings import Documents
 from autotune.service.retention import forget_old
-from autotune.service.runner import Runner, RunnerOptions
+from autotune.service.runner import Runner
 from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database, now
 from autotune.service.store.leases import Leases, Stale
@@ -32,7 +32,7 @@ from autotune.service.store.searches import Searches
 from autotune.service.store.states import ENDS as END_STATES
 from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
 from autotune.service.store.tables import METADATA, SEARCHES
-from autotune.service.supervisor import Places
+from autotune.service.supervisor import Places, RunnerOptions
 from autotune.service.web.app import make_app
 from benchmarks.postgresql import Cluster, missing
 from benchmarks.service_faults.races import race

@@ -31,7 +31,7 @@ class Server:
         code = (
             "import sys, uvicorn\n"
             "from autotune.service.web.app import make_app\n"
-            "from autotune.service.runner import RunnerOptions\n"
+            "from autotune.service.supervisor import RunnerOptions\n"
             "from autotune.service.service import open_service\n"
             "from pathlib import Path\n"
             f"options = RunnerOptions(num_searches=2, lease_s={lease_s}, beat_s=0.05, program={DRIVER!r})\n"

@@ -16,8 +16,8 @@ from service_runs import ENDS, archive, put, serving, until
 from sqlalchemy import select
 
 from autotune.plan import load_plan
-from autotune.service.runner import RunnerOptions
 from autotune.service.store.tables import SEARCHES
+from autotune.service.supervisor import RunnerOptions
 from autotune.workers.process import with_variable
 
 OPTIONS = RunnerOptions(beat_s=0.05, program=(sys.executable, "-m", "autotune"), driver_options=("--executor=local",))

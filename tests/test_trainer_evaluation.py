@@ -12,7 +12,7 @@ from conformance import plan_of
 from integration_models import Cnn, Images
 from torch import nn
 
-from autotune import Task, apply
+from autotune import Task, apply, from_trainer
 from autotune.errors import TaskError
 from autotune.measure.checks.quality import evaluate, evaluation_context
 from autotune.measure.evaluation import measure_evaluations
@@ -52,7 +52,7 @@ def task_of(tmp_path):
             made = transformers.TrainingArguments(str(tmp_path), **{**STOCK, **(arguments or {})})
             return transformers.Trainer(**{"args": made, "train_dataset": Images(), "model": Mean(), **made_of(given)})
 
-        return Task.from_trainer(build_trainer, **(fields or {}))
+        return from_trainer(build_trainer, **(fields or {}))
 
     return task_of
 
@@ -128,6 +128,6 @@ def test_an_optimizer_that_was_made_before_a_model_init_is_made_anew(tmp_path):
         trainer.create_optimizer()
         return trainer
 
-    training = apply(plan_of(), Task.from_trainer(build_trainer))
+    training = apply(plan_of(), from_trainer(build_trainer))
     held = {id(p) for group in training.optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in training.model.parameters()}

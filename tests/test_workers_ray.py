@@ -20,9 +20,8 @@ from autotune.measure.processes import descendants
 from autotune.testing.executors import IsolationContract, wait_for_end
 from autotune.workers import Failed, InspectRequest, Lost, Measured
 from autotune.workers.cluster import ClusterOptions, RayExecutor
-from autotune.workers.orphans import start_child
 from autotune.workers.outcome import OUTCOME
-from autotune.workers.process import identify
+from autotune.workers.process import identify, start_child
 
 pytest.importorskip("ray", reason="Ray is not installed")
 

@@ -15,10 +15,9 @@ from autotune.techniques import Settings
 from autotune.workers import Crashed, Failed, Lost, MeasureRequest, OutOfMemory, TimedOut
 from autotune.workers.process import ProcessId, end, identify, is_alive
 from autotune.workers.protocol import receive, send
-from autotune.workers.trial.capture import Capture
 from autotune.workers.trial.environment import trial_environment
 from autotune.workers.trial.folder import TrialFolder
-from autotune.workers.trial.supervise import Ending
+from autotune.workers.trial.supervise import Capture, Ending
 from autotune.workers.trial.verdict import verdict
 
 REQUEST = MeasureRequest(

@@ -10,9 +10,8 @@ import sys
 import uuid
 from collections.abc import Mapping
 
-from .orphans import end_orphans, start_child
 from .outcome import OUTCOME, Crashed, Lost, Outcome
-from .process import end_all_with, text_of, unnamed_file
+from .process import end_all_with, end_orphans, start_child, text_of, unnamed_file
 from .protocol import receive, send
 from .request import TrialRequest
 from .scratch import Scratch

@@ -29,10 +29,20 @@ from ..measure.processes import children
 from ..task_file import split_source
 from ._base import Executor
 from .client import FOLDERS
-from .orphans import end_orphans, start_child
 from .outcome import STOPPED, Failed, Lost, Outcome
 from .pool import done
-from .process import ProcessId, end_all_with, identify, is_alive, name_of, name_of_ended, text_of, unnamed_file
+from .process import (
+    ProcessId,
+    end_all_with,
+    end_orphans,
+    identify,
+    is_alive,
+    name_of,
+    name_of_ended,
+    start_child,
+    text_of,
+    unnamed_file,
+)
 from .protocol import receive, send
 from .request import TrialRequest
 from .scratch import Scratch, remove_abandoned

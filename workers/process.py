@@ -1,21 +1,32 @@
-"""Small facts about processes, by pid and start time: a pid alone may have been handed to a stranger."""
+"""Processes by pid and start time, since a pid alone may have been handed to a stranger: small facts of them, and how
+those are ended that nobody else would end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from ..measure.processes import descendants, private_bytes
+from ..measure.processes import children, descendants, prctl, private_bytes
 
 _PROC = Path("/proc")
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _PATIENCE_S = 15.0
 """How long killed processes may take to go: a device driver may hold them for a while."""
+_ORPHANS_PATIENCE_S = 10.0
+"""The same, of orphans."""
+
+_starting = threading.Lock()
+_own: set[int] | None = None
+"""Children that this process has started itself; None where it does not adopt the orphans below it."""
 
 
 class ProcessId(NamedTuple):
@@ -73,6 +84,19 @@ def with_variable(assignment: str) -> list[ProcessId]:
     return found
 
 
+def fork() -> int:
+    """As ``os.fork``, without its warning of threads."""
+    # numpy's OpenBLAS starts a thread at import, and stops it around forks by itself; Python 3.12 warns of any thread.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def become_subreaper() -> bool:
+    """Have orphaned descendants become children of this process; False where the system cannot."""
+    return prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def end(processes: Iterable[ProcessId]) -> None:
     """SIGKILL to each that is still the same process."""
     for process in processes:
@@ -87,6 +111,41 @@ def end_all_with(assignment: str) -> None:
     while (left := with_variable(assignment)) and time.monotonic() < until_s:
         end(left)
         time.sleep(0.01)
+
+
+def adopt_orphans() -> None:
+    """From now on this process gets the orphans below it. Only for a process that is ours alone: from here on it starts
+    children by :func:`start_child`."""
+    global _own
+    if _own is None and become_subreaper():
+        _own = set(children(os.getpid()))
+
+
+def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """``Popen``, of a child that is no orphan."""
+    with _starting:
+        process = subprocess.Popen(command, **options)
+        if _own is not None:
+            _own.add(process.pid)
+        return process
+
+
+def end_orphans() -> None:
+    """End those that were adopted, with all that came of them; nothing where this process adopts none.
+
+    They carry no mark of ours where they have cleared their environment (a task's daemons, mostly), so that the process
+    tree alone tells whose they are.
+    """
+    until_s = time.monotonic() + _ORPHANS_PATIENCE_S
+    with _starting:
+        while _own is not None and (orphans := set(children(os.getpid())) - _own) and time.monotonic() < until_s:
+            for pid in [*orphans, *(below for orphan in orphans for below in descendants(orphan))]:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            for pid in orphans:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
 
 
 def resident_bytes(pid: int) -> int:

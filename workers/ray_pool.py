@@ -24,10 +24,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ..errors import TrialsLost, UnlikeDevices, UserError
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused
 from .local import LocalSlot
-from .orphans import adopt_orphans, end_orphans
 from .outcome import OUTCOME, Lost, Outcome
 from .placement import check_nodes, choose_type, types_here
 from .pool import Slot, SlotPool
+from .process import adopt_orphans, end_orphans
 from .protocol import receive, send
 from .request import REQUEST, TrialRequest
 from .trial.environment import THREAD_VARIABLES

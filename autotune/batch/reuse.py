@@ -81,7 +81,7 @@ def keep(results: Results, key: Key, series: int, one: Kept, run: str) -> None:
 
 
 class Reuse:
-    """One job's side of the store, as :class:`autotune.search.known.Known` has it."""
+    """One job's side of the store, as :class:`autotune.search.session.Known` has it."""
 
     def __init__(self, results: Results, options: SearchOptions, code: str, run: str, checked: set[Key]) -> None:
         """

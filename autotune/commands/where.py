@@ -71,8 +71,8 @@ def trials(where: Where, task: str, device: Literal["cpu", "cuda"]) -> Iterator[
     Raises:
         UserError: the command was started once a rank; or as :meth:`Where.open`.
     """
-    from ..workers.orphans import adopt_orphans
     from ..workers.overheard import Overheard
+    from ..workers.process import adopt_orphans
 
     if (size := world_size()) > 1:
         raise UserError(

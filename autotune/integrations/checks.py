@@ -29,7 +29,7 @@ def check_version(framework: str) -> None:
         warnings.warn(
             f"{framework} {found}: this integration was tried with {TRIED[framework]}. What a plan asks for is "
             "checked as ever; compare the first losses with those of a run without it.",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -6,16 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ..plan import Plan
+from .lightning_hooks import PRECISIONS
 
 if TYPE_CHECKING:
-    from .lightning_callback import PlanCallback
-    from .lightning_precision import PlanPrecision
+    from .lightning_callback import PlanCallback, PlanPrecision
 
 __all__ = ["PRECISIONS", "PlanCallback", "PlanPrecision", "trainer_arguments", "written"]
 
-_HOMES = {"PlanCallback": "lightning_callback", "PlanPrecision": "lightning_precision"}
-PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-"""Lightning's names for a plan's precisions."""
+_HOMES = {"PlanCallback": "lightning_callback", "PlanPrecision": "lightning_callback"}
 
 
 def __getattr__(name: str) -> Any:
@@ -47,7 +45,7 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
     if (name := PRECISIONS.get(kind)) == "32-true":
         arguments["precision"] = name
     elif name is not None:
-        from .lightning_precision import PlanPrecision
+        from .lightning_callback import PlanPrecision
 
         arguments["plugins"] = [PlanPrecision(plan)]
     return arguments

@@ -1,14 +1,16 @@
-"""A plan put on a Lightning job by a callback, before its optimizer is built."""
+"""A plan put on a Lightning job: by a callback before its optimizer is built, and by a plugin for its precision."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import Precision as LightningPrecision
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -23,8 +25,7 @@ from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from ..training.data_loader import changed_loader, has_own_batches, rebatched
 from .checks import check_model, check_version, refuse_other_models, tell
 from .lightning_checks import check_job
-from .lightning_hooks import is_own
-from .lightning_precision import PlanPrecision
+from .lightning_hooks import PRECISIONS, is_own, unwrap, wrap
 from .lightning_task import training_loss
 from .loaders import put_at_first_epoch
 
@@ -75,14 +76,14 @@ class PlanCallback(Callback):
         self._set_batch(trainer, pl_module)
         self._watch_loader(trainer)
         self._watch_validation(trainer)
-        _wrap(pl_module, "configure_model", functools.partial(self._configure, trainer, pl_module), is_seen=False)
+        wrap(pl_module, "configure_model", functools.partial(self._configure, trainer, pl_module), is_seen=False)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take off what was put around the job's own methods; the model stays as it is."""
-        _unwrap(pl_module, "training_step")
-        _unwrap(pl_module, "configure_model")
-        _unwrap(trainer.fit_loop._data_source.instance, "train_dataloader")
-        _unwrap(trainer.fit_loop.epoch_loop.val_loop._data_source.instance, "val_dataloader")
+        unwrap(pl_module, "training_step")
+        unwrap(pl_module, "configure_model")
+        unwrap(trainer.fit_loop._data_source.instance, "train_dataloader")
+        unwrap(trainer.fit_loop.epoch_loop.val_loop._data_source.instance, "val_dataloader")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the plan on the loader that Lightning made of it, if it did (``overfit_batches``)."""
@@ -132,7 +133,7 @@ class PlanCallback(Callback):
         trainer.fit_loop._combined_loader = None  # a datamodule's setup may have asked for its loader already
         if source.is_module():
             holder: Any = source.instance
-            _wrap(holder, "train_dataloader", functools.partial(self._change_loader, trainer))
+            wrap(holder, "train_dataloader", functools.partial(self._change_loader, trainer))
         else:
             source.instance = self._changed_loader(trainer, source.instance)
 
@@ -145,7 +146,7 @@ class PlanCallback(Callback):
         if not source.is_module():
             source.instance = _in_batches(batch, source.instance)
         elif is_own(source.instance, "val_dataloader"):
-            _wrap(source.instance, "val_dataloader", lambda original: _in_batches(batch, original()))
+            wrap(source.instance, "val_dataloader", lambda original: _in_batches(batch, original()))
 
     def _change_loader(self, trainer: Trainer, original: Callable[[], Any]) -> Any:
         kept, self._loader = self._loader, None
@@ -170,7 +171,7 @@ class PlanCallback(Callback):
 
     def _configure(self, trainer: Trainer, module: LightningModule, original: Callable[[], Any]) -> None:
         """The module builds itself, and is changed."""
-        _unwrap(module, "configure_model")
+        unwrap(module, "configure_model")
         original()
         device = trainer.strategy.root_device
         module.to(device)
@@ -185,7 +186,7 @@ class PlanCallback(Callback):
             if self.plan.settings.compile.kind == "model":
                 module._compiled_call_impl = _Noted(module)
         settings = self.plan.settings.model_copy(update={"precision": Precision()})
-        _wrap(module, "training_step", functools.partial(_step, settings, device.type))
+        wrap(module, "training_step", functools.partial(_step, settings, device.type))
 
     def _run(self, trainer: Trainer) -> Run | None:
         """A training step on two samples, where something looks at it and they can be read again."""
@@ -246,44 +247,39 @@ class _Noted:
         return self._compiled(*args, **kwargs)
 
 
-class _Around:
-    """A method of the job's with something around it; a copy of its object has the method itself."""
+class PlanPrecision(MixedPrecision):
+    """Autocast that keeps its casts of the weights within a step, and gradients that may be clipped before an optimizer
+    steps that was built fused.
 
-    __code__ = None  # by this Lightning sees that a method is overridden
-
-    def __init__(self, around: Callable[..., Any], original: Callable[..., Any], own: Any) -> None:
-        self._around, self.original, self.own = around, original, own
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._around(self.original, *args, **kwargs)
-
-    def __reduce__(self) -> Any:
-        return _itself, (self.original,)
-
-
-def _itself(method: Any) -> Any:
-    return method
-
-
-def _wrap(holder: Any, name: str, around: Callable[..., Any], *, is_seen: bool = True) -> None:
-    """Have ``around(original, *args)`` called in the place of a method.
-
-    Args:
-        holder: whose method it is.
-        name: of the method.
-        around: what is called.
-        is_seen: whether Lightning looks through it at the original: its signature, and whether it is overridden.
+    In Lightning 2.6 neither is so: each use of a weight casts it again, and clipping raises
+    (https://github.com/Lightning-AI/pytorch-lightning/issues/21611, and 21435).
     """
-    _unwrap(holder, name)
-    wrapped = _Around(around, getattr(holder, name), vars(holder).get(name))
-    if is_seen:
-        vars(wrapped)["__wrapped__"] = wrapped.original
-    setattr(holder, name, wrapped)
 
+    def __init__(self, plan: Plan, device: str | None = None) -> None:
+        """
+        Args:
+            plan: its precision is bf16 or fp16.
+            device: torch's device type; None is the plan's, or what there is.
 
-def _unwrap(holder: Any, name: str) -> None:
-    found = getattr(holder, "__dict__", {}).get(name)
-    if isinstance(found, _Around):
-        delattr(holder, name)
-        if found.own is not None:
-            setattr(holder, name, found.own)
+        Raises:
+            PlanError: it is another.
+        """
+        self._technique = plan.settings.precision
+        name: Any = PRECISIONS.get(self._technique.kind)
+        if name not in ("bf16-mixed", "16-mixed"):
+            raise PlanError(
+                f"settings.precision.kind: PlanPrecision is for bf16 and fp16, but got {self._technique.kind}. Use "
+                "trainer_arguments(plan)."
+            )
+        device = device or plan.budget.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        super().__init__(name, device)
+
+    def autocast_context_manager(self) -> torch.autocast:
+        """As in a trial."""
+        return cast(torch.autocast, self._technique.forward_context(self.device))
+
+    def clip_gradients(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Clip gradients, a fused optimizer's too: those are not unscaled yet."""
+        if self.scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            self.scaler.unscale_(optimizer)
+        LightningPrecision.clip_gradients(self, optimizer, *args, **kwargs)

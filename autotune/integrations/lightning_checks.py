@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from ..errors import PlanError
 from ..plan import Plan
 from .checks import check_alone, even_batch
-from .lightning import PRECISIONS
+from .lightning_hooks import PRECISIONS
 
 _SEE_GRADIENTS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 """Hooks of a module that find no gradients where each is freed within backward."""

@@ -86,7 +86,7 @@ class _Validation:
                 raise
             raise TaskError(
                 f"{type(module).__name__} needs its Trainer to validate, which trials have not ({error}). Have it do "
-                "without, or leave validation out of the peak: Task.from_lightning(..., evaluate=None)."
+                "without, or leave validation out of the peak: autotune.from_lightning(..., evaluate=None)."
             ) from error
         finally:
             logged.reset()

@@ -1,4 +1,4 @@
-"""``Task.from_lightning``: a LightningModule and its data as a task."""
+"""``autotune.from_lightning``: a LightningModule and its data as a task."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ _LEFT_OUT = ("on_train_batch_start", "on_train_batch_end", "optimizer_step", "co
 _OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")
 
 
-def task_of(
+def from_lightning(
     build_module: Callable[[], Any],
     build_data: Callable[[], Any],
-    trainer: Mapping[str, Any],
-    fields: Mapping[str, Any],
+    trainer: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> Task:
-    """What :meth:`autotune.Task.from_lightning` returns.
+    """A task of a Lightning job: ``task = autotune.from_lightning(build_module, build_data)`` in its file.
 
     Args:
-        build_module: builds the LightningModule.
-        build_data: builds its training DataLoader, that and those for validation as a pair, or a LightningDataModule;
+        build_module: builds the LightningModule, whose ``training_step`` is the loss.
+        build_data: builds its training DataLoader, a pair of that and one for validation, or a LightningDataModule;
             called once, and seeded.
-        trainer: arguments of the Trainer that the job has today.
-        fields: of the task, in the place of what these say.
+        trainer: what the job gives its Trainer today; precision, accumulate_grad_batches and gradient_clip_val
+            become the task's; limit_val_batches and a callback's monitor bear on its evaluation.
+        **fields: any other field of a task, or one in the place of what Lightning says.
 
     Raises:
-        TaskError: what they build is not that, or a task cannot state it.
+        TaskError: it is no job with one optimizer and one DataLoader that batches by size.
     """
     for name, function in (("build_module", build_module), ("build_data", build_data)):
         is_built = not isinstance(function, type) and hasattr(function, "state_dict")
         if is_built or not callable(function):
             raise TaskError(
-                f"Task.from_lightning: {name} must be a function, since each trial builds its own, but got "
+                f"autotune.from_lightning: {name} must be a function, since each trial builds its own, but got "
                 f"{type(function).__name__}. Use lambda: ..."
             )
     check_version("lightning")
     from .lightning_evaluation import evaluation_of
 
+    trainer = trainer or {}
     data, loader, held_out = _loaders(build_data)
     accumulate = trainer.get("accumulate_grad_batches", 1)
     found: dict[str, Any] = {
@@ -110,7 +112,7 @@ def _built(build_module: Callable[[], Any]) -> Any:
     module = build_module()
     if not hasattr(module, "training_step") or not hasattr(module, "configure_optimizers"):
         raise TaskError(
-            f"Task.from_lightning: build_module returned {type(module).__name__}. Wanted: a LightningModule."
+            f"autotune.from_lightning: build_module returned {type(module).__name__}. Wanted: a LightningModule."
         )
     if not module.automatic_optimization:
         raise TaskError(
@@ -123,7 +125,7 @@ def _built(build_module: Callable[[], Any]) -> Any:
     if left_out:
         warnings.warn(
             f"{type(module).__name__} has {', '.join(left_out)}, which trials do not call. State what they do as "
-            "after_backward, after_step or max_grad_norm: Task.from_lightning(..., after_step=...).",
+            "after_backward, after_step or max_grad_norm: autotune.from_lightning(..., after_step=...).",
             stacklevel=2,
         )
     return module
@@ -136,7 +138,7 @@ def _build_optimizer(model: Any) -> Any:
     except RuntimeError as error:
         raise TaskError(
             f"{type(model).__name__}.configure_optimizers raised {error}. Where it needs a trainer, which trials have "
-            "not, give Task.from_lightning(..., build_optimizer=...)."
+            "not, give autotune.from_lightning(..., build_optimizer=...)."
         ) from error
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], (list, tuple)):
         made = made[0]
@@ -144,7 +146,7 @@ def _build_optimizer(model: Any) -> Any:
     if len(found) != 1:
         raise TaskError(
             f"{type(model).__name__}.configure_optimizers made {len(found)} optimizers, and a task has one. Give "
-            "Task.from_lightning(..., build_optimizer=...)."
+            "autotune.from_lightning(..., build_optimizer=...)."
         )
     for group in found[0].param_groups:
         group["lr"] = group.get("initial_lr", group["lr"])
@@ -177,12 +179,12 @@ def _loaders(build_data: Callable[[], Any]) -> tuple[Any, Any, list[Any]]:
             made, held_out = made
     if not isinstance(made, DataLoader):
         raise TaskError(
-            f"Task.from_lightning: build_data made {type(made).__name__}. Wanted: one torch DataLoader, a pair of that "
-            "and one for validation, or a LightningDataModule that has one for training."
+            f"autotune.from_lightning: build_data made {type(made).__name__}. Wanted: one torch DataLoader, a pair of "
+            "that and one for validation, or a LightningDataModule that has one for training."
         )
     if type(made.batch_sampler) is not BatchSampler:
         raise TaskError(
-            "Task.from_lightning: the training DataLoader makes its batches by "
+            "autotune.from_lightning: the training DataLoader makes its batches by "
             f"{type(made.batch_sampler).__name__}, so that other sizes cannot be tried. Give it batch_size."
         )
     return data, made, held_out_loaders(held_out)
@@ -204,10 +206,10 @@ def _stated(trainer: Mapping[str, Any]) -> dict[str, Any]:
     precision, clip = trainer.get("precision"), trainer.get("gradient_clip_val")
     if precision not in _PRECISIONS:
         known = ", ".join(f'"{name}"' for name in ("32-true", "bf16-mixed", "16-mixed"))
-        raise TaskError(f"Task.from_lightning: precision must be one of {known}, but got {precision!r}.")
+        raise TaskError(f"autotune.from_lightning: precision must be one of {known}, but got {precision!r}.")
     if clip and trainer.get("gradient_clip_algorithm", "norm") not in ("norm", None):
         raise TaskError(
-            "Task.from_lightning: gradients are clipped by value, which a task does as after_backward. Give "
-            "Task.from_lightning(..., after_backward=...), and leave gradient_clip_val out."
+            "autotune.from_lightning: gradients are clipped by value, which a task does as after_backward. Give "
+            "autotune.from_lightning(..., after_backward=...), and leave gradient_clip_val out."
         )
     return {"precision": _PRECISIONS[precision], "max_grad_norm": float(clip) if clip else None}

@@ -16,9 +16,9 @@ from ..data.worker_queues import hold_queues
 from ..errors import PlanError
 from ..plan import Plan
 from ..randomness import undisturbed
-from ..script.applied import tell_once
-from ..script.loader_row import LoaderRow
-from ..script.patches import patch
+from ..script.plan.loader_row import LoaderRow
+from ..script.plan.patches import patch
+from ..script.refusal import tell_once
 from ..training.launched import stand_aside
 
 _ROW = "_autotune_row"

@@ -1,4 +1,4 @@
-"""``Task.from_trainer``: the job of a ``transformers.Trainer`` as a task."""
+"""``autotune.from_trainer``: the job of a ``transformers.Trainer`` as a task."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,21 +18,24 @@ from ..measure.checks.quality import NoQuality
 from ..randomness import alike, random_state, seed_everything, set_random_state, undisturbed
 from ..task import Task
 from .checks import check_version
-from .counted import ignores_count
 
 _SEED = 0
 """Of the Trainer that is built as the file is read: that of a search and of its trials, where nobody gives another."""
 
 
-def task_of(build_trainer: Callable[[], Any], fields: Mapping[str, Any]) -> Task:
-    """What :meth:`autotune.Task.from_trainer` returns.
+def from_trainer(build_trainer: Callable[[], Any], **fields: Any) -> Task:
+    """The job of a ``transformers.Trainer``; a task file ends with ``task = autotune.from_trainer(build_trainer)``.
 
     Args:
-        build_trainer: the job's.
-        fields: of the task, in the place of what the Trainer says.
+        build_trainer: returns the Trainer as the job builds it, without a plan. It is called as the file is read,
+            and again for each model after the first, or where everything is seeded otherwise than with 0.
+        **fields: any other field of a task, or one in the place of what the Trainer says.
+
+    Returns:
+        A task with the Trainer's model, data, loss, optimizer, batch, precision and clipping.
 
     Raises:
-        TaskError: the function returns no Trainer, or one whose batches or ranks a task does not have.
+        TaskError: it returns no Trainer, or one whose batches or ranks a task does not have.
     """
     check_version("transformers")
     job = _Job(build_trainer)
@@ -40,8 +44,8 @@ def task_of(build_trainer: Callable[[], Any], fields: Mapping[str, Any]) -> Task
     sampler = None if iterable else loader.batch_sampler.sampler
     if left := [*_left_to_the_plan(args)]:
         warnings.warn(
-            f"Task.from_trainer: {', '.join(left)}: left to the plan, and off in what it is compared with.",
-            stacklevel=3,
+            f"autotune.from_trainer: {', '.join(left)}: left to the plan, and off in what it is compared with.",
+            stacklevel=2,
         )
     workers = {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
     found: dict[str, Any] = {
@@ -90,7 +94,8 @@ def _higher(args: Any, metrics: Mapping[str, float]) -> float | NoQuality:
         found = ", ".join(sorted(one.removeprefix("eval_") for one in metrics)) or "no metric"
         return NoQuality(
             f"the Trainer evaluates without a loss, since its eval_dataset has no labels, and to {found}. Give it "
-            "compute_metrics, and metric_for_best_model with greater_is_better; or Task.from_trainer(..., evaluate=...)"
+            "compute_metrics, and metric_for_best_model with greater_is_better; or "
+            "autotune.from_trainer(..., evaluate=...)"
         )
     value = float(metrics[f"eval_{name}"])
     return value if is_higher else -value
@@ -145,7 +150,7 @@ class _Job:
                 "the model, or compute_loss_func, takes num_items_in_batch and ignores it: the Trainer adds up the "
                 f"gradients of {trainer.args.gradient_accumulation_steps} micro-batches and divides them by nothing. "
                 "The task takes their mean. Set model.accepts_loss_kwargs = False, or trainer.loss_is_scaled_for_ga.",
-                stacklevel=4,
+                stacklevel=3,
             )
         self._let_go()
 
@@ -213,10 +218,11 @@ class _Job:
         trainer = self._build()
         if not all(hasattr(trainer, name) for name in ("get_train_dataloader", "compute_loss", "create_optimizer")):
             raise TaskError(
-                f"Task.from_trainer: the function must return a transformers.Trainer, but got {type(trainer).__name__}."
+                "autotune.from_trainer: the function must return a transformers.Trainer, but got "
+                f"{type(trainer).__name__}."
             )
         if hasattr(trainer, "plan"):
-            raise TaskError("Task.from_trainer: the Trainer has a plan already. Return one without PlanMixin.")
+            raise TaskError("autotune.from_trainer: the Trainer has a plan already. Return one without PlanMixin.")
         return trainer
 
     def _let_go(self) -> None:
@@ -233,11 +239,45 @@ def _check(trainer: Any, loader: Any) -> None:
     args = trainer.args
     if args.world_size > 1 or args.n_gpu > 1:
         raise TaskError(
-            f"Task.from_trainer: a search's trial is one process on one device, but the Trainer has "
+            f"autotune.from_trainer: a search's trial is one process on one device, but the Trainer has "
             f"{max(args.world_size, args.n_gpu)}. Start it without torchrun, with CUDA_VISIBLE_DEVICES=0."
         )
     if not isinstance(loader.dataset, IterableDataset) and type(loader.batch_sampler) is not BatchSampler:
         raise TaskError(
-            f"Task.from_trainer: the Trainer's loader has a batch sampler ({type(loader.batch_sampler).__name__}), and "
-            "a search chooses the batch. Use another train_sampling_strategy."
+            f"autotune.from_trainer: the Trainer's loader has a batch sampler ({type(loader.batch_sampler).__name__}), "
+            "and a search chooses the batch. Use another train_sampling_strategy."
         )
+
+
+def two_samples(trainer: Any, loader: Any) -> Callable[[nn.Module], Any] | None:
+    """Forward and loss of the model that it is given, on two samples; None where those can be read only once."""
+    if isinstance(loader.dataset, IterableDataset) or loader.collate_fn is None:
+        return None
+    return partial(_loss_of_two, trainer, loader.dataset, loader.collate_fn, None)
+
+
+def ignores_count(trainer: Any, model: nn.Module, loader: Any) -> bool:
+    """Whether the Trainer takes the loss for one that is divided by the items of the whole step, and it is not: then
+    gradients over several micro-batches add up and are divided by nothing.
+
+    A module whose ``forward`` has ``**kwargs`` is told ``num_items_in_batch``, and need not heed it.
+    """
+    takes = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if not takes or trainer.loss_is_scaled_for_ga is not None or two_samples(trainer, loader) is None:
+        return False
+    dataset, collate = loader.dataset, loader.collate_fn
+    if trainer._get_num_items_in_batch([collate([dataset[0]])], trainer.args.device) is None:
+        return trainer.compute_loss_func is not None
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad():
+        one, many = (float(_loss_of_two(trainer, dataset, collate, count, model)) for count in (1, 1000))
+        for name, buffer in model.named_buffers():
+            buffer.copy_(before[name])
+    return abs(one - many) <= 1e-3 * abs(one)
+
+
+def _loss_of_two(trainer: Any, dataset: Any, collate: Any, count: int | None, model: nn.Module) -> Any:
+    with undisturbed():
+        inputs = trainer._prepare_inputs(collate([dataset[number] for number in range(min(2, len(dataset)))]))
+        items = None if count is None else torch.tensor(count, device=trainer.args.device)
+        return trainer.compute_loss_of_two(model, inputs, num_items_in_batch=items)

@@ -11,8 +11,8 @@ from ..errors import PlanError
 from ..plan import Plan
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
-from .counted import ignores_count, two_samples
 from .loaders import put_at_first_epoch
+from .trainer_task import ignores_count, two_samples
 
 _OFF: dict[str, Any] = {"auto_find_batch_size": False, "torch_empty_cache_steps": None}
 """What would change the batch, or empty the allocator's cache, beside any plan."""

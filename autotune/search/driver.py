@@ -21,14 +21,13 @@ from .anchors import Anchors
 from .budget import asked, check_possible
 from .doubt import Doubt
 from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded
-from .known import Known, take_others, take_reference
 from .options import MeasuredBy, SearchOptions
 from .own_flags import batch_stays, by_own_flags, told_early
 from .reference import check_reference
 from .requests import inspected, reference_settings
 from .sampler.candidates import Candidates
 from .sampler.configuration_space import ConfigurationSpace
-from .session import Session
+from .session import Known, Session, take_others, take_reference
 from .store.record import StudyRecord
 from .store.storage import check_file, default_storage
 from .store.study import PLAN, Study

@@ -1,31 +1,42 @@
-"""One running search: the state that its phases share, and how it makes requests."""
+"""One running search: the state that its phases share, how it makes requests, and what it takes over from others."""
 
 from __future__ import annotations
 
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..files import FOLDER
 from ..measure.measurement import OUT, Parity, QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
-from .events import Event, SecondsKnown, Warned
+from .events import Event, SecondsKnown, TrialEnded, Warned
 from .options import SearchOptions
 from .requests import PARITY_LIMITS, Requests, exactness, reference_settings
+from .sampler.candidates import Candidates, Proposal
 from .seconds import Seconds
 from .store.study import SPENT, Study
 from .store.tried import Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict, least_early
 
-if TYPE_CHECKING:
-    from .known import Known
+
+class Known(Protocol):
+    """Measurements of a task by other searches, on the same device and under the same conditions."""
+
+    def reference(self, session: Session) -> Outcome | None:
+        """The outcome of the job as it stands; None where it has to be measured."""
+
+    def others(self, session: Session) -> Iterable[tuple[Settings, Outcome]]:
+        """Of other configurations, what says something within this search's budget, which is in bytes by now."""
+
+    def again(self, session: Session, settings: Settings, finalist_round: int) -> Outcome | None:
+        """The outcome of one more run of a finalist; None where it has to be measured."""
 
 
 @dataclass
@@ -229,3 +240,30 @@ class Session:
             ):
                 return row.outcome.measurement.parity
         return None
+
+
+def take_reference(session: Session, candidates: Candidates) -> None:
+    """Take over the reference's outcome, if other searches have measured it: a search begins with what they have, which
+    does not count as its trials."""
+    outcome = session.known.reference(session) if session.known is not None else None
+    if outcome is not None:
+        _take(session, candidates, candidates.reference(), outcome)
+
+
+def take_others(session: Session, candidates: Candidates) -> None:
+    """Take over every other outcome that they have."""
+    if session.known is None or session.reference is None or session.stop.is_set():
+        return
+    for settings, outcome in session.known.others(session):
+        if (proposal := candidates.known(settings)) is not None:
+            _take(session, candidates, proposal, outcome)
+
+
+def _take(session: Session, candidates: Candidates, proposal: Proposal, outcome: Outcome) -> None:
+    candidates.finish(proposal)
+    best = session.feasible[:1]
+    number, settings = proposal.number, proposal.settings
+    tried = session.study.finish(proposal.trial, number, settings, outcome, known=True)
+    session.time_budget.learn(outcome, fresh=False)
+    is_best = session.feasible[:1] != best
+    session.observe(TrialEnded(number, settings, outcome, tried.verdict.feasible, is_best, is_known=True))

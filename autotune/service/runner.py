@@ -7,36 +7,17 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..workers.process import ProcessId
-from .driver import PROGRAM, end_leftovers
+from .driver import end_leftovers
 from .store.database import words_of
-from .store.leases import PAUSES_S, Lease, Leases, Stale
+from .store.leases import Lease, Leases, Stale
 from .store.states import State
-from .supervisor import REFUSED, Places, Supervisor
+from .supervisor import REFUSED, Places, RunnerOptions, Supervisor
 
 _LOG = logging.getLogger("autotune.service")
-
-
-@dataclass(frozen=True)
-class RunnerOptions:
-    """Options of a server's drivers."""
-
-    num_searches: int = 1
-    """Searches at a time: two on one device would disturb each other's timing."""
-    lease_s: float = 30.0
-    """A lease without a sign of life ends after so many seconds."""
-    beat_s: float = 0.5
-    """Between two looks at a driver, seconds."""
-    pauses_s: tuple[float, ...] = PAUSES_S
-    """Before each further try of a search whose driver failed, seconds."""
-    program: tuple[str, ...] = PROGRAM
-    """The command that starts ``autotune``."""
-    driver_options: tuple[str, ...] = ()
-    """Options of ``autotune search`` that are the server's to decide."""
 
 
 class Runner:

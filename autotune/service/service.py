@@ -18,14 +18,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from ..errors import UserError
 from ..files import read_text, write_text
 from .problems import Problem
-from .runner import Runner, RunnerOptions
+from .runner import Runner
 from .spec import SearchSpec
 from .store.database import Database, now
 from .store.leases import Leases
 from .store.searches import Searches
 from .store.tables import ARCHIVES
 from .store.tokens import Tokens
-from .supervisor import Places
+from .supervisor import Places, RunnerOptions
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,18 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from ..errors import StudyError, TrialsLost
 from .archives import Limits, unpack
-from .driver import Driver, SearchFolder
+from .driver import PROGRAM, Driver, SearchFolder
 from .findings import Documents, Summary, read_documents
 from .problems import Problem
 from .store.database import words_of
-from .store.leases import Lease, Leases, Stale
+from .store.leases import PAUSES_S, Lease, Leases, Stale
 from .store.states import State
-
-if TYPE_CHECKING:
-    from .runner import RunnerOptions
 
 _LOG = logging.getLogger("autotune.service")
 _INTERRUPTED = 130
@@ -54,6 +51,24 @@ class Places:
     def search(self, search_id: str) -> SearchFolder:
         """The folder of one search."""
         return SearchFolder(self.state / "searches" / search_id)
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """Options of a server's drivers."""
+
+    num_searches: int = 1
+    """Searches at a time: two on one device would disturb each other's timing."""
+    lease_s: float = 30.0
+    """A lease without a sign of life ends after so many seconds."""
+    beat_s: float = 0.5
+    """Between two looks at a driver, seconds."""
+    pauses_s: tuple[float, ...] = PAUSES_S
+    """Before each further try of a search whose driver failed, seconds."""
+    program: tuple[str, ...] = PROGRAM
+    """The command that starts ``autotune``."""
+    driver_options: tuple[str, ...] = ()
+    """Options of ``autotune search`` that are the server's to decide."""
 
 
 class Supervisor:

@@ -4,4 +4,4 @@ from lightning_images import Classifier, build_loader
 
 import autotune
 
-task = autotune.Task.from_lightning(Classifier, build_loader)
+task = autotune.from_lightning(Classifier, build_loader)

@@ -20,11 +20,11 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.ext.compiler import compiles
 
 from autotune.service import supervisor
-from autotune.service.runner import RunnerOptions
 from autotune.service.service import open_database
 from autotune.service.store.database import Database, now
 from autotune.service.store.states import NEXT, OPEN, TERMINAL, State
 from autotune.service.store.tokens import Tokens
+from autotune.service.supervisor import RunnerOptions
 from autotune.service.web import following
 from autotune.workers.process import with_variable
 

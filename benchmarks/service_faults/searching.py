@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import text
 
 from autotune.service.driver import PROGRAM
-from autotune.service.runner import RunnerOptions
 from autotune.service.store.database import Database
 from autotune.service.store.states import TERMINAL, State
+from autotune.service.supervisor import RunnerOptions
 from autotune.workers.process import identify
 
 from ..held_task import HELD

@@ -42,7 +42,7 @@ class Module(pl.LightningModule):
 def task_of(case: str) -> autotune.Task:
     """The job without its plan."""
     whole = MICRO[case] * ACCUMULATE
-    return autotune.Task.from_lightning(
+    return autotune.from_lightning(
         functools.partial(Module, case),
         lambda: DataLoader(build_dataset(case), batch_size=whole, shuffle=True),
     )

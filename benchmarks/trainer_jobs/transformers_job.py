@@ -28,7 +28,7 @@ def task_of(case: str) -> autotune.Task:
         given = TrainingArguments(tempfile.gettempdir(), **_STOCK, per_device_train_batch_size=MICRO[case] * ACCUMULATE)
         return Trainer(build_model(case), given, train_dataset=build_dataset(case))
 
-    return autotune.Task.from_trainer(build_trainer)
+    return autotune.from_trainer(build_trainer)
 
 
 def main(case: str, path: str, out: str, num_steps: str) -> None:

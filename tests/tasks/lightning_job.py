@@ -43,4 +43,4 @@ def build_loader():
     return DataLoader(TensorDataset(inputs), batch_size=4, shuffle=True)
 
 
-task = autotune.Task.from_lightning(Module, lambda: (build_loader(), build_loader()), TRAINER)
+task = autotune.from_lightning(Module, lambda: (build_loader(), build_loader()), TRAINER)

@@ -35,7 +35,6 @@ from ..request import CompareRequest, InspectRequest, MeasureRequest, PredictReq
 from .failure import outcome_of
 from .folder import NO_FOLDER, FolderLost, TrialFolder
 from .group import join_group, of_rank, run_group
-from .stacks import write_stacks_to
 
 
 def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
@@ -55,7 +54,7 @@ def run_trial(folder: TrialFolder, spawned_s: float) -> NoReturn:
             outcome = _answer(lambda: run_group(request, folder, spawned_s, run_trial), request.device)
         else:
             if this_rank().rank == 0:
-                streams.append(write_stacks_to(folder))
+                streams.append(folder.write_stacks())
             outcome = _answer(lambda: _run(request, folder, spawned_s), request.device)
         if os.getpid() == trial:  # else the task has forked, and its child came back here
             folder.write_outcome(outcome)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
+import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -172,10 +175,16 @@ class TrialFolder:
             return self.stack.read_text(encoding="utf-8", errors="replace")
         return ""
 
-    def open_stack(self) -> IO[str]:
-        """Where the trial's faulthandler writes, to be written to."""
+    def write_stacks(self) -> IO[str]:
+        """Have this process's Python stack written there, as it crashes or as the supervisor asks for it; what is
+        printed comes line by line from here on."""
         with self._held():
-            return self.stack.open("w", encoding="utf-8")
+            stack = self.stack.open("w", encoding="utf-8")
+        faulthandler.enable(stack, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # what was printed before a crash is not lost
+        return stack
 
     def _write(self, name: str, text: str) -> None:
         with self._held():

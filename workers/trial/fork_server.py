@@ -17,10 +17,11 @@ import sys
 from pathlib import Path
 
 from ..outcome import Lost, Outcome
+from ..process import become_subreaper
 from ..protocol import receive, send
 from ..request import REQUEST, MeasureRequest, TrialRequest
 from .folder import FolderLost, TrialFolder, check_working_folder
-from .spawn import become_subreaper, spawn
+from .spawn import spawn
 from .supervise import Limits, end_descendants, supervise
 from .verdict import verdict
 

@@ -18,9 +18,9 @@ from ...measure.processes import end_with
 from ...ranks import Ranks, this_rank
 from ...techniques.support.facts import num_processors
 from ..outcome import Crashed, Measured, Outcome
+from ..process import fork
 from ..request import MeasureRequest, TrialRequest
 from .folder import TrialFolder
-from .spawn import fork
 
 _GRACE_S = 2.0
 """How long the others may take to end by themselves once one has failed: what they come to tells who was first."""

@@ -6,16 +6,15 @@ import contextlib
 import os
 import sys
 import time
-import warnings
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ...measure.processes import count_files_of, end_with, prctl
+from ...measure.processes import count_files_of, end_with
 from ...training.launched import TRIAL_VARIABLE
+from ..process import fork
 from ..request import TrialRequest
 from .folder import TrialFolder
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _FIRST_TO_GO = "1000"
 
 
@@ -25,11 +24,6 @@ class Child(NamedTuple):
     pid: int
     output: int
     """Read end of the pipe that its stdout and stderr go to."""
-
-
-def become_subreaper() -> bool:
-    """Have orphaned descendants become children of this process; False where the system cannot."""
-    return prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def spawn(folder: TrialFolder, request: TrialRequest, fresh: bool, close: int) -> Child:
@@ -57,14 +51,6 @@ def spawn(folder: TrialFolder, request: TrialRequest, fresh: bool, close: int) -
             os._exit(1)
     os.close(write_end)
     return Child(pid, read_end)
-
-
-def fork() -> int:
-    """As ``os.fork``, without its warning of threads."""
-    # numpy's OpenBLAS starts a thread at import, and stops it around forks by itself; Python 3.12 warns of any thread.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 def _become_trial(server: int, output: int) -> None:

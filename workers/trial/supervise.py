@@ -16,9 +16,10 @@ from typing import Literal
 
 from ...measure.processes import descendants
 from ..process import charged_bytes, is_stopped, num_oom_kills, resident_bytes
-from .capture import Capture
 from .spawn import Child
 
+_KEPT_BYTES = 32 * 1024
+_READ_BYTES = 256 * 1024
 _MEMORY_INTERVAL_S = 0.1
 _STACK_GRACE_S = 1.0
 """How long a trial at its deadline has to write its Python stack."""
@@ -29,6 +30,35 @@ _MOST_STOPPED_S = 30.0
 """How long a trial may stand stopped (SIGSTOP) before it counts as forgotten."""
 _PATIENCE_S = 10.0
 """How long killed processes may take to go: a device driver may hold them for a while."""
+
+
+class Capture:
+    """Drains a pipe and keeps its first and last 32 KiB, so that a flood costs no memory."""
+
+    def __init__(self, pipe: int) -> None:
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._head = b""
+        self._tail = b""
+        self._num_dropped = 0
+
+    def read(self) -> int | None:
+        """Take some of what is there: how many bytes; None when there is nothing now, 0 when nobody can write more."""
+        try:
+            data = os.read(self._pipe, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        room = _KEPT_BYTES - len(self._head)
+        self._head += data[:room]
+        tail = self._tail + data[room:]
+        self._tail = tail[-_KEPT_BYTES:]
+        self._num_dropped += len(tail) - len(self._tail)
+        return len(data)
+
+    def text(self) -> str:
+        """What was printed; a line says where some was left out."""
+        gap = f"\n[... {self._num_dropped} bytes left out ...]\n".encode() if self._num_dropped else b""
+        return (self._head + gap + self._tail).decode(errors="replace")
 
 
 @dataclass(frozen=True)

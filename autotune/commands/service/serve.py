@@ -14,9 +14,9 @@ from ...errors import UserError
 from ...report.printing import print_json, tell
 from ...service.logs import LogFormat, log_to_stderr
 from ...service.problems import Problem
-from ...service.runner import RunnerOptions
 from ...service.service import open_database, open_service
 from ...service.store.tokens import RoleName, Tokens, expiry_s
+from ...service.supervisor import RunnerOptions
 from ...service.web.app import make_app
 from ...service.web.limits import BoundedProtocol
 

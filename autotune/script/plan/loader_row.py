@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from ..data.sameness import Sameness, reads_alike
-from ..plan import Plan
-from ..training.data_loader import begun_as_stock, put_options
-from .applied import tell_once
+from ...data.sameness import Sameness, reads_alike
+from ...plan import Plan
+from ...training.data_loader import begun_as_stock, put_options
+from ..refusal import tell_once
 
 
 class LoaderRow:

@@ -10,16 +10,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..measure.checks.parity import compare, course_of, why_unlike
-from ..measure.errors import NonFiniteLoss
-from ..measure.measurement import NO_EVALUATION, NUM_STEPS, Measurement, Parity
-from ..measure.memory import Charge
-from ..measure.timing.compile_time import CompileTime
-from ..measure.timing.engine import Reading, Timing, WarmUp
-from ..workers import Measured, NonFinite, Outcome
-from ..workers.request import MeasureRequest
-from .evaluations import Evaluations
-from .observer import Observer, samples_in
+from ...measure.checks.parity import compare, course_of, why_unlike
+from ...measure.errors import NonFiniteLoss
+from ...measure.evaluation import EvaluationRecord
+from ...measure.measurement import NO_EVALUATION, NUM_STEPS, Evaluated, Measurement, Parity
+from ...measure.memory import Charge
+from ...measure.timing.compile_time import CompileTime
+from ...measure.timing.engine import Reading, Timing, WarmUp
+from ...workers import Measured, NonFinite, Outcome
+from ...workers.request import MeasureRequest
+from ..observer import Observer, samples_in
 
 _STEPS_AFTER_FIRST = 2
 """Fewest steps of a warm-up, after the script's first."""
@@ -66,7 +66,7 @@ class ScriptTiming(Observer):
         """Whether it evaluates after each."""
         self._pause = _Pause(self._device, self._compile_time)
         planned = request.plan.evaluation.batch if request.plan.evaluation is not None else None
-        self._evaluations = Evaluations(planned, self._device, self._compile_time)
+        self._evaluations = _Evaluations(planned, self._device, self._compile_time)
         self._warm_up: WarmUp | None = None
         self._timing: Timing | None = None
 
@@ -214,3 +214,34 @@ class _Pause:
     def _now(self) -> tuple[float, float]:
         """Wall time but for compiling, and processor time of this process."""
         return perf_counter() - self._compile_time.seconds(), process_time()
+
+
+class _Evaluations:
+    """Of the script's own: told of each call of the model to evaluate, and of the end of each evaluation."""
+
+    def __init__(self, batch: int | None, device: torch.device, compile_time: CompileTime) -> None:
+        """
+        Args:
+            batch: samples that the script was told to evaluate at once; None where it was told of none.
+            device: that it runs on.
+            compile_time: left out of an evaluation's time.
+        """
+        self._batch, self._device, self._compile_time = batch, device, compile_time
+        self._record: EvaluationRecord | None = None
+        self._last: Evaluated | None = None
+
+    def call(self, num_samples: int) -> None:
+        """The model evaluates so many samples."""
+        self._record = self._record or EvaluationRecord(self._device, self._compile_time)
+        self._record.call(num_samples)
+
+    def end(self, peak_bytes: Callable[[], int]) -> None:
+        """Training goes on, after an evaluation or not."""
+        if self._record is not None:
+            self._last, self._record = self._record.ended(self._batch, peak_bytes), None
+
+    def found(self) -> tuple[Evaluated, ...]:
+        """The last of them, which nothing was new to; none of a script that was not told how many samples to take."""
+        if self._batch is None:
+            return ()
+        return (self._last or Evaluated(batch=self._batch, seconds=0.0, is_whole=False, peak_bytes=0),)

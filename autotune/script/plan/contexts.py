@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..nested import widened
-from ..techniques import Settings
-from ..techniques.precision import Precision
+from ...nested import widened
+from ...techniques import Settings
+from ...techniques.precision import Precision
 
 
 class Contexts:

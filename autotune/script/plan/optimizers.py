@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .applied import PREPARE
+from ..refusal import PREPARE
 
 FEW_STEPS = 10
 """Steps of other optimizers after which it is plain which of them train."""

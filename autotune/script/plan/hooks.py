@@ -15,17 +15,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from ..data.worker_queues import hold_queues
-from ..errors import AutotuneError
-from ..randomness import undisturbed
-from ..ranks import this_rank
-from ..training.launched import set_launcher
-from .applied import InScript, refuse, tell_once
+from ...data.worker_queues import hold_queues
+from ...errors import AutotuneError
+from ...randomness import undisturbed
+from ...ranks import this_rank
+from ...training.launched import set_launcher
+from ..observer import Observer
+from ..refusal import refuse, tell_once
+from ..shards import unwrapped
+from .applied import InScript
 from .contexts import Contexts, is_traced
-from .observer import Observer
 from .optimizers import FEW_STEPS, Optimizers, parameters_of
 from .patches import patch
-from .shards import unwrapped
 
 _MOST_PASSES = 100
 """Backward passes after which there is an optimizer, if a script trains by one."""

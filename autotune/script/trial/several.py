@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..ranks import Ranks
-from ..workers import Failed, Inspected, Measured, Outcome
-from ..workers.trial.folder import TrialFolder
+from ...ranks import Ranks
+from ...workers import Failed, Inspected, Measured, Outcome
+from ...workers.trial.folder import TrialFolder
 
 if TYPE_CHECKING:
-    from ..measure.memory import Charge
+    from ...measure.memory import Charge
 
 _PATIENCE_S = 30.0
 """How long the first waits for the others' peaks, once it has come to the last step itself."""

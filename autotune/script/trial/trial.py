@@ -13,23 +13,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ..errors import UserError
-from ..measure.processes import end_with
-from ..plan import Plan
-from ..ranks import this_rank
-from ..techniques import Settings
-from ..workers import Failed, Inspected, Measured, Outcome
-from ..workers.request import InspectRequest, MeasureRequest
-from ..workers.trial.folder import TrialFolder
-from ..workers.trial.stacks import write_stacks_to
-from .applied import InScript, Refused, is_success
-from .arrival import when_imported
-from .command import FENCES
-from .scratch import Scratch, work_in
+from ...errors import UserError
+from ...measure.processes import end_with
+from ...plan import Plan
+from ...ranks import this_rank
+from ...techniques import Settings
+from ...workers import Failed, Inspected, Measured, Outcome
+from ...workers.request import InspectRequest, MeasureRequest
+from ...workers.trial.folder import TrialFolder
+from ..command import FENCES
+from ..plan.applied import InScript
+from ..refusal import Refused, is_success
+from ..scratch import Scratch, work_in
 from .several import Several
 
 if TYPE_CHECKING:
-    from .hooks import ScriptHooks
+    from ..plan.hooks import ScriptHooks
 
 _GRACE_S = 5.0
 """How long a script may take to end, with its own ``finally`` and ``atexit``, once it has been measured."""
@@ -63,7 +62,7 @@ class ScriptTrial:
             end_with(os.getppid())  # torchrun, killed, leaves its processes behind
             if self._ranks.rank == 0:
                 self._folder.write_speaker()
-        self._stack = write_stacks_to(self._folder) if self._ranks.rank == 0 else None
+        self._stack = self._folder.write_stacks() if self._ranks.rank == 0 else None
         request = self._folder.read_request()
         assert isinstance(request, InspectRequest | MeasureRequest), "a script answers no other"
         self._request = request
@@ -71,9 +70,8 @@ class ScriptTrial:
         self._is_answered = False
         self._finish: Callable[[], Outcome | None] = lambda: None
         self._hooks: ScriptHooks | None = None
-        self._seed = seed = request.seed + self._ranks.rank
-        random.seed(seed)  # what the script does not seed itself is alike in all trials
-        when_imported("numpy", lambda: sys.modules["numpy"].random.seed(seed % 2**32))
+        self._seed = request.seed + self._ranks.rank
+        random.seed(self._seed)  # what the script does not seed itself is alike in all trials
         self._obstacle: str | None = None
         """Why no epoch is ended early: the script may write there what it writes at an epoch's end."""
         self._work_in_scratch(request.scratch)
@@ -92,14 +90,18 @@ class ScriptTrial:
         if self._ranks.rank == 0:
             self._folder.write_phase(phase)
 
+    def seed_numpy(self) -> None:
+        """It is there: what the script draws from it, and does not seed itself, is alike in all trials."""
+        sys.modules["numpy"].random.seed(self._seed % 2**32)
+
     def arrive(self) -> None:
         """Torch is there: begin to look."""
         import torch
 
-        from ..measure.memory import Charge, enforce_budget
-        from .hooks import ScriptHooks
+        from ...measure.memory import Charge, enforce_budget
+        from ..observer import Observer
+        from ..plan.hooks import ScriptHooks
         from .look import Look
-        from .observer import Observer
         from .timing import ScriptTiming
 
         request = self._request
@@ -157,7 +159,7 @@ class ScriptTrial:
         assert error is not None, "that is a success"
         if isinstance(self._request, InspectRequest) and (known := self._finish()) is not None:
             return known  # an epoch that is ended early is not what each script was written for
-        from ..workers.trial.failure import outcome_of
+        from ...workers.trial.failure import outcome_of
 
         outcome = outcome_of(error, self._request.device)
         if isinstance(outcome, Failed) and _wants_hub(error):
@@ -210,7 +212,7 @@ class ScriptTrial:
 
 def _wants_hub(error: BaseException) -> bool:
     """Whether it asked a hub of Hugging Face's for what is not on this machine."""
-    from ..training.out_of_memory import chain
+    from ...training.out_of_memory import chain
 
     is_offline = os.environ.get("HF_HUB_OFFLINE") == FENCES["HF_HUB_OFFLINE"]
     return is_offline and any(type(link).__name__ in _NOT_HERE for link in chain(error))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from ..data.sameness import Sameness
-from ..plan import Plan
-from ..techniques.support.facts import ReadLoader
+from ...data.sameness import Sameness
+from ...plan import Plan
+from ...techniques.support.facts import ReadLoader
 from .loader_row import LoaderRow
 
 

@@ -15,26 +15,27 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
-from ..measure.dataset import DatasetFacts, inspect_dataset
-from ..measure.facts import build_facts
-from ..measure.memory import Charge
-from ..measure.timing.loading import loader_rates
-from ..nested import tensors_in
-from ..ranks import world_size
-from ..task import Task
-from ..techniques import Facts, LoaderSpec, Settings
-from ..techniques.batch import Batch
-from ..techniques.parallel import Parallel
-from ..techniques.support.facts import num_processors
-from ..training.data_loader import OPTIONS
-from ..training.fingerprint import identify
-from ..workers import Failed, Outcome
-from ..workers.request import InspectRequest
-from .applied import InScript, why_no_model
+from ...measure.dataset import DatasetFacts, inspect_dataset
+from ...measure.facts import build_facts
+from ...measure.memory import Charge
+from ...measure.timing.loading import loader_rates
+from ...nested import tensors_in
+from ...ranks import world_size
+from ...task import Task
+from ...techniques import Facts, LoaderSpec, Settings
+from ...techniques.batch import Batch
+from ...techniques.parallel import Parallel
+from ...techniques.support.facts import num_processors
+from ...training.data_loader import OPTIONS
+from ...training.fingerprint import identify
+from ...workers import Failed, Outcome
+from ...workers.request import InspectRequest
+from ..observer import Observer
+from ..plan.applied import InScript
+from ..refusal import why_no_model
+from ..scratch import made_in, made_words
+from ..shards import shared_by, unwrapped
 from .boundary import Boundary
-from .observer import Observer
-from .scratch import made_in, made_words
-from .shards import shared_by, unwrapped
 
 _NUM_STEPS = 3
 """Optimizer steps that are observed; the first is slower than the others."""

@@ -9,134 +9,28 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ..errors import PlanError
-from ..plan import Plan, load_plan
-from ..ranks import this_rank, world_size
-from ..techniques import Settings, Stage
-from ..techniques.data_loading import DataLoading
-from ..techniques.parallel import Parallel
-from ..training.drift import Difference, here, is_strict, other_model, other_shapes, tell
-from ..training.launched import SPLIT_VARIABLE
-from .shards import mismatch, shared_by, unwrapped, wrappers
+from ...errors import PlanError
+from ...plan import Plan
+from ...ranks import world_size
+from ...techniques import Settings, Stage
+from ...techniques.data_loading import DataLoading
+from ...techniques.parallel import Parallel
+from ...training.drift import Difference, here, is_strict, other_model, other_shapes, tell
+from ..refusal import refuse, tell_once, why_no_model
+from ..shards import mismatch, shared_by, unwrapped, wrappers
 
 if TYPE_CHECKING:
-    from .hooks import ScriptHooks
     from .loaders import Loaders
     from .undivided import Undivided
 
-PREPARE = "`autotune.prepare(model, optimizer, loader)`, with None for the loader where there is none"
-"""The line by which a script names what a plan is for."""
-_NO_MODEL = (
-    f"no module was called that holds what the optimizer steps. Name it, once it is built: {PREPARE}; several as one: "
-    "`autotune.prepare(nn.ModuleList([encoder, decoder]), optimizer, loader)`."
-)
 _OWN_AUTOCAST = (
     "the script turns autocast on itself, and precision is a row of the plan. Turn it off there (Accelerate, a "
     "Trainer: mixed precision), or leave the row out."
 )
 _OWN_CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
 """Attributes of a module that recomputes its blocks: of transformers' and diffusers', of timm's."""
-_CALLED_COMPILED = (
-    "the script calls its model within a function that torch.compile compiles, where no plan can be put on it. Compile "
-    "the model there, or leave compiling to the plan."
-)
-
-
-class ScriptJob:
-    """A plan for the script that runs in this process."""
-
-    def __init__(self, path: Path) -> None:
-        """
-        Args:
-            path: the plan.
-
-        Raises:
-            PlanError: it cannot be read.
-        """
-        self._plan, self._process = InScript(load_plan(path), path), os.getpid()
-        self._hooks: ScriptHooks | None = None
-        self._plan.check_ranks()
-        self._plan.is_split_unseen = self._plan.plan.checked is None and os.environ.get(SPLIT_VARIABLE) == "1"
-        if (reason := _beyond(self._plan.plan)) is not None:
-            refuse(f"{path}: {reason}")
-
-    def arrive(self) -> None:
-        """Torch is there: put the plan in force."""
-        from .hooks import ScriptHooks
-
-        self._hooks = ScriptHooks(self._plan)
-        self._hooks.install()
-
-    def ended(self, error: BaseException | None) -> None:
-        """The script came to its end: say so if it made no optimizer step that the plan could be seen in."""
-        if os.getpid() != self._process or this_rank().rank or not is_success(error):
-            return
-        if self._hooks is None or not (self._hooks.has_stepped or self._hooks.stands_aside):
-            print(
-                "autotune: the script ended without an optimizer step in this process, where no more of "
-                f"{os.path.relpath(self._plan.path)} was in force than what is set before a process starts. A plan "
-                "does not reach processes that a script starts itself (multiprocessing): have torchrun start them.",
-                file=sys.stderr,
-                flush=True,
-            )
-
-
-def _beyond(plan: Plan) -> str | None:
-    """Rows of a plan that an unedited script cannot have."""
-    settings = plan.settings
-    if settings.parallel.effective is not None:
-        return (
-            "parallel: gradients of unequal shares are weighted by them, which the script's DistributedDataParallel "
-            "does not do. Use autotune.apply in the script, or a plan of equal shares."
-        )
-    if settings.pruning.kind != "none":
-        return (
-            "pruning takes parameters away, which the script's optimizer would still hold. Call "
-            "autotune.apply_to_model(plan, model) in the script, before the optimizer is built."
-        )
-    if settings.optimizer_step.kind != "after_backward":
-        return (
-            "optimizer_step: in_backward frees gradients before the script could clip or log them. Call "
-            "autotune.apply_to_optimizer(plan, optimizer) in a script that does neither, or leave that row out."
-        )
-    if any(technique.scales_loss for technique in settings.techniques()):
-        return "precision: fp16 needs a loss scaler, which is the script's. Use bf16, or autotune.apply."
-    return None
-
-
-def why_no_model() -> str:
-    """Why no call of a model was seen, though an optimizer steps."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return _CALLED_COMPILED if dynamo is not None and dynamo.counters["frames"]["ok"] else _NO_MODEL
-
-
-def is_success(error: BaseException | None) -> bool:
-    """Whether a script came to its end as it should."""
-    return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-
-
-class Refused(SystemExit):
-    """The script ends, since it is the user's to change something."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(2)
-        self.reason = reason
-
-
-def refuse(reason: str) -> NoReturn:
-    """End the script, and say why."""
-    if this_rank().rank == 0:
-        print(f"autotune: {reason}", file=sys.stderr, flush=True)
-    raise Refused(reason)
-
-
-@functools.cache
-def tell_once(message: str) -> None:
-    """Say something of a job that goes on."""
-    if this_rank().rank == 0:
-        print(f"autotune: {message}", file=sys.stderr, flush=True)
 
 
 class InScript:
@@ -191,7 +85,7 @@ class InScript:
             run: a forward of the model that it is given, as the script is about to make; None where it makes none of
                 the whole.
         """
-        from ..training.apply_pieces import apply_to_model
+        from ...training.apply_pieces import apply_to_model
 
         own = unwrapped(model)
         self._check(model, own)
@@ -210,7 +104,7 @@ class InScript:
 
     def put_on_optimizer(self) -> None:
         """The optimizer's stage, before its first step."""
-        from ..training.apply_pieces import apply_to_optimizer
+        from ...training.apply_pieces import apply_to_optimizer
 
         apply_to_optimizer(self.plan, self.optimizer)
 

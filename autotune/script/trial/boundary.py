@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset
 
-from ..data.sameness import Sameness
-from ..randomness import undisturbed
-from ..ranks import world_size
-from ..techniques import Facts
-from ..workers import Inspected, Outcome
-from .loaders import Loaders
+from ...data.sameness import Sameness
+from ...randomness import undisturbed
+from ...ranks import world_size
+from ...techniques import Facts
+from ...workers import Inspected, Outcome
+from ..plan.loaders import Loaders
 
 _MOST_S = 20.0
 """How long the script may take from the last step of an epoch to its next epoch: an evaluation, a checkpoint."""

@@ -1,0 +1,1 @@
+"""What puts a plan on a running script."""

@@ -1,0 +1,79 @@
+"""A job with a plan: the script that runs in this process, before torch is there and after."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...plan import Plan, load_plan
+from ...ranks import this_rank
+from ...training.launched import SPLIT_VARIABLE
+from ..refusal import is_success, refuse
+from .applied import InScript
+
+if TYPE_CHECKING:
+    from .hooks import ScriptHooks
+
+
+class ScriptJob:
+    """A plan for the script that runs in this process."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Args:
+            path: the plan.
+
+        Raises:
+            PlanError: it cannot be read.
+        """
+        self._plan, self._process = InScript(load_plan(path), path), os.getpid()
+        self._hooks: ScriptHooks | None = None
+        self._plan.check_ranks()
+        self._plan.is_split_unseen = self._plan.plan.checked is None and os.environ.get(SPLIT_VARIABLE) == "1"
+        if (reason := _beyond(self._plan.plan)) is not None:
+            refuse(f"{path}: {reason}")
+
+    def arrive(self) -> None:
+        """Torch is there: put the plan in force."""
+        from .hooks import ScriptHooks
+
+        self._hooks = ScriptHooks(self._plan)
+        self._hooks.install()
+
+    def ended(self, error: BaseException | None) -> None:
+        """The script came to its end: say so if it made no optimizer step that the plan could be seen in."""
+        if os.getpid() != self._process or this_rank().rank or not is_success(error):
+            return
+        if self._hooks is None or not (self._hooks.has_stepped or self._hooks.stands_aside):
+            print(
+                "autotune: the script ended without an optimizer step in this process, where no more of "
+                f"{os.path.relpath(self._plan.path)} was in force than what is set before a process starts. A plan "
+                "does not reach processes that a script starts itself (multiprocessing): have torchrun start them.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _beyond(plan: Plan) -> str | None:
+    """Rows of a plan that an unedited script cannot have."""
+    settings = plan.settings
+    if settings.parallel.effective is not None:
+        return (
+            "parallel: gradients of unequal shares are weighted by them, which the script's DistributedDataParallel "
+            "does not do. Use autotune.apply in the script, or a plan of equal shares."
+        )
+    if settings.pruning.kind != "none":
+        return (
+            "pruning takes parameters away, which the script's optimizer would still hold. Call "
+            "autotune.apply_to_model(plan, model) in the script, before the optimizer is built."
+        )
+    if settings.optimizer_step.kind != "after_backward":
+        return (
+            "optimizer_step: in_backward frees gradients before the script could clip or log them. Call "
+            "autotune.apply_to_optimizer(plan, optimizer) in a script that does neither, or leave that row out."
+        )
+    if any(technique.scales_loss for technique in settings.techniques()):
+        return "precision: fp16 needs a loss scaler, which is the script's. Use bf16, or autotune.apply."
+    return None
