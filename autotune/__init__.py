@@ -6,9 +6,9 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from .distribution import conflict
+from .distribution import VERSION, conflict
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "Plan": "plan",
@@ -19,11 +19,14 @@ _HOMES = {
     "apply_to_loader": "training.apply_pieces",
     "apply_to_model": "training.apply_pieces",
     "apply_to_optimizer": "training.apply_pieces",
+    "estimate": "api",
     "from_lightning": "integrations.lightning_task",
     "from_trainer": "integrations.trainer_task",
     "load_plan": "plan",
     "load_task": "task_file",
     "prepare": "training.launched",
+    "search": "api",
+    "verify": "api",
 }
 __all__ = [
     "Plan",
@@ -35,17 +38,21 @@ __all__ = [
     "apply_to_loader",
     "apply_to_model",
     "apply_to_optimizer",
+    "estimate",
     "from_lightning",
     "from_trainer",
     "load_plan",
     "load_task",
     "prepare",
+    "search",
+    "verify",
 ]
 
 if _found := conflict():
     warnings.warn(_found, stacklevel=2)
 
 if TYPE_CHECKING:
+    from .api import estimate, search, verify
     from .integrations.lightning_task import from_lightning
     from .integrations.trainer_task import from_trainer
     from .plan import Plan, load_plan

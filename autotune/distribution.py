@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-NAME = "autotune-plan"
+NAME, VERSION = "autotune-plan", "0.1.0"
 _OTHER = "autotune"
 _ITS_FILE = "tuner.py"
 """A file of the other's; this package has none of that name in this folder."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from .estimate import Calibration, Estimate
+from .estimates import Calibration, Estimate
 from .measure.profiling.types import Profile
 from .plan import Evaluation, Evidence, Plan
-from .search.options import SearchOptions
-from .search.predicted.duration import Expected
 from .search_spaces import Unavailable
+from .searches.options import SearchOptions
+from .searches.predicted.duration import Expected
 from .techniques import Facts, Settings, Technique
 from .workers import Estimated, Outcome, Profiled
 

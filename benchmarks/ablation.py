@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.estimate import Prediction
+from autotune.estimates import Prediction
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.units import MIB
@@ -31,7 +31,7 @@ from .rows import load_rows, save_rows
 
 _NUM_TRIALS = 24
 _PRELOADED_BYTES = 5 * MIB
-"""What tcmalloc itself is charged in a prediction (``autotune.estimate.allocators.process``)."""
+"""What tcmalloc itself is charged in a prediction (``autotune.estimates.allocators.process``)."""
 _ERROR, _SLACK_ERROR = 0.02, 0.75
 """Shares by which such a prediction may be off (the same)."""
 _BASE_MIB = {"char_gpt": 349.0, "digits_cnn": 418.0, "gru_writer": 349.0}

@@ -29,10 +29,10 @@ from autotune.commands.where import Where
 from autotune.errors import AutotuneError
 from autotune.measure import Measurement
 from autotune.plan import Budget, Plan
-from autotune.search.driver import search
-from autotune.search.options import SearchOptions
-from autotune.search.requests import Requests, inspect, reference_settings
-from autotune.search.time_budget import TimeBudget
+from autotune.searches.driver import search
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import Requests, inspect, reference_settings
+from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.techniques.support.facts import num_processors
 from autotune.workers import Executor, Measured

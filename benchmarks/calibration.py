@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.estimate import Interval
-from autotune.search.predicted.calibration import learn_calibration
+from autotune.estimates import Interval
+from autotune.searches.predicted.calibration import learn_calibration
 from autotune.units import MIB
 
 from .replay.table import Entry, load_table

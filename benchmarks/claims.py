@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.commands.where import Where
-from autotune.search.driver import search
-from autotune.search.options import SearchOptions
+from autotune.searches.driver import search
+from autotune.searches.options import SearchOptions
 from autotune.units import format_percent
 
 from .honesty import printed, run_job

@@ -27,10 +27,10 @@ from autotune.commands.where import Where
 from autotune.errors import AutotuneError
 from autotune.measure import Measurement
 from autotune.plan import Budget
-from autotune.search.driver import search
-from autotune.search.options import SearchOptions
-from autotune.search.requests import Requests, inspect, reference_settings
-from autotune.search.time_budget import TimeBudget
+from autotune.searches.driver import search
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import Requests, inspect, reference_settings
+from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Facts, Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.compile import Compile

@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves
 
 from autotune import Plan, Task, apply, load_task
 from autotune.data.positions import Position
-from autotune.estimate.memory_model import MemoryModel, fit_memory_model
-from autotune.estimate.tracing.fake_step import Untraceable
-from autotune.estimate.tracing.real_step import PROBES, ProbedModel, fit_probed_model
+from autotune.estimates.memory_model import MemoryModel, fit_memory_model
+from autotune.estimates.tracing.fake_step import Untraceable
+from autotune.estimates.tracing.real_step import PROBES, ProbedModel, fit_probed_model
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing

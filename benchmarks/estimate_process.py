@@ -1,7 +1,7 @@
 """How well a process's peak is known without running: predicted against what trials are charged.
 
 Each configuration is measured in fresh interpreters, as plans are; for the models of malloc see
-``autotune/estimate/allocators/process.py``, for that of CUDA's ``autotune/estimate/allocators/cuda_caching.py``.
+``autotune/estimates/allocators/process.py``, for that of CUDA's ``autotune/estimates/allocators/cuda_caching.py``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.estimate import EstimateOptions
+from autotune.estimates import EstimateOptions
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
-from autotune.search.options import SearchOptions
-from autotune.search.requests import inspect
-from autotune.search.time_budget import TimeBudget
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import inspect
+from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Device, Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing

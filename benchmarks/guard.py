@@ -25,11 +25,11 @@ from typing import Any
 
 from autotune.measure.measurement import Parity, Quality
 from autotune.plan import Plan
-from autotune.search.driver import search
-from autotune.search.options import Drop, SearchOptions
-from autotune.search.requests import reference_settings
-from autotune.search.sampler.configuration_space import ConfigurationSpace
 from autotune.search_spaces import load_space
+from autotune.searches.driver import search
+from autotune.searches.options import Drop, SearchOptions
+from autotune.searches.requests import reference_settings
+from autotune.searches.sampler.configuration_space import ConfigurationSpace
 from autotune.techniques import Device, Facts, Settings
 from autotune.workers import MeasureRequest, NonFinite
 from autotune.workers.table import Row, TableExecutor

@@ -22,10 +22,10 @@ from typing import Any
 
 from autotune.commands.where import Where
 from autotune.plan import Budget, Plan, load_plan
-from autotune.search.driver import search
-from autotune.search.options import SearchOptions
-from autotune.search.requests import Requests, inspect, reference_settings
-from autotune.search.time_budget import TimeBudget
+from autotune.searches.driver import search
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import Requests, inspect, reference_settings
+from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.workers import Executor, Measured
 

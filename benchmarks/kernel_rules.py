@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune import Plan, Task, load_task
-from autotune.estimate.tracing.fake_step import FakeTraining, TracedStep
+from autotune.estimates.tracing.fake_step import FakeTraining, TracedStep
 from autotune.plan import Budget
 from autotune.techniques import Settings
 

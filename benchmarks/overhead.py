@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.commands.where import Where
-from autotune.search.driver import search
-from autotune.search.events import Event, PredictionEnded, SearchStarted, Stopped, TrialEnded
-from autotune.search.options import SearchOptions
+from autotune.searches.driver import search
+from autotune.searches.events import Event, PredictionEnded, SearchStarted, Stopped, TrialEnded
+from autotune.searches.options import SearchOptions
 from autotune.workers import Measured
 
 from .rows import HERE, save_rows

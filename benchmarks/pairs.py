@@ -20,9 +20,9 @@ from typing import Any
 from autotune.commands.where import Where
 from autotune.measure.timing.turns import trimmed_mean
 from autotune.plan import Budget
-from autotune.search.options import SearchOptions
-from autotune.search.requests import Requests, inspect, reference_settings
-from autotune.search.time_budget import TimeBudget
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import Requests, inspect, reference_settings
+from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.workers import Compared, CompareRequest, Executor
 

@@ -30,9 +30,9 @@ from autotune.commands.where import Where
 from autotune.measure.checks.quality import measure_quality
 from autotune.measure.measurement import QualityOptions
 from autotune.plan import Plan
-from autotune.search.driver import search
-from autotune.search.events import Event, TrialEnded
-from autotune.search.options import Drop, SearchOptions
+from autotune.searches.driver import search
+from autotune.searches.events import Event, TrialEnded
+from autotune.searches.options import Drop, SearchOptions
 from autotune.techniques import Settings
 from autotune.units import format_percent
 

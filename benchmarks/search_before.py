@@ -24,9 +24,9 @@ from typing import Any
 from autotune.commands.where import Where
 from autotune.measure.timing.turns import trimmed_mean
 from autotune.plan import Budget, Plan, load_plan
-from autotune.search.options import SearchOptions
-from autotune.search.requests import Requests, inspect
-from autotune.search.time_budget import TimeBudget
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import Requests, inspect
+from autotune.searches.time_budget import TimeBudget
 
 from .busy import JOBS, SCRIPT_FLAGS
 from .pairs import compared, taking_turns

@@ -20,11 +20,11 @@ from typing import Any
 
 from autotune.commands.where import Where
 from autotune.plan import Budget, Plan
-from autotune.search.driver import search
-from autotune.search.events import Event, PredictionEnded, Stopped, TrialEnded
-from autotune.search.options import SearchOptions
-from autotune.search.requests import Requests, inspect
-from autotune.search.time_budget import TimeBudget
+from autotune.searches.driver import search
+from autotune.searches.events import Event, PredictionEnded, Stopped, TrialEnded
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import Requests, inspect
+from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.workers import Measured
 

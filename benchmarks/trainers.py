@@ -28,9 +28,9 @@ from typing import Any
 
 from autotune.plan import Plan
 from autotune.script.command import under_launcher
-from autotune.search.options import SearchOptions
-from autotune.search.requests import Requests, inspect
-from autotune.search.time_budget import TimeBudget
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import Requests, inspect
+from autotune.searches.time_budget import TimeBudget
 from autotune.workers import Executor
 from autotune.workers.local import LocalExecutor
 

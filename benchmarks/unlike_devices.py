@@ -24,7 +24,7 @@ import torch
 import autotune
 from autotune.plan import Plan
 from autotune.ranks import gathered
-from autotune.search.winner.shares import Timed, quickest, share_out
+from autotune.searches.winner.shares import Timed, quickest, share_out
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.parallel import Parallel

@@ -20,8 +20,8 @@ from autotune.commands.devices.share import save
 from autotune.measure.processes import descendants
 from autotune.plan import Plan
 from autotune.ranks import gathered
-from autotune.search.winner.shares import quickest
-from autotune.search.winner.unlike import Share, SharedTraining
+from autotune.searches.winner.shares import quickest
+from autotune.searches.winner.unlike import Share, SharedTraining
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.parallel import Parallel

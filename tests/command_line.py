@@ -25,7 +25,7 @@ ONE_ROUND = (
     sys.executable,
     "-P",
     "-c",
-    "from autotune.search.winner import finalists; finalists.MOST_ROUNDS = 1; from autotune.cli import main; main()",
+    "from autotune.searches.winner import finalists; finalists.MOST_ROUNDS = 1; from autotune.cli import main; main()",
 )
 """The same, with finalists that run once in fresh interpreters: how often they must is shown over tables."""
 _MARK = "AUTOTUNE_TEST_MARK"

@@ -52,7 +52,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, InMemory]:
     keeps. By their URLs."""
     empty_database()  # is kept for the session: made by a real storage
     storages: defaultdict[str, InMemory] = defaultdict(InMemory)
-    monkeypatch.setattr("autotune.search.store.exclusive.open_storage", lambda url: storages[url])
+    monkeypatch.setattr("autotune.searches.store.exclusive.open_storage", lambda url: storages[url])
     return storages
 
 
@@ -60,7 +60,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, InMemory]:
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in this process measure their finalists once in fresh interpreters, and ``verify`` its plan: how often
     they must be is shown over tables."""
-    monkeypatch.setattr("autotune.search.winner.finalists.MOST_ROUNDS", 1)
+    monkeypatch.setattr("autotune.searches.winner.finalists.MOST_ROUNDS", 1)
     monkeypatch.setattr("autotune.commands.verify.NUM_REPEATS", 1)
 
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 from autotune.plan import Plan
-from autotune.search.driver import search
-from autotune.search.events import Event, FinalistEnded, TrialEnded
-from autotune.search.options import SearchOptions
+from autotune.searches.driver import search
+from autotune.searches.events import Event, FinalistEnded, TrialEnded
+from autotune.searches.options import SearchOptions
 from autotune.workers import Executor
 
 

@@ -20,14 +20,14 @@ from sqlalchemy.engine import Engine
 from autotune.files import FOLDER
 from autotune.measure import Measurement, Parity
 from autotune.plan import Peak, Plan, Speed
-from autotune.search.driver import search
-from autotune.search.events import Event
-from autotune.search.options import SearchOptions
-from autotune.search.requests import reference_settings
-from autotune.search.sampler.configuration_space import ConfigurationSpace, Predict
-from autotune.search.store.exclusive import ExclusiveStorage
-from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import SearchSpace, load_space
+from autotune.searches.driver import search
+from autotune.searches.events import Event
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import reference_settings
+from autotune.searches.sampler.configuration_space import ConfigurationSpace, Predict
+from autotune.searches.store.exclusive import ExclusiveStorage
+from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Device, Facts, Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch

@@ -10,7 +10,7 @@ from line_task import floats, line, training_of
 from torch import nn
 
 from autotune.errors import TaskError
-from autotune.estimate.tracing.fake_step import FakeTraining
+from autotune.estimates.tracing.fake_step import FakeTraining
 from autotune.measure.checks.split import measure_split
 from autotune.measure.inspect import inspect_task
 from autotune.measure.measurement import InspectOptions, MeasureOptions

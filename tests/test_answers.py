@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from autotune.estimate.memory_model import fit_memory_model
-from autotune.estimate.tracing import fake_ops as module
-from autotune.estimate.tracing.fake_ops import answers
-from autotune.estimate.tracing.grad_accumulation import Accumulation
+from autotune.estimates.memory_model import fit_memory_model
+from autotune.estimates.tracing import fake_ops as module
+from autotune.estimates.tracing.fake_ops import answers
+from autotune.estimates.tracing.grad_accumulation import Accumulation
 from autotune.measure.profiling.tracer import tensors_of
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings

@@ -19,8 +19,8 @@ from autotune.errors import UserError
 from autotune.measure.measurement import Quality
 from autotune.plan import load_plan
 from autotune.report.batch import outcome_table
-from autotune.search.events import Event, TrialEnded, Warned
-from autotune.search.store.results import Results
+from autotune.searches.events import Event, TrialEnded, Warned
+from autotune.searches.store.results import Results
 from autotune.task_file import split_source
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch as Micro

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autotune.estimate.checkpointing import block_choice
-from autotune.estimate.checkpointing.block_choice import FLOPS_PER_BYTE, BlockChoice
-from autotune.estimate.checkpointing.block_peaks import holders_of, modules_holders, stretch_peaks
-from autotune.estimate.checkpointing.knapsack import cheapest
-from autotune.estimate.tracing.fake_step import FakeTraining
+from autotune.estimates.checkpointing import block_choice
+from autotune.estimates.checkpointing.block_choice import FLOPS_PER_BYTE, BlockChoice
+from autotune.estimates.checkpointing.block_peaks import holders_of, modules_holders, stretch_peaks
+from autotune.estimates.checkpointing.knapsack import cheapest
+from autotune.estimates.tracing.fake_step import FakeTraining
 from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.plan import Plan
 from autotune.task import Task

@@ -17,7 +17,7 @@ from autotune.cli import app
 from autotune.errors import PlanError, UserError
 from autotune.machine import device_name
 from autotune.plan import Plan
-from autotune.search.winner.unlike import SharedTraining
+from autotune.searches.winner.unlike import SharedTraining
 
 
 def study(name: str, slower: float, **known: Any) -> str:

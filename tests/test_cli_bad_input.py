@@ -16,8 +16,8 @@ from command_line import PROGRAM, Ended, Running, autotune, environment, start
 from real_search import search_until_a_trial
 
 from autotune.plan import Plan, load_plan
-from autotune.search.events import Warned
-from autotune.search.options import SearchOptions
+from autotune.searches.events import Warned
+from autotune.searches.options import SearchOptions
 from autotune.workers import InspectRequest
 
 TASKS = Path(__file__).parent / "tasks"

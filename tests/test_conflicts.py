@@ -12,9 +12,9 @@ from search_tables import SPACE, facts, options, run_search
 import autotune
 from autotune.errors import PlanError
 from autotune.plan import Plan
-from autotune.search import events
-from autotune.search.requests import check_plan, reference_settings
-from autotune.search.sampler.configuration_space import ConfigurationSpace
+from autotune.searches import events
+from autotune.searches.requests import check_plan, reference_settings
+from autotune.searches.sampler.configuration_space import ConfigurationSpace
 from autotune.techniques import Settings
 from autotune.techniques.precision import Precision
 

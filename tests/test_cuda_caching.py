@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from autotune.estimate.allocators.cuda_caching import CachingAllocator, process_interval
-from autotune.estimate.types import Interval
+from autotune.estimates.allocators.cuda_caching import CachingAllocator, process_interval
+from autotune.estimates.types import Interval
 from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.units import MIB
 

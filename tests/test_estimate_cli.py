@@ -14,7 +14,7 @@ from rich.console import Console
 
 from autotune.commands.estimate import estimate_task
 from autotune.errors import NothingFits
-from autotune.estimate import Estimate, Fill, Fit, Interval, untried
+from autotune.estimates import Estimate, Fill, Fit, Interval, untried
 from autotune.report.estimate import as_json, explain, line
 from autotune.results import Combination, WhatToEstimate
 from autotune.techniques import Settings

@@ -17,7 +17,7 @@ from autotune.measure.evaluation import measure_evaluations
 from autotune.measure.measurement import EvaluationOptions, MeasureOptions
 from autotune.measure.timing import compile_time
 from autotune.plan import Budget, Evaluation, Peak, Plan
-from autotune.search.verdict import judge
+from autotune.searches.verdict import judge
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision

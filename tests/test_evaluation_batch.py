@@ -11,8 +11,8 @@ from autotune.commands.verify import verify_plan
 from autotune.errors import NothingFits
 from autotune.measure.measurement import Evaluated
 from autotune.plan import Peak, load_plan
-from autotune.search.events import Warned
 from autotune.search_spaces import load_space
+from autotune.searches.events import Warned
 from autotune.workers import Measured, OutOfMemory
 from autotune.workers.table import TableExecutor
 

@@ -9,8 +9,8 @@ import pytest
 from autotune.errors import UserError
 from autotune.plan import Budget
 from autotune.report.displays.event_file import EventFile
-from autotune.search.events import BudgetKnown, SearchStarted, Stopped, TrialEnded, TrialStarted, Warned
-from autotune.search.options import SearchOptions
+from autotune.searches.events import BudgetKnown, SearchStarted, Stopped, TrialEnded, TrialStarted, Warned
+from autotune.searches.options import SearchOptions
 from autotune.techniques import Settings
 from autotune.workers import OutOfMemory
 

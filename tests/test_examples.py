@@ -13,7 +13,7 @@ from command_line import environment
 from real_search import search_until_a_trial
 
 from autotune import Plan, load_plan
-from autotune.search.options import SearchOptions
+from autotune.searches.options import SearchOptions
 from autotune.techniques import Settings
 from autotune.techniques.layers import Layers
 from autotune.techniques.precision import Precision

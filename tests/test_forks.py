@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.estimate import forks
-from autotune.estimate.forks import in_forks
-from autotune.estimate.workspace.kernel import num_threads
+from autotune.estimates import forks
+from autotune.estimates.forks import in_forks
+from autotune.estimates.workspace.kernel import num_threads
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_kernels_run_in_a_fork_of_a_process_in_which_they_have_run_in_several_th
 
 _KILLED = """
 import os, time
-from autotune.estimate import forks
+from autotune.estimates import forks
 forks.num_processors = lambda: 2
 def waits(_):
     os.write(1, b"here\\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from autotune.estimate.allocators.free_list import replay
-from autotune.estimate.allocators.glibc import Heap, TensorHeap, resident_peak_bytes
+from autotune.estimates.allocators.free_list import replay
+from autotune.estimates.allocators.glibc import Heap, TensorHeap, resident_peak_bytes
 from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.units import MIB
 

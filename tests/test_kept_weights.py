@@ -17,8 +17,8 @@ from autotune.errors import PlanError
 from autotune.files import hash_of
 from autotune.measure.measurement import MeasureOptions, Quality, QualityOptions
 from autotune.plan import KeptWeights, Plan
-from autotune.search.events import Warned
-from autotune.search.options import Drop
+from autotune.searches.events import Warned
+from autotune.searches.options import Drop
 from autotune.task_file import load_task
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch

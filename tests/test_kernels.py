@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.estimate.workspace.cpu_kernels import kernel_of
-from autotune.estimate.workspace.kernel import Kernel, Like, like
-from autotune.estimate.workspace.recurrent import workspace_bytes
-from autotune.estimate.workspace.slow_convolution import Convolution
+from autotune.estimates.workspace.cpu_kernels import kernel_of
+from autotune.estimates.workspace.kernel import Kernel, Like, like
+from autotune.estimates.workspace.recurrent import workspace_bytes
+from autotune.estimates.workspace.slow_convolution import Convolution
 
 aten = torch.ops.aten
 
@@ -211,7 +211,7 @@ def test_kernels_of_more_than_fourteen_have_parts_of_the_weights_gradient_in_eac
     num_threads, expected, monkeypatch
 ):
     """Measured, of a patch of 16 by 16 and 192 channels, whose weight is 0.56 MiB."""
-    monkeypatch.setattr("autotune.estimate.workspace.kernel._num_threads", num_threads)
+    monkeypatch.setattr("autotune.estimates.workspace.kernel._num_threads", num_threads)
     x, weight, y = tensor(20, 3, 64, 64), tensor(192, 3, 16, 16), tensor(20, 192, 4, 4)
     options = ([16, 16], [0, 0], [1, 1], False, [0, 0], 1, WEIGHT)
     found = scratch(aten.convolution_backward.default, y, x, weight, [0], *options)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.estimate.memory_model import BATCHES, MemoryModel, Sizes, fit_memory_model
-from autotune.estimate.tracing.fake_ops import answers
-from autotune.estimate.tracing.fake_step import FakeTraining, TracedStep, Unlike, Untraceable
+from autotune.estimates.memory_model import BATCHES, MemoryModel, Sizes, fit_memory_model
+from autotune.estimates.tracing.fake_ops import answers
+from autotune.estimates.tracing.fake_step import FakeTraining, TracedStep, Unlike, Untraceable
 from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.plan import Plan
 from autotune.task import Task

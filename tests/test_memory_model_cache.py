@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from autotune.estimate import memory_model as memory_model_module
-from autotune.estimate.memory_model import MemoryModel, fit_memory_model
-from autotune.estimate.memory_model_cache import MemoryModelCache
-from autotune.estimate.memory_model_file import StoredModel, load_memory_model, packed
-from autotune.estimate.tracing.fake_step import FakeTraining, Untraceable
+from autotune.estimates import memory_model as memory_model_module
+from autotune.estimates.memory_model import MemoryModel, fit_memory_model
+from autotune.estimates.memory_model_cache import MemoryModelCache
+from autotune.estimates.memory_model_file import StoredModel, load_memory_model, packed
+from autotune.estimates.tracing.fake_step import FakeTraining, Untraceable
 from autotune.plan import Budget, Plan
 from autotune.task_file import load_task
 from autotune.techniques import Settings
@@ -153,7 +153,7 @@ def test_other_weights_are_traced_again(task_file: Path, traced: list[Any]):
 
 def test_another_number_of_threads_is_traced_again(task_file: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch):
     memory_model(task_file)
-    monkeypatch.setattr("autotune.estimate.workspace.kernel._num_threads", 64)
+    monkeypatch.setattr("autotune.estimates.workspace.kernel._num_threads", 64)
     memory_model(task_file)
     assert len(traced) == 2
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.estimate import Calibration, EstimateOptions, Prediction, PredictOptions
-from autotune.estimate.max_batch import estimate
-from autotune.estimate.predict import predict
+from autotune.estimates import Calibration, EstimateOptions, Prediction, PredictOptions
+from autotune.estimates.max_batch import estimate
+from autotune.estimates.predict import predict
 from autotune.task import Task
 from autotune.techniques import Settings
 

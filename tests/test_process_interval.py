@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.estimate.allocators.process import process_interval
-from autotune.estimate.types import Interval
+from autotune.estimates.allocators.process import process_interval
+from autotune.estimates.types import Interval
 from autotune.measure.profiling.allocations import Allocation, Trace
 from autotune.techniques import Settings
 from autotune.units import MIB

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.estimate.max_batch import estimate
-from autotune.estimate.memory_model import MemoryModel, fit_memory_model
-from autotune.estimate.tracing.real_step import PROBES, ProbedModel, fit_probed_model
-from autotune.estimate.types import EstimateOptions
+from autotune.estimates.max_batch import estimate
+from autotune.estimates.memory_model import MemoryModel, fit_memory_model
+from autotune.estimates.tracing.real_step import PROBES, ProbedModel, fit_probed_model
+from autotune.estimates.types import EstimateOptions
 from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.plan import Plan
 from autotune.task import Task
@@ -116,7 +116,7 @@ def test_what_the_users_code_raises_is_raised():
 @pytest.fixture
 def bare(monkeypatch):
     """A process that takes nothing beside tensors."""
-    monkeypatch.setattr("autotune.estimate.predictor.resident_bytes", lambda settings: 0)
+    monkeypatch.setattr("autotune.estimates.predictor.resident_bytes", lambda settings: 0)
 
 
 @pytest.mark.parametrize(("held", "expected"), [(True, (7, 2)), (False, (7, 1))])

@@ -17,9 +17,9 @@ from autotune.report.preview import explain
 from autotune.report.show import summary
 from autotune.report.words import outcome_words, percent, rate, remark, roughly, settings_words
 from autotune.results import Preview
-from autotune.search import events
-from autotune.search.options import SearchOptions
-from autotune.search.predicted.duration import Expected
+from autotune.searches import events
+from autotune.searches.options import SearchOptions
+from autotune.searches.predicted.duration import Expected
 from autotune.techniques import Device, Facts, Settings
 from autotune.units import MIB, size
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut

@@ -18,17 +18,17 @@ from command_line import Ended
 from search_tables import BF16, BOTH, MIB, REFERENCE, SMALL, TCMALLOC, every, options, peak, row, run_search
 from tags import Tags
 
-from autotune.estimate import Prediction
+from autotune.estimates import Prediction
 from autotune.measure.measurement import Quality
 from autotune.report.charts import scatter
 from autotune.report.charts.axis import Axis
 from autotune.report.page import study_page
 from autotune.report.study import bought
-from autotune.search.predicted.forecast import Forecast, Range
-from autotune.search.store.stored import Stored, read_study
-from autotune.search.store.study import Study
-from autotune.search.store.tried import Tried
-from autotune.search.verdict import judge
+from autotune.searches.predicted.forecast import Forecast, Range
+from autotune.searches.store.stored import Stored, read_study
+from autotune.searches.store.study import Study
+from autotune.searches.store.tried import Tried
+from autotune.searches.verdict import judge
 from autotune.techniques import Settings
 from autotune.workers import Failed, Measured, OutOfMemory
 

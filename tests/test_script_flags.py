@@ -14,8 +14,8 @@ from autotune.errors import UserError
 from autotune.report.preview import explain
 from autotune.script.command import filled, own_batch, own_evaluation
 from autotune.script.flags import flags_of, told, with_evaluation, with_placeholders
-from autotune.search.events import Warned
-from autotune.search.own_flags import batch_stays
+from autotune.searches.events import Warned
+from autotune.searches.own_flags import batch_stays
 from autotune.techniques.batch import Batch
 from autotune.workers.table import TableExecutor
 

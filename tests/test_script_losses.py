@@ -19,7 +19,7 @@ from autotune.script.plan.hooks import ScriptHooks
 from autotune.script.trial import timing
 from autotune.script.trial.look import Look
 from autotune.script.trial.timing import ScriptTiming
-from autotune.search.requests import PARITY_LIMITS, Requests
+from autotune.searches.requests import PARITY_LIMITS, Requests
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.workers import Inspected, InspectRequest, Measured, MeasureRequest

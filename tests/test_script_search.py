@@ -11,8 +11,8 @@ from search_tables import MIB, REFERENCE, SMALL, configurations, every, facts, o
 from autotune.errors import StudyError
 from autotune.measure.measurement import NO_EVALUATION, Evaluated
 from autotune.plan import Peak, load_plan
-from autotune.search.events import Warned
 from autotune.search_spaces import load_space
+from autotune.searches.events import Warned
 from autotune.workers import Measured, MeasureRequest, PredictRequest
 from autotune.workers.table import TableExecutor
 

@@ -19,8 +19,8 @@ from autotune.script.command import under_launcher
 from autotune.script.plan.applied import InScript
 from autotune.script.plan.hooks import ScriptHooks
 from autotune.script.plan.job import ScriptJob
-from autotune.search.events import Warned
-from autotune.search.requests import reference_settings
+from autotune.searches.events import Warned
+from autotune.searches.requests import reference_settings
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing

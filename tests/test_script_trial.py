@@ -20,7 +20,7 @@ from autotune.plan import Plan
 from autotune.script import scratch
 from autotune.script.changes import Changes
 from autotune.script.command import filled, own_batch, placeholders, script_name, under_launcher
-from autotune.search.requests import failure
+from autotune.searches.requests import failure
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.optimizer import Optimizer

@@ -9,8 +9,8 @@ import pytest
 from search_tables import BF16, BOTH, MIB, REFERENCE, SMALL, TCMALLOC, every, facts, row, run_search
 
 from autotune.plan import load_plan
-from autotune.search.events import AblationEnded, Warned
-from autotune.search.winner.ablation import counterparts
+from autotune.searches.events import AblationEnded, Warned
+from autotune.searches.winner.ablation import counterparts
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.optimizer_step import OptimizerStep

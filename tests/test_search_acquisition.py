@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution
 
-from autotune.estimate import Prediction
-from autotune.search.sampler.acquisition import GAIN, Acquisition, Observation
-from autotune.search.sampler.configurations import Configuration, Configurations
-from autotune.search.sampler.priors import Priors
-from autotune.search.sampler.surrogate import Scales
+from autotune.estimates import Prediction
+from autotune.searches.sampler.acquisition import GAIN, Acquisition, Observation
+from autotune.searches.sampler.configurations import Configuration, Configurations
+from autotune.searches.sampler.priors import Priors
+from autotune.searches.sampler.surrogate import Scales
 
 MIB = 2**20
 LABELS = ("a", "b", "c", "d")

@@ -24,9 +24,9 @@ from search_tables import (
 )
 
 from autotune.plan import Speed
-from autotune.search.events import AnchorEnded, TrialEnded
-from autotune.search.options import SearchOptions
-from autotune.search.store.pace import UNCORRECTED, Anchor, correction, is_due
+from autotune.searches.events import AnchorEnded, TrialEnded
+from autotune.searches.options import SearchOptions
+from autotune.searches.store.pace import UNCORRECTED, Anchor, correction, is_due
 from autotune.workers import Measured, OutOfMemory
 from autotune.workers.table import Row, TableExecutor
 

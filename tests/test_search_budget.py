@@ -9,7 +9,7 @@ from search_tables import MIB, REFERENCE, facts, options, row, run_search
 
 from autotune.errors import StudyError, TaskError, UserError
 from autotune.plan import Budget, Plan, load_plan
-from autotune.search.events import BudgetKnown, Warned
+from autotune.searches.events import BudgetKnown, Warned
 from autotune.techniques import Settings
 from autotune.units import format_percent, parse_percent
 from autotune.workers import Failed, OutOfMemory

@@ -10,14 +10,14 @@ import pytest
 from real_search import search_until_a_trial
 from search_tables import MIB, facts, options, row, run_search
 
-from autotune.estimate import Prediction
+from autotune.estimates import Prediction
 from autotune.plan import Budget, load_plan
-from autotune.search.events import Warned
-from autotune.search.options import SearchOptions
-from autotune.search.requests import Requests, inspect, reference_settings
-from autotune.search.sampler.configuration_space import ConfigurationSpace, Foreseen
-from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import load_space
+from autotune.searches.events import Warned
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import Requests, inspect, reference_settings
+from autotune.searches.sampler.configuration_space import ConfigurationSpace, Foreseen
+from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator, installed_allocators
 from autotune.techniques.batch import Batch

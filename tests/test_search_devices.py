@@ -32,7 +32,7 @@ ONCE = (
     sys.executable,
     "-P",
     "-c",
-    "from autotune.search.winner import finalists; from autotune.commands import verify; "
+    "from autotune.searches.winner import finalists; from autotune.commands import verify; "
     "finalists.MOST_ROUNDS = verify.NUM_REPEATS = 1; from autotune.cli import main; main()",
 )
 """``autotune``, with finalists and shares that run once in fresh interpreters."""

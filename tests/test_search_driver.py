@@ -15,13 +15,13 @@ import pytest
 from search_tables import BF16, MIB, configurations, every, facts, options, peak, row, run_search, speed
 
 from autotune.errors import Interrupted, NothingFits, PlanError, SpaceError, TaskError
-from autotune.estimate import Prediction
+from autotune.estimates import Prediction
 from autotune.measure import Parity
 from autotune.measure.measurement import Quality
 from autotune.plan import load_plan
 from autotune.pruning import Record
-from autotune.search.driver import search
-from autotune.search.events import (
+from autotune.searches.driver import search
+from autotune.searches.events import (
     Inspected,
     PredictionEnded,
     PredictionStarted,
@@ -31,8 +31,8 @@ from autotune.search.events import (
     TrialStarted,
     Warned,
 )
-from autotune.search.options import Drop
-from autotune.search.requests import PARITY_LIMITS
+from autotune.searches.options import Drop
+from autotune.searches.requests import PARITY_LIMITS
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch

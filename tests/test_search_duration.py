@@ -8,9 +8,9 @@ import pytest
 from search_tables import REFERENCE, SPACE_YAML, configurations, facts, row, run_search, speed
 
 from autotune.report.displays.progress import Progress
-from autotune.search.events import TrialEnded
-from autotune.search.options import SearchOptions
-from autotune.search.predicted.duration import Costs, Runs, expected, likely_s, likely_trials
+from autotune.searches.events import TrialEnded
+from autotune.searches.options import SearchOptions
+from autotune.searches.predicted.duration import Costs, Runs, expected, likely_s, likely_trials
 from autotune.techniques import Facts
 from autotune.workers import CompareRequest, InspectRequest, Outcome, PredictRequest, TrialRequest
 from autotune.workers.table import TableExecutor

@@ -22,7 +22,7 @@ from search_tables import (
 
 from autotune.errors import OutOfTime
 from autotune.plan import Budget, Speed
-from autotune.search.winner.evidence import Pair, are_sure, combine, gain, interval, undisturbed
+from autotune.searches.winner.evidence import Pair, are_sure, combine, gain, interval, undisturbed
 from autotune.workers import Measured, TrialRequest
 from autotune.workers.table import TableExecutor
 

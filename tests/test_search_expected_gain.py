@@ -11,10 +11,10 @@ import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from autotune.estimate import Prediction
-from autotune.search.sampler.acquisition import Observation
-from autotune.search.sampler.configurations import Configuration, Configurations
-from autotune.search.sampler.expected_gain import ExpectedGainSampler, observe, withdraw
+from autotune.estimates import Prediction
+from autotune.searches.sampler.acquisition import Observation
+from autotune.searches.sampler.configurations import Configuration, Configurations
+from autotune.searches.sampler.expected_gain import ExpectedGainSampler, observe, withdraw
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

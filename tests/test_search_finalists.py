@@ -29,8 +29,8 @@ from search_tables import (
 
 from autotune.errors import Interrupted, NothingFits
 from autotune.plan import Budget, Speed
-from autotune.search.events import FinalistEnded, Stopped, Warned
-from autotune.search.winner.evidence import combine
+from autotune.searches.events import FinalistEnded, Stopped, Warned
+from autotune.searches.winner.evidence import combine
 from autotune.techniques import Settings
 from autotune.workers import Crashed, OutOfMemory, TimedOut
 from autotune.workers.table import TableExecutor

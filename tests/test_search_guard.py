@@ -9,9 +9,9 @@ from search_tables import MIB, configurations, every, facts, options, row, run_s
 
 from autotune.errors import TaskError
 from autotune.measure.measurement import Quality
-from autotune.search.events import Warned
-from autotune.search.options import Drop
 from autotune.search_spaces import load_space
+from autotune.searches.events import Warned
+from autotune.searches.options import Drop
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.pruning import Pruning

@@ -11,8 +11,8 @@ from real_search import search_until_a_round
 
 import autotune
 from autotune.plan import load_plan
-from autotune.search.events import TrialEnded
-from autotune.search.options import SearchOptions
+from autotune.searches.events import TrialEnded
+from autotune.searches.options import SearchOptions
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.workers.local import LocalExecutor

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from search_tables import MIB, configurations, facts, measurement, options, row
 
-from autotune.search.driver import search
-from autotune.search.events import TrialEnded
+from autotune.searches.driver import search
+from autotune.searches.events import TrialEnded
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision

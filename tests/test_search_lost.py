@@ -10,7 +10,7 @@ import pytest
 from search_tables import SMALL, InMemory, configurations, every, facts, row, run_search, small_search
 
 from autotune.errors import TrialsLost
-from autotune.search.events import TrialEnded, Warned
+from autotune.searches.events import TrialEnded, Warned
 from autotune.workers import Crashed, Failed, Lost, Outcome, TrialRequest
 from autotune.workers.table import TableExecutor
 

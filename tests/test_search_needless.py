@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from search_tables import MIB, facts, options, peak, run_search
 
-from autotune.estimate import Prediction
-from autotune.search.events import PredictionEnded
-from autotune.search.sampler.configuration_space import buys_memory, is_needless
+from autotune.estimates import Prediction
+from autotune.searches.events import PredictionEnded
+from autotune.searches.sampler.configuration_space import buys_memory, is_needless
 from autotune.techniques import Settings
 from autotune.techniques.allocator import Allocator
 from autotune.techniques.batch import Batch

@@ -11,8 +11,8 @@ from search_tables import facts
 
 from autotune.batch.jobs import Job
 from autotune.plan import Budget
-from autotune.search.options import NOT_SUBMITTED, Drop, HowToSearch, SearchOptions, Shown, option_name
-from autotune.search.store.record import StudyRecord, check_same
+from autotune.searches.options import NOT_SUBMITTED, Drop, HowToSearch, SearchOptions, Shown, option_name
+from autotune.searches.store.record import StudyRecord, check_same
 from autotune.service.spec import SearchSpec, arguments
 
 OTHERS: dict[str, Any] = {

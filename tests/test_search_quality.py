@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.measure.measurement import Quality
-from autotune.search.options import Drop
-from autotune.search.verdict import judge_quality, least_early, lost_share
+from autotune.searches.options import Drop
+from autotune.searches.verdict import judge_quality, least_early, lost_share
 
 ONE_POINT = Drop(1.0, is_share=False)
 

@@ -21,7 +21,7 @@ from search_tables import (
 )
 
 from autotune.measure import Parity
-from autotune.search.events import TrialEnded
+from autotune.searches.events import TrialEnded
 from autotune.workers import Measured
 from autotune.workers.table import TableExecutor
 

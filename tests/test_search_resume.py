@@ -26,12 +26,12 @@ from search_tables import (
 
 from autotune.errors import StudyError, TaskError
 from autotune.plan import Peak, Plan
-from autotune.search.events import SearchStarted, TrialEnded, Warned
-from autotune.search.requests import reference_settings
-from autotune.search.sampler.configuration_space import ConfigurationSpace
-from autotune.search.store.exclusive import ExclusiveStorage
-from autotune.search.store.lock import Lock
 from autotune.search_spaces import load_space
+from autotune.searches.events import SearchStarted, TrialEnded, Warned
+from autotune.searches.requests import reference_settings
+from autotune.searches.sampler.configuration_space import ConfigurationSpace
+from autotune.searches.store.exclusive import ExclusiveStorage
+from autotune.searches.store.lock import Lock
 from autotune.techniques import Device, Settings
 from autotune.workers import MeasureRequest, Outcome, TimedOut, TrialRequest
 from autotune.workers.table import TableExecutor

@@ -12,8 +12,8 @@ from search_tables import SMALL, configurations, facts, measurement, options, ro
 
 from autotune.errors import OutOfTime
 from autotune.report.spent import spent_table, spent_words
-from autotune.search.events import Event, SecondsKnown
-from autotune.search.seconds import Seconds
+from autotune.searches.events import Event, SecondsKnown
+from autotune.searches.seconds import Seconds
 from autotune.workers import Compared, Measured, Outcome, OutOfMemory, Predicted, TrialRequest
 from autotune.workers.table import TableExecutor
 

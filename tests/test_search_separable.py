@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from search_tables import MIB, Run, configurations, facts, options, row, run_search
 
-from autotune.estimate import Prediction
+from autotune.estimates import Prediction
 from autotune.search_spaces import load_space
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch

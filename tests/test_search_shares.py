@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from autotune.search.winner.shares import Timed, quickest, share_out
+from autotune.searches.winner.shares import Timed, quickest, share_out
 
 
 def finish(types, counts):

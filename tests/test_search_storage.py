@@ -17,11 +17,11 @@ from search_tables import configurations, every, facts, options, row, run_search
 
 from autotune.errors import PlanError, StudyError
 from autotune.plan import Plan
-from autotune.search.events import TrialEnded, Warned
-from autotune.search.options import SearchOptions
-from autotune.search.store.lock import Lock
-from autotune.search.store.storage import open_storage, storage_errors
-from autotune.search.store.url import masked
+from autotune.searches.events import TrialEnded, Warned
+from autotune.searches.options import SearchOptions
+from autotune.searches.store.lock import Lock
+from autotune.searches.store.storage import open_storage, storage_errors
+from autotune.searches.store.url import masked
 from autotune.workers import MeasureRequest, Outcome, TrialRequest
 from autotune.workers.table import TableExecutor
 

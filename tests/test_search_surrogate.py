@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from autotune.search.sampler.surrogate import Posterior, Scales, Surrogate
+from autotune.searches.sampler.surrogate import Posterior, Scales, Surrogate
 
 NOTHING = 1e-9
 

@@ -13,10 +13,10 @@ from search_tables import configurations, facts, is_again, is_anchor, measuremen
 
 from autotune.errors import OutOfTime, TaskError
 from autotune.measure.measurement import Quality
-from autotune.search.driver import search
-from autotune.search.events import Event, Stopped, TrialEnded, Warned
-from autotune.search.requests import reference_settings
-from autotune.search.time_budget import LEAST_SHARE_S, NUM_REPEATS, TimeBudget
+from autotune.searches.driver import search
+from autotune.searches.events import Event, Stopped, TrialEnded, Warned
+from autotune.searches.requests import reference_settings
+from autotune.searches.time_budget import LEAST_SHARE_S, NUM_REPEATS, TimeBudget
 from autotune.techniques import Facts
 from autotune.workers import Compared, Measured, Outcome, TimedOut, TrialRequest
 from autotune.workers.table import Row, TableExecutor

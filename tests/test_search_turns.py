@@ -9,8 +9,8 @@ import pytest
 from search_tables import BOTH, MIB, REFERENCE, SMALL, configurations, facts, measurement, options, row, run_search
 
 from autotune.plan import Budget
-from autotune.search.events import FinalistEnded, TrialStarted
-from autotune.search.winner.evidence import Pair, are_sure, combine, gain, gain_of
+from autotune.searches.events import FinalistEnded, TrialStarted
+from autotune.searches.winner.evidence import Pair, are_sure, combine, gain, gain_of
 from autotune.workers import Failed
 from autotune.workers.outcome import Turn
 from autotune.workers.table import TableExecutor

@@ -12,7 +12,7 @@ from autotune.commands.verify import verify_plan
 from autotune.errors import PlanError, SpaceError, TaskError
 from autotune.plan import Plan
 from autotune.results import Verification
-from autotune.search.events import Event
+from autotune.searches.events import Event
 from autotune.techniques import Facts, Settings
 from autotune.techniques.batch import Batch
 from autotune.workers import Crashed, Failed, OutOfMemory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from autotune.estimate.allocators.tcmalloc import Pages
+from autotune.estimates.allocators.tcmalloc import Pages
 from autotune.units import MIB
 
 PAGE = 8192

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 import autotune
 from autotune.errors import PlanError
-from autotune.estimate.memory_model import fit_memory_model
-from autotune.estimate.tracing.real_step import fit_probed_model
+from autotune.estimates.memory_model import fit_memory_model
+from autotune.estimates.tracing.real_step import fit_probed_model
 from autotune.plan import Plan
 from autotune.pruning.factors import LowRankLinear
 from autotune.techniques import Settings

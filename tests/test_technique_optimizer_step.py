@@ -14,8 +14,8 @@ from torch import nn
 
 import autotune
 from autotune.errors import PlanError
-from autotune.estimate.memory_model import fit_memory_model
-from autotune.estimate.tracing.real_step import fit_probed_model
+from autotune.estimates.memory_model import fit_memory_model
+from autotune.estimates.tracing.real_step import fit_probed_model
 from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch

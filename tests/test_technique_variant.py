@@ -13,13 +13,13 @@ from torch import nn
 
 import autotune
 from autotune.errors import PlanError, TaskError
-from autotune.estimate import PredictOptions
-from autotune.estimate.memory_model import fit_memory_model
-from autotune.estimate.predict import predict
+from autotune.estimates import PredictOptions
+from autotune.estimates.memory_model import fit_memory_model
+from autotune.estimates.predict import predict
 from autotune.measure.inspect import inspect_task
 from autotune.measure.measurement import InspectOptions, Quality
 from autotune.plan import Plan, TaskRef
-from autotune.search.options import Drop
+from autotune.searches.options import Drop
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.pruning import Pruning

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from autotune.estimate import EstimateOptions, PredictOptions
+from autotune.estimates import EstimateOptions, PredictOptions
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings

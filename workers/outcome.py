@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
 
-from ..estimate import Estimate, Prediction
+from ..estimates import Estimate, Prediction
 from ..measure import Measurement
 from ..measure.measurement import Evaluated
 from ..measure.profiling.types import Profile

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
 
-from ..estimate import EstimateOptions, PredictOptions
+from ..estimates import EstimateOptions, PredictOptions
 from ..measure import InspectOptions, MeasureOptions
 from ..measure.profiling.types import ProfileOptions
 from ..plan import Plan

@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from ..estimate import Prediction, PredictOptions
+from ..estimates import Prediction, PredictOptions
 from ..measure import Measurement, Parity
 from ..measure.measurement import Quality
 from ..measure.timing.turns import is_enough

@@ -8,14 +8,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from .. import __version__
-from ..search.budget import asked
-from ..search.events import BudgetKnown, Event, FinalistEnded, Inspected, TrialEnded
-from ..search.options import QUALITY, SearchOptions
-from ..search.requests import reference_settings
-from ..search.session import Session
-from ..search.store.results import TRIAL, Kept, Key, Results
-from ..search.time_budget import LEAST_SHARE_S
+from ..distribution import VERSION
+from ..searches.budget import asked
+from ..searches.events import BudgetKnown, Event, FinalistEnded, Inspected, TrialEnded
+from ..searches.options import QUALITY, SearchOptions
+from ..searches.requests import reference_settings
+from ..searches.session import Session
+from ..searches.store.results import TRIAL, Kept, Key, Results
+from ..searches.time_budget import LEAST_SHARE_S
 from ..task_file import split_source
 from ..techniques import Device, Facts, Settings
 from ..units import format_percent
@@ -56,7 +56,7 @@ def key_of(facts: Facts, options: SearchOptions, code: str) -> Key:
         device=device_text(facts.device),
         threads=facts.num_threads,
         torch=facts.torch_version,
-        autotune=__version__,
+        autotune=VERSION,
     )
 
 
@@ -81,7 +81,7 @@ def keep(results: Results, key: Key, series: int, one: Kept, run: str) -> None:
 
 
 class Reuse:
-    """One job's side of the store, as :class:`autotune.search.session.Known` has it."""
+    """One job's side of the store, as :class:`autotune.searches.session.Known` has it."""
 
     def __init__(self, results: Results, options: SearchOptions, code: str, run: str, checked: set[Key]) -> None:
         """

@@ -17,12 +17,12 @@ from ..errors import AutotuneError, Interrupted, NothingFits, OutOfTime, UserErr
 from ..files import read_text, write_text
 from ..plain_yaml import dump_yaml, read_yaml
 from ..plan import Plan, load_plan
-from ..search.driver import search
-from ..search.events import INTERRUPTED, Event, TrialEnded, TrialStarted
-from ..search.events import Inspected as InspectedEvent
-from ..search.options import SearchOptions
-from ..search.store.results import Key, Results
-from ..search.time_budget import NUM_REPEATS, TimeBudget
+from ..searches.driver import search
+from ..searches.events import INTERRUPTED, Event, TrialEnded, TrialStarted
+from ..searches.events import Inspected as InspectedEvent
+from ..searches.options import SearchOptions
+from ..searches.store.results import Key, Results
+from ..searches.time_budget import NUM_REPEATS, TimeBudget
 from ..task_file import task_file
 from ..techniques import Device
 from ..workers import Executor, Measured, Outcome

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .. import __version__
-from ..distribution import requirement
+from ..distribution import VERSION, requirement
 from ..errors import AutotuneError, UserError
 from ..report.printing import print_json
 
@@ -27,7 +26,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"autotune {__version__}")
+        print(f"autotune {VERSION}")
         raise typer.Exit
 
 

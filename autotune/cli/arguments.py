@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..search.options import read_bytes
+from ..searches.options import read_bytes
 
 
 def _read_bytes(text: str) -> int:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, TypeAdapter, Va
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
-from ..search.options import Panel, Shown, option_name
+from ..searches.options import Panel, Shown, option_name
 
 _PANELS = get_args(Panel)
 """In the order that ``--help`` shows them."""

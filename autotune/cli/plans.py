@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..search.options import HowToSearch
+from ..searches.options import HowToSearch
 from .app import app, one_document
 from .arguments import (
     Address,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UserError
-from ..search.options import NOT_SUBMITTED, Job
+from ..searches.options import NOT_SUBMITTED, Job
 from .app import app, one_document, service_installed
 from .arguments import Job as JobWords
 from .arguments import Json, Output

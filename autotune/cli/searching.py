@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ..errors import UserError
-from ..search.options import HowToSearch, Job, SearchOptions
+from ..searches.options import HowToSearch, Job, SearchOptions
 from .app import app, one_document, service_installed
 from .arguments import (
     Address,

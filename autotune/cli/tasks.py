@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..search.options import HowToSearch, SearchOptions
+from ..searches.options import HowToSearch, SearchOptions
 from .app import app, one_document
 from .arguments import (
     Alone,

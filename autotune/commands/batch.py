@@ -18,8 +18,8 @@ from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..report.words import count
 from ..results import PreviewedJob
-from ..search.store.results import Results
-from ..search.store.storage import default_storage
+from ..searches.store.results import Results
+from ..searches.store.storage import default_storage
 from ..techniques import Facts
 from ..units import format_percent
 from ..workers.devices import split_device

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import StudyError
-from ..estimate import Calibration, EstimateOptions, Interval, PredictOptions
+from ..estimates import Calibration, EstimateOptions, Interval, PredictOptions
 from ..results import WhatToEstimate
-from ..search.predicted.calibration import learn_calibration
-from ..search.requests import LARGEST_OF, failure
-from ..search.store.storage import default_url
-from ..search.store.stored import Finished, finished
-from ..search.store.url import masked
-from ..search.time_budget import TimeBudget
+from ..searches.predicted.calibration import learn_calibration
+from ..searches.requests import LARGEST_OF, failure
+from ..searches.store.storage import default_url
+from ..searches.store.stored import Finished, finished
+from ..searches.store.url import masked
+from ..searches.time_budget import TimeBudget
 from ..techniques import Facts
 from ..workers import Executor, Predicted, PredictRequest
 from ..workers.trial.environment import own_thread_variables

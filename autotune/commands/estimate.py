@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 
 from ..errors import NothingFits, TaskError, UserError
-from ..estimate import EstimateOptions
+from ..estimates import EstimateOptions
 from ..report.estimate import WIDTH, as_json, explain, line
 from ..report.printing import print_json, print_words, tell
 from ..results import Combination, Estimation, WhatToEstimate
-from ..search.options import ANY_DROP, SearchOptions
-from ..search.requests import LARGEST_OF, failure, inspect
-from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space
+from ..searches.options import ANY_DROP, SearchOptions
+from ..searches.requests import LARGEST_OF, failure, inspect
+from ..searches.time_budget import TimeBudget
 from ..techniques import TECHNIQUES, Device, Facts, Settings, Technique
 from ..techniques.batch import Batch
 from ..units import ceil_mib, format_bytes

@@ -9,14 +9,14 @@ from ..report.displays.live import saying
 from ..report.preview import as_json, explain
 from ..report.printing import console, print_json, print_words
 from ..results import Preview
-from ..search.budget import asked, check_possible
-from ..search.events import Event
-from ..search.options import SearchOptions
-from ..search.own_flags import by_own_flags, told_early
-from ..search.predicted.duration import expected, likely_trials
-from ..search.requests import inspected, reference_settings
-from ..search.time_budget import TimeBudget
 from ..search_spaces import load_space
+from ..searches.budget import asked, check_possible
+from ..searches.events import Event
+from ..searches.options import SearchOptions
+from ..searches.own_flags import by_own_flags, told_early
+from ..searches.predicted.duration import expected, likely_trials
+from ..searches.requests import inspected, reference_settings
+from ..searches.time_budget import TimeBudget
 from ..techniques import Facts
 from ..workers import Executor
 from .where import Where, trials
@@ -56,7 +56,7 @@ def preview_search(
     space = load_space(options.preset)
     for note in told_early(options, space):
         observe(note)
-    from ..search.sampler.configuration_space import (
+    from ..searches.sampler.configuration_space import (
         ConfigurationSpace,  # it takes a moment, and something is shown by now
     )
 

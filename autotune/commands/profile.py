@@ -18,9 +18,9 @@ from ..report.page import page
 from ..report.printing import print_json, print_words, tell
 from ..report.profile import WIDTH, as_json, explain, line
 from ..results import Change, Profiling, WhatToProfile
-from ..search.options import ANY_DROP, SearchOptions
-from ..search.requests import LARGEST_OF, check_plan, failure, inspect, reference_settings
-from ..search.time_budget import TimeBudget
+from ..searches.options import ANY_DROP, SearchOptions
+from ..searches.requests import LARGEST_OF, check_plan, failure, inspect, reference_settings
+from ..searches.time_budget import TimeBudget
 from ..task_file import task_file
 from ..techniques import TECHNIQUES, Facts, Settings, Technique
 from ..techniques.batch import Batch

@@ -10,8 +10,8 @@ from ..files import check_output, write_text
 from ..report.page import study_page
 from ..report.printing import listened_to, print_json
 from ..report.study import as_json
-from ..search.store.stored import read_study, url_of
-from ..search.store.url import sqlite_files
+from ..searches.store.stored import read_study, url_of
+from ..searches.store.url import sqlite_files
 
 
 def report(study: str, name: str | None, output: Path, json: bool) -> None:

@@ -16,11 +16,11 @@ from ..report.show import as_json, summary
 from ..report.spent import spent_table
 from ..script.changes import Changes
 from ..script.launchers import other_than_asked
-from ..search.events import Event, Inspected, SecondsKnown, Warned
-from ..search.options import SearchOptions
-from ..search.seconds import Spent
-from ..search.store.url import sqlite_files
-from ..search.time_budget import TimeBudget
+from ..searches.events import Event, Inspected, SecondsKnown, Warned
+from ..searches.options import SearchOptions
+from ..searches.seconds import Spent
+from ..searches.store.url import sqlite_files
+from ..searches.time_budget import TimeBudget
 from ..task_file import refuse_script
 from .interrupts import interrupts
 from .where import Where, trials
@@ -48,7 +48,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
             trials(where, options.task, options.device) as executor,
             interrupts(stop, executor.close, display.interrupted),
         ):
-            from ..search.driver import search as run_search  # it takes a moment, and something is shown by now
+            from ..searches.driver import search as run_search  # it takes a moment, and something is shown by now
 
             def show(event: Event) -> None:
                 if isinstance(event, SecondsKnown):

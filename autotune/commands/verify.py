@@ -17,12 +17,12 @@ from ..script.command import own_share, script_name
 from ..script.flags import told
 from ..script.launchers import other_than_asked
 from ..script.scratch import Scratch
-from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
-from ..search.options import ANY_DROP, HowToSearch, SearchOptions
-from ..search.requests import Requests, check_plan, failure, inspect
-from ..search.time_budget import NUM_REPEATS, TimeBudget
-from ..search.winner.evaluation import evaluation_of
-from ..search.winner.evidence import combine
+from ..searches.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
+from ..searches.options import ANY_DROP, HowToSearch, SearchOptions
+from ..searches.requests import Requests, check_plan, failure, inspect
+from ..searches.time_budget import NUM_REPEATS, TimeBudget
+from ..searches.winner.evaluation import evaluation_of
+from ..searches.winner.evidence import combine
 from ..task_file import split_source
 from ..techniques import Facts
 from ..training.drift import differences

@@ -15,11 +15,11 @@ from rich.text import Text
 
 from ..batch.run import Batch, JobRun
 from ..results import PreviewedJob
-from ..search.budget import asked, budget_words
-from ..search.events import Event, TrialStarted, Warned
-from ..search.options import SearchOptions
-from ..search.time_budget import NUM_REPEATS
-from ..search.winner.unlike import MOST_PLANS
+from ..searches.budget import asked, budget_words
+from ..searches.events import Event, TrialStarted, Warned
+from ..searches.options import SearchOptions
+from ..searches.time_budget import NUM_REPEATS
+from ..searches.winner.unlike import MOST_PLANS
 from ..units import format_duration, size
 from .displays.lines import line, phase_words
 from .displays.progress import Progress

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .. import __version__
-from ..distribution import conflict
+from ..distribution import VERSION, conflict
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..units import size
@@ -36,7 +35,7 @@ def examine() -> dict[str, Any]:
     devices = [inspect_device(kind) for kind in types]
     return {
         "devices": [device.model_dump(exclude_none=True) for device in devices],
-        "versions": {"python": platform.python_version(), "autotune": __version__, **_versions()},
+        "versions": {"python": platform.python_version(), "autotune": VERSION, **_versions()},
         "threads": {
             "processors": num_processors(),
             "torch": torch.get_num_threads(),

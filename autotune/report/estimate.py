@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..estimate import Calibration, Estimate, Fill, Interval, untried
+from ..estimates import Calibration, Estimate, Fill, Interval, untried
 from ..measure.profiling.allocations import OUTSIDE
 from ..plan import Budget
 from ..results import Combination, Estimation

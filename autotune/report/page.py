@@ -11,8 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ..measure.profiling.allocations import OUTSIDE
 from ..measure.profiling.types import Profile
 from ..results import Profiling
-from ..search.budget import budget_words
-from ..search.store.stored import Stored
+from ..searches.budget import budget_words
+from ..searches.store.stored import Stored
 from ..units import size
 from .charts import memory as drawing
 from .charts import scatter

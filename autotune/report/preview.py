@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..results import Preview
-from ..search.budget import asked, budget_words
-from ..search.options import SearchOptions
-from ..search.own_flags import batch_stays
+from ..searches.budget import asked, budget_words
+from ..searches.options import SearchOptions
+from ..searches.own_flags import batch_stays
 from ..techniques import Technique
 from .displays.lines import facts_words
 from .tables import rows_table

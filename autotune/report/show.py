@@ -18,7 +18,7 @@ from ..errors import PlanError
 from ..measure.measurement import NUM_STEPS
 from ..plain_yaml import read_yaml
 from ..plan import Budget, Evaluation, Evidence, Peak, Plan, QualityEvidence, Speed
-from ..search.budget import budget_words
+from ..searches.budget import budget_words
 from ..techniques import Technique
 from ..units import format_duration, size
 from .tables import rows_table

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..search.seconds import BESIDE, Spent
+from ..searches.seconds import BESIDE, Spent
 from ..units import format_duration
 from .tables import rows_table
 

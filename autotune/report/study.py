@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..plan import Gain
-from ..search.requests import reference_settings
-from ..search.store.stored import Stored
-from ..search.store.tried import Tried
-from ..search.winner.ablation import Share, counterparts, shares
-from ..search.winner.evidence import combine, gain, undisturbed
+from ..searches.requests import reference_settings
+from ..searches.store.stored import Stored
+from ..searches.store.tried import Tried
+from ..searches.winner.ablation import Share, counterparts, shares
+from ..searches.winner.evidence import combine, gain, undisturbed
 from ..units import format_duration, size
 from ..workers import Measured, OutOfMemory
 from .charts.scatter import Bar

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..plan import Plan
 from ..results import Verification
-from ..search.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
+from ..searches.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from ..units import size
 from .displays.lines import facts_words
 from .show import evaluation_words, peak_words, speed_words

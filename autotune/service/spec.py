@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from ..search.options import NOT_SUBMITTED, Job, option_name
+from ..searches.options import NOT_SUBMITTED, Job, option_name
 from ..units import printable
 
 

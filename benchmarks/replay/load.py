@@ -10,7 +10,7 @@ from typing import Literal
 
 from autotune.measure import Measurement
 from autotune.plan import Speed
-from autotune.search.store.pace import Anchor, Correction, Paces, is_due
+from autotune.searches.store.pace import Anchor, Correction, Paces, is_due
 
 __all__ = ["HOW", "How", "Load", "Loaded"]
 

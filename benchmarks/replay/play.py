@@ -9,9 +9,9 @@ from typing import Any
 
 from autotune.measure import Measurement, MeasureOptions
 from autotune.plan import Plan
-from autotune.search.store.pace import UNCORRECTED, weighed
-from autotune.search.time_budget import NUM_FINALISTS
-from autotune.search.verdict import judge
+from autotune.searches.store.pace import UNCORRECTED, weighed
+from autotune.searches.time_budget import NUM_FINALISTS
+from autotune.searches.verdict import judge
 from autotune.techniques import Settings
 from autotune.workers import Measured, MeasureRequest, Outcome, OutOfMemory
 from autotune.workers.table import Row, TableExecutor

@@ -11,12 +11,12 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from autotune.estimate import Prediction
+from autotune.estimates import Prediction
 from autotune.plan import Budget
-from autotune.search.sampler.configuration_space import is_needless
-from autotune.search.sampler.configurations import Configuration, Configurations
-from autotune.search.store.pace import Correction
-from autotune.search.verdict import Verdict
+from autotune.searches.sampler.configuration_space import is_needless
+from autotune.searches.sampler.configurations import Configuration, Configurations
+from autotune.searches.store.pace import Correction
+from autotune.searches.verdict import Verdict
 from autotune.techniques import TECHNIQUES, Settings
 from autotune.workers import Outcome
 

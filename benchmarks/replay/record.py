@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.commands.where import Where
-from autotune.estimate import Prediction
+from autotune.estimates import Prediction
 from autotune.plan import Budget
-from autotune.search.options import SearchOptions
-from autotune.search.requests import Requests, failure, inspect, reference_settings
-from autotune.search.sampler.configuration_space import ConfigurationSpace
-from autotune.search.time_budget import TimeBudget
 from autotune.search_spaces import load_space
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import Requests, failure, inspect, reference_settings
+from autotune.searches.sampler.configuration_space import ConfigurationSpace
+from autotune.searches.time_budget import TimeBudget
 from autotune.techniques import Settings
 from autotune.workers import Executor, Measured, Outcome, Predicted
 

@@ -12,11 +12,11 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from autotune.search.sampler.candidates import build_sampler
-from autotune.search.sampler.configurations import Configurations
-from autotune.search.sampler.expected_gain import ExpectedGainSampler, correct, observe
-from autotune.search.sampler.priors import Priors
-from autotune.search.verdict import CONSTRAINTS, Verdict, observation
+from autotune.searches.sampler.candidates import build_sampler
+from autotune.searches.sampler.configurations import Configurations
+from autotune.searches.sampler.expected_gain import ExpectedGainSampler, correct, observe
+from autotune.searches.sampler.priors import Priors
+from autotune.searches.verdict import CONSTRAINTS, Verdict, observation
 from autotune.techniques import Settings
 
 from .gains import stated_gains
@@ -116,7 +116,7 @@ def _ask(study: optuna.Study, space: Space, wanted: Settings | None) -> tuple[op
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, result: Result | None, results: dict[Settings, Result]) -> None:
-    """As :class:`autotune.search.store.study.Study` does: a value stands in where there is none."""
+    """As :class:`autotune.searches.store.study.Study` does: a value stands in where there is none."""
     if result is None:
         study.tell(trial, state=TrialState.FAIL)
         return

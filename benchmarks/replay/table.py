@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.estimate import Prediction
+from autotune.estimates import Prediction
 from autotune.plan import Budget
 from autotune.techniques import Facts, Settings
 from autotune.workers import Outcome, OutOfMemory

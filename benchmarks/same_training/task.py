@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 from autotune.commands.where import Where
-from autotune.search.options import SearchOptions
-from autotune.search.requests import inspect
-from autotune.search.time_budget import TimeBudget
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import inspect
+from autotune.searches.time_budget import TimeBudget
 
 from .styles import Style
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...errors import UserError
-from ...estimate import EstimateOptions, PredictOptions
+from ...estimates import EstimateOptions, PredictOptions
 from ...measure import Measurement
 from ...measure.checks.distill import build_teacher, distilled
 from ...measure.checks.parity import rounded_losses, run_parity
@@ -192,10 +192,10 @@ def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profil
 def _predict(options: PredictOptions | EstimateOptions, task: Task) -> Predicted | Estimated:
     # What these import is not to be in the memory of trials that are measured.
     if isinstance(options, EstimateOptions):
-        from ...estimate.max_batch import estimate
+        from ...estimates.max_batch import estimate
 
         return Estimated(estimate=estimate(task, options))
-    from ...estimate.predict import predict
+    from ...estimates.predict import predict
 
     found = predict(task, options)
     return Predicted(predictions=found.predictions, probed=found.probed)

@@ -6,7 +6,7 @@ import re
 import traceback
 from pathlib import Path
 
-import autotune
+from ... import distribution
 
 INNERMOST = " (innermost first):"
 """Ends a line that frames follow."""
@@ -16,7 +16,7 @@ _KEPT = 16384
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 # A checkout reaches workers/ through a link, so the same file has two names.
-_FOLDERS = (Path(autotune.__file__).parent, Path(__file__).parents[1])
+_FOLDERS = (Path(distribution.__file__).parent, Path(__file__).parents[1])
 _OURS = ('  File "<frozen ', *(f'  File "{name}/' for folder in _FOLDERS for name in {folder, folder.resolve()}))
 
 

@@ -21,14 +21,14 @@ from ...plan import Plan
 from ...report.batch import explain_sharing
 from ...report.printing import listened_to, print_json, print_words, tell
 from ...results import PreviewedJob
-from ...search.budget import asked, check_possible
-from ...search.options import SearchOptions
-from ...search.requests import inspect
-from ...search.store.results import Results
-from ...search.store.storage import default_storage
-from ...search.time_budget import TimeBudget
-from ...search.winner.unlike import SharedTraining, check_apart, check_ranks, check_shareable
 from ...search_spaces import load_space
+from ...searches.budget import asked, check_possible
+from ...searches.options import SearchOptions
+from ...searches.requests import inspect
+from ...searches.store.results import Results
+from ...searches.store.storage import default_storage
+from ...searches.time_budget import TimeBudget
+from ...searches.winner.unlike import SharedTraining, check_apart, check_ranks, check_shareable
 from ...task_file import task_file
 from ...techniques import Facts
 from ...techniques.parallel import Parallel

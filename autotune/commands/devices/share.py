@@ -11,7 +11,7 @@ from ...bundle import BUNDLE, Bundle
 from ...errors import PlanError
 from ...report.printing import listened_to, print_json
 from ...report.words import count
-from ...search.winner.unlike import Share, SharedTraining
+from ...searches.winner.unlike import Share, SharedTraining
 from ...units import printable
 
 

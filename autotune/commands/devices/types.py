@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import UnlikeDevices, UserError
-from ...search.options import read_budget
+from ...searches.options import read_budget
 from ...units import slug
 from ...workers.devices import split_device
 from ..where import Where, default_device, trials

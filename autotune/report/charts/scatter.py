@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Literal
 
-from ...search.store.stored import Stored
-from ...search.store.tried import Tried
-from ...search.verdict import CONSTRAINTS
+from ...searches.store.stored import Stored
+from ...searches.store.tried import Tried
+from ...searches.verdict import CONSTRAINTS
 from ...workers import Measured, OutOfMemory
 from .axis import Axis
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...search.events import (
+from ...searches.events import (
     AblationEnded,
     AblationStarted,
     AnchorEnded,
@@ -26,7 +26,7 @@ from ...search.events import (
     TrialStarted,
     Warned,
 )
-from ...search.options import SearchOptions
+from ...searches.options import SearchOptions
 from ...workers import Measured, Outcome, OutOfMemory
 from ..words import outcome_words, settings_words
 from .lines import facts_words

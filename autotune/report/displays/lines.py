@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ...search.budget import budget_words
-from ...search.events import (
+from ...searches.budget import budget_words
+from ...searches.events import (
     INTERRUPTED,
     AblationEnded,
     AblationStarted,
@@ -24,8 +24,8 @@ from ...search.events import (
     TrialStarted,
     Warned,
 )
-from ...search.options import SearchOptions
-from ...search.time_budget import NUM_REPEATS
+from ...searches.options import SearchOptions
+from ...searches.time_budget import NUM_REPEATS
 from ...techniques import Facts
 from ...techniques.batch import Batch
 from ...units import format_duration

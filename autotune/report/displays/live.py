@@ -15,8 +15,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...search.events import Event, TrialEnded, Warned
-from ...search.options import SearchOptions
+from ...searches.events import Event, TrialEnded, Warned
+from ...searches.options import SearchOptions
 from ...units import format_bytes, format_duration, size
 from ...workers import Measured, Outcome, OutOfMemory
 from ..words import over_reference, rate, remark, settings_words, times

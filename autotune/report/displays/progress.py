@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...measure import Measurement
-from ...search.budget import asked
-from ...search.events import (
+from ...searches.budget import asked
+from ...searches.events import (
     AblationEnded,
     AblationStarted,
     AnchorEnded,
@@ -28,10 +28,10 @@ from ...search.events import (
     TrialStarted,
     Warned,
 )
-from ...search.options import SearchOptions
-from ...search.predicted.duration import Costs, Runs, likely_s, likely_trials, predictions_s
-from ...search.time_budget import NUM_FINALISTS, NUM_REPEATS
-from ...search.winner.by_turns import NUM_ROUNDS_BY_TURNS, have_room
+from ...searches.options import SearchOptions
+from ...searches.predicted.duration import Costs, Runs, likely_s, likely_trials, predictions_s
+from ...searches.time_budget import NUM_FINALISTS, NUM_REPEATS
+from ...searches.winner.by_turns import NUM_ROUNDS_BY_TURNS, have_room
 from ...techniques import Facts, Settings
 from ...workers import Measured, Outcome
 from ..words import remark

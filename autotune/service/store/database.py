@@ -19,7 +19,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
 from ...errors import UserError
-from ...search.store.url import hidden
+from ...searches.store.url import hidden
 
 _MIGRATION_LOCK = 0x6175746F
 """Number of the PostgreSQL advisory lock under which one server migrates at a time."""

@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from ... import __version__
+from ...distribution import VERSION
 from ..problems import Problem
 from ..retention import EVERY_S, forget_old
 from ..service import Service
@@ -49,7 +49,7 @@ def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: f
 
     app = FastAPI(
         title="autotune",
-        version=__version__,
+        version=VERSION,
         description="Searches for training settings within a memory budget.",
         docs_url=None,
         redoc_url=None,

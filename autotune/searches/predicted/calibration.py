@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...estimate import Calibration, Interval
+from ...estimates import Calibration, Interval
 
 _CONSTANT, _SHARE = 0.03, 0.03
 """Prior standard deviations of the correction: of its constant, as a share of the mean prediction, and of its share of

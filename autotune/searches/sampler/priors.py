@@ -38,7 +38,7 @@ _CONSTANT = 0.02
 """Standard deviation of memory that the prediction leaves out whatever the configuration, as a share of the limit."""
 _ABOVE = 0.02
 """Share by which the upper end of a prediction lies above it where its own error is as :data:`_PEAK` has it; wider ones
-are believed less in proportion. It is the least there is (``autotune.estimate.allocators.process``)."""
+are believed less in proportion. It is the least there is (``autotune.estimates.allocators.process``)."""
 _UNPREDICTED = 0.5
 """Standard deviation of what each level adds to the logarithm of a peak without a prediction."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from ...estimate import Prediction, untried
+from ...estimates import Prediction, untried
 from ...techniques import Settings
 from ...techniques.checkpointing import Checkpointing
 from ...workers import Predicted, PredictRequest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import Interrupted, NothingFits, PlanError, TaskError
-from ..estimate import PredictOptions
+from ..estimates import PredictOptions
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.measurement import Course, EvaluationOptions
 from ..plan import Budget, Evaluation, Plan, TaskRef

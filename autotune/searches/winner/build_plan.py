@@ -8,7 +8,7 @@ import shlex
 import statistics
 from collections.abc import Iterator
 
-from ... import __version__
+from ...distribution import VERSION
 from ...errors import NothingFits
 from ...files import hash_of
 from ...measure.measurement import NO_EVALUATION
@@ -101,7 +101,7 @@ def environment_of(facts: Facts) -> Environment:
         torch=facts.torch_version,
         device=facts.device.name,
         driver=facts.device.driver,
-        autotune=__version__,
+        autotune=VERSION,
         python=platform.python_version(),
         threads=facts.num_threads if facts.device.type == "cpu" else None,
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from ...estimate import Prediction
+from ...estimates import Prediction
 from ...techniques import Facts, Settings, Technique
 from ...techniques.batch import Batch
 from ...techniques.checkpointing import Checkpointing

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
-from ...estimate import Prediction
+from ...estimates import Prediction
 from .surrogate import Array, Indices
 
 _LARGER, _SMALLER = 1, 3
