@@ -280,4 +280,4 @@ def _loss_of_two(trainer: Any, dataset: Any, collate: Any, count: int | None, mo
     with undisturbed():
         inputs = trainer._prepare_inputs(collate([dataset[number] for number in range(min(2, len(dataset)))]))
         items = None if count is None else torch.tensor(count, device=trainer.args.device)
-        return trainer.compute_loss_of_two(model, inputs, num_items_in_batch=items)
+        return trainer.compute_loss(model, inputs, num_items_in_batch=items)
