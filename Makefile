@@ -1,6 +1,8 @@
 # make install   .venv with everything
 # make demo      a real search on a real model, then training with the plan it wrote
-# make test      every check
+# make check     lint, types, and the tests that take less than a second each: 3 minutes
+# make test      every check but the slow tests: 7 minutes
+# make test-slow the tests above 5 s: real searches, clusters, faults
 # make bench     overhead, honesty and layers, as the README has them
 # make gpu       device tests and benchmarks with the python3 at hand; installs nothing
 
@@ -8,7 +10,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 .DEFAULT_GOAL := install
-.PHONY: install demo test bench gpu clean
+.PHONY: install demo lint check test test-slow bench gpu clean
 
 install: $(INSTALLED)
 
@@ -25,12 +27,22 @@ demo: install
 	$(BIN)/autotune show examples/digits_cnn/plan.yaml
 	cd examples/digits_cnn && ../../$(BIN)/autotune run plan.yaml -- ../../$(BIN)/python train.py
 
-test: install
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
+
+lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not alone" -n 2 --dist worksteal
+
+check: lint
+	$(PYTEST) -m "not alone and not slow and not medium"
+
+test: lint
+	$(PYTEST) -m "not alone and not slow"
 	$(BIN)/pytest -q -m alone
+
+test-slow: install
+	$(PYTEST) -m "slow and not alone"
 
 bench: install
 	$(BIN)/python -m benchmarks.overhead

@@ -11,6 +11,7 @@ import pytest
 from command_line import Ended, run_here
 from search_tables import InMemory, empty_database
 
+from autotune.testing.executors import ExecutorContract
 from autotune.workers import Executor
 from autotune.workers.local import LocalSlot
 from autotune.workers.pool import SlotPool
@@ -23,8 +24,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "pytest.mark.alone" not in collection_path.read_text(encoding="utf-8") or None
 
 
+_SLOW = {
+    "test_a_fresh_trial_starts_as_a_job_would",
+    "test_close_ends_every_process_at_once",
+    "test_nothing_outlives_a_driver_that_was_killed",
+    "test_of_two_that_take_turns_one_computes_at_a_time",
+    "test_of_two_that_take_turns_one_that_fails_as_it_starts_leaves_no_turn",
+    "test_of_two_that_take_turns_one_that_is_killed_leaves_the_other_measured",
+    "test_what_the_environment_does_is_lost_and_the_next_trial_runs",
+}
+"""Of an executor's contract, which is not only ours: marks of this suite are not registered elsewhere."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs Ray comes first, so that one of two workers gets it all, and one cluster is started."""
+    """What needs Ray comes first, so that one of two workers gets it all, and one cluster is started. Whatever starts
+    processes by an executor's contract is not for `make check`."""
+    for item in items:
+        if getattr(item, "originalname", item.name) in _SLOW:
+            item.add_marker("slow")
+        elif issubclass(getattr(item, "cls", None) or object, ExecutorContract):
+            item.add_marker("medium")
     items.sort(key=lambda item: "ray_executor" not in f"{getattr(item, 'fixturenames', ())} {item.name}")
 
 

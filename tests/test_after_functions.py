@@ -128,6 +128,7 @@ def test_whether_a_split_changes_the_gradient_is_measured_without_them():
     assert measure_split(task, task.build_model(), floats(4), torch.device("cpu")).error == 0.0
 
 
+@pytest.mark.medium
 def test_that_predictions_leave_them_out_is_said():
     """What they keep would be mixed with fake tensors."""
     task = line(floats(4), batch_size=4, after_step=lambda model: None)

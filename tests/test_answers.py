@@ -67,6 +67,7 @@ def said_of(results: Any, given: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ["gpt", "resnet", "token_loss"])
 @pytest.mark.parametrize(

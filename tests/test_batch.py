@@ -156,6 +156,7 @@ def test_another_code_is_another_task(change):
     assert len(again.measured("trial-")) > 1
 
 
+@pytest.mark.medium
 def test_a_device_that_is_not_as_it_was_is_measured_anew_and_it_is_said():
     """At half the speed: earlier measurements stay where they are, and are not used; later ones are a series of their
     own."""

@@ -29,6 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_round")
 def test_two_real_jobs_of_one_task(here, folder):
     """Each has its plan; the second measured no trial of its own. With --resume nothing runs; a

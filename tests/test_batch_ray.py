@@ -106,6 +106,7 @@ def seen(ray_executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Se
     return Seen(folder, ended, summary, killed, (folder / "drains.log").read_text())
 
 
+@pytest.mark.slow
 def test_a_batch_ends_with_its_plans_though_nodes_die_and_drain(seen):
     """What runs on a lost node runs again elsewhere: no outcome is of the loss."""
     assert [job["state"] for job in seen.summary["jobs"]] == ["done", "done"]
@@ -139,6 +140,7 @@ def test_a_node_that_drains_ends_as_soon_as_its_trial_has(seen):
     assert "did not finish draining" not in seen.drained
 
 
+@pytest.mark.medium
 def test_what_no_node_has_is_refused(ray_executor, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(UserError, match=r"device cpu:abacus: there is no such device\. There are: 1 x"):

@@ -227,6 +227,7 @@ def limits(peaks, shares=(0.95, 0.8, 0.65, 0.5, 0.3, 0.1, 0.01)):
     return [round(low + share * (high - low)) for share in shares]
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_cheapest_of_all_that_fit(choice, peaks):
     """Within 2 %, of all 32 subsets, at each of seven limits; and the very choice, traced, is within it."""
     for limit in limits(peaks):
@@ -236,6 +237,7 @@ def test_the_choice_is_the_cheapest_of_all_that_fit(choice, peaks):
         assert choice.cost(chosen, MICRO) <= 1.02 * least
 
 
+@pytest.mark.medium
 def test_the_choice_costs_no_more_than_every_kth_and_somewhere_less(choice, peaks):
     saved = []
     for limit in limits(peaks):
@@ -285,6 +287,7 @@ def test_the_cost_of_a_block_is_its_forward_by_hand():
     assert found.cost((0, 1), MICRO) == pytest.approx(2 * found.cost((1,), MICRO))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "accumulates"), [("tied", False), ("gpt", True), ("resnet", False)])
 def test_the_choice_fits_in_the_zoo(name, accumulates):
     """A block that stands twice, two micro-batches to a step, BatchNorm's statistics."""

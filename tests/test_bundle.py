@@ -42,6 +42,7 @@ def studies(tmp_path, monkeypatch) -> list[str]:
     return [study("fast.db", 1), study("slow.db", 2)]
 
 
+@pytest.mark.medium
 def test_each_type_has_a_plan_and_a_share(studies, monkeypatch):
     """The one twice as fast takes twice as many of 64 samples, or as near to it as the micro-batches that were tried
     are fine; each process loads its own plan."""
@@ -63,6 +64,7 @@ def test_each_type_has_a_plan_and_a_share(studies, monkeypatch):
         autotune.load_plan("both")
 
 
+@pytest.mark.medium
 def test_ranks_of_one_type_take_as_many_each(studies):
     bundle, plans = shared((studies[0], 1), (studies[1], 2))
     first, second = (one.samples for one in bundle.plans)
@@ -70,6 +72,7 @@ def test_ranks_of_one_type_take_as_many_each(studies):
     assert [plan.settings.parallel.processes for plan in plans] == [3, 3]
 
 
+@pytest.mark.medium
 def test_what_cannot_be_shared_is_said(studies):
     study("other.db", 4, fingerprint="sha256:" + "b" * 64)
     study("normed.db", 4, split_error=0.2)

@@ -104,6 +104,7 @@ def test_a_command_runs_once_and_not_once_a_rank(command, folder, here):
     assert not (folder / ".autotune").exists()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("task", "words"),
     [
@@ -125,12 +126,14 @@ def test_a_task_that_cannot_be_measured(task, words, folder, search):
     assert OURS not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_task_that_ends_its_process_ends_the_command_and_leaves_nothing(folder):
     ended = autotune("search", "hostile_segfault.py", *QUICK, cwd=folder)
     assert_refused(ended, "Segmentation fault (SIGSEGV)")
     assert OURS not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_task_that_hangs_is_ended_and_told_where(folder, search):
     for most in ("4s", "16s", "64s", "256s"):  # on a busy machine it comes to its loss later
         ended = search("hostile_hang.py", "--max-time", most)
@@ -144,6 +147,7 @@ def brief(folder: Path, task: str) -> SearchOptions:
     return SearchOptions(task=str(folder / task), space="space.yaml", trials=20, trial_time=0.2, device="cpu")
 
 
+@pytest.mark.medium
 def test_a_task_that_prints_a_great_deal_is_measured_and_its_output_kept(folder, local_executor, monkeypatch):
     monkeypatch.chdir(folder)
     search_until_a_trial(brief(folder, "hostile_prints.py"), local_executor)
@@ -152,6 +156,7 @@ def test_a_task_that_prints_a_great_deal_is_measured_and_its_output_kept(folder,
     assert all(0 < log.stat().st_size < 100_000 for log in logs)
 
 
+@pytest.mark.medium
 def test_a_dataset_smaller_than_the_batch_caps_the_micro_batch(folder, local_executor, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "small.py").write_text("from healthy import *\nbatch_size = 100\n")
@@ -178,6 +183,7 @@ def test_a_budget_that_is_none(budget, words, folder, search):
     assert_refused(search("healthy.py", f"--budget={budget}"), "--budget", words)
 
 
+@pytest.mark.medium
 def test_a_budget_below_the_smallest_configuration(folder, search):
     """What the job takes as it stands is nearly all the process's own: 3 % less is too little for any."""
     ended = search("healthy.py", "--budget", "99%")
@@ -278,11 +284,13 @@ def fingerprint(local_executor) -> str:
     return local_executor.ask(request).facts.fingerprint
 
 
+@pytest.mark.medium
 def test_a_plan_for_another_model(folder, verify):
     (folder / "plan.yaml").write_text(plan_text(f"sha256:{'0' * 64}"))
     assert_refused(verify(), "it was found for healthy.py", "Search again")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_round")
 def test_a_plan_measured_with_another_torch_is_a_warning(folder, verify, fingerprint):
     """And what the task prints is heard, since that is asked for."""
@@ -297,6 +305,7 @@ def test_a_plan_measured_with_another_torch_is_a_warning(folder, verify, fingerp
     assert "The plan holds." in ended.stdout
 
 
+@pytest.mark.medium
 def test_a_plan_over_its_budget_does_not_hold(folder, verify, fingerprint):
     (folder / "plan.yaml").write_text(plan_text(fingerprint, budget="16 MiB"))
     ended = verify()
@@ -330,6 +339,7 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_runs(output, f
     assert not (folder / ".autotune").exists()
 
 
+@pytest.mark.medium
 def test_a_full_disk_loses_nothing(folder):
     """The plan that was there stays whole, and the message names the disk."""
     before = Plan.from_yaml("schema: autotune/plan@1\nsettings:\n  batch: {micro: 1}\n")
@@ -354,6 +364,7 @@ def test_a_full_disk_loses_nothing(folder):
 # Ctrl-C
 
 
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_running_trial_and_writes_the_best_so_far(folder):
     """Quick, however busy the machine is. What processes of the task's leave behind is ended, too."""
     pids = folder / "pids"
@@ -396,6 +407,7 @@ def hanging(folder: Path) -> Running:
     return running
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_ends_a_trial_that_hangs_and_until_then_nobody_else_gets_the_study(folder, search):
     running = hanging(folder)
     second = search("healthy.py", "--storage", "sqlite:///.autotune/hangs.db")
@@ -411,6 +423,7 @@ def test_ctrl_c_twice_ends_a_trial_that_hangs_and_until_then_nobody_else_gets_th
 # Studies
 
 
+@pytest.mark.medium
 def test_a_study_file_that_is_corrupt_is_left_as_it_is(folder, search):
     (folder / ".autotune").mkdir()
     study = folder / ".autotune" / "healthy.db"
@@ -419,6 +432,7 @@ def test_a_study_file_that_is_corrupt_is_left_as_it_is(folder, search):
     assert study.read_bytes() == b"no database at all " * 100
 
 
+@pytest.mark.medium
 def test_a_study_file_that_another_program_has_locked(folder, search):
     (folder / ".autotune").mkdir()
     study = sqlite3.connect(folder / ".autotune" / "healthy.db")
@@ -462,12 +476,14 @@ def test_a_task_whose_name_is_no_text_is_refused(folder, search):
     assert_refused(search(name), "a name in UTF-8 was expected", "Rename the file.")
 
 
+@pytest.mark.medium
 def test_a_password_in_a_storage_is_not_printed(folder, search):
     ended = search("healthy.py", "--storage", "postgresql://user:hunter2@127.0.0.1:1/none")
     assert_refused(ended, "postgresql://user:***@127.0.0.1:1/none")
     assert "hunter2" not in ended.stderr
 
 
+@pytest.mark.medium
 def test_a_sum_over_no_count_is_refused(folder, search):
     loss = "def compute_loss(model, batch):\n    return nn.functional.mse_loss(model(batch[0]), batch[1]), 0\n"
     (folder / "uncounted.py").write_text(f"from healthy import *\nfrom torch import nn\n\n\n{loss}")

@@ -50,6 +50,7 @@ def stored(folder: Path, stem: str) -> list[str]:
     return [trial.user_attrs["outcome"]["kind"] for trial in trials if "outcome" in trial.user_attrs]
 
 
+@pytest.mark.slow
 def test_a_daemon_without_an_environment_ends_with_the_server_that_was_killed(folder: Path, pids: Pids):
     """Its parents are gone and it has no mark; the task is read again as if nothing had happened."""
     os.mkfifo(folder / "said")
@@ -80,6 +81,7 @@ def ray_folder(process: ProcessId) -> Path:
     return Path(found[0])
 
 
+@pytest.mark.medium
 @NEEDS_RAY
 def test_a_signal_while_ray_starts_ends_the_search_and_leaves_nothing(folder: Path):
     running = start("search", "healthy.py", *SHORT, cwd=folder)
@@ -91,6 +93,7 @@ def test_a_signal_while_ray_starts_ends_the_search_and_leaves_nothing(folder: Pa
     assert not files.exists()
 
 
+@pytest.mark.slow
 @NEEDS_RAY
 def test_a_cluster_that_dies_while_it_starts_is_said_at_once(folder: Path):
     """Ray itself waits for half a minute, and says that it could not be reached."""
@@ -105,6 +108,7 @@ def test_a_cluster_that_dies_while_it_starts_is_said_at_once(folder: Path):
     assert not files.exists()
 
 
+@pytest.mark.slow
 @NEEDS_RAY
 def test_a_joined_cluster_that_dies_is_an_error_with_what_to_do(folder: Path):
     """Its control process is killed in a trial."""
@@ -146,6 +150,7 @@ def fill(disk: Path) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_a_full_disk_for_temporary_files_ends_a_search_that_goes_on_once_there_is_room(folder: Path, small_disk: Path):
     """Every trial was stored as crashed, and the plan was the reference."""
     options = ("search", "healthy.py", "--executor", "local", "--trials", "9", "--sampler", "random", *SHORT)
@@ -166,6 +171,7 @@ def test_a_full_disk_for_temporary_files_ends_a_search_that_goes_on_once_there_i
     assert stored(folder, "healthy") == [*before, "measured"]
 
 
+@pytest.mark.slow
 def test_a_working_folder_that_is_deleted_in_a_trial_is_said(folder: Path):
     """Forked trials ran on, fresh interpreters did not start, and nothing seemed to fit."""
     work = folder / "work"

@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_round")
 def test_every_process_of_a_search_has_a_log_and_verbose_shows_them(folder, here):
     """The inspection's, too. A terminal's escapes are not passed on."""
@@ -44,6 +45,7 @@ def test_every_process_of_a_search_has_a_log_and_verbose_shows_them(folder, here
     assert ended.stdout == "found.yaml\n"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("command", "names"),
     [
@@ -59,6 +61,7 @@ def test_other_commands_show_prints_where_they_are_asked_to(folder, here, comman
         assert f"{name} | the model is built" in ended.stderr
 
 
+@pytest.mark.medium
 def test_without_verbose_nothing_of_it_is_shown(folder, here):
     assert "the model is built" not in here("search", "prints.py", *QUICK, "--dry-run", cwd=folder).stderr
 
@@ -71,6 +74,7 @@ def test_a_failure_shows_what_the_task_had_printed_last(folder, here):
     assert "Its last output:\nthe model is built" in ended.stderr
 
 
+@pytest.mark.medium
 def test_a_dry_run_says_at_once_what_it_does(folder, here):
     ended = here("search", "healthy.py", *QUICK, "--dry-run", cwd=folder)
     assert ended.stderr.startswith("[0 s] reading the task: healthy.py\n")
@@ -81,6 +85,7 @@ TRAINS = "import threading\nbuild_model = build_dataset = compute_loss = print\n
 """A script that trains where it is imported."""
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_it_does_still(folder):
     (folder / "trains.py").write_text(TRAINS)
     running = start("search", "trains.py", *QUICK, "--dry-run", cwd=folder)
@@ -90,6 +95,7 @@ def test_a_dry_run_says_what_it_does_still(folder):
     assert (ended.returncode, ended.left_behind) == (130, [])
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_task_is_read_stops_at_once_and_says_so(folder):
     """There is nothing to finish."""
     (folder / "trains.py").write_text(TRAINS)

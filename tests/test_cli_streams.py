@@ -37,6 +37,7 @@ def shell(
     return subprocess.run(line, cwd=folder, env=environment(**extra), capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&1 | head -n 2"])
 def test_a_search_goes_on_without_its_streams(folder: Path, closed: str):
     """Daemons have none, readers go: the plan is written."""
@@ -45,6 +46,7 @@ def test_a_search_goes_on_without_its_streams(folder: Path, closed: str):
     assert "measured:" in (folder / "found.yaml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["2>&-", "2>/dev/full"])
 def test_what_is_lost_on_stderr_changes_nothing_on_stdout(folder: Path, closed: str):
     done = shell(folder, f"{SEARCH} --dry-run {closed}")
@@ -148,6 +150,7 @@ def read_until(terminal: int, words: str) -> None:
 LONG = SEARCH.replace("--trials 1 ", "--trials 20 ")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_is_one_ctrl_c(folder: Path):
     """The running trial is finished, the best so far is written, and the exit code says so."""
     with on_a_terminal(folder, f"{LONG} -o found.yaml") as (pid, terminal):
@@ -163,6 +166,7 @@ def test_a_terminal_that_closes_before_anything_was_measured_is_an_interruption(
     assert not (folder / "found.yaml").exists()
 
 
+@pytest.mark.slow
 def test_who_no_longer_listens_does_not_decide_the_exit_code(folder: Path):
     """Interrupted, with nobody at the other end of stdout."""
     reader, writer = os.pipe()

@@ -78,6 +78,7 @@ def installed(wheel, tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_first_search_runs_from_an_empty_folder_with_the_wheel_alone(installed, tmp_path):
     """Its own command, without the checkout: the task that `init` writes is searched, and the plan is shown."""
     home = tmp_path / "home"
@@ -100,6 +101,7 @@ def _told(code: list[str], installed: Path, cwd: Path) -> subprocess.CompletedPr
     return run(*code, cwd=cwd, PYTHONPATH=str(installed))
 
 
+@pytest.mark.medium
 def test_the_other_package_in_the_same_folder_is_told_at_the_first_import(installed, tmp_path):
     """It was there before: its files are still among ours."""
     assert _told(["-W", "error", "-c", "import autotune"], installed, tmp_path).returncode == 0

@@ -51,6 +51,7 @@ def run(here: Callable[..., Ended], folder: Path) -> Callable[..., Ended]:
 # The command
 
 
+@pytest.mark.slow
 def test_the_table_the_peak_and_what_helps(folder):
     """Everything fits: all of the dataset, whatever the techniques."""
     ended = autotune("estimate", "healthy.py", "--budget", "8GiB", "--device", "cpu", cwd=folder)
@@ -65,6 +66,7 @@ def test_the_table_the_peak_and_what_helps(folder):
     assert ended.left_behind == []
 
 
+@pytest.mark.slow
 def test_json_is_one_document(run):
     """For a card that is not here: a context of 512 MiB, cuBLAS's 64, and 2 for all tensors."""
     ended = run("--device-memory", "1GiB", "--space", "exact", "--json")
@@ -78,6 +80,7 @@ def test_json_is_one_document(run):
     assert sum(fill["num_bytes"] for fill in found["fills"]) == found["largest"]["tensors"]["value"]
 
 
+@pytest.mark.medium
 def test_a_model_that_reads_values_is_measured_in_small_steps_and_says_so(folder, run):
     (folder / "looks.py").write_text(LOOKS)
     ended = run("--budget", "8GiB", "--device", "cpu", "--space", "exact", task="looks.py")
@@ -85,6 +88,7 @@ def test_a_model_that_reads_values_is_measured_in_small_steps_and_says_so(folder
     assert "not traced, but measured in real steps at small batches" in " ".join(ended.stdout.split())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("task", "options", "code", "words"),
     [

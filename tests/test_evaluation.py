@@ -254,6 +254,7 @@ def measured(tmp_path, local_executor):
     return measured
 
 
+@pytest.mark.medium
 def test_a_budget_between_training_and_its_evaluation_is_not_held(measured):
     """Two samples of 32 MiB: the same trial without its evaluation would be within the budget."""
     training = measured(None, evaluates=False).measurement.peak.process
@@ -269,6 +270,7 @@ def test_a_budget_between_training_and_its_evaluation_is_not_held(measured):
     assert judge(alone, between, 2**40).feasible
 
 
+@pytest.mark.medium
 def test_one_process_tries_batches_upward_while_the_budget_holds(measured):
     """Of 230 MiB beyond training, 2 take 64, 4 take 128, and 8 may take 256."""
     training = measured(None, evaluates=False).measurement.peak.process

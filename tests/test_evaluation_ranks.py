@@ -105,6 +105,7 @@ def pair(tmp_path_factory):
     return found_by_two(__file__, tmp_path_factory.mktemp("pair"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["first", "averages"])
 def test_both_stop_one_call_after_the_first_has_seen_enough(pair, name):
     """It is late with its third, which it makes still."""

@@ -13,6 +13,7 @@ from command_line import environment
 from real_search import search_until_a_trial
 
 from autotune import Plan, load_plan
+from autotune.measure.device import inspect_device
 from autotune.searches.options import SearchOptions
 from autotune.techniques import Settings
 from autotune.techniques.layers import Layers
@@ -57,6 +58,7 @@ def a_copy_of(example: str, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["char_gpt", "digits_cnn"])
 def test_a_search_writes_a_plan_with_which_it_learns(
     example: str, tmp_path: Path, local_executor: Executor, monkeypatch: pytest.MonkeyPatch
@@ -72,10 +74,12 @@ def test_a_search_writes_a_plan_with_which_it_learns(
     learns(folder, example)
 
 
+@pytest.mark.slow
 def test_two_backward_passes_a_step_learn_with_a_plan(tmp_path: Path):
-    """The adversary's and the model's."""
+    """The adversary's and the model's; in bf16 where the processor computes in it: elsewhere that takes minutes."""
     folder = a_copy_of("adversarial_digits", tmp_path)
-    settings = Settings(precision=Precision(kind="bf16"), layers=Layers(kind="exact"))
+    precision = Precision(kind="bf16") if inspect_device("cpu").bf16 else Precision()
+    settings = Settings(precision=precision, layers=Layers(kind="exact"))
     (folder / "plan.yaml").write_text(Plan(settings=settings).to_yaml())
     learns(folder, "adversarial_digits")
 
@@ -86,11 +90,13 @@ def learns(folder: Path, example: str) -> None:
     assert "%" in trained.stdout or "loss" in trained.stdout
 
 
+@pytest.mark.slow
 def test_a_script_trains_without_a_plan_too(tmp_path: Path):
     """What the reference is: the user's job as it stands."""
     run(a_copy_of("digits_cnn", tmp_path), "train.py")
 
 
+@pytest.mark.slow
 def test_too_little_training_is_said(tmp_path: Path):
     """The bar can be missed: a script whose check cannot fail would prove nothing."""
     done = python(a_copy_of("adversarial_digits", tmp_path), "train.py", "--epochs", "0")

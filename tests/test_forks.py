@@ -81,6 +81,7 @@ list(forks.in_forks(waits, "ab"))
 """
 
 
+@pytest.mark.medium
 def test_forks_end_with_a_process_that_is_killed():
     root = str(Path(__file__).resolve().parents[1])
     with subprocess.Popen([sys.executable, "-c", _KILLED], stdout=subprocess.PIPE, text=True, cwd=root) as parent:

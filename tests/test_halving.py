@@ -143,6 +143,7 @@ def test_without_being_asked_for_it_ends():
         trained(training(8, 2, Device(most=4), on=False))
 
 
+@pytest.mark.medium
 def test_what_cannot_be_helped_is_raised_with_the_reason():
     with pytest.warns(UserWarning, match="out of memory"), pytest.raises(torch.OutOfMemoryError) as ended:
         trained(training(8, 2, Device(most=0)))

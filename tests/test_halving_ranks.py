@@ -223,6 +223,7 @@ def assert_alike(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert values == pytest.approx(expected["state"][name], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_both_halve_and_train_as_they_would_have_with_half_the_micro_batch(pair, name):
     """As many optimizer steps, of the same losses; from then on each pass sees two samples, in both processes."""

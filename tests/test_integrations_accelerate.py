@@ -54,6 +54,7 @@ def train(accelerator: Any, model: Any, optimizer: Any, loader: Any) -> list[flo
     return steps
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", ["cnn", "gpt"])
 def test_the_job_is_the_plan(kind, rows):

@@ -79,6 +79,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("row", [HOST, KEPT], ids=["cached", "kept"])
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("framework", INSTALLED)
@@ -93,6 +94,7 @@ def test_a_dataset_that_changes_between_epochs_is_read_as_it_is_then(framework, 
     assert ends in said[0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("row", [HOST, KEPT], ids=["cached", "kept"])
 @pytest.mark.parametrize("framework", INSTALLED)
 def test_samples_that_are_drawn_anew_are(framework, row):
@@ -124,6 +126,7 @@ class Counted(Data):
         return super().__getitem__(index)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("framework", INSTALLED)
 def test_a_row_is_in_force_where_the_dataset_stays_the_same(framework, capsys):
     """One worker for all epochs, beside the validation's none; an epoch that is read when training starts alone."""
@@ -143,6 +146,7 @@ class Options(Data):
         return {"x": torch.full((4,), float(torch.utils.data.get_worker_info() is not None))}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("row", [HOST, KEPT], ids=["cached", "kept"])
 @pytest.mark.parametrize("framework", INSTALLED)
 def test_the_loader_of_the_validation_stays_the_jobs(framework, row):

@@ -428,6 +428,7 @@ def test_uneven_micro_batches_are_refused_by_the_arguments():
         trainer_arguments(of(batch=Batch(micro=4, accumulate=2, effective=7)))
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(lacking_compiler("cpu") is not None, reason=str(lacking_compiler("cpu")))
 def test_a_compiled_model_that_is_never_called_is_an_error(tmp_path):
     class Aside(Job):
@@ -466,6 +467,7 @@ def test_what_to_write_runs_as_it_is_written():
 FILE = Path(__file__).parent / "tasks" / "lightning_job.py"
 
 
+@pytest.mark.medium
 def test_the_reference_of_a_task_is_the_job_with_its_trainers_arguments():
     facts = inspect_task(autotune.load_task(str(FILE)), InspectOptions(), "cpu")
     assert (facts.effective_batch, facts.micro_batch, facts.precision, facts.max_grad_norm) == (8, 4, "bf16", 1.0)
@@ -473,6 +475,7 @@ def test_the_reference_of_a_task_is_the_job_with_its_trainers_arguments():
     assert facts.optimizer == "AdamW"
 
 
+@pytest.mark.medium
 def test_a_task_of_a_lightning_job_is_measured(local_executor):
     """In a process that imports its file again."""
     request = MeasureRequest(

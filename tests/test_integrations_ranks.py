@@ -28,6 +28,7 @@ def ranks(tmp_path_factory) -> list[dict]:
     return [{**one, "said": said} for one in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["accelerate", "trainer"])
 def test_two_ranks_train_as_one_process_does(framework, ranks):
     """24 samples in steps of 2 ranks x 3 micro-batches of 2 are 2 steps; weights end where one process's do."""

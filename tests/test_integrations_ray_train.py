@@ -84,6 +84,7 @@ def test_a_loop_trains_as_training_does_and_says_what_is_in_force(name, worker, 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(LACKING), reason=f"ray[train] is not installed whole: it lacks {' and '.join(LACKING)}")
 @pytest.mark.parametrize("name", ["gpt"])
 def test_a_worker_of_a_cluster_does(name, ray_executor, tmp_path):

@@ -53,6 +53,7 @@ def losses_of(trainer: Any) -> list[float]:
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", ["cnn", "gpt"])
 def test_the_job_is_the_plan(kind, rows, job):
@@ -93,6 +94,7 @@ def test_loader_settings_are_the_plans(job):
     assert loader.batch_sampler.batch_size == 2
 
 
+@pytest.mark.medium
 def test_a_second_training_and_a_model_init_have_the_plan_once(arguments_of):
     plan = plan_of(checkpointing={"kind": "blocks"})
     given = arguments_of(**arguments(plan), max_steps=1)
@@ -130,6 +132,7 @@ class Ignores(Cnn):
         return super().forward(pixels, labels)
 
 
+@pytest.mark.medium
 def test_a_model_that_ignores_the_count_trains_on_the_mean(job, capsys, arguments_of):
     """A Trainer takes its loss for one that is divided by the step's items, and adds up gradients undivided."""
     losses, _ = expected("cnn", "the batch alone")
@@ -229,6 +232,7 @@ def test_another_version_is_said_once(job, monkeypatch):
         job("cnn", plan_of())
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["cnn", "gpt"])
 def test_a_task_of_a_trainer_trains_as_it_does(kind, arguments_of):
     given = arguments_of(per_device_train_batch_size=2, gradient_accumulation_steps=3)
@@ -243,6 +247,7 @@ def test_a_task_of_a_trainer_trains_as_it_does(kind, arguments_of):
     assert trace(task, plan_of())[0] == pytest.approx(losses_of(trainer), rel=1e-5)
 
 
+@pytest.mark.medium
 def test_a_task_of_a_trainer_evaluates_as_it_does(arguments_of):
     """At its own batch unless told another, by the metric that it keeps its best model by, and with nothing changed."""
     sizes = []

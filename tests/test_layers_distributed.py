@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from gloo_pair import fork_a_pair, found_by_two
@@ -49,6 +50,7 @@ def in_each(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_gradients_are_averaged_as_stocks_are(tmp_path: Path):
     assert found_by_two(__file__, tmp_path) == [{"exact": True, "recompute": True, "alone": False}] * RANKS
 

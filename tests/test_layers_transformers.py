@@ -109,6 +109,7 @@ def test_loss_and_gradients_are_stocks_and_less_is_kept(name: str, kind: str):
             assert float((mine - theirs).abs().max()) <= (1e-2 if kind == "rounding" else 1e-4) * largest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_whatever_trains_no_more_is_kept_than_stock_keeps(name: str):
     """Everything frozen but every third layer, and the norms alone; with and without the model's own checkpointing."""

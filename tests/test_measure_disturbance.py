@@ -51,6 +51,7 @@ def test_waiting_for_data_is_the_trainings_own():
     assert missing_share([window(), starved] * 5) == 0.0
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_turns_with_another_on_one_processor_is_disturbed():
     """Both want the processor all of the time: each waits about half of it."""
     pinned = f"import os\nos.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
@@ -119,6 +120,7 @@ print(sum(pause.seconds for pause in watch.found))
 """
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_a_process_that_was_stopped_while_it_waited_has_paused(is_stopped):
     """Two seconds of SIGSTOP are seen, though it was asleep; sleeping by itself is no pause."""

@@ -63,6 +63,7 @@ def in_pieces(compute_loss):
     return training, compute_loss(training.model, next(iter(training.loader)))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("plain_loop", "said"), [(True, {"kept"}), (False, {"gone"})])
 def test_a_trial_keeps_losses_where_it_is_asked_to(plain_loop, said, local_executor):
     options = MeasureOptions(trial_time_s=0.1, parity_batch=None, enforce=False, plain_loop=plain_loop)

@@ -218,6 +218,7 @@ class Sparse(nn.Module):
         return torch.stack([self.linear(sample) for sample in x])
 
 
+@pytest.mark.medium
 def test_a_loop_over_the_batch_is_traced_where_it_is_asked():
     memory_model = memory_model_of(task_of(Sparse))
     assert memory_model.is_traced_at_each_batch
@@ -262,12 +263,14 @@ def test_a_model_that_reads_values_says_so():
 # The zoo, and techniques
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in ("lstm",)])
 def test_the_memory_model_is_the_trace_at_another_batch(name):
     memory_model = fit_memory_model(plan(), ZOO[name], largest_of=22)
     assert memory_model.peak_bytes(11) == pytest.approx(traced(memory_model, 11).peak_bytes(), rel=0.002)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "settings",
     [

@@ -73,6 +73,7 @@ def files() -> list[Path]:
 EXACT = {"layers": {"kind": "exact"}, "precision": {"kind": "bf16"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [("gpt", {}), ("resnet", EXACT), ("token_loss", EXACT)])
 def test_what_is_kept_of_a_memory_model_is_the_memory_model(name: str, settings: Any, tmp_path: Path):
     found = fit_memory_model(plan(**settings), ZOO[name], accumulates=True)
@@ -83,6 +84,7 @@ def test_what_is_kept_of_a_memory_model_is_the_memory_model(name: str, settings:
     assert load_memory_model(path, "another") is None
 
 
+@pytest.mark.medium
 def test_a_memory_model_is_traced_once(task_file: Path, traced: list[Any]):
     """Allocators, workers and batches have none of their own; accumulation and techniques do."""
     first = memory_model(task_file)
@@ -107,6 +109,7 @@ def test_a_batch_that_is_traced_by_itself_is_kept_too(task_file: Path, traced: l
     assert len(traced) == 2
 
 
+@pytest.mark.medium
 def test_what_few_batches_have_shown_is_kept_until_more_are_asked_for(task_file: Path, traced: list[Any]):
     """One file has all of them, and one memory model serves both once it is there."""
     peaks = [memory_model(task_file, few=micro).peak_bytes(micro) for micro in (7, 7, 300)]
@@ -125,6 +128,7 @@ def test_a_batch_that_cannot_be_traced_is_said_at_once_and_kept(task_file: Path,
     assert len(traced) == 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("where", ["task", "beside", "late"])
 def test_a_file_that_was_edited_is_traced_again(where: str, task_file: Path, traced: list[Any]):
     """The task's own, one that it imports, or one that only its loss does; what was kept gives way."""

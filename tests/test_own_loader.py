@@ -146,6 +146,7 @@ def test_batches_of_several_shapes_are_seen():
     assert inspect_task(task, InspectOptions(), "cpu").shapes_vary
 
 
+@pytest.mark.medium
 def test_a_trial_measures_it():
     training = autotune.apply(Plan(settings=Settings(batch=Batch(micro=4, accumulate=2))), IMAGES)
     found = measure(training, IMAGES, MeasureOptions(trial_time_s=0.2, parity_batch=8))
@@ -153,6 +154,7 @@ def test_a_trial_measures_it():
     assert len(found.parity.losses) == 10
 
 
+@pytest.mark.slow
 def test_two_ways_to_read_it_have_the_same_losses():
     """Parity over micro-batches of 8, and of 2."""
     losses = []

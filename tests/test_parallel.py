@@ -226,6 +226,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found_by_two(__file__, tmp_path_factory.mktemp("pair"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_train_what_one_does(pair, name, kind):

@@ -69,6 +69,7 @@ if dist.get_rank() == 0:
 """
 
 
+@pytest.mark.slow
 @needs_two
 def test_a_plan_is_in_force_in_each_process_of_an_unedited_script(tmp_path):
     """Its own DistributedDataParallel stays; what each accumulates is its share; one line tells of it."""
@@ -91,6 +92,7 @@ def test_a_plan_is_in_force_in_each_process_of_an_unedited_script(tmp_path):
     assert done.left_behind == []
 
 
+@pytest.mark.slow
 @needs_two
 def test_a_plan_is_in_force_in_both_processes_of_accelerate(tmp_path):
     settings = Settings(batch=Batch(micro=4, accumulate=4), optimizer=Optimizer(kind="foreach"), parallel=DDP)
@@ -104,6 +106,7 @@ def test_a_plan_is_in_force_in_both_processes_of_accelerate(tmp_path):
     assert done.left_behind == []
 
 
+@pytest.mark.slow
 @needs_two
 def test_a_script_that_applies_its_plan_has_it_in_each_process(tmp_path):
     """The group is made of what torchrun says; each process trains on half of the 64 samples."""

@@ -61,6 +61,7 @@ def run(executor, folder: Path, what: str = "pass", settings: Settings = DDP, **
     return outcome
 
 
+@pytest.mark.slow
 @needs_two
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_trial_in_two_processes_is_measured_as_one(local_executor, tmp_path, fresh):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -181,6 +182,7 @@ def chosen(limit_bytes: int | None) -> Prediction:
     return found
 
 
+@pytest.mark.medium
 def test_blocks_are_chosen_for_the_limit():
     """None where it fits, some between, all where even those are not enough, and where there is no limit to choose for;
     and the prediction is of that choice."""
@@ -196,6 +198,7 @@ def test_blocks_are_chosen_for_the_limit():
     assert (chosen(None).blocks, chosen(None).peak_bytes) == (None, every)
 
 
+@pytest.mark.medium
 def test_an_estimate_names_the_blocks_for_the_jobs_own_batch():
     asked = EstimateOptions(target="cuda", limit_bytes=2**40, reference_batch=MANY, most=MANY, choose_blocks=True)
     whole = estimate(task(Deep), asked)

@@ -69,6 +69,7 @@ def run(here: Callable[..., Ended], folder: Path) -> Callable[..., Ended]:
 # The command
 
 
+@pytest.mark.slow
 def test_the_table_the_page_and_the_trace(folder):
     """One run of everything: rows in forward order, what would help, the peak in words; both files whole."""
     options = ("--device", "cpu", "--html", "out/page.html", "--trace", "out/trace.json")
@@ -95,6 +96,7 @@ def test_the_table_the_page_and_the_trace(folder):
     assert "Sequential" in (folder / "out" / "page.html").read_text()
 
 
+@pytest.mark.medium
 def test_json_is_one_document_with_the_rows(folder, run):
     ended = run("--json", "--alone", "--batch", "4")
     document = json.loads(ended.stdout)
@@ -106,6 +108,7 @@ def test_json_is_one_document_with_the_rows(folder, run):
     assert document["changes"] == []
 
 
+@pytest.mark.medium
 def test_a_plan_is_in_force(folder, run):
     (folder / "plan.yaml").write_text(
         "schema: autotune/plan@1\nsettings:\n  batch: {micro: 4, accumulate: 2}\n  checkpointing: {kind: blocks}\n"
@@ -116,6 +119,7 @@ def test_a_plan_is_in_force(folder, run):
     assert (document["micro_batch"], document["accumulate"]) == (4, 2)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("task", "options", "code", "words"),
     [
@@ -149,6 +153,7 @@ def test_a_job_that_the_device_does_not_hold_exits_with_3(folder, run):
     assert "since it does not fit on this device: out of memory" in ended.stderr
 
 
+@pytest.mark.medium
 def test_a_failure_leaves_no_trace_file(folder, run):
     (folder / "late.py").write_text(LATE)
     (folder / "t.json").write_text("mine")
@@ -158,6 +163,7 @@ def test_a_failure_leaves_no_trace_file(folder, run):
     assert not list(folder.glob(".autotune-*"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_step_leaves_nothing(folder):
     (folder / "slow.py").write_text(LATE.replace("raise ValueError('late')", "time.sleep(600)"))
     running = start("profile", "slow.py", "--device", "cpu", "--trace", "t.json", cwd=folder)
@@ -170,6 +176,7 @@ def test_an_interrupted_step_leaves_nothing(folder):
     assert not list(folder.glob(".autotune-*"))
 
 
+@pytest.mark.slow
 def test_what_was_measured_before_an_interruption_is_printed(folder):
     """The first techniques are measured; then one hangs."""
     (folder / "hangs.py").write_text(
@@ -439,6 +446,7 @@ def test_what_a_terminal_would_act_on_in_a_name_is_escaped():
     assert cells(lines(rows)[1], found)[:2] == (r"  a\n\x1b[31m", r"B\r")
 
 
+@pytest.mark.slow
 def test_nobody_reads_its_progress(folder):
     running = start("profile", "healthy.py", "--device", "cpu", "--alone", "--json", cwd=folder)
     running.process.stderr.close()

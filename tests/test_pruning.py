@@ -264,6 +264,7 @@ class Fixed(nn.Module):
         return self.last(self.first(x.mean((2, 3))).view(-1, 2, 4).sum(1))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("model", "run", "said"),
     [

@@ -43,20 +43,24 @@ def own(record):
     return record()
 
 
+@pytest.mark.medium
 def test_a_script_ends_after_its_last_step(own):
     returncode, found = own
     assert (returncode, len(found["steps"])) == (0, NUM_STEPS)
 
 
+@pytest.mark.medium
 def test_a_script_that_ends_before_has_fewer_steps(record):
     assert len(record(num_steps=100)[1]["steps"]) == 24
 
 
+@pytest.mark.medium
 def test_the_same_training_is_the_same(own, record):
     found = compared(own[1], record()[1], None)
     assert found == {"samples": "same 96", "faults": [], "first_losses": 0.0, "all_losses": 0.0}
 
 
+@pytest.mark.medium
 def test_a_batch_in_two_halves_has_the_same_samples(own, record):
     halves = record(flags=("--batch-size", "4", "--grad-accum", "2"))[1]
     found = compared(own[1], halves, 2)
@@ -64,6 +68,7 @@ def test_a_batch_in_two_halves_has_the_same_samples(own, record):
     assert found["first_losses"] < 1e-4
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [

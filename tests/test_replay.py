@@ -224,6 +224,7 @@ def _row(table: str, budget: str, regrets: list[list[float]]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_the_command_prints_competitors_by_budgets(tmp_path: Path):
     path = write(tmp_path / "small.jsonl", World(batches=(2, 32)), 1)
     arguments = ["--table", str(path), "--seeds", "2", "--trials", "4", "--competitor", "gain", "--competitor", "grid"]
@@ -244,6 +245,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_memory_model_is_within_one_percent_after_twelve_trials_at_the_median(world: str, tmp_path: Path):
     table = load_table(write(tmp_path / "world.jsonl", WORLDS[world], 7))

@@ -100,6 +100,7 @@ def test_what_is_hardly_known_is_no_forecast():
     assert Range.of(0.0, 1.1) is None
 
 
+@pytest.mark.medium
 def test_each_trial_after_the_reference_keeps_what_was_expected_of_it(tmp_path):
     """Predicted peaks are right here, so that each is expected as it is measured."""
     with elsewhere(tmp_path):

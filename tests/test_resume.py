@@ -132,6 +132,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.medium
 def test_a_job_may_end_after_any_micro_batch():
     assert_goes_on(build, EVERYWHERE)
 
@@ -141,6 +142,7 @@ def test_every_kind_of_job_goes_on(name):
     assert_goes_on(lambda: build(**JOBS[name]), FEW)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("options", [{}, {"prefetch_factor": 4}], ids=str)
 def test_loader_workers_go_on_with_what_they_would_have_drawn(options):
     """The dataset's noise is drawn in two workers."""
@@ -163,6 +165,7 @@ class Plain(Augmented):
         return torch.full((3,), index / 22), index % 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sampler", [None, RandomSampler])
 def test_persistent_workers_of_a_dataset_without_chance_go_on_anywhere(sampler):
     """Their processes are seeded once, in the first epoch: a resumed job draws no seed in another."""
@@ -170,6 +173,7 @@ def test_persistent_workers_of_a_dataset_without_chance_go_on_anywhere(sampler):
     assert_goes_on(lambda: build(Plain, {"build_sampler": sampler}, data_loading=setting), (0, 5, 6, 9, 12))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_goes_on(workers):
     assert_goes_on(lambda: build(Numbers, data_loading=DataLoading(num_workers=workers)), (0, 1, 4, 6, 7, 12, 13))
@@ -184,6 +188,7 @@ def ahead(training: Training) -> Iterator[Tensor]:
         waiting += itertools.islice(batches, 1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_that_fetches_ahead_goes_on(workers):
     """What was fetched and not trained on is fetched again."""
@@ -318,6 +323,7 @@ def run_until(kind: str, path: Path, num: int | None) -> list[str]:
     return losses
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", KILLED)
 def test_a_killed_job_goes_on(kind, tmp_path):
     """Killed in the middle of a step, and at the end of one in the next epoch."""

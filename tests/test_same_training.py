@@ -32,6 +32,7 @@ def told(plain, tmp_path):
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "technique"),
     [
@@ -48,6 +49,7 @@ def test_the_training_is_the_scripts_own(name, technique, told):
     assert told(name, technique) == "agrees"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "technique"),
     [

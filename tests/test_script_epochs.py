@@ -112,6 +112,7 @@ def _changing(what):
     return f"{made}\nloader = DataLoader(data, 4)\n{LOOP.format(before=before)}"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("row", [HOST, KEPT], ids=["cached", "kept"])
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_dataset_that_changes_between_epochs_is_read_as_it_is_then(what, row, run, capsys):
@@ -124,6 +125,7 @@ def test_a_dataset_that_changes_between_epochs_is_read_as_it_is_then(what, row, 
     assert ends in said[0]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_look_sees_what_the_script_does_between_two_epochs(what, looked_at):
     facts = looked_at(_changing(what).replace("range(3)", "range(10**6)"))
@@ -131,6 +133,7 @@ def test_a_look_sees_what_the_script_does_between_two_epochs(what, looked_at):
     assert all(row.cache == "none" and not row.persistent_workers for row in DataLoading.choices(facts))
 
 
+@pytest.mark.medium
 def test_a_dataset_that_stays_the_same_may_be_cached(looked_at):
     """Its schedule sees the length that it has in a job."""
     body = "loader = DataLoader(Data(400), 4)\nlengths = []\n" + LOOP.format(before="lengths.append(len(loader))")
@@ -141,6 +144,7 @@ def test_a_dataset_that_stays_the_same_may_be_cached(looked_at):
     assert (loader.dataset, loader.length, loader.place) == ("Data", 400, 0)
 
 
+@pytest.mark.medium
 def test_attributes_that_cannot_be_compared_leave_it_uncached(looked_at, run, capsys):
     body = "import threading\ndata = Data(12); data.lock = threading.Lock()\nloader = DataLoader(data, 4)\n"
     facts = looked_at(body + LOOP.format(before="pass"))
@@ -150,6 +154,7 @@ def test_attributes_that_cannot_be_compared_leave_it_uncached(looked_at, run, ca
     assert "an epoch of Data is not cached: its attributes cannot be compared" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_what_reading_changes_is_no_change_of_the_scripts(looked_at):
     """A counter of reads, a list of samples that are kept: with each epoch there are more."""
     body = (
@@ -159,6 +164,7 @@ def test_what_reading_changes_is_no_change_of_the_scripts(looked_at):
     assert looked_at(body + LOOP.format(before="pass")).epochs_differ is None
 
 
+@pytest.mark.medium
 def test_an_infinite_loader_is_told_from_that_of_the_validation(looked_at, run, capsys):
     """Both make their iterators as they are built, with gradients on; facts are of what is trained on."""
     facts = looked_at(INFINITE)
@@ -175,6 +181,7 @@ def _task(facts):
     return TaskRef(source="script.py", fingerprint=facts.fingerprint, identity=identity)
 
 
+@pytest.mark.medium
 def test_of_two_loaders_that_are_read_in_turn_each_has_facts_of_its_own(looked_at, run):
     facts = looked_at(ZIPPED)
     assert [(one.place, one.length) for one in facts.identity.loaders] == [(0, 16), (1, 12)]
@@ -214,6 +221,7 @@ def test_an_epoch_draws_as_many_random_numbers_as_with_workers_that_stay(what, r
     assert run(body, data_loading=row) == run(body)
 
 
+@pytest.mark.medium
 def test_a_row_is_put_only_on_the_loader_that_the_plan_was_found_with(looked_at, run, capsys):
     body = "loader = DataLoader(Data(12), 4)\n" + LOOP.format(before="pass")
     task = _task(looked_at(body))

@@ -87,6 +87,7 @@ def losses(watch):
     return losses
 
 
+@pytest.mark.slow
 def test_a_split_that_the_script_weighs_keeps_the_losses_and_one_that_it_does_not_is_told(losses):
     whole = losses(16, 1, 1, 0)
     assert 3 <= len(whole.losses) <= 10  # as many as were made in the time
@@ -113,6 +114,7 @@ def course(losses, tmp_path):
     return course
 
 
+@pytest.mark.slow
 def test_with_dropout_a_loss_that_is_not_divided_is_seen_in_the_sum(course):
     found = course("", "")
     assert (found.unlike, found.compared) == (None, "sums")
@@ -131,12 +133,14 @@ OTHER_RATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", OTHER_RATES)
 def test_a_learning_rate_that_hangs_on_the_batch_is_seen(what, course):
     old, new, said = OTHER_RATES[what]
     assert said in course(old, new).unlike
 
 
+@pytest.mark.slow
 def test_steps_of_another_number_of_samples_are_seen(course):
     """The script makes one pass more than it was told to."""
     found = course("range(accumulate)", "range(accumulate + (accumulate > 1))", divisor=5)
@@ -166,6 +170,7 @@ def test_random_numbers_between_passes_are_seen(line, draws, watch, tmp_path):
     assert facts.not_comparable is None
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_a_trial_without_an_evaluation_says_that_its_peak_is_of_training_alone(evaluates, watch, tmp_path):
     if evaluates:
@@ -217,6 +222,7 @@ def timed(watch, tmp_path, monkeypatch):
     return timed
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("every", "counts"), [(5, False), (1, True)])
 def test_an_evaluation_is_left_out_of_the_speed_unless_each_step_makes_one(every, counts, timed):
     """With it, a step takes at least 400 seconds."""
@@ -225,6 +231,7 @@ def test_an_evaluation_is_left_out_of_the_speed_unless_each_step_makes_one(every
     assert measurement.warnings == ()
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_measured_where_the_script_was_told_its_batch(timed):
     """Two calls of 32 samples, a thousand seconds each."""
     script = SCRIPT + EVALUATES.format(every=5)
@@ -237,6 +244,7 @@ def test_an_evaluation_is_measured_where_the_script_was_told_its_batch(timed):
     assert (unseen.batch, unseen.num_samples, unseen.is_whole) == (32, 0, False)
 
 
+@pytest.mark.medium
 def test_samples_are_what_a_loader_put_together(timed):
     """In the last batch too; not the channels of the first of its images, which a list of them is taken for."""
     script = """
@@ -262,6 +270,7 @@ def test_a_split_that_sees_other_random_numbers_is_compared_less_closely():
     assert limits == [PARITY_LIMITS["exact"], 0.5]
 
 
+@pytest.mark.medium
 def test_batches_that_are_drawn_to_evaluate_are_no_samples_of_training(timed):
     """Although gradients are on while they are drawn."""
     script = """

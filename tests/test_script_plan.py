@@ -400,6 +400,7 @@ def test_a_script_that_applies_its_plan_itself_is_left_to_it(run, script, capsys
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.medium
 def test_run_fills_in_the_batch_and_hands_on_the_exit_code(tmp_path):
     """The whole way, in processes of their own: placeholders, environment, launcher, line on stderr."""
     (tmp_path / "plan.yaml").write_text(
@@ -412,6 +413,7 @@ def test_run_fills_in_the_batch_and_hands_on_the_exit_code(tmp_path):
     assert "fused True" in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_round")
 def test_a_scripts_plan_is_verified_by_the_command_that_starts_it(tmp_path, here):
     """Through the same trials as a search's: the plan's batch is in the script's flags, and its optimizer in force."""

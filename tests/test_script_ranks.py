@@ -57,6 +57,7 @@ def read(folder: Path, name: str, codes: list[int]) -> dict[str, Any]:
     return {"codes": codes, "said": said, "ranks": [json.loads(one[-1]) if one else None for one in lines]}
 
 
+@pytest.mark.slow
 @needs_two
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_train_with_the_plan_as_without(ended, kind):

@@ -65,6 +65,7 @@ def answered(local_executor, tmp_path):
     return ask
 
 
+@pytest.mark.slow
 @needs_two
 def test_two_processes_are_measured_as_one(answered):
     """Speed in the samples of both, memory of both; the plan is in force in both."""
@@ -102,6 +103,7 @@ def test_processes_end_with_the_step_that_the_first_has_named(tmp_path):
     first.hold(answer)  # a failure is not held
 
 
+@pytest.mark.slow
 @needs_two
 def test_facts_are_of_all_processes(answered):
     outcome, _ = answered(InspectRequest)
@@ -116,6 +118,7 @@ def test_facts_are_of_all_processes(answered):
     assert "torchrun" in facts.left_out["parallel"]
 
 
+@pytest.mark.slow
 @needs_two
 def test_two_processes_of_accelerate_are_one_job(answered):
     """`accelerate launch` has torchrun start them; on a CPU it does so where it is told of GPUs."""
@@ -127,6 +130,7 @@ def test_two_processes_of_accelerate_are_one_job(answered):
     assert (outcome.facts.ranks, outcome.facts.shared_by, outcome.facts.effective_batch) == (2, "ddp", 16)
 
 
+@pytest.mark.slow
 @needs_two
 def test_one_process_is_measured_where_accelerate_starts_one(answered):
     """With --cpu it does, whatever number it is given."""
@@ -136,6 +140,7 @@ def test_one_process_is_measured_where_accelerate_starts_one(answered):
     assert (num_started, outcome.facts.ranks, outcome.facts.effective_batch) == (1, 1, 8)
 
 
+@pytest.mark.slow
 @needs_two
 def test_the_first_process_to_fail_says_what_the_trial_comes_to(answered):
     """Once: what torchrun starts anew has its answer."""
@@ -147,6 +152,7 @@ def test_the_first_process_to_fail_says_what_the_trial_comes_to(answered):
     assert num_started == 2
 
 
+@pytest.mark.slow
 @needs_two
 def test_a_script_that_ends_by_itself_is_measured_by_what_there_was_or_fails(answered):
     outcome, _ = answered(MeasureRequest, "--steps=3", settings=Settings(batch=BATCH, parallel=DDP))
@@ -154,6 +160,7 @@ def test_a_script_that_ends_by_itself_is_measured_by_what_there_was_or_fails(ans
     assert "the script ended before it could be measured" in outcome.message
 
 
+@pytest.mark.slow
 @needs_two
 def test_at_its_deadline_it_is_ended_with_the_line_that_it_was_at(answered, tmp_path):
     """Two processes that a launcher has started, which is quicker than torchrun."""
@@ -168,6 +175,7 @@ def test_at_its_deadline_it_is_ended_with_the_line_that_it_was_at(answered, tmp_
     assert "waits.py" in outcome.message
 
 
+@pytest.mark.slow
 @needs_two
 @pytest.mark.parametrize(
     ("body", "reason"),

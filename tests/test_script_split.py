@@ -49,6 +49,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.medium
 def test_a_loss_that_is_not_divided_is_refused_before_the_first_step(run):
     ended = run("loss", *OWN)
     assert ended.returncode == 2
@@ -57,6 +58,7 @@ def test_a_loss_that_is_not_divided_is_refused_before_the_first_step(run):
     assert "`(loss / accumulate).backward()`" in ended.stderr
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("loss", "after"),
     [
@@ -73,6 +75,7 @@ def test_where_a_loss_may_be_divided_one_line_says_that_nothing_compared_the_spl
     assert ended.stderr.count("nothing has compared the plan's split of the batch with the job as it stands") == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("flags", "plan"),
     [

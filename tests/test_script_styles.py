@@ -180,6 +180,7 @@ def looked_at(write, local_executor):
     return look
 
 
+@pytest.mark.slow
 def test_a_step_that_calls_its_closure_often_is_of_one_pass(looked_at, run, capsys):
     found = looked_at(CLOSURE)
     assert (found.effective_batch, found.micro_batch, found.batch_varies) == (8, None, False)
@@ -188,6 +189,7 @@ def test_a_step_that_calls_its_closure_often_is_of_one_pass(looked_at, run, caps
     assert "in force: batch 8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_steps_of_now_more_samples_now_fewer_are_measured_without_a_batch(looked_at, write, local_executor):
     found = looked_at(VARYING)
     assert found.batch_varies
@@ -204,6 +206,7 @@ def test_steps_of_now_more_samples_now_fewer_are_measured_without_a_batch(looked
     assert isinstance(local_executor.submit(request).result(), Measured)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_passed_back_twice_is_the_loaders_and_stays(looked_at):
     """As sharpness-aware minimization does: 8 samples to a step, not 16, nor twice 4."""
     found = looked_at(TWICE)
@@ -212,12 +215,14 @@ def test_a_batch_that_is_passed_back_twice_is_the_loaders_and_stays(looked_at):
     assert reference_settings(found).batch is None
 
 
+@pytest.mark.slow
 def test_of_two_loaders_that_are_read_in_turn_it_is_said_whose_batch_is_stated(looked_at):
     found = looked_at(TWO_LOADERS)
     assert found.effective_batch == 2
     assert "draws from 2 loaders, in batches of 2 and 6: the batch is that of the first" in found.warnings[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_where_time_comes_first_it_is_said_what_the_batch_counts(looked_at, batch_first):
     found = looked_at(TIME_FIRST.format(batch_first))
@@ -248,6 +253,7 @@ def test_a_model_by_name_may_be_called_in_parts(run, capsys):
     assert "in force: bf16, memory-saving layers" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_parts_are_not_compiled_as_one(run, looked_at, capsys):
     with pytest.raises(SystemExit):
         run(TWO_PARTS, compile=Compile(kind="model"))
@@ -257,6 +263,7 @@ def test_parts_are_not_compiled_as_one(run, looked_at, capsys):
     assert found.effective_batch == 8
 
 
+@pytest.mark.slow
 def test_autocast_within_the_models_forward_is_the_scripts_own(run, looked_at, capsys):
     """As Accelerate and Fabric put it there: nothing tells of it before the first call."""
     with pytest.raises(SystemExit):
@@ -273,6 +280,7 @@ def test_a_model_in_fabrics_wrapper_has_the_plan(run, capsys):
     assert "in force: memory-saving layers, foreach optimizer" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_that_recomputes_its_blocks_itself_is_not_recomputed_twice(run, looked_at, capsys):
     body = (
         "model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(8, 4)\n"
@@ -285,6 +293,7 @@ def test_a_model_that_recomputes_its_blocks_itself_is_not_recomputed_twice(run, 
     assert "gradient checkpointing on itself" in looked_at(body).left_out["checkpointing"]
 
 
+@pytest.mark.slow
 def test_a_loaders_batch_that_the_script_cuts_is_that_of_a_step(run, looked_at, capsys):
     found = looked_at(CUT)
     assert (found.effective_batch, found.micro_batch, found.batch_varies) == (8, 4, False)
@@ -292,6 +301,7 @@ def test_a_loaders_batch_that_the_script_cuts_is_that_of_a_step(run, looked_at, 
     assert "in force: micro-batch 4 × 2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_collate_may_want_several_samples(looked_at):
     """As mixup does: what one sample tells of the data is then not known."""
     found = looked_at(PAIRS)
@@ -299,6 +309,7 @@ def test_a_collate_may_want_several_samples(looked_at):
     assert found.loader_samples_per_s == {}
 
 
+@pytest.mark.slow
 def test_a_model_called_in_a_compiled_function_is_refused(write, tmp_path):
     """In a process of its own: what others have compiled in this one changes what torch.compile sees."""
     (tmp_path / "plan.yaml").write_text("schema: autotune/plan@1\nsettings: {layers: {kind: exact}}\n")
@@ -314,6 +325,7 @@ def test_a_script_that_steps_by_hand_is_refused_soon(run, capsys):
     assert "100 backward passes and built no torch.optim.Optimizer" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_gradients_that_no_backward_pass_makes_are_refused(looked_at):
     assert "steps without a backward pass" in looked_at(NO_BACKWARD)
 

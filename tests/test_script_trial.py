@@ -76,6 +76,7 @@ def script(tmp_path):
     return functools.partial(write_script, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_script_is_measured_with_a_plan_in_force_and_ended(local_executor):
     outcome = measured(
         local_executor, (*ENDLESS, "--batch-size=8", "--grad-accum=2"), batch=Batch(micro=8, accumulate=2)
@@ -88,6 +89,7 @@ def test_a_script_is_measured_with_a_plan_in_force_and_ended(local_executor):
     assert outcome.output.count("loss ") >= found.num_steps
 
 
+@pytest.mark.slow
 def test_facts_come_from_the_scripts_first_steps(local_executor):
     command = (*ENDLESS, "--batch-size=8", "--grad-accum=4")
     request = InspectRequest(
@@ -151,6 +153,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", BAD)
 def test_a_script_that_cannot_be_measured_says_why(what, local_executor, script):
     body, kind, reason = BAD[what]
@@ -161,6 +164,7 @@ def test_a_script_that_cannot_be_measured_says_why(what, local_executor, script)
         assert "argument --x: invalid choice: 2" in failure(outcome)
 
 
+@pytest.mark.slow
 def test_what_a_trial_may_not_download_is_told_with_what_to_do(local_executor, script):
     body = "from huggingface_hub import hf_hub_download\nhf_hub_download('nobody/nothing', 'config.json')\n"
     request = requested(script(body)).model_copy(update={"environment": {"HF_HUB_OFFLINE": "1"}})
@@ -170,6 +174,7 @@ def test_what_a_trial_may_not_download_is_told_with_what_to_do(local_executor, s
     assert "or search with HF_HUB_OFFLINE=0" in outcome.message
 
 
+@pytest.mark.medium
 def test_a_script_that_hides_all_devices_says_so(local_executor, tmp_path):
     (tmp_path / "script.py").write_text(
         "import os, sys\nassert 'torch' not in sys.modules, 'variables would be set too late'\n"
@@ -181,6 +186,7 @@ def test_a_script_that_hides_all_devices_says_so(local_executor, tmp_path):
     assert "the script sees no CUDA device (CUDA_VISIBLE_DEVICES = ''), but --device is cuda" in outcome.message
 
 
+@pytest.mark.slow
 def test_a_script_without_an_optimizer_step_ends_at_its_deadline(local_executor, tmp_path):
     """And what it was doing is said, by its own line."""
     path = tmp_path / "script.py"
@@ -195,6 +201,7 @@ def test_a_script_without_an_optimizer_step_ends_at_its_deadline(local_executor,
     assert outcome.output == "busy\n"
 
 
+@pytest.mark.slow
 def test_a_script_that_will_not_end_is_ended(local_executor, script):
     """It catches what ends it, and goes on."""
     body = "while True:\n    try:\n        step()\n    except BaseException:\n        pass\n"
@@ -212,6 +219,7 @@ def test_the_launcher_stands_between_python_and_the_script():
     assert script_name([PYTHON, "src/train.py", "--x"]) == "src/train.py"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "command",
     [
@@ -226,6 +234,7 @@ def test_launchers_of_several_processes_are_refused(command):
         under_launcher(command)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("before", "flag"),
     [
@@ -334,6 +343,7 @@ def test_a_folder_of_more_than_can_be_copied_is_refused(job, tmp_path, monkeypat
         scratch.work_in(tmp_path / "scratch", "copy")
 
 
+@pytest.mark.slow
 def test_in_an_empty_folder_the_script_is_the_users(job, tmp_path, local_executor):
     """And it is seeded as in every other trial."""
     say = "import numpy, random\nprint(random.random(), numpy.random.random(), torch.initial_seed())\n"
@@ -349,6 +359,7 @@ def test_in_an_empty_folder_the_script_is_the_users(job, tmp_path, local_executo
     assert said[1].endswith("/scratch []")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "left"), [("auto", "the user's"), ("off", "a trial's")])
 def test_a_trial_overwrites_no_file_of_a_small_folder_unless_it_is_asked_to(job, kind, left):
     command = write_script(job, "open('runs/ckpt.pt', 'w').write(\"a trial's\")\nwhile True: step()\n")
@@ -358,6 +369,7 @@ def test_a_trial_overwrites_no_file_of_a_small_folder_unless_it_is_asked_to(job,
     assert Path("runs/ckpt.pt").read_text() == left
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("limit", ["_SMALL_ENTRIES", "_SMALL_BYTES"])
 def test_a_folder_that_is_not_small_is_worked_in_and_never_copied_unasked(job, tmp_path, monkeypatch, limit):
     """All processes of a trial find it."""
@@ -382,6 +394,7 @@ def test_a_copy_keeps_the_times_and_modes_of_files(job, tmp_path):
     assert (found.st_mtime, found.st_mode & 0o777) == (1e9, 0o755)
 
 
+@pytest.mark.slow
 def test_what_each_trial_would_make_anew_is_told(job):
     """A dataset that the script downloads beside it; the checkpoint of an epoch is made after the first step."""
     body = (
@@ -402,6 +415,7 @@ def test_what_each_trial_would_make_anew_is_told(job):
     assert not (job.parent / "cache").exists()
 
 
+@pytest.mark.slow
 def test_what_a_script_starts_does_not_outlive_its_trial(local_executor, script):
     """It takes no signal, starts a process, makes a daemon, and forks: both halves train, and one is measured."""
     body = (
@@ -421,6 +435,7 @@ def test_what_a_script_starts_does_not_outlive_its_trial(local_executor, script)
     assert [pid for pid in started if Path("/proc", pid).exists()] == []
 
 
+@pytest.mark.slow
 def test_a_script_that_takes_no_signals_ends_once_its_search_does(script):
     """As on a second Ctrl-C, or some seconds after SIGTERM: nothing is asked of the script."""
     body = (

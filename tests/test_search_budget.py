@@ -96,6 +96,7 @@ def test_a_share_below_what_a_process_takes_is_refused_once_the_reference_is_mea
         run_search(options(budget="50%"), known=known, rows=[row(REFERENCE, peak_bytes=(800 * MIB,))])
 
 
+@pytest.mark.slow
 def test_a_process_of_this_machine_takes_more_than_50_mib_before_its_model(here):
     ended = here("search", TASK, "--budget", "50MiB", "--executor", "local", cwd=Path.cwd())
     assert ended.returncode == 2

@@ -126,6 +126,7 @@ def test_without_a_study_nothing_is_asked_and_none_is_made():
     assert not Path(".autotune").exists()
 
 
+@pytest.mark.medium
 def test_a_searchs_trials_are_predicted_and_every_combination_is_told_what_was_learned():
     run_search(options(trials=6))
     executor = Says()
@@ -147,6 +148,7 @@ def test_a_searchs_trials_are_predicted_and_every_combination_is_told_what_was_l
     assert "process is calibrated by 6 trials of study model-1: +" in said.get()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("what", "known", "reason"),
     [
@@ -196,6 +198,7 @@ def test_trials_with_loader_workers_are_left_out():
     assert "had loader workers" in found.uncalibrated
 
 
+@pytest.mark.medium
 def test_a_study_that_is_being_written_is_read():
     during: list[int] = []
 
@@ -209,6 +212,7 @@ def test_a_study_that_is_being_written_is_read():
     assert max(during) == 3
 
 
+@pytest.mark.medium
 def test_a_study_without_measurements_gives_way_to_the_one_before():
     run_search(options(trials=2))
     begun = optuna.create_study(storage=URL, study_name="model-2")

@@ -158,6 +158,7 @@ def compute_loss(model, batch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("tcmalloc" not in installed_allocators(), reason="tcmalloc is not installed")
 def test_a_real_search_names_blocks_that_fit(local_executor: Executor):
     """Eight blocks keep 32 MiB each, or 8 of input where they are recomputed. The budget is two thirds of the way from

@@ -100,6 +100,7 @@ def shares() -> list[dict[str, Any]]:
     return yaml.safe_load(Path("both/bundle.yaml").read_text())["plans"]
 
 
+@pytest.mark.medium
 def test_one_command_gives_each_type_a_plan_and_a_share(monkeypatch, capsys):
     """Of 64 samples, what two ranks take of which the second is half as fast, each share measured by itself: the first
     to finish does so within a sample's time of the last. A resume measures nothing; with other ranks, shares alone."""
@@ -157,6 +158,7 @@ def test_devices_that_no_process_could_tell_apart_are_refused_before_anything_is
     assert asked_of(found) == {"inspect"}
 
 
+@pytest.mark.medium
 def test_a_type_without_a_plan_leaves_the_folder_as_it_was(capsys):
     """Its budget is its own: the other type has no limit, and its plan. With more, it is searched again by what is
     known, and the other type is left alone."""
@@ -184,6 +186,7 @@ def test_a_budget_that_one_type_cannot_hold_is_refused_before_anything_is_measur
     assert asked_of(found) == {"inspect"}
 
 
+@pytest.mark.medium
 def test_a_share_over_the_budget_is_said(capsys):
     """What its trials took was within it."""
     found = devices()
@@ -193,6 +196,7 @@ def test_a_share_over_the_budget_is_said(capsys):
     assert "samples over the budget (" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_an_interrupt_while_shares_are_measured_leaves_those_of_the_trials(capsys):
     """What was measured of the shares is kept: a resume measures the rest."""
     found = devices()
@@ -271,6 +275,7 @@ def test_a_command_that_cannot_be_is_refused(here, tmp_path, said):
     assert said in ended.stderr
 
 
+@pytest.mark.medium
 def test_a_device_that_is_not_there_is_refused_with_what_there_is(tmp_path):
     """Before anything runs."""
     asked = ("--devices", "cpu:abacus,cpu:quipu", "--executor", "local")
@@ -279,6 +284,7 @@ def test_a_device_that_is_not_there_is_refused_with_what_there_is(tmp_path):
     assert "device cpu:abacus: there is no such device. There are: 1 x" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor cannot be two unlike CPUs")
 def test_two_nodes_of_unlike_cpus_share_one_training(ray_executor, tmp_path, monkeypatch):
     """Two nodes on this machine, of which one may use a single processor: all that there are, each with its threads."""

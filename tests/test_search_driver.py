@@ -213,6 +213,7 @@ def test_a_reference_outside_the_space_is_measured_all_the_same():
     assert len(run.measured) == 3
 
 
+@pytest.mark.medium
 def test_every_trial_has_every_constraint_in_one_order(study):
     run_search(options(budget=330 * MIB, trials=12, sampler="random"))
     trials = study().get_trials()
@@ -228,6 +229,7 @@ def test_the_memory_constraint_is_the_log_of_the_peak_over_the_budget(study):
     assert study().trials[0].value == pytest.approx(math.log(speed(REFERENCE)))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("outcome", "broken"),
     [
@@ -515,6 +517,7 @@ def test_several_slots_are_kept_busy_without_measuring_anything_twice():
     assert len({settings.canonical() for settings in measured}) == len(measured) == 20
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("sampler", ["gp", "tpe", "random"])
 def test_optunas_samplers_run_with_infeasible_and_failed_trials(sampler: str):
     rows = [row(FASTEST, outcome=Crashed(message="no"))]
@@ -523,6 +526,7 @@ def test_optunas_samplers_run_with_infeasible_and_failed_trials(sampler: str):
     assert len(run.measured) == 14
 
 
+@pytest.mark.medium
 def test_each_trials_output_is_kept_in_a_log_of_its_own_with_why_it_failed(study):
     run_search(options(), rows=[row(FASTEST, outcome=Failed(message="no", output="x" * 10_000))])
     assert Path(".autotune/model-1/trial-001.log").read_text() == "x" * 10_000 + "\nno\n"
@@ -566,6 +570,7 @@ def test_several_slots_end_together_and_nothing_is_started_once_no_more_is_expec
     assert len({settings.canonical() for settings in run.measured}) == len(run.measured) < 24
 
 
+@pytest.mark.medium
 def test_without_predictions_the_best_is_found_by_what_trials_teach():
     limit = 330 * MIB
     run = run_search(options(budget=limit, trials=24))

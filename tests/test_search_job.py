@@ -29,6 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_job_and_the_gain_is_against_it(folder: Path, local_executor: LocalExecutor):
     """Its processes run four bf16 passes of 8 samples to a step, whose gradient is clipped; so does the plan's job."""
     options = SearchOptions(task=TASK, space="space.yaml", trials=2, trial_time=0.2, sampler="random", device="cpu")

@@ -69,6 +69,7 @@ def comparable(plan: Plan) -> dict[str, object]:
     return plan.model_dump(exclude={"search": {"seconds"}})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", [*range(10, 60, 5), *range(60, 100, 10)])
 def test_nothing_stored_is_measured_again_wherever_the_driver_is_killed(number: int):
     """A search of four configurations makes some 70 commits, 4 trials and 4 fresh runs. The parameters that Optuna is
@@ -126,6 +127,7 @@ def test_more_trials_go_on_from_those_there_are():
     assert len(resumed.measured) == 1
 
 
+@pytest.mark.medium
 def test_without_resume_another_study_is_begun():
     run_search(options(trials=1))
     assert run_search(options(trials=1)).plan.search.study == "model-2"
@@ -151,6 +153,7 @@ def test_resume_without_a_study_begins_one_and_says_so():
     assert any("no study of this task" in event.message for event in ran.seen(Warned))
 
 
+@pytest.mark.medium
 def test_a_reference_that_was_cut_short_is_measured_again():
     """A search under too short a --max-time ended on it; with more time it goes on."""
     cut_short = row(reference_settings(facts()), outcome=TimedOut(deadline_s=9.0, message="ended while timing"))
@@ -280,6 +283,7 @@ def test_a_storage_that_is_refused_leaves_no_file(name: str):
     assert sorted(Path().iterdir()) == before
 
 
+@pytest.mark.medium
 def test_a_study_file_that_another_program_locks_is_named():
     run_search(options(trials=1))
     database = sqlite3.connect(".autotune/model.db", isolation_level=None)
@@ -309,6 +313,7 @@ def test_a_storage_folder_that_cannot_be_made_is_a_user_error():
         run_search(options())
 
 
+@pytest.mark.medium
 def test_what_fell_is_known_after_a_resume_and_nothing_is_measured_again():
     """The fastest needs all of the budget in its second fresh interpreter."""
     limit = 10 * 2**30
@@ -322,6 +327,7 @@ def test_what_fell_is_known_after_a_resume_and_nothing_is_measured_again():
     assert any("fell when it was measured again" in note for note in resumed.plan.notes)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", range(65, 125, 10))
 def test_a_fall_is_learned_of_whatever_moment_the_driver_is_killed_at(number: int):
     """The fastest, which ended the search, needs all of the budget in its second fresh interpreter; one other fits."""

@@ -60,6 +60,7 @@ def in_place_of_the_study() -> None:
 # What becomes of the file
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("remove", "trial"),
     [
@@ -76,6 +77,7 @@ def test_a_study_that_is_removed_in_a_search_is_written_anew(remove: Callable[[]
     assert resumed.plan.settings == ran.plan.settings
 
 
+@pytest.mark.medium
 def test_studies_of_other_tasks_in_a_removed_file_are_written_anew_too():
     url = "sqlite:///both.db"
     run_search(every(task="a.py", storage=url))
@@ -83,6 +85,7 @@ def test_studies_of_other_tasks_in_a_removed_file_are_written_anew_too():
     assert run_search(every(task="a.py", storage=url, resume=True)).measured == []
 
 
+@pytest.mark.medium
 def test_a_file_that_takes_the_studys_place_is_left_as_it_is_and_the_study_kept_beside_it():
     with pytest.raises(StudyError, match=r"another file was put in its place.*kept in (\S+): put it back") as caught:
         run_search(every(), executor=during("trial-002", in_place_of_the_study))
@@ -106,6 +109,7 @@ def test_a_study_that_cannot_be_written_anew_ends_the_search():
         run_search(every(), executor=during("trial-002", block))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\xaa" * path.stat().st_size)])
 @pytest.mark.parametrize("trial", ["trial-000", "trial-003", "finalist-000-round-2"])
 def test_what_ended_is_in_the_studys_own_file(trial: str, damage: Callable[[Path], object]):
@@ -310,6 +314,7 @@ def test_the_driver_that_is_missing_is_the_one_that_is_named(url: str, words: st
         run_search(every(storage=url))
 
 
+@pytest.mark.medium
 def test_a_plan_that_cannot_be_written_in_the_end_is_told_and_written_by_a_resume():
     """Its folder, which was there when the search began, is a file now."""
 

@@ -151,6 +151,7 @@ def until_trials(client, search_id):
         assert client.get(f"/v1/searches/{search_id}").json()["state"] not in ENDS
 
 
+@pytest.mark.medium
 def test_a_clock_that_jumps_takes_nothing_from_a_server_that_lives(tmp_path):
     """Every lease is over as soon as it is renewed, as where the database's clock jumps ahead: its server knows that it
     is alive, and the search goes on with the driver that it has."""

@@ -316,6 +316,7 @@ def test_the_page_runs_its_own_scripts_alone(client):
     assert client.get("/static/..%2Fpage.py").status_code == 404
 
 
+@pytest.mark.medium
 def test_a_stream_ends_with_its_token(guarded, monkeypatch):
     """Revoked while the stream is open: it says so, and ends."""
     monkeypatch.setattr("autotune.service.web.following._CHECK_S", 0.0)

@@ -132,6 +132,7 @@ CORPUS = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("what", CORPUS)
 def test_what_an_archive_holds_stays_in_its_folder_or_it_is_refused(client, tmp_path, what):
     """Over HTTP it is 422 and is not kept; unpacked, nothing but plain files is made, and none outside."""

@@ -41,6 +41,7 @@ def url(tmp_path_factory):
     thread.join()
 
 
+@pytest.mark.medium
 def test_submit_status_logs_fetch(here, url, tmp_path):
     """From a folder to its plan."""
     (tmp_path / "job").mkdir()
@@ -91,6 +92,7 @@ def test_a_cancelled_search_goes_on_and_one_that_waits_has_another_priority(here
     assert here("prioritize", search_id, "101", "--server", url, cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.medium
 def test_a_folder_that_the_service_sees_is_not_sent(here, url, tmp_path, tmp_path_factory):
     """The task by its path there, or within; not beside a folder that is sent, and not a script."""
     shared = next(tmp_path_factory.getbasetemp().glob("cli*/shared"))
@@ -114,6 +116,7 @@ def test_what_is_not_there_is_said(here, url, tmp_path):
     assert (ended.returncode, "no such file" in ended.stderr) == (2, True)
 
 
+@pytest.mark.medium
 def test_a_server_that_is_told_to_end_ends_well(tmp_path):
     """SIGTERM: exit code 0, as what keeps services running expects."""
     command = [sys.executable, "-m", "autotune", "serve", "--executor", "local", "--port", "0"]
@@ -227,6 +230,7 @@ def test_what_a_job_list_asks_of_no_service_is_refused_before_anything_is_submit
     assert len(here("status", "--server", url, cwd=jobs).stdout.splitlines()) == len(before)
 
 
+@pytest.mark.medium
 def test_a_list_is_gone_on_with(here, url, jobs):
     """--resume queues what has failed again, and leaves alone what has a plan."""
     (jobs / "none.py").write_text('{"error": "no such data"}')

@@ -49,6 +49,7 @@ def answers(client: Any, strategy: Any, statuses: list[int], secret: str | None 
     run()
 
 
+@pytest.mark.slow
 def test_nothing_that_is_sent_is_a_failure_of_ours(tmp_path):
     """Requests of an admin's, made from the API's own description, and some that go against it. Without a token, all
     would be refused once one of them had made the first."""
@@ -71,6 +72,7 @@ def test_nothing_that_is_sent_is_a_failure_of_ours(tmp_path):
     assert {status for statuses in seen.values() for status in statuses} >= {200, 404, 422}
 
 
+@pytest.mark.medium
 def test_nothing_that_is_sent_without_a_token_has_an_effect(tmp_path):
     """The same requests, and nobody who asks: each is refused, and database and files are as they were."""
     state = tmp_path / "state"

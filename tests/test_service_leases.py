@@ -73,6 +73,7 @@ def test_the_table_of_states_is_whole():
     assert all(NEXT[state] >= END_STATES for state in (State.LEASED, State.RUNNING, State.CANCELLING))
 
 
+@pytest.mark.medium
 def test_the_migrations_make_the_tables(database):
     """As tables.py has them: autogenerate finds nothing to do."""
     from alembic.autogenerate import compare_metadata
@@ -178,6 +179,7 @@ def test_one_of_many_that_claim_at_once_has_it(database):
     assert sorted(claimed) == sorted(wanted)
 
 
+@pytest.mark.medium
 def test_a_race_for_a_lease_has_one_winner(database):
     """50, forced by a barrier, of threads and processes: for one queue, a lease that is over, a claim and a cancel."""
     url = database.engine.url.render_as_string(hide_password=False)

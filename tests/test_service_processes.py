@@ -74,6 +74,7 @@ def measured(state, search_id):
     return (state / "searches" / search_id / "proof").read_text().split()
 
 
+@pytest.mark.slow
 def test_a_killed_server_and_its_orphaned_driver_lose_nothing(tmp_path, job):
     """SIGKILL of the server: the driver lives on; the next server ends it, reads what it said, and goes on."""
     (job / "model.py").write_text('{"trials": 30, "seconds": 0.1, "holds_at": "finalists"}')
@@ -96,6 +97,7 @@ def test_a_killed_server_and_its_orphaned_driver_lose_nothing(tmp_path, job):
         server.kill()
 
 
+@pytest.mark.medium
 def test_a_server_that_is_woken_too_late_leaves_its_successors_driver_alone(tmp_path, job):
     """SIGSTOP past its lease, another server on the same files, SIGCONT: the first drops what it had, and the second's
     driver is the very process that ends the search."""
@@ -149,6 +151,7 @@ def held_by_driver(state, attempt):
     return next((lease for lease in leases if lease.attempt == attempt and lease.pid), None)
 
 
+@pytest.mark.slow
 def test_clients_that_never_read_keep_nobody_waiting(tmp_path, job):
     """20 streams of 5,000 events each, of which nothing is read: others are answered, the search ends, and the server's
     memory is as it was."""

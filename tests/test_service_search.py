@@ -35,6 +35,7 @@ def trials_of(client, search_id, count, timeout_s=600.0):
     return found
 
 
+@pytest.mark.slow
 def test_a_real_search_survives_its_drivers_death(tmp_path):
     """SIGKILL after the reference: the second driver has it from the study, goes on, and writes a plan when asked."""
     with serving(tmp_path / "state", OPTIONS) as (client, service):

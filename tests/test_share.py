@@ -108,6 +108,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found_by_two(__file__, tmp_path_factory.mktemp("pair"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", TASKS)
 @pytest.mark.parametrize("shares", SHARES)
 def test_unequal_shares_train_what_one_process_does(pair, shares, what):

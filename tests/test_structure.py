@@ -111,6 +111,7 @@ def test_the_wheel_has_every_package():
     assert {*named} == {".".join(path.parent.parts) for path in SOURCES if path.name == "__init__.py"}
 
 
+@pytest.mark.medium
 def test_imports_point_down():
     """Also inside functions and for annotations."""
     wrong = [
@@ -166,6 +167,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
         assert ours <= allowed | {own.get(path.stem)}, path.name
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("library", "homes"), [("optuna", {"searches"}), ("ray", {"workers/ray_pool.py", "integrations/ray_train.py"})]
 )
@@ -215,6 +217,7 @@ def test_torch_optuna_and_ray_are_not_loaded_by_what_needs_none():
     assert [line for line in said if ":" in line] == []
 
 
+@pytest.mark.medium
 def test_a_driver_needs_no_torch():
     """The whole search side and every command are imported where importing torch fails."""
     files = (path.relative_to(ROOT).with_suffix("") for path in (PACKAGE / "commands").rglob("[a-z]*.py"))

@@ -55,6 +55,7 @@ def whole_batches(name: str) -> autotune.Task:
     return without_dropout(dataclasses.replace(task, build_dataset=lambda: Subset(task.build_dataset(), range(16))))
 
 
+@pytest.mark.medium
 @needs_compiler
 @pytest.mark.parametrize(("choice", "task"), [(BLOCKS, whole_batches("gpt")), (MODEL, MLP)], ids=["blocks", "model"])
 def test_a_compiled_model_trains_what_a_stock_one_does(choice, task):
@@ -115,6 +116,7 @@ def test_a_budget_of_nothing_keeps_a_programs_inputs_alone():
     torch.testing.assert_close(gradients[0.0], gradients[1.0])
 
 
+@pytest.mark.medium
 @needs_compiler
 def test_compiling_is_measured_and_is_no_part_of_the_speed():
     """A training that compiles for seconds says so; no timed window has them."""
@@ -150,6 +152,7 @@ def test_blocks_of_torchs_own_classes_are_compiled_and_share_a_program_where_the
     assert counters["stats"]["unique_graphs"] == 2
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_later_process_finds_what_an_earlier_one_compiled(tmp_path, monkeypatch):
     """Inductor's cache on disk: of the same program, the second process compiles none."""

@@ -216,6 +216,7 @@ def test_an_optimizer_that_was_built_before_trains_the_pruned_model():
     assert not torch.equal(before, training.model[0].weight)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_the_memory_model_traces_the_pruned_model(scope):
     """As real steps of it take it; less than of the whole one."""

@@ -72,6 +72,7 @@ def evaluated(task: Task, **rows: Any) -> Any:
     return found, training
 
 
+@pytest.mark.medium
 def test_data_without_labels_are_measured_and_nothing_is_judged_by_them(task_of):
     task = task_of(eval_dataset=Unlabelled())
     found, training = evaluated(task)
@@ -80,6 +81,7 @@ def test_data_without_labels_are_measured_and_nothing_is_judged_by_them(task_of)
         evaluate(task, training.model, 4)
 
 
+@pytest.mark.medium
 def test_several_sets_are_evaluated_one_after_the_other(task_of):
     sets = {"a": Images(), "b": torch.utils.data.Subset(Images(), range(8))}
     task = task_of({"metric_for_best_model": "eval_b_loss"}, eval_dataset=sets)
@@ -89,6 +91,7 @@ def test_several_sets_are_evaluated_one_after_the_other(task_of):
     assert evaluate(task, training.model)[0] == pytest.approx(evaluate(alone, training.model)[0])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("kind", ["fp32", "bf16"])
 def test_it_evaluates_in_the_plans_precision_whatever_the_trainers_is(kind, own, task_of):
@@ -104,6 +107,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("given", [{}, {"optimizers": sgd}, {"model": None, "model_init": Mean}])
 def test_the_first_model_is_gone_once_another_is_built(given, task_of):
     """Nor does an optimizer that the Trainer was given keep its parameters."""

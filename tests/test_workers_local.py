@@ -50,6 +50,7 @@ class TestLocalExecutor(IsolationContract):
         assert again.applied is None
         assert again.measurement.parity.losses == outcome.measurement.parity.losses
 
+    @pytest.mark.slow
     def test_two_take_turns_on_one_processor_too(self, folder):
         """Nothing hangs, and nothing is left."""
         whole = os.sched_getaffinity(0)
@@ -62,6 +63,7 @@ class TestLocalExecutor(IsolationContract):
         assert isinstance(outcome.one, Measured), outcome.one
         assert len(outcome.turns) >= 4
 
+    @pytest.mark.medium
     def test_where_the_system_cannot_watch_forks_a_trial_is_a_new_interpreter(self, folder, tmp_path):
         """A fork server without pidfd: same protocol, by polling."""
         program = (
@@ -96,6 +98,7 @@ class TestLocalExecutor(IsolationContract):
         assert outcome.message.startswith(f"{tmp_path}/gone/autotune-")
         assert "No such file or directory. Make room there, or name another folder with TMPDIR." in outcome.message
 
+    @pytest.mark.medium
     @pytest.mark.parametrize("fresh", [False, True])
     def test_without_a_working_folder_a_trial_is_lost_and_the_folder_named(self, folder, tmp_path, fresh):
         """A fresh interpreter could not start there, which says nothing of the configuration."""
@@ -123,6 +126,7 @@ class TestLocalExecutor(IsolationContract):
         with LocalExecutor() as executor:
             assert isinstance(self.run(executor, "healthy", plan=plan), Crashed)
 
+    @pytest.mark.slow
     def test_parity_does_not_raise_the_peak_of_a_smaller_batch(self, executor):
         """Steps of 32 in pieces of 8 hold 64 MiB of gradients beside 64 MiB of activations; steps of 8 never do."""
         peaks, losses = [], []

@@ -180,6 +180,7 @@ def test_close_ends_what_still_runs_on_a_device_that_is_about_to_go():
     assert future.result() == Crashed(message="stopped: the executor was closed")
 
 
+@pytest.mark.medium
 def test_who_comes_first_is_served_first():
     """Threads that wait for one slot, each of which looked now and then, came to it in any order."""
     served = []

@@ -18,6 +18,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return job_facts(tmp_path_factory.mktemp("job"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
 @pytest.mark.parametrize("name", ["local_executor", "ray_executor"])
 def test_a_trial_is_told_what_a_job_is(

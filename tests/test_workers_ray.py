@@ -37,9 +37,11 @@ class TestRayExecutor(IsolationContract):
     def test_a_trial_is_a_descendant_of_a_ray_worker(self, executor, folder):
         assert any(name.startswith("ray::") for name in self.about(executor, folder)["ancestors"])
 
+    @pytest.mark.slow
     def test_a_killed_worker_is_replaced_and_the_trial_asked_again(self, executor, folder):
         assert isinstance(self.kill_above(executor, folder, generations=2), Measured)
 
+    @pytest.mark.slow
     def test_a_daemon_without_an_environment_ends_with_the_server_that_was_killed(self, executor, folder, pids):
         """Its parents are gone and it has no mark; the trial is run again as if nothing had happened."""
         os.mkfifo(folder / "said")
@@ -49,6 +51,7 @@ class TestRayExecutor(IsolationContract):
         assert isinstance(future.result(), Measured)
         assert wait_for_end(daemon) == []
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("killed", [False, True])
     def test_a_cluster_of_its_own_is_quiet_and_leaves_nothing(self, executor, tmp_path, killed):
         """Another driver has another cluster; its folder goes with it, also where the driver is killed."""
@@ -74,6 +77,7 @@ class TestRayExecutor(IsolationContract):
         assert wait_for_end(started) == []  # of these its gateway, which removes the folder last
         assert not Path(folder).exists()
 
+    @pytest.mark.slow
     def test_a_search_whose_cluster_dies_ends_and_says_so(self, tmp_path):
         """Ray itself would wait for a dead cluster, and prints the state of what was killed."""
         shutil.copy(self.tasks / "healthy.py", tmp_path)
@@ -90,6 +94,7 @@ class TestRayExecutor(IsolationContract):
         progress = [line for line in ended.stderr.splitlines()[:-2] if not line.startswith("[")]
         assert progress == []  # nothing of Ray's
 
+    @pytest.mark.slow
     def test_a_tasks_folder_is_shipped_to_a_cluster_that_is_joined(self, executor, folder, tmp_path):
         """The trial runs in a copy of it: the traceback names a file of Ray's package folder. A pipe stays here."""
         os.mkfifo(Path(folder) / "a [pipe]")
@@ -148,6 +153,7 @@ def gateway(cluster, command, **options):
     return start_child([sys.executable, "-c", GATEWAY, str(*options["pass_fds"]), cluster], **options)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("cluster", "told"),
     [
@@ -165,6 +171,7 @@ def test_a_loss_is_told_once_it_is_known_whether_the_cluster_lives(monkeypatch, 
         executor.ask(REQUEST)
 
 
+@pytest.mark.medium
 def test_who_hears_that_the_cluster_has_died_may_ask_again_at_once(monkeypatch):
     """As a batch does, for its other jobs: it waited for itself."""
     monkeypatch.setattr("autotune.workers.cluster.start_child", partial(gateway, "dies"))

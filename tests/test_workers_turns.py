@@ -68,6 +68,7 @@ def test_turns_end_where_ten_would_not_do():
     assert is_enough(ratios, 0.03)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("takes_turns", [False, True])
 def test_a_trial_that_is_stopped_and_that_nobody_continues_is_ended(monkeypatch, takes_turns):
     """But not one that takes turns: who stopped it continues it, and else it has its deadline."""
