@@ -10,6 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from autotune.techniques.support.facts import num_processors
+
+needs_two = pytest.mark.skipif(num_processors() < 2, reason="two processes take two processors")
+
 
 def found_by_two(file: str, folder: Path) -> list[dict[str, Any]]:
     """Run the file with the folder as its argument; it leaves a ``rank-N.json`` of each process there."""
@@ -18,7 +24,9 @@ def found_by_two(file: str, folder: Path) -> list[dict[str, Any]]:
 
 def told_by_two(file: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
     """The same, and what they printed on stderr."""
-    done = subprocess.run([sys.executable, file, str(folder)], capture_output=True, text=True, timeout=500)
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    command, variables = [sys.executable, file, str(folder)], {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=variables)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], done.stderr
 

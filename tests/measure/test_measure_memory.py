@@ -1,0 +1,213 @@
+"""What the process and its descendants are charged."""
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.measure import MeasureOptions, context
+from autotune.measure.memory import Charge, enforce_budget
+from autotune.measure.processes import descendants, own_live_bytes, own_peak_bytes, private_bytes
+from autotune.plan import Budget, Plan
+from autotune.techniques import Settings
+from autotune.workers import MeasureRequest
+from autotune.workers.local import LocalExecutor
+
+TASKS = Path(__file__).parents[1] / "tasks"
+MIB = 2**20
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux's /proc")
+
+
+@pytest.fixture
+def child():
+    """Start ``python -c`` with a program that prints a line when it is ready, and then waits for its stdin to close."""
+    started = []
+
+    def start(program):
+        command = [sys.executable, "-c", program + "\nprint('ready', flush=True)\nimport sys; sys.stdin.read()"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def test_the_peak_holds_what_is_gone():
+    """VmHWM of a fresh process: 64 MiB written and freed stay in it."""
+    program = (
+        "from autotune.measure.processes import own_peak_bytes, own_live_bytes\n"
+        "before = own_peak_bytes()\n"
+        "block = bytearray(b'x') * 2**26\n"
+        "del block\n"
+        "print(own_peak_bytes() - before)\n"
+    )
+    grown = int(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+    assert 60 * MIB <= grown <= 80 * MIB
+
+
+@linux
+def test_live_memory_follows_an_allocation_and_its_end():
+    before = own_live_bytes()
+    block = mmap.mmap(-1, 32 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.write(b"x" * (32 * MIB))
+    during = own_live_bytes()
+    block.close()
+    assert during - before >= 30 * MIB
+    assert during - own_live_bytes() >= 30 * MIB
+
+
+@linux
+def test_a_childs_private_bytes_are_its_own_pages(child):
+    plain, large = child("pass"), child("block = bytearray(b'x') * 2**25")
+    difference = private_bytes(large.pid) - private_bytes(plain.pid)
+    assert 30 * MIB <= difference <= 36 * MIB
+
+
+@linux
+def test_shared_pages_are_private_to_no_one(child):
+    """32 MiB that two processes have mapped and read: in each one's resident set, in neither's private bytes."""
+    program = (
+        "import mmap, os, sys\n"
+        "block = mmap.mmap(-1, 2**25)\n"
+        "block.write(b'x' * 2**25)\n"
+        "end, done = os.pipe(), os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.close(end[1])\n"
+        "    total = sum(block[i] for i in range(0, 2**25, 4096))\n"
+        "    os.write(done[1], b'x')\n"
+        "    os.read(end[0], 1)\n"
+        "    os._exit(0)\n"
+        "os.read(done[0], 1)"
+    )
+    plain, sharing = child("pass"), child(program)
+    assert private_bytes(sharing.pid) - private_bytes(plain.pid) < 8 * MIB
+
+
+@linux
+def test_descendants_reach_grandchildren(child):
+    program = (
+        "import subprocess, sys\n"
+        "inner = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], stdin=subprocess.PIPE)\n"
+    )
+    process = child(program)
+    found = list(descendants())
+    assert process.pid in found
+    assert [pid for pid in descendants(process.pid) if pid in found]
+
+
+def test_a_process_that_has_ended_has_no_private_bytes():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert private_bytes(process.pid) == 0
+
+
+@linux
+def test_a_worker_that_was_seen_stays_in_the_peak(child):
+    charge = Charge(torch.device("cpu"))
+    process = child("block = bytearray(b'x') * 2**25")
+    charge.sample_descendants()
+    process.stdin.close()
+    process.wait()
+    assert charge.peak().process >= own_peak_bytes() + 30 * MIB
+
+
+def test_a_budget_is_exceeded_only_with_its_margin():
+    charge = Charge(torch.device("cpu"))
+    peak = charge.peak().process
+    assert charge.exceeds(Budget(limit=peak, margin=0.03))
+    assert not charge.exceeds(Budget(limit=2 * peak, margin=0.03))
+    assert not charge.exceeds(Budget(limit=None))
+    assert not charge.exceeds(None)
+
+
+def test_the_peak_says_how_many_batches_it_is_the_largest_of():
+    assert Charge(torch.device("cpu"), largest_of=64).peak().largest_of == 64
+
+
+class _FakeCuda:
+    """The device's own figures, as NVML and the driver would give them."""
+
+    def __init__(self, monkeypatch, reserved, own=None, used=None, before=None):
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 * MIB, 100 * MIB))
+        monkeypatch.setattr(context, "_shown_for_this_process", lambda: own)
+        monkeypatch.setattr(context, "_used_by_all", lambda: used)
+        monkeypatch.setattr(context, "_used_before", before)
+
+
+def test_context_is_what_nvml_shows_for_this_process_beyond_the_reservation(monkeypatch):
+    _FakeCuda(monkeypatch, reserved=20 * MIB, own=31 * MIB, used=90 * MIB, before=10 * MIB)
+    assert context.context_bytes() == 11 * MIB
+
+
+def test_where_nvml_hides_processes_the_devices_growth_serves(monkeypatch):
+    _FakeCuda(monkeypatch, reserved=20 * MIB, used=90 * MIB, before=55 * MIB)
+    assert context.context_bytes() == 15 * MIB
+
+
+def test_without_nvml_the_driver_is_asked(monkeypatch):
+    _FakeCuda(monkeypatch, reserved=20 * MIB)
+    assert context.context_bytes() == 20 * MIB
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
+def test_enforcing_a_budget_without_cuda_does_nothing():
+    enforce_budget(1)
+    assert torch.zeros(1024).sum() == 0
+
+
+_CUDA_PROGRAM = """
+import torch
+from autotune.measure.memory import Charge, enforce_budget
+enforce_budget(2 * 2**30)
+kept = []
+try:
+    while True:
+        kept.append(torch.ones(2**24, device="cuda"))
+except torch.OutOfMemoryError:
+    peak = Charge(torch.device("cuda")).peak()
+    print(peak.process, peak.reserved, peak.allocated)
+"""
+
+
+def test_the_host_watchdog_is_for_a_cpu_alone():
+    """On CUDA the budget is the device's, and the host's memory is no part of it."""
+    plan = Plan(settings=Settings(), budget=Budget(limit=2**30))
+    options = MeasureOptions(parity_batch=8)
+    requests = {d: MeasureRequest(id="1", task="m.py", device=d, plan=plan, options=options) for d in ("cpu", "cuda")}
+    assert requests["cpu"].memory_limit_bytes == 2**30 * 5 // 4
+    assert requests["cuda"].memory_limit_bytes is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_cuda_trial_is_held_to_its_budget(fresh: bool):
+    """One that allocates 4 GiB at once comes back out of memory under 2 GiB, and measured under 16 GiB."""
+    kinds = []
+    with LocalExecutor(device="cuda") as executor:
+        for limit in (2 * 2**30, 16 * 2**30):
+            plan = Plan(settings=Settings(), budget=Budget(limit=limit, device="cuda"))
+            options = MeasureOptions(trial_time_s=0.5, parity_batch=8)
+            task = str(TASKS / "needs_4_gib.py")
+            request = MeasureRequest(id="1", task=task, device="cuda", plan=plan, options=options, fresh=fresh)
+            kinds.append(executor.submit(request).result().kind)
+    assert kinds == ["out_of_memory", "measured"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_process_is_refused_what_a_device_of_the_budgets_size_would_refuse():
+    done = subprocess.run([sys.executable, "-c", _CUDA_PROGRAM], capture_output=True, text=True, check=True)
+    process, reserved, allocated = map(int, done.stdout.split())
+    assert allocated <= reserved < process
+    assert 0.9 * 2 * 2**30 <= process <= 1.03 * 2 * 2**30

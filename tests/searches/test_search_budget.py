@@ -1,0 +1,124 @@
+"""A budget as a share of what the job takes as it stands, and one that no process can hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from search_tables import MIB, REFERENCE, facts, options, row, run_search
+
+from autotune.errors import StudyError, TaskError, UserError
+from autotune.plan import Budget, Plan, load_plan
+from autotune.searches.events import BudgetKnown, Warned
+from autotune.techniques import Settings
+from autotune.units import format_percent, parse_percent
+from autotune.workers import Failed, OutOfMemory
+
+TASK = Path(__file__).parents[1] / "tasks" / "healthy.py"
+
+pytestmark = pytest.mark.usefixtures("in_memory")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def said(found) -> str:
+    return "\n".join(event.message for event in found.seen(Warned))
+
+
+def test_a_share_is_of_the_references_measured_peak_in_whole_mib():
+    found = run_search(options(budget="90%"), rows=[row(REFERENCE, peak_bytes=(1001 * MIB,))])
+    assert [event.budget for event in found.seen(BudgetKnown)] == [found.plan.budget]
+    assert found.plan.budget == Budget(limit=900 * MIB, of_reference=0.9, device="cpu")
+    assert found.plan.measured.fits
+    assert not found.plan.reference.fits
+
+
+def test_the_plan_records_both():
+    run_search(options(budget="90%"), rows=[row(REFERENCE, peak_bytes=(1000 * MIB,))])
+    assert "budget: {limit: 900 MiB, of_reference: 90%, device: cpu, margin: 0.03}" in Path("plan.yaml").read_text()
+    assert load_plan("plan.yaml").budget.of_reference == 0.9
+
+
+def test_trials_are_held_to_what_the_share_came_to():
+    found = run_search(options(budget="50%"), rows=[row(REFERENCE, peak_bytes=(1000 * MIB,))])
+    limits = [request.plan.budget.limit for request in found.executor.requests if request.kind == "measure"]
+    assert limits[0] is None
+    assert set(limits[1:]) == {500 * MIB}
+
+
+def test_more_than_the_job_takes_is_allowed_and_said():
+    found = run_search(options(budget="120%"))
+    assert "--budget 120% is more memory than the job takes as it stands" in said(found)
+    assert found.plan.reference.fits
+
+
+def test_a_resumed_study_knows_what_the_share_came_to():
+    before = run_search(options(budget="90%", trials=3)).plan
+    after = run_search(options(budget="90%", trials=5, resume=True))
+    assert after.plan.budget == before.budget
+    assert REFERENCE not in after.measured
+
+
+def test_another_share_is_another_study():
+    run_search(options(budget="90%", trials=2))
+    with pytest.raises(StudyError, match="was 90% of the reference's peak, but is 80% of the reference's"):
+        run_search(options(budget="80%", trials=2, resume=True))
+
+
+def test_a_share_of_what_fits_nowhere_is_refused():
+    outcome = OutOfMemory(peak_bytes=10**9, message="the kernel ended it")
+    with pytest.raises(UserError, match=r"--budget 90%: .* does not fit the device .* Give a size") as caught:
+        run_search(options(budget="90%"), rows=[row(REFERENCE, outcome=outcome)])
+    assert caught.value.exit_code == 2
+
+
+def test_a_share_of_a_job_that_fails_is_refused_with_its_own_words():
+    with pytest.raises(TaskError, match="ValueError: boom"):
+        run_search(options(budget="90%"), rows=[row(REFERENCE, outcome=Failed(message="ValueError: boom"))])
+
+
+def test_a_budget_below_what_a_process_takes_is_refused_before_any_trial():
+    asked = options(budget=560 * MIB, storage="sqlite:///study.db")
+    with pytest.raises(UserError, match="--budget 560 MiB: a process is charged 684 MiB before the model") as e:
+        run_search(asked, known=facts(process_bytes=684 * MIB, torch_version="2.13.0+cu130"))
+    assert e.value.exit_code == 2
+    assert "--budget 90%" in str(e.value)
+    assert "without CUDA takes some 380 MiB less" in str(e.value)
+    assert not Path("study.db").exists()
+
+
+def test_a_share_below_what_a_process_takes_is_refused_once_the_reference_is_measured():
+    known = facts(process_bytes=684 * MIB)
+    with pytest.raises(UserError, match="a process is charged 684 MiB"):
+        run_search(options(budget="50%"), known=known, rows=[row(REFERENCE, peak_bytes=(800 * MIB,))])
+
+
+@pytest.mark.slow
+def test_a_process_of_this_machine_takes_more_than_50_mib_before_its_model(here):
+    ended = here("search", TASK, "--budget", "50MiB", "--executor", "local", cwd=Path.cwd())
+    assert ended.returncode == 2
+    assert "before the model is built" in ended.stderr
+    assert not Path("plan.yaml").exists()
+
+
+@pytest.mark.parametrize("text", ["0%", "%", "-5%", "nan%", "1e3%", "90%%", "x%", "0.0 %"])
+def test_a_percentage_that_is_none_is_refused(text: str, here):
+    ended = here("search", TASK, "--budget", text, cwd=Path.cwd())
+    assert ended.returncode == 2
+    assert "expected a percentage above 0 of what the job takes as it stands, such as 90%" in " ".join(
+        ended.stderr.replace("│", " ").split()
+    )
+
+
+@pytest.mark.parametrize(("text", "share"), [("90%", 0.9), ("12.5%", 0.125), ("120%", 1.2), ("33.3 %", 0.333)])
+def test_percentages_are_read_and_written_alike(text: str, share: float):
+    assert parse_percent(text) == pytest.approx(share)
+    assert parse_percent(format_percent(share)) == share
+
+
+def test_a_share_survives_yaml():
+    plan = Plan(settings=Settings(), budget=Budget(limit=2**30, of_reference=0.875))
+    assert Plan.from_yaml(plan.to_yaml()) == plan

@@ -1,0 +1,182 @@
+"""What keeps a service: logs for machines, limits for each token, and the examples in deploy/."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("fastapi", reason="the extra `service` is not installed")
+
+import uvicorn
+
+from autotune.errors import UserError
+from autotune.service.driver import SearchFolder
+from autotune.service.logs import log_to_stderr
+from autotune.service.problems import Problem
+from autotune.service.service import open_database
+from autotune.service.store.database import Database
+from autotune.service.store.tokens import expiry_s
+from autotune.service.web import limits
+from autotune.service.web.limits import BoundedProtocol
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def test_a_token_may_ask_so_often(monkeypatch):
+    """10 a second: 20 at once, then one for each tenth of a second; another token has its own."""
+    clock = [100.0]
+    monkeypatch.setattr(limits.time, "monotonic", lambda: clock[0])
+    limit = limits.RequestLimit(10.0)
+    for _ in range(20):
+        limit.take("ann")
+    with pytest.raises(Problem, match="10 times a second") as refused:
+        limit.take("ann")
+    assert (refused.value.status, refused.value.more) == (429, {"retry_after": 1})
+    limit.take("bob")
+    clock[0] += 0.11
+    limit.take("ann")
+
+
+def test_a_head_has_an_end():
+    """Headers, one header, trailers and chunk extensions that go on: the connection ends. A body, even byte by byte,
+    may be longer."""
+    taken = []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            while (message := await receive()).get("more_body"):
+                pass
+            taken.append(message["type"])
+            await send({"type": "http.response.start", "status": 204})
+            await send({"type": "http.response.body"})
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http=BoundedProtocol, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+        port = server.servers[0].sockets[0].getsockname()[1]
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        endless = {
+            "headers": (head, b"X: y\r\n"),
+            "one header": (head + b"X: ", b"y" * 100),
+            "trailers": (head + b"\r\n0\r\n", b"X: y\r\n"),
+            "a chunk's extension": (head + b"\r\n1;", b"y" * 100),
+        }
+        for what, (first, then) in endless.items():
+            assert not answered(port, first, then * (2**22 // len(then)), b"\r\n\r\n"), what
+        assert taken.count("http.request") == 0
+        body = b"1\r\nx\r\n" * 2**16
+        assert answered(port, head + b"\r\n", body, b"0\r\n\r\n") == b"HTTP/1.1 204"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def answered(port, *parts):
+    """The beginning of a good answer; empty where there is none."""
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+            said = connection.recv(12)
+        except ConnectionError:
+            return b""
+    return b"" if said.endswith(b"400") else said
+
+
+def test_a_line_of_the_log_is_an_object(capsys, monkeypatch):
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    log_to_stderr("json")
+    logging.getLogger("autotune.service").info("search %s: \n%s", "a", "b")
+    row = json.loads(capsys.readouterr().err)
+    assert (row["level"], row["message"]) == ("INFO", "search a: \nb")
+
+
+def test_what_a_task_writes_into_its_drivers_progress_is_no_event(tmp_path):
+    """No event of the service's own, none of another form, and no number that JSON does not have."""
+    folder = SearchFolder(tmp_path)
+    good = {"event": "trial_ended", "number": 1, "outcome": "measured", "samples_per_s": None}
+    bad = (
+        {"event": "state", "state": "SUCCEEDED"},
+        {"event": "end"},
+        {"event": "a\nid: 9"},
+        {"event": "trial_ended", "number": 2**40, "outcome": "measured"},
+        {"event": "trial_ended", "number": 2, "outcome": "\0"},
+        {"event": "search_started", "resumed": [{"number": -1}]},
+        ["event"],
+    )
+    lines = [*map(json.dumps, bad), json.dumps(good).replace("null", "NaN"), "[" * 100_000, "half"]
+    folder.progress(1).write_text("\n".join(lines))
+    rows, offset = folder.read_progress(1, 0)
+    assert (rows, offset) == ([good], folder.progress(1).stat().st_size - len("half"))
+
+
+def test_a_line_of_progress_may_be_long(tmp_path):
+    """10,000 trials of an earlier driver stand in one line, of some 5 MB."""
+    folder = SearchFolder(tmp_path)
+    row = {"event": "search_started", "resumed": [{"number": n, "words": "x" * 500} for n in range(10_000)]}
+    folder.progress(1).write_text(json.dumps(row) + "\n")
+    assert folder.read_progress(1, 0) == ([row], folder.progress(1).stat().st_size)
+
+
+def test_what_a_driver_says_can_be_stored_anywhere(tmp_path):
+    """PostgreSQL takes no null character, and no database half a pair of surrogates."""
+    folder = SearchFolder(tmp_path)
+    folder.result.write_text(json.dumps({"error": "a\0b\ud800", "kind": "TaskError"}))
+    folder.log.write_bytes(b"c\0d\xff")
+    assert folder.read_error() == (r"a\0b?", "TaskError")
+    assert folder.read_log() == "c\\0d\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "service.db").write_bytes(b"a letter" * 512)
+    with pytest.raises(UserError, match=r"--database: .*file is not a database"):
+        open_database(tmp_path, None)
+    assert (tmp_path / "service.db").read_bytes() == b"a letter" * 512
+
+
+def test_a_databases_password_is_told_to_nobody():
+    """Not even where an @ in it, which ought to be %40, makes its end a part of the host's name."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
+    with pytest.raises(UserError, match="cannot be reached") as refused:
+        Database("postgresql+psycopg://ann:first@second@127.0.0.1:9/name").migrate()
+    assert not any(each in str(refused.value) for each in ("first", "second"))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30d", 30 * 86400.0), ("1.5h", 5400.0), ("never", None)])
+def test_a_token_expires_after_a_time(text, seconds):
+    assert expiry_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["-5d", "0d", "d", "nand", "soon"])
+def test_a_token_expires_after_no_other_time(text):
+    with pytest.raises(Problem, match="30d, 12h or never was expected"):
+        expiry_s(text)
+
+
+def test_the_examples_can_be_read():
+    """The pod has longer to end than its driver, and the service's options are those that there are."""
+    cluster = yaml.safe_load((DEPLOY / "kuberay.yaml").read_text())
+    pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > 60
+    arguments = next(each for each in pod["containers"] if each["name"] == "autotune")["args"]
+    entry = next(line for line in (DEPLOY / "Containerfile").read_text().splitlines() if line.startswith("ENTRYPOINT"))
+    said = {*arguments, *json.loads(entry.removeprefix("ENTRYPOINT "))}
+    slurm = (DEPLOY / "slurm.sh").read_text()
+    assert subprocess.run(["bash", "-n", DEPLOY / "slurm.sh"]).returncode == 0
+    said |= {word for word in slurm.partition("autotune serve --host")[2].split() if word.startswith("--")}
+    helped = subprocess.run([sys.executable, "-m", "autotune", "serve", "--help"], capture_output=True, text=True)
+    for option in (each for each in said if each.startswith("--")):
+        assert option in helped.stdout, option

@@ -1,0 +1,60 @@
+"""A real search through the service: its driver is killed in the middle, and nothing that was measured is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `service` is not installed")
+
+from service_runs import ENDS, archive, put, serving, until
+from sqlalchemy import select
+
+from autotune.plan import load_plan
+from autotune.service.store.tables import SEARCHES
+from autotune.service.supervisor import RunnerOptions
+from autotune.workers.process import with_variable
+
+OPTIONS = RunnerOptions(beat_s=0.05, program=(sys.executable, "-m", "autotune"), driver_options=("--executor=local",))
+TASK = (Path(__file__).parents[1] / "tasks" / "healthy.py").read_text()
+
+
+def trials_of(client, search_id, count, timeout_s=600.0):
+    """What the trials came to, once there are so many."""
+    ends = time.monotonic() + timeout_s
+    while len(found := client.get(f"/v1/searches/{search_id}/trials").json()) < count:
+        search = client.get(f"/v1/searches/{search_id}").json()
+        assert search["state"] not in ENDS, search["message"]
+        assert time.monotonic() < ends, client.get(f"/v1/searches/{search_id}/log").text
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.slow
+def test_a_real_search_survives_its_drivers_death(tmp_path):
+    """SIGKILL after the reference: the second driver has it from the study, goes on, and writes a plan when asked."""
+    with serving(tmp_path / "state", OPTIONS) as (client, service):
+        sha256 = put(client, archive(model__py=TASK)).json()["sha256"]
+        spec = {"task": "model.py", "archive": sha256, "sampler": "random", "trial_time": "0.2s", "device": "cpu"}
+        search_id = client.post("/v1/searches", json=spec).json()["id"]
+        (reference,) = trials_of(client, search_id, 1)[:1]
+        with service.database.reading() as connection:
+            pid = connection.scalar(select(SEARCHES.c.pid).where(SEARCHES.c.id == search_id))
+        os.kill(pid, signal.SIGKILL)
+        until(client, search_id, "LEASED", "RUNNING")
+        known = len(client.get(f"/v1/searches/{search_id}/trials").json())
+        trials_of(client, search_id, known + 1)
+        assert client.post(f"/v1/searches/{search_id}/cancel", json={"mode": "finish"}).status_code == 202
+        search = until(client, search_id, *ENDS, timeout_s=600.0)
+        assert (search["state"], search["attempt"]) == ("SUCCEEDED", 2), search["message"]
+        trials = client.get(f"/v1/searches/{search_id}/trials").json()
+        assert [trial["number"] for trial in trials] == [*range(len(trials))]
+        assert trials[0] == reference  # measured once
+        (tmp_path / "plan.yaml").write_text(client.get(f"/v1/searches/{search_id}/plan").text)
+        assert load_plan(tmp_path / "plan.yaml").search.stopped == "interrupted"
+        assert with_variable(f"AUTOTUNE_SERVICE_SEARCH={search_id}") == []

@@ -1,0 +1,188 @@
+"""Weights that recovery made, beside a plan: written, found again, started from, and refused where they are others."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from line_task import Line, floats, line
+from search_tables import MIB, facts, options, row, run_search
+from torch import nn
+
+import autotune
+from autotune.errors import PlanError
+from autotune.files import hash_of
+from autotune.measure.measurement import MeasureOptions, Quality, QualityOptions
+from autotune.plan import KeptWeights, Plan
+from autotune.searches.events import Warned
+from autotune.searches.options import Drop
+from autotune.task_file import load_task
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.pruning import Pruning
+from autotune.training.weights import save_kept
+from autotune.workers import Measured, MeasureRequest, Outcome, TrialRequest
+from autotune.workers.table import TableExecutor
+
+TASKS = Path(__file__).parents[1] / "tasks"
+
+
+def plan_with(model: nn.Module, folder: Path) -> Path:
+    """The path of a saved plan that starts from this model's weights."""
+    made = folder / "elsewhere" / "made.pt"
+    save_kept(model, made)
+    weights = KeptWeights(hash=hash_of(made), quality=0.5, seed=1, path=str(made))
+    Plan(settings=Settings(batch=Batch(micro=2)), weights=weights).save(folder / "plan.yaml")
+    return folder / "plan.yaml"
+
+
+@pytest.fixture
+def recovered(tmp_path: Path) -> Path:
+    """A plan that starts from a weight of 7, where the task's own is 1."""
+    model = Line()
+    nn.init.constant_(model.weight, 7.0)
+    return plan_with(model, tmp_path)
+
+
+def test_apply_starts_from_what_lies_beside_the_plan(recovered):
+    """Wherever it was made: the plan names no path."""
+    plan = autotune.load_plan(recovered)
+    assert (recovered.parent / plan.weights.file).is_file()
+    assert "path" not in recovered.read_text()
+    assert autotune.apply(plan, line(floats(4))).model.weight.item() == 7.0
+    without = plan.model_copy(update={"weights": None})
+    assert autotune.apply(without, line(floats(4))).model.weight.item() == 1.0
+
+
+def test_weights_that_were_edited_are_refused(recovered):
+    plan = autotune.load_plan(recovered)
+    torch.save({"weight": torch.tensor(8.0)}, plan.weights.path)
+    with pytest.raises(PlanError, match=r"these are not the weights that the plan was saved with: .* Copy those"):
+        autotune.apply(plan, line(floats(4)))
+
+
+def test_weights_that_are_missing_are_refused(recovered):
+    plan = autotune.load_plan(recovered)
+    Path(plan.weights.path).unlink()
+    with pytest.raises(PlanError, match=r"weights cannot be read: No such file.* Copy them beside the plan; or leave"):
+        autotune.apply(plan, line(floats(4)))
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    plan = autotune.load_plan(plan_with(nn.Linear(2, 3), tmp_path))
+    with pytest.raises(PlanError, match=r"another model's: bias is not in the model, and 1 more"):
+        autotune.apply(plan, line(floats(4)))
+
+
+def test_a_plan_that_was_read_as_text_says_how_its_weights_are_found(recovered):
+    plan = Plan.from_yaml(recovered.read_text())
+    with pytest.raises(PlanError, match=r"goes on from weights-\w+\.pt, which is not here\. Read the plan with"):
+        autotune.apply(plan, line(floats(4)))
+
+
+def test_a_trial_writes_what_its_recovery_made_and_apply_makes_the_same_model(tmp_path, local_executor):
+    """Six of eight hidden units stay, with the untouched model as their teacher."""
+    shutil.copy(TASKS / "healthy.py", tmp_path)
+    (tmp_path / "judged.py").write_text(
+        "from healthy import *\n"
+        "def evaluate(model): return -model[0].weight.abs().sum().item()\n"
+        "def weights(): return build_model().state_dict()\n"
+    )
+    task, made = str(tmp_path / "judged.py"), tmp_path / "made.pt"
+    quality = QualityOptions(num_samples=16, distill=True, keep=str(made))
+    plan = Plan(settings=Settings(batch=Batch(micro=8), pruning=Pruning(kind="structured")))
+    options = MeasureOptions(trial_time_s=0.1, parity_batch=None, quality=quality)
+    request = MeasureRequest(id="kept", task=task, seed=1, device="cpu", plan=plan, options=options, deadline_s=600.0)
+    outcome = local_executor.ask(request)
+    assert isinstance(outcome, Measured), outcome
+    judged = outcome.measurement.quality
+    weights = KeptWeights(hash=hash_of(made), quality=judged.value, seed=1, path=str(made))
+    Plan(settings=outcome.applied, weights=weights).save(tmp_path / "plan.yaml")
+    model = autotune.apply(autotune.load_plan(tmp_path / "plan.yaml"), load_task(task)).model
+    assert model[0].weight.shape == (6, 4)
+    assert -model[0].weight.abs().sum().item() == judged.value
+
+
+def test_weights_that_cannot_be_written_are_said_and_cost_nothing_else(tmp_path, local_executor):
+    shutil.copy(TASKS / "healthy.py", tmp_path)
+    (tmp_path / "judged.py").write_text("from healthy import *\ndef evaluate(model): return 0.0\n")
+    (tmp_path / "file").write_text("in the way of a folder")
+    quality = QualityOptions(num_samples=16, keep=str(tmp_path / "file" / "made.pt"))
+    options = MeasureOptions(trial_time_s=0.1, parity_batch=None, quality=quality)
+    plan = Plan(settings=Settings(batch=Batch(micro=8)))
+    request = MeasureRequest(
+        id="kept", task=str(tmp_path / "judged.py"), seed=1, device="cpu", plan=plan, options=options, deadline_s=600.0
+    )
+    outcome = local_executor.ask(request)
+    assert isinstance(outcome, Measured), outcome
+    assert any("the recovered weights cannot be written" in said for said in outcome.measurement.warnings)
+
+
+# The search
+
+REFERENCE = Settings(batch=Batch(micro=64))
+HALF = REFERENCE.model_copy(update={"pruning": Pruning(kind="structured", ratio=0.5)})
+JUDGED = facts(evaluates=True)
+
+
+class Writes(TableExecutor):
+    """Recovery's weights are these bytes, in the file that is asked for."""
+
+    def _answer(self, request: TrialRequest) -> Outcome:
+        keep = request.options.quality and request.options.quality.keep if request.kind == "measure" else None
+        if keep is not None:
+            Path(keep).parent.mkdir(parents=True, exist_ok=True)
+            Path(keep).write_bytes(b"recovered")
+        return super()._answer(request)
+
+
+def searched(quality: float, executor: type[TableExecutor] = Writes):
+    """A half pruned is four times as fast, of such a quality beside the reference's 90."""
+    Path("space.yaml").write_text("schema: autotune/space@1\npruning: [{kind: none}, {kind: structured, ratio: 0.5}]\n")
+    rows = [
+        row(REFERENCE, quality=(Quality(value=90.0, early=85.0),)),
+        row(HALF, samples_per_s=(500.0,), peak_bytes=(100 * MIB,), quality=(Quality(value=quality),)),
+    ]
+    asked = options(space="space.yaml", max_quality_drop=Drop(1.0, is_share=False), keep_weights=True)
+    return run_search(asked, known=JUDGED, executor=executor(JUDGED, rows))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, in_memory):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_search_keeps_what_the_first_fresh_process_recovered(here):
+    run = searched(89.5)
+    keeping = [one for one in run.executor.requests if one.kind == "measure" and one.options.quality.keep]
+    assert [request.id for request in keeping] == ["finalist-001-round-1"]
+    weights = autotune.load_plan("plan.yaml").weights
+    assert (weights.quality, weights.seed) == (89.5, keeping[0].seed)
+    assert Path(weights.path).read_bytes() == b"recovered"
+    assert Path(weights.path).parent == Path.cwd()
+
+
+@pytest.mark.parametrize(
+    ("quality", "executor", "said"),
+    [
+        (89.5, TableExecutor, r"No such file.*goes on from the task's own"),
+        (50.0, Writes, "there is nothing to recover"),
+    ],
+)
+def test_a_search_says_why_there_are_no_weights(here, quality, executor, said):
+    """They were not written, or the plan is the job as it stands."""
+    run = searched(quality, executor)
+    assert run.plan.weights is None
+    assert [event for event in run.seen(Warned) if "--keep-weights" in event.message]
+    assert any(re.search(said, event.message) for event in run.seen(Warned))
+
+
+def test_a_distillation_that_the_job_would_not_have_is_refused(here):
+    Path("space.yaml").write_text("schema: autotune/space@1\npruning: auto\n")
+    asked, executor = options(max_quality_drop=Drop(1.0, is_share=False), distill=True), TableExecutor(JUDGED, [])
+    with pytest.raises(PlanError, match=r"--distill: .* Give --keep-weights too"):
+        run_search(asked, known=JUDGED, executor=executor)
+    assert executor.requests == []  # before the task is inspected
