@@ -153,9 +153,7 @@ def test_a_mask_that_hooks_on_saved_tensors_do_not_see_is_counted():
 def test_the_documented_list_names_tests_that_there_are():
     here = Path(__file__).parent
     listed = (here.parents[1] / "docs" / "layers.md").read_text().partition("## What the published implementation")[2]
-    sources = "".join(
-        (here / name).read_text() for name in ("test_layers.py", "test_layers_peer_failures.py")
-    )
+    sources = "".join((here / name).read_text() for name in ("test_layers.py", "test_layers_peer_failures.py"))
     named = set(re.findall(r"`(test_\w+)`", listed))
     assert named
     assert named <= set(re.findall(r"^def (test_\w+)", sources, re.MULTILINE))
