@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from .commands.estimate import check, estimate_task
 from .commands.interrupts import interrupts
+from .commands.search import search_on
 from .commands.verify import job_of, verify_plan
 from .commands.where import Where, default_device, trials
 from .errors import UserError
@@ -26,7 +27,6 @@ from .report.displays.live import saying
 from .report.printing import console
 from .results import Estimation, Verification, WhatToEstimate
 from .script.command import script_name
-from .searches.driver import search as run_search
 from .searches.events import Event
 from .searches.options import HowToSearch, SearchOptions, read_bytes
 from .workers import Executor
@@ -70,7 +70,7 @@ def search(
     asked = _read(SearchOptions, {**stated, **options})
     where = Where(executor, address, is_script, device_name=name, is_command=False)
     with _said(asked) as observe, _running(where, asked.task, kind) as (opened, stop):
-        return run_search(asked, opened, observe, stop)
+        return search_on(asked, opened, observe, stop)
 
 
 def verify(

@@ -21,15 +21,13 @@ from ..searches.driver import search
 from ..searches.events import INTERRUPTED, Event, TrialEnded, TrialStarted
 from ..searches.events import Inspected as InspectedEvent
 from ..searches.options import SearchOptions
+from ..searches.reuse import Reuse
 from ..searches.store.results import Key, Results
 from ..searches.time_budget import NUM_REPEATS, TimeBudget
-from ..task_file import task_file
 from ..techniques import Device
 from ..workers import Executor, Measured, Outcome
-from .code import code_hash
 from .jobs import SUMMARY, Job, Jobs
 from .lane import Inspecting, References, Sharing
-from .reuse import Reuse
 from .turns import Turn, Turns
 
 State = Literal["waiting", "running", "done", "nothing fits", "interrupted", "failed", "bug"]
@@ -206,7 +204,7 @@ class Batch:
 
     def _search(self, run: JobRun, executor: Executor, turn: Turn, group: Sequence[JobRun]) -> Plan:
         options = run.options
-        reuse = Reuse(self.results, options, code_of(run), self.name, self._checked)
+        reuse = Reuse(self.results, options, self.name, self._checked)
 
         def observe(event: Event) -> None:
             if isinstance(event, TrialStarted) and event.finalist_round is not None and not run.settled.is_set():
@@ -300,15 +298,3 @@ def _is_row(row: Any) -> bool:
 def job_run(job: Job, folder: Path, default_device: str, resume: bool) -> JobRun:
     """A job that has not begun."""
     return JobRun(job, job.options(folder, default_device, resume), job.device or default_device)
-
-
-def code_of(run: JobRun) -> str:
-    """Hash of a job's code. Of a command whose script is not found, one that nothing else has: nothing is shared."""
-    source = run.options.task
-    path = task_file(source) if run.options.command is None else Path(source)
-    if not path.is_file() and run.options.command is not None:
-        path = Path(*source.split(".")).with_suffix(".py")
-    try:
-        return code_hash(path)
-    except OSError:
-        return uuid.uuid4().hex

@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from ..searches.reuse import keep
 from ..searches.store.results import Kept, Key, Results
 from ..workers import Executor, Measured, MeasureRequest, Outcome, OutOfMemory, TrialRequest
 from ..workers.pool import done
-from .reuse import keep
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..batch.jobs import FOLDER, SUMMARY, Jobs, load_jobs
 from ..batch.lane import Inspecting
-from ..batch.run import Batch, JobRun, code_of, job_run, prepare_batch
+from ..batch.run import Batch, JobRun, job_run, prepare_batch
 from ..errors import AutotuneError, Interrupted
 from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
@@ -163,9 +163,9 @@ def _preview_job(run: JobRun, executor: Executor, results: Results, before: Prev
 
     def known(facts: Facts) -> int:
         nonlocal num_known
-        from ..batch.reuse import key_of
+        from ..searches.reuse import code_of, key_of
 
-        key = key_of(facts, run.options, code_of(run))
+        key = key_of(facts, run.options, code_of(run.options))
         likely = before.preview.num_likely if before is not None and before.preview is not None else 0
         num_known = max(len(results.known(key, results.series(key))), likely)
         return num_known

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..errors import Interrupted, NothingFits, UserError
+from ..errors import Interrupted, NothingFits, StudyError, UserError
 from ..report.displays.event_file import EventFile
 from ..report.displays.live import watching
 from ..report.printing import console, listened_to, print_json, print_words, tell
@@ -24,6 +25,10 @@ from ..searches.time_budget import TimeBudget
 from ..task_file import refuse_script
 from .interrupts import interrupts
 from .where import Where, trials
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+    from ..workers import Executor
 
 
 def search(options: SearchOptions, where: Where, json: bool) -> int:
@@ -48,7 +53,6 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
             trials(where, options.task, options.device) as executor,
             interrupts(stop, executor.close, display.interrupted),
         ):
-            from ..searches.driver import search as run_search  # it takes a moment, and something is shown by now
 
             def show(event: Event) -> None:
                 if isinstance(event, SecondsKnown):
@@ -60,7 +64,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
                 if changes is not None and isinstance(event, Inspected) and (said := changes.told()):
                     display.observe(Warned(said))
 
-            plan = run_search(options, executor, _observers(options, show), stop, time_budget)
+            plan = search_on(options, executor, _observers(options, show), stop, time_budget)
     except KeyboardInterrupt:
         tell("Stopped without a plan. Every trial that ended is kept: --resume goes on from there.")
         return Interrupted.exit_code
@@ -82,6 +86,43 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         with listened_to(sys.stdout):
             print(options.output)
     return code
+
+
+def search_on(
+    options: SearchOptions,
+    executor: Executor,
+    observe: Callable[[Event], None],
+    stop: threading.Event,
+    time_budget: TimeBudget | None = None,
+) -> Plan:
+    """Search as :func:`autotune.searches.driver.search`, beginning with what earlier searches in this folder have
+    measured of the job, and keep what this one measures for later ones."""
+    from ..searches.driver import search as run_search  # it takes a moment, and something is shown by now
+    from ..searches.reuse import Reuse
+    from ..searches.store.results import Results
+    from ..searches.store.storage import default_storage
+
+    def give_up(error: StudyError) -> None:
+        observe(Warned(f"what is measured is not kept for later searches: {error}"))
+
+    try:
+        known = Reuse(Results(default_storage("results")), options)
+    except StudyError as error:
+        give_up(error)
+        return run_search(options, executor, observe, stop, time_budget)
+    is_kept = True
+
+    def keep(event: Event) -> None:
+        nonlocal is_kept
+        try:
+            if is_kept:
+                known.observe(event)
+        except StudyError as error:
+            is_kept = False
+            give_up(error)
+        observe(event)
+
+    return run_search(options, executor, keep, stop, time_budget, known)
 
 
 def _own_files(options: SearchOptions) -> list[Path]:

@@ -222,6 +222,8 @@ class HowToSearch(MeasuredBy):
     scratch: Annotated[Scratch, Shown("Where")] = "auto"
     """Run each trial of a script in a folder of its own, removed after it: a copy of the current one, or an empty one.
     auto: a copy of a folder of up to 256 MiB and 5,000 files."""
+    fresh: Annotated[bool, Shown("Time")] = False
+    """Measure everything anew: take over nothing that earlier searches of this job have measured on this device."""
     ablate: Annotated[bool, Shown("Output")] = False
     """Once the plan is written, measure it again without each of its choices in turn, for `autotune report`."""
 

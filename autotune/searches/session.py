@@ -29,6 +29,9 @@ from .verdict import Verdict, least_early
 class Known(Protocol):
     """Measurements of a task by other searches, on the same device and under the same conditions."""
 
+    shares_rounds: bool
+    """Finalists' first rounds are other searches', too, which run beside this one: so that they are no turns."""
+
     def reference(self, session: Session) -> Outcome | None:
         """The outcome of the job as it stands; None where it has to be measured."""
 
@@ -257,6 +260,12 @@ def take_others(session: Session, candidates: Candidates) -> None:
     for settings, outcome in session.known.others(session):
         if (proposal := candidates.known(settings)) is not None:
             _take(session, candidates, proposal, outcome)
+    taken = sum(row.known for row in session.study.tried)
+    if taken and not session.known.shares_rounds:
+        session.warn(
+            f"{taken} measurements of earlier searches of this job are taken over: one was measured again, and agrees. "
+            "--fresh measures everything anew."
+        )
 
 
 def _take(session: Session, candidates: Candidates, proposal: Proposal, outcome: Outcome) -> None:

@@ -28,6 +28,8 @@ class Told:
         for micro, speed in ((16, 100.0), (32, 200.0))
     )
 
+    shares_rounds = False
+
     def reference(self, session: Any) -> None:
         """Not known."""
 

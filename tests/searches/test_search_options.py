@@ -33,6 +33,7 @@ OTHERS: dict[str, Any] = {
     "sampler": "tpe",
     "flags": "off",
     "scratch": "empty",
+    "fresh": True,
     "ablate": True,
 }
 """Each option, as it is written, with another value than its default."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...batch.jobs import Job, Jobs, check_task
 from ...batch.lane import Inspecting
-from ...batch.reuse import key_of
-from ...batch.run import Batch, JobRun, code_of, job_run
+from ...batch.run import Batch, JobRun, job_run
 from ...batch.shares import Shares
 from ...bundle import BUNDLE, Bundle
 from ...errors import AutotuneError, Interrupted, NothingFits, UserError
@@ -25,6 +24,7 @@ from ...search_spaces import load_space
 from ...searches.budget import asked, check_possible
 from ...searches.options import SearchOptions
 from ...searches.requests import inspect
+from ...searches.reuse import code_of, key_of
 from ...searches.store.results import Results
 from ...searches.store.storage import default_storage
 from ...searches.time_budget import TimeBudget
@@ -119,7 +119,7 @@ def search_types(
     else:
         kept = {}
         for run in found.jobs:
-            key = key_of(known[run.where], run.options, code_of(run))
+            key = key_of(known[run.where], run.options, code_of(run.options))
             kept[run.where] = Shares(executors[run.where], results, key, f"{found.name}/shares", options.resume)
         bundle = _share_out(found, ranks, options, kept, stop)
         code = Interrupted.exit_code if stop.is_set() else code

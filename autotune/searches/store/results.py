@@ -14,15 +14,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sql
+from pydantic import ValidationError
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import NullPool
 
+from ...errors import StudyError
 from ...techniques import Settings
 from ...workers import Measured, Outcome, OutOfMemory
 from ...workers.outcome import OUTCOME
 from .storage import check_file, opening, storage_errors
 from .tried import trimmed
-from .url import sqlite_path
+from .url import masked, sqlite_path
 
 TRIAL = "trial"
 """How a search's own trials are run; a finalist's round has its number."""
@@ -101,15 +103,20 @@ class Results:
         wanted = _of({**asdict(key), "series": series, "run": run})
         with self._transaction() as database:
             rows = database.execute(sql.select(_TABLE).where(*wanted).order_by(_TABLE.c.at)).all()
-        found = (
-            Kept(
-                Settings.model_validate_json(row.stated),
-                OUTCOME.validate_json(row.outcome),  # type: ignore[arg-type]
-                row.limit_bytes,
-                row.source,
-            )
-            for row in rows
-        )
+        try:
+            found = [
+                Kept(
+                    Settings.model_validate_json(row.stated),
+                    OUTCOME.validate_json(row.outcome),  # type: ignore[arg-type]
+                    row.limit_bytes,
+                    row.source,
+                )
+                for row in rows
+            ]
+        except ValidationError:
+            raise StudyError(
+                f"{masked(self._url)}: holds measurements that this version does not read. Move it aside."
+            ) from None
         return {one.settings.canonical(): one for one in found}
 
     def keep(self, key: Key, series: int, one: Kept, run: str = TRIAL) -> None:

@@ -22,9 +22,9 @@ _ROOM = 1.1
 
 def can_take_turns(session: Session, candidate: Tried) -> bool:
     """Whether a candidate and the reference may live at once: one process each, whose memory is there twice. Where
-    other searches have measured the job, rounds of theirs are taken over, which are no turns."""
+    jobs of a batch share their rounds, these are no turns."""
     reference = session.reference
-    if reference is None or session.known is not None:
+    if reference is None or (session.known is not None and session.known.shares_rounds):
         return False
     rows = (candidate, reference)
     if any(row.applied.parallel.processes > 1 for row in rows):

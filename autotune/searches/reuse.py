@@ -1,25 +1,29 @@
-"""What a job reads from the results store, after a canary has shown that the device still gives the same results."""
+"""What a search takes over of earlier searches of its job, after a canary has shown that the device still gives the
+same results; and what it keeps for later ones."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ..distribution import VERSION
-from ..searches.budget import asked
-from ..searches.events import BudgetKnown, Event, FinalistEnded, Inspected, TrialEnded
-from ..searches.options import QUALITY, SearchOptions
-from ..searches.requests import reference_settings
-from ..searches.session import Session
-from ..searches.store.results import TRIAL, Kept, Key, Results
-from ..searches.time_budget import LEAST_SHARE_S
-from ..task_file import split_source
+from ..task_file import split_source, task_file
 from ..techniques import Device, Facts, Settings
 from ..units import format_percent
 from ..workers import Measured, Outcome, OutOfMemory
+from .budget import asked
+from .events import BudgetKnown, Event, FinalistEnded, Inspected, TrialEnded
+from .options import QUALITY, SearchOptions
+from .requests import reference_settings
+from .session import Session
+from .store.code import code_hash
+from .store.results import TRIAL, Kept, Key, Results
+from .time_budget import LEAST_SHARE_S
 
 _NOISE = 0.05
 """Relative difference between two processes of one configuration, beside the intervals within them: as between
@@ -60,6 +64,17 @@ def key_of(facts: Facts, options: SearchOptions, code: str) -> Key:
     )
 
 
+def code_of(options: SearchOptions) -> str:
+    """Hash of a job's code. Of a command whose script is not found, one that nothing else has: nothing is shared."""
+    path = task_file(options.task) if options.command is None else Path(options.task)
+    if not path.is_file() and options.command is not None:
+        path = Path(*options.task.split(".")).with_suffix(".py")
+    try:
+        return code_hash(path)
+    except OSError:
+        return uuid.uuid4().hex
+
+
 def device_text(device: Device) -> str:
     """A device's type, name, memory, driver and capability."""
     return device.model_dump_json(exclude_none=True)
@@ -81,18 +96,21 @@ def keep(results: Results, key: Key, series: int, one: Kept, run: str) -> None:
 
 
 class Reuse:
-    """One job's side of the store, as :class:`autotune.searches.session.Known` has it."""
+    """One search's side of the store, as :class:`autotune.searches.session.Known` has it."""
 
-    def __init__(self, results: Results, options: SearchOptions, code: str, run: str, checked: set[Key]) -> None:
+    def __init__(
+        self, results: Results, options: SearchOptions, run: str = "", checked: set[Key] | None = None
+    ) -> None:
         """
         Args:
             results: the store.
-            options: the job's.
-            code: hash of its code.
-            run: names this run of the batch.
+            options: the search's.
+            run: names this run of a batch, whose jobs share finalists' first rounds, too; empty is a search by itself.
             checked: whose measurements a canary of this run has judged; more are added.
         """
-        self._results, self._options, self._code, self._run, self._checked = results, options, code, run, checked
+        self._results, self._options, self._code = results, options, code_of(options)
+        self.shares_rounds = bool(run)
+        self._run, self._checked = run or uuid.uuid4().hex[:12], set[Key]() if checked is None else checked
         self._limit = asked(options).limit
         self._reference = Settings()
         self._key: Key | None = None
@@ -100,16 +118,21 @@ class Reuse:
         self._is_trusted: bool | None = None
 
     def observe(self, event: Event) -> None:
-        """Store what was measured."""
+        """Store what was measured.
+
+        Raises:
+            StudyError: the store cannot be read or written.
+        """
         match event:
             case Inspected(facts):
-                self._key, self._reference = key_of(facts, self._options, self._code), reference_settings(facts)
-                self._series = self._results.series(self._key)
+                key, self._reference = key_of(facts, self._options, self._code), reference_settings(facts)
+                self._series = self._results.series(key)
+                self._key = key
             case BudgetKnown(budget):
                 self._limit = budget.limit
             case TrialEnded(is_known=False):
                 self._keep(event.settings, event.outcome, TRIAL)
-            case FinalistEnded():
+            case FinalistEnded() if self.shares_rounds:
                 self._keep(event.settings, event.outcome, str(event.round))
 
     def reference(self, session: Session) -> Outcome | None:
@@ -125,7 +148,7 @@ class Reuse:
 
     def again(self, session: Session, settings: Settings, finalist_round: int) -> Outcome | None:
         """Another job's run in the finalists' first round; runs that a plan reports are always measured anew."""
-        if finalist_round or not self._is_trusted:
+        if finalist_round or not self._is_trusted or not self.shares_rounds:
             return None
         kept = self._kept(str(finalist_round)).get(settings.canonical())
         return kept.outcome if kept is not None and kept.source != self._source and _tells(kept, session) else None
@@ -135,7 +158,8 @@ class Reuse:
         return f"{self._run}/{self._options.name}"
 
     def _kept(self, run: str = TRIAL) -> Mapping[str, Kept]:
-        assert self._key is not None, "the task is inspected first"
+        if self._key is None or self._options.fresh:
+            return {}
         return self._results.known(self._key, self._series, run)
 
     def _keep(self, settings: Settings, outcome: Outcome, run: str, source: str = "") -> None:
