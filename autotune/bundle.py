@@ -109,7 +109,7 @@ class Bundle(_Section):
         except FileNotFoundError:
             raise PlanError(
                 f"{folder}: a folder without {BUNDLE} is no bundle of plans. Name a plan's file, or a folder that "
-                "`autotune search --devices` or `autotune share` wrote."
+                "`autotune search --devices` wrote."
             ) from None
         except ValidationError as error:
             raise PlanError(explain(error, str(path), cls)) from None
@@ -134,8 +134,8 @@ def chosen_plan(folder: Path) -> Path:
     here = f"{name} ({threads_words(threads or 1) if memory_bytes is None else size(memory_bytes)})"
     raise PlanError(
         f"{folder / BUNDLE}: {'no plan is' if not found else 'more than one plan is'} for this process's device, "
-        f"{here}; there are plans for {'; '.join(one.describe() for one in bundle.plans)}. Search on this device, and "
-        "give its study to `autotune share` too, or name a plan's file."
+        f"{here}; there are plans for {'; '.join(one.describe() for one in bundle.plans)}. Give "
+        "`autotune search --devices` this device too, or name a plan's file."
     )
 
 

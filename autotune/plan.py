@@ -320,7 +320,7 @@ def load_plan(path: str | Path) -> Plan:
 
     Args:
         path: a YAML file written by ``autotune search`` (or by hand); what its settings keep beside it is read too.
-            Or a folder that ``autotune search --devices`` or ``share`` wrote, of which the plan for this process's
+            Or a folder that ``autotune search --devices`` wrote, of which the plan for this process's
             device is read: its name is asked for then.
 
     Returns:

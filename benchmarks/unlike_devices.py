@@ -5,7 +5,7 @@
 
 Two gloo processes train one model. One is slower by a sleep for each sample in its loss: emulated, since two processors
 that others use too give no steady ratio. Each times its micro-batches alone, through ``autotune.apply``; shares follow
-of that as in ``autotune share``. With ``--search``, plans and shares are instead those of a bundle that ``autotune
+of that, by what was measured alone. With ``--search``, plans and shares are instead those of a bundle that ``autotune
 search --devices`` wrote, over a Ray cluster of two nodes that differ in their processors and in that sleep. Equal and
 unequal shares then take turns. Bound: the sum of the speeds alone over twice the lower one. Bar: at least 0.95 of it.
 """

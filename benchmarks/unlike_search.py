@@ -16,7 +16,7 @@ from typing import Any
 
 import autotune
 from autotune.bundle import BUNDLE, Bundle
-from autotune.commands.devices.share import save
+from autotune.commands.devices.bundle import save
 from autotune.measure.processes import descendants
 from autotune.plan import Plan
 from autotune.ranks import gathered

@@ -35,10 +35,6 @@ VerifiedJob = Annotated[
 ]
 PlanPath = Annotated[Path, typer.Argument(metavar="PLAN.YAML", help="A plan that `autotune search` wrote.")]
 JobsPath = Annotated[Path, typer.Argument(metavar="JOBS.YAML", help="The jobs.")]
-SharedStudies = Annotated[
-    list[str], typer.Argument(metavar="STUDY[=RANKS]...", help="Path or URL of a search's study, for each type.")
-]
-BundleFolder = Annotated[Path, typer.Option("--output", "-o", help="Folder of the plans and of bundle.yaml.")]
 PlansFolder = Annotated[Path, typer.Option("--output", "-o", help="Folder of the plans, the studies and the summary.")]
 JobsAddress = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""The commands that search: ``search``, ``batch`` and ``share``."""
+"""The commands that search: ``search`` and ``batch``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 import typer
 
 from ..errors import UserError
-from ..searches.options import HowToSearch, Job, SearchOptions
+from ..searches.options import Job, SearchOptions
 from .app import app, one_document, service_installed
 from .arguments import (
     Address,
-    BundleFolder,
     Devices,
     DryRun,
     ExecutorName,
@@ -23,7 +22,6 @@ from .arguments import (
     PlansFolder,
     ResultsStorage,
     ResumeBatch,
-    SharedStudies,
     Verbose,
     WaitForJobs,
 )
@@ -145,21 +143,3 @@ def _submit_jobs(url: str, jobs: Path, output: Path, resume: bool, wait: bool, j
         from .remote import server_at
 
         return batch(server_at(url), WhatToSubmit(jobs, output, resume, wait), json)
-
-
-@app.command(short_help="Share one training out over unlike devices.")
-@takes_options(HowToSearch, only=("effective_batch", "allow_split"))
-def share(
-    studies: SharedStudies, output: BundleFolder = Path("bundle"), json: Json = False, *, given: dict[str, Any]
-) -> None:
-    """Give each type of device a plan and a share of each optimizer step, so that all finish together.
-
-    STUDY is what a search of the task on that type of device has kept, one for each; STUDY=2 is two ranks of it. What
-    was measured there decides; nothing is measured here.
-    """
-    from ..commands.devices.share import WhatToShare
-    from ..commands.devices.share import share as command
-
-    with one_document(json):
-        asked = HowToSearch(**given)
-        command(WhatToShare(studies, output, asked.effective_batch, asked.allow_split), json)

@@ -1,1 +1,1 @@
-"""``autotune search --devices`` and ``share``: one training over unlike devices."""
+"""``autotune search --devices``: one training over unlike devices."""

@@ -46,7 +46,7 @@ from ..batch import (
 from ..interrupts import interrupts
 from ..verify import verify_plan
 from ..where import Where, default_device
-from .share import bundle_lines, save
+from .bundle import bundle_lines, save
 from .types import ONCE, UnlikeType, every_type, split_devices
 
 if TYPE_CHECKING:

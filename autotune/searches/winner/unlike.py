@@ -264,7 +264,7 @@ def check_ranks(num_ranks: int, effective: int) -> None:
     if not 2 <= num_ranks <= effective:
         raise UserError(
             f"{effective} samples of an optimizer step are to be shared by 2 ranks or more, each with one or more, but "
-            f"got {num_ranks}. Say how many ranks each type of device has: `autotune share STUDY=2`, "
+            f"got {num_ranks}. Say how many ranks each type of device has: "
             "`autotune search --devices cuda:A100*2,…`."
         )
 
