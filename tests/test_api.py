@@ -56,7 +56,7 @@ def test_an_estimate_is_the_commands(task):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"budgets": "8GiB"}, "budgets: unknown key. Use one of: seed, effective_batch"),
+        ({"budgets": "8GiB"}, "budgets: unknown key. Use one of: task, command, name"),
         ({"budget": "8"}, "budget: a budget of 8 is 8 bytes. Was 8GiB meant?"),
         ({"max_time": "soon"}, "max_time: not a duration: 'soon'"),
         ({"device": "tpu"}, "device: cpu or cuda was expected"),

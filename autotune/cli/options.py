@@ -22,7 +22,10 @@ _PANELS = get_args(Panel)
 
 
 def takes_options(
-    *models: type[BaseModel], only: Collection[str] | None = None, without: Collection[str] = ()
+    *models: type[BaseModel],
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    several: Collection[str] = (),
 ) -> Callable[[Callable[..., None]], Any]:
     """Give a command an option for each field that says how it is shown.
 
@@ -30,6 +33,7 @@ def takes_options(
         *models: declare the options.
         only: fields that this command offers; None is all of them.
         without: fields that it does not offer.
+        several: fields of which it takes several values, with commas between them: ``given`` has the text.
 
     Returns:
         A decorator. The command's parameter ``given`` gets a dictionary of what the models can be made of: values of
@@ -37,7 +41,7 @@ def takes_options(
     """
     declared = {name: model for model in models for name, field in model.model_fields.items() if _shown(field)}
     found = {
-        name: _option(model, name)
+        name: _option(model, name, name in several)
         for name, model in declared.items()
         if name not in without and (only is None or name in only)
     }
@@ -59,20 +63,20 @@ def takes_options(
     return decorate
 
 
-def _option(model: type[BaseModel], name: str) -> tuple[Any, Any]:
+def _option(model: type[BaseModel], name: str, takes_several: bool = False) -> tuple[Any, Any]:
     """An option as typer has it: an annotated type, and the default."""
     field = model.model_fields[name]
     shown, kind, rules = _shown(field), *_bare(field)
     assert shown is not None, f"{name} says how it is shown"
     is_text = kind is not Path and any(isinstance(rule, BeforeValidator) for rule in rules)
-    check = _checked(model, name)
+    check = _checked(model, name, takes_several)
     least: Any = next((rule.ge for rule in rules if isinstance(rule, Ge)), None)
     most: Any = next((rule.le for rule in rules if isinstance(rule, Le)), None)
     info = typer.Option(
         option_name(name),
         *shown.short,
         help=" ".join((field.description or "").split()),
-        metavar=shown.metavar,
+        metavar=f"{shown.metavar}[,...]" if takes_several else shown.metavar,
         parser=check if is_text else None,
         callback=check if not is_text and any(isinstance(rule, AfterValidator) for rule in rules) else None,
         show_default=shown.default or True,
@@ -100,14 +104,15 @@ def _bare(field: FieldInfo) -> tuple[Any, list[Any]]:
     return kind, rules
 
 
-def _checked(model: type[BaseModel], name: str) -> Callable[[Any], Any]:
-    """A function that returns its value, once ``model`` is known to read it."""
+def _checked(model: type[BaseModel], name: str, takes_several: bool) -> Callable[[Any], Any]:
+    """A function that returns its value, once ``model`` is known to read it, or each part between commas."""
     field = model.model_fields[name]
     adapter = TypeAdapter[Any](Annotated[(field.annotation, *field.metadata)])  # type: ignore[arg-type]
 
     def check(value: Any) -> Any:
         try:
-            adapter.validate_python(value)
+            for one in value.split(",") if takes_several and isinstance(value, str) else [value]:
+                adapter.validate_python(one)
         except ValidationError as error:
             raise typer.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
         return value

@@ -30,7 +30,7 @@ from .options import ByPanel, takes_options
 
 
 @app.command(cls=ByPanel, short_help="Search for the fastest plan within a memory budget.")
-@takes_options(SearchOptions, Job)
+@takes_options(SearchOptions, Job, several=("budget",))
 def search(
     job: JobWords,
     executor: ExecutorName = "ray",
@@ -47,6 +47,9 @@ def search(
     The job is a task file, or a training script of your own, unedited: after -- comes the command that starts it, with
     {batch.micro=32} and {batch.accumulate=1} where its own flags take them.
 
+    Of several budgets, --budget 6GiB,8GiB, each has a plan of its own, plan-6GiB.yaml, and what is measured counts for
+    all.
+
     Ctrl-C once finishes the running trials and writes the best so far; twice stops at once.
     """
     from ..commands.where import Where, default_device
@@ -59,6 +62,9 @@ def search(
         from ..script.command import script_name
     if devices is not None:
         given.setdefault("output", Path("bundle"))
+    budgets = given.pop("budget", "").split(",")
+    if len(budgets) == 1 and budgets[0]:
+        given["budget"] = budgets[0]
     options = SearchOptions(
         task=script_name(job) if is_script else job[0],
         command=tuple(job) if is_script else None,
@@ -67,9 +73,15 @@ def search(
     )
     with one_document(json):
         where = Where(executor, address, is_script, verbose, device_name)
+        if len(budgets) > 1 and devices is None:
+            from ..commands.budgets import search_budgets
+
+            raise typer.Exit(search_budgets(options, budgets, device, where, dry_run, json))
         if devices is not None:
             from ..commands.devices.search import search_devices
 
+            if len(budgets) > 1:
+                raise UserError("--devices takes one --budget; behind a type stands that type's own: cuda:A100=70GiB.")
             if device is not None:
                 raise UserError("--device is of one type, and --devices of several. Leave one of them out.")
             raise typer.Exit(search_devices(options, devices, where, dry_run, json))

@@ -59,7 +59,7 @@ def batch(what: WhatToTune, where: Where, dry_run: bool, json: bool) -> int:
     results = Results(what.storage or default_storage("results"))
     with executors_for(jobs, what.jobs, where) as executors:
         if dry_run:
-            return _preview(jobs, what, executors, results, json)
+            return preview(jobs, what, executors, results, json)
         found, stop = run_jobs(jobs, what, executors, results)
     code = tell_of(found, stop.is_set())
     if json:
@@ -134,7 +134,8 @@ def as_document(found: Batch) -> dict[str, Any]:
     return {"jobs": [run.as_row() for run in found.jobs], "devices": found.devices()}
 
 
-def _preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, json: bool) -> int:
+def preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, json: bool) -> int:
+    """Say what jobs would do; the exit code."""
     tell("reading the tasks; no trial is run")
     found = preview_jobs(jobs, what, executors, results)
     if json:

@@ -57,9 +57,38 @@ def test_two_real_jobs_of_one_task(here, folder):
     assert second["why"] == "after free"
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_round")
+def test_a_search_for_several_budgets_writes_a_plan_for_each(here, folder):
+    """What the larger measured counts for the smaller, but for trials that other work disturbed."""
+    asked = ("--space", "space.yaml", "--device", "cpu", "--sampler", "random", "--trial-time", "0.2s", "--trials", 2)
+    ended = here("search", "healthy.py", "--budget", "4GiB,8GiB", *asked, "--executor", "local", cwd=folder)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(ended.stdout.split()) == ["plan-4GiB.yaml", "plan-8GiB.yaml"]
+    small, large = (load_plan(folder / f"plan-{budget}GiB.yaml") for budget in (4, 8))
+    assert (small.budget.limit, large.budget.limit) == (4 * 2**30, 8 * 2**30)
+    assert [one.search.trials + (one.search.known or 0) for one in (large, small)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--budget", "8GiB,8GiB"), "8GiB is named twice"),
+        (("--budget", "8GiB,9"), "a budget of 9 is 9 bytes"),
+        (("--budget", "8GiB,"), "not a size: ''"),
+        (("--budget", "8GiB,90%", "--require-proof"), "several cannot be had with --require-proof"),
+        (("--budget", "8GiB,90%", "--devices", "all"), "--devices takes one --budget"),
+    ],
+)
+def test_budgets_that_cannot_be_had_are_refused_before_anything_runs(here, folder, words, said):
+    ended = here("search", "healthy.py", *words, "--executor", "local", cwd=folder)
+    assert ended.returncode == 2
+    assert said in " ".join(ended.stderr.split())
+
+
 def test_a_faulty_list_ends_with_2_before_anything_runs(here, folder):
     (folder / "jobs.yaml").write_text("jobs: [{name: a, task: healthy.py, budget: 8GiB, prio: 1}]\n")
     ended = here("batch", "jobs.yaml", "--executor", "local", cwd=folder)
     assert ended.returncode == 2
-    assert "jobs.yaml: jobs.0.prio: unknown key. Use one of: name, task" in ended.stderr
+    assert "jobs.yaml: jobs.0.prio: unknown key. Use one of: name, priority" in ended.stderr
     assert not (folder / "plans").exists()
