@@ -41,7 +41,7 @@ FLOORS = (
     ("layers", "pruning"),
     ("bundle",),
     ("plain_yaml",),
-    ("distribution", "files", "machine", "names", "nested", "randomness"),
+    ("distribution", "files", "machine", "nested", "randomness"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""
