@@ -65,7 +65,6 @@ class Session:
         """Take over what an earlier process learned."""
         self._task = os.path.abspath(self.options.task)  # while there is a current folder
         self._folder = os.path.abspath(FOLDER)
-        self.study.tell_of(self.warn)
         read_s = self.time_budget.read_s
         started_s = max(self.time_budget.elapsed_s() - read_s, 0.0)
         self._seconds = Seconds(started_s, read_s, self.study.kept(SPENT))

@@ -64,48 +64,43 @@ def in_place_of_the_study() -> None:
 @pytest.mark.parametrize(
     ("remove", "trial"),
     [
-        *((lambda: shutil.rmtree(".autotune"), trial) for trial in ("trial-000", "trial-002", "finalist-000-round-2")),
+        (lambda: shutil.rmtree(".autotune"), "trial-002"),
+        (lambda: shutil.rmtree(".autotune"), "finalist-000-round-2"),
         (lambda: os.unlink(STUDY), "trial-002"),
         (lambda: os.rename(".autotune", "moved"), "trial-002"),
     ],
 )
-def test_a_study_that_is_removed_in_a_search_is_written_anew(remove: Callable[[], object], trial: str):
-    ran = run_search(every(), executor=during(trial, remove))
-    assert [event.message for event in ran.seen(Warned) if "written anew, nothing is lost" in event.message]
+def test_a_study_that_is_removed_in_a_search_ends_it_and_is_kept_beside(remove: Callable[[], object], trial: str):
+    """The studies of other tasks in its file, too. Put back in its place, it goes on."""
+    STUDY.parent.mkdir()
+    run_search(every(task="other.py", storage=f"sqlite:///{STUDY}"))
+    with pytest.raises(StudyError, match=r"removed or replaced.*kept in (\S+): put it back") as caught:
+        run_search(every(), executor=during(trial, remove))
+    assert not STUDY.exists()
+    (kept,) = STUDY.parent.glob("model-kept-*.db")
+    assert str(kept) in str(caught.value)
+    os.replace(kept, STUDY)
     resumed = run_search(every(resume=True))
-    assert resumed.measured == resumed.again == []
-    assert resumed.plan.settings == ran.plan.settings
+    assert [event.number for event in resumed.seen(TrialEnded)] == ([2, 3] if trial == "trial-002" else [])
+    assert run_search(every(task="other.py", storage=f"sqlite:///{STUDY}", resume=True)).measured == []
 
 
 @pytest.mark.medium
-def test_studies_of_other_tasks_in_a_removed_file_are_written_anew_too():
-    url = "sqlite:///both.db"
-    run_search(every(task="a.py", storage=url))
-    run_search(every(task="b.py", storage=url), executor=during("trial-001", lambda: os.unlink("both.db")))
-    assert run_search(every(task="a.py", storage=url, resume=True)).measured == []
-
-
-@pytest.mark.medium
-def test_a_file_that_takes_the_studys_place_is_left_as_it_is_and_the_study_kept_beside_it():
-    with pytest.raises(StudyError, match=r"another file was put in its place.*kept in (\S+): put it back") as caught:
+def test_a_file_that_takes_the_studys_place_is_left_as_it_is():
+    with pytest.raises(StudyError, match=r"removed or replaced.*kept in (\S+): put it back"):
         run_search(every(), executor=during("trial-002", in_place_of_the_study))
     assert not list(STUDY.parent.glob("model.db-*"))
     with sqlite3.connect(STUDY) as database:
         assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("recipes",)]
     database.close()
-    (kept,) = STUDY.parent.glob("model-kept-*.db")
-    assert str(kept) in str(caught.value)
-    os.replace(kept, STUDY)
-    resumed = run_search(every(resume=True))
-    assert [event.number for event in resumed.seen(TrialEnded)] == [2, 3]
 
 
-def test_a_study_that_cannot_be_written_anew_ends_the_search():
+def test_a_study_of_which_no_copy_can_be_written_is_said_to_be_lost():
     def block() -> None:
         shutil.rmtree(".autotune")
         Path(".autotune").write_text("")
 
-    with pytest.raises(StudyError, match=r"model.db: the study was removed.*cannot be written anew: .*exists"):
+    with pytest.raises(StudyError, match=r"removed or replaced.*is lost, since no copy can be written: .*exists"):
         run_search(every(), executor=during("trial-002", block))
 
 

@@ -1,11 +1,11 @@
-"""A search's storage, which no other search writes to meanwhile; its content is kept even if its file is removed."""
+"""A search's storage, which no other search writes to meanwhile."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import optuna
@@ -26,8 +26,6 @@ class ExclusiveStorage:
             StudyError: it is locked, corrupt, cannot be reached, or cannot be written.
         """
         self.url = url
-        self.say: Callable[[str], None] = lambda words: None
-        """Is called with what the user must know."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         path = sqlite_path(url)
         if path is not None:
@@ -65,7 +63,7 @@ class ExclusiveStorage:
         """A context for writing: the file must still be the one that was opened, and the lock held.
 
         Raises:
-            StudyError: the storage cannot be written, or the file was replaced.
+            StudyError: the storage cannot be written, or its file was removed or replaced.
         """
         with storage_errors(self.url):
             self._secure()
@@ -81,35 +79,26 @@ class ExclusiveStorage:
         """Close the database and release the lock.
 
         Raises:
-            StudyError: the file was replaced.
+            StudyError: its file was removed or replaced.
         """
         try:
-            self._secure()
+            if self._file is not None:
+                self._secure()
         finally:
             self._release()
 
     def _secure(self) -> None:
-        """Write a removed file anew, from what is still open."""
+        """Raises:
+        StudyError: the file was removed or replaced; what it held is in a copy, if that could be written.
+        """
         file = self._file
-        if file is None:
-            return
-        if not file.is_there():
-            file.remove_logs()
-            if file.path.exists():
-                kept = file.path.with_name(f"{file.path.stem}-kept-{os.getpid()}{file.path.suffix}")
-                file.copy(kept)
-                raise StudyError(
-                    f"{file.path}: another file was put in its place during the search, and is left as it is. All that "
-                    f"was measured is kept in {kept}: put it back in its place, then go on with --resume."
-                )
-            file.make_folder()
-            self._lock.hold()  # before anybody else begins a study there
-            file.copy(file.path)
-            file.close()
-            self.storage.remove_session()
-            self.storage.engine.dispose()
-            self._file = _File(file.path)
-            self.say(f"{file.path}: the study was removed during the search; it was written anew, nothing is lost.")
+        if file is not None and not file.is_there():
+            self._file = None
+            try:
+                said = file.keep_beside()
+            finally:
+                file.close()
+            raise StudyError(f"{file.path}: the file was removed or replaced during the search. {said}")
         self._lock.hold()
 
     def _release(self) -> None:
@@ -148,20 +137,19 @@ class _File:
         """Source: https://www.sqlite.org/pragma.html#pragma_wal_checkpoint"""
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
-    def make_folder(self) -> None:
-        """Make the file's folder again, if it is gone."""
-        with _lost(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-
-    def copy(self, target: Path) -> None:
-        """Write all that it holds to a new file."""
-        with _lost(self.path):
-            try:
-                with closing(sqlite3.connect(target)) as copy:
-                    self._connection.backup(copy)
-            except sqlite3.Error:
-                target.unlink(missing_ok=True)  # half of it would be taken for a study
-                raise
+    def keep_beside(self) -> str:
+        """Write all that it holds to a new file beside its old name, and say which."""
+        self.remove_logs()
+        kept = self.path.with_name(f"{self.path.stem}-kept-{os.getpid()}{self.path.suffix}")
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(kept)) as copy:
+                self._connection.backup(copy)
+        except (OSError, sqlite3.Error) as reason:
+            with suppress(OSError):
+                kept.unlink()  # half of it would be taken for a study
+            return f"What was measured is lost, since no copy can be written: {reason}. Search again where files stay."
+        return f"All that was measured is kept in {kept}: put it back in its place, then go on with --resume."
 
     def close(self) -> None:
         """The last connection that is closed folds the write-ahead file in."""
@@ -173,14 +161,3 @@ def _is_at(found: os.stat_result, path: Path) -> bool:
         return os.path.samestat(found, os.stat(path))
     except OSError:
         return False
-
-
-@contextmanager
-def _lost(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, sqlite3.Error) as reason:
-        raise StudyError(
-            f"{path}: the study was removed during the search, and cannot be written anew: {reason}. "
-            "What was measured is lost: search again where its folder stays."
-        ) from None

@@ -52,7 +52,7 @@ class Lock:
     def _is_found(self) -> bool:
         try:
             return self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._file.name))
-        except FileNotFoundError:
+        except OSError:
             return False
 
     def _take(self, path: Path) -> None:

@@ -149,10 +149,6 @@ class Study:
         """Optuna's number of trials, with those that were proposed and not measured."""
         return len(self._study.get_trials(deepcopy=False))
 
-    def tell_of(self, say: Callable[[str], None]) -> None:
-        """Set what is called with warnings about the storage."""
-        self._store.say = say
-
     def use(self, name: str, sampler: BaseSampler) -> None:
         """Set the sampler; the study stores only its name."""
         with self._store.writing():
