@@ -66,7 +66,7 @@ class SearchSpec(Job):
     @classmethod
     def _ends_one_day(cls, trials: int) -> int:
         if trials > _MOST_TRIALS:
-            raise ValueError(f"at most {_MOST_TRIALS} were expected, but got {trials}")
+            raise ValueError(f"at most {_MOST_TRIALS} were expected")
         return trials
 
     @model_validator(mode="after")
