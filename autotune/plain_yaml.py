@@ -86,18 +86,14 @@ def explain(error: ValidationError, source: str, root: type[BaseModel]) -> str:
 
 
 def _known_keys(location: tuple[int | str, ...], root: type[BaseModel]) -> list[str] | None:
-    """The keys that are valid beside an unknown one, walking the models from ``root`` down; a model's own come before
-    those of its bases."""
+    """The keys that are valid beside an unknown one, walking the models from ``root`` down."""
     model: type[BaseModel] | None = root
     for part in (each for each in location[:-1] if isinstance(each, str)):  # a row of a list is of the list's model
         fields = model.model_fields if model else {}
         found = next((f for n, f in fields.items() if part in (n, f.alias)), None)
         candidates = [found.annotation, *getattr(found.annotation, "__args__", ())] if found else []
         model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-    if model is None:
-        return None
-    names = dict.fromkeys(name for base in model.__mro__ for name in getattr(base, "__annotations__", ()))
-    return [model.model_fields[name].alias or name for name in names if name in model.model_fields]
+    return [f.alias or n for n, f in model.model_fields.items()] if model else None
 
 
 class _PlainLoader(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.resolver.Resolver, _Parser):

@@ -44,7 +44,7 @@ def test_a_plan_file_is_verified_with_the_task_beside_it_from_any_thread(task, o
     assert found.holds
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_an_estimate_is_the_commands(task):
     found = autotune.estimate(task, budget="8GiB", device="cpu", space="space.yaml")
     assert found.limit_bytes == 8 * 2**30
@@ -56,7 +56,7 @@ def test_an_estimate_is_the_commands(task):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"budgets": "8GiB"}, "budgets: unknown key. Use one of: task, command, name"),
+        ({"budgets": "8GiB"}, "budgets: unknown key. Use one of: seed, effective_batch"),
         ({"budget": "8"}, "budget: a budget of 8 is 8 bytes. Was 8GiB meant?"),
         ({"max_time": "soon"}, "max_time: not a duration: 'soon'"),
         ({"device": "tpu"}, "device: cpu or cuda was expected"),

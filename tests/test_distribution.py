@@ -50,6 +50,7 @@ def wheel(tmp_path_factory) -> Path:
     return built
 
 
+@pytest.mark.medium
 def test_the_wheels_only_top_level_name_is_autotune(wheel):
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"autotune"}
@@ -111,6 +112,7 @@ def test_the_other_package_in_the_same_folder_is_told_at_the_first_import(instal
     assert "pip uninstall autotune autotune-plan" in told.stderr
 
 
+@pytest.mark.medium
 def test_if_the_import_is_the_other_package_the_module_says_so(installed, tmp_path):
     """It does where it is installed after this one."""
     (installed / "autotune" / "tuner.py").write_text("class RandomSearch: ...\n")

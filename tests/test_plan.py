@@ -135,6 +135,7 @@ def test_a_number_that_nothing_has_is_refused_wherever_it_stands(rows: str):
     assert len(str(caught.value)) < 250
 
 
+@pytest.mark.medium
 def test_of_many_mistakes_the_first_twenty_are_told():
     rows = "".join(f"  technique_{number}: {{}}\n" for number in range(5000))
     with pytest.raises(PlanError) as caught:

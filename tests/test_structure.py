@@ -124,6 +124,7 @@ def test_imports_point_down():
     assert wrong == []
 
 
+@pytest.mark.medium
 def test_no_files_import_each_other_in_a_circle():
     """Also inside functions, for annotations and by ``import_module``. The face of ``techniques`` is left out: a
     technique names ``Settings`` for annotations, which is made of all of them."""

@@ -204,7 +204,7 @@ class Batch:
 
     def _search(self, run: JobRun, executor: Executor, turn: Turn, group: Sequence[JobRun]) -> Plan:
         options = run.options
-        reuse = Reuse(self.results, options, self.name, self._checked)
+        reuse = Reuse(lambda: self.results, options, self.name, self._checked)
 
         def observe(event: Event) -> None:
             if isinstance(event, TrialStarted) and event.finalist_round is not None and not run.settled.is_set():

@@ -102,14 +102,7 @@ def search_on(
     from ..searches.store.results import Results
     from ..searches.store.storage import default_storage
 
-    def give_up(error: StudyError) -> None:
-        observe(Warned(f"what is measured is not kept for later searches: {error}"))
-
-    try:
-        known = Reuse(Results(default_storage("results")), options)
-    except StudyError as error:
-        give_up(error)
-        return run_search(options, executor, observe, stop, time_budget)
+    known = Reuse(lambda: Results(default_storage("results")), options)
     is_kept = True
 
     def keep(event: Event) -> None:
@@ -119,7 +112,7 @@ def search_on(
                 known.observe(event)
         except StudyError as error:
             is_kept = False
-            give_up(error)
+            observe(Warned(f"what is measured is not kept for later searches: {error}"))
         observe(event)
 
     return run_search(options, executor, keep, stop, time_budget, known)

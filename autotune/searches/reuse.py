@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,20 +99,25 @@ class Reuse:
     """One search's side of the store, as :class:`autotune.searches.session.Known` has it."""
 
     def __init__(
-        self, results: Results, options: SearchOptions, run: str = "", checked: set[Key] | None = None
+        self,
+        open_results: Callable[[], Results],
+        options: SearchOptions,
+        run: str = "",
+        checked: set[Key] | None = None,
     ) -> None:
         """
         Args:
-            results: the store.
+            open_results: opens the store, once the task was inspected: a search that is refused before leaves nothing.
             options: the search's.
             run: names this run of a batch, whose jobs share finalists' first rounds, too; empty is a search by itself.
             checked: whose measurements a canary of this run has judged; more are added.
         """
-        self._results, self._options, self._code = results, options, code_of(options)
+        self._open, self._options = open_results, options
         self.shares_rounds = bool(run)
         self._run, self._checked = run or uuid.uuid4().hex[:12], set[Key]() if checked is None else checked
         self._limit = asked(options).limit
         self._reference = Settings()
+        self._results: Results | None = None
         self._key: Key | None = None
         self._series = 0
         self._is_trusted: bool | None = None
@@ -125,7 +130,8 @@ class Reuse:
         """
         match event:
             case Inspected(facts):
-                key, self._reference = key_of(facts, self._options, self._code), reference_settings(facts)
+                key, self._reference = key_of(facts, self._options, code_of(self._options)), reference_settings(facts)
+                self._results = self._open()
                 self._series = self._results.series(key)
                 self._key = key
             case BudgetKnown(budget):
@@ -158,7 +164,7 @@ class Reuse:
         return f"{self._run}/{self._options.name}"
 
     def _kept(self, run: str = TRIAL) -> Mapping[str, Kept]:
-        if self._key is None or self._options.fresh:
+        if self._results is None or self._key is None or self._options.fresh:
             return {}
         return self._results.known(self._key, self._series, run)
 
@@ -167,7 +173,8 @@ class Reuse:
             return
         if isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED:
             return
-        assert self._key is not None, "the task is inspected first"
+        assert self._results is not None, "the task is inspected first"
+        assert self._key is not None, "likewise"
         limit = None if settings == self._reference else self._limit
         keep(self._results, self._key, self._series, Kept(settings, outcome, limit, source or self._source), run)
 

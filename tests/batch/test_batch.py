@@ -103,6 +103,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: objec
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.medium
 def test_each_job_gets_its_plan_and_the_summary_names_it():
     """Two tasks, one within 600 MiB and one without a limit."""
     executor = tables("one", "two")
@@ -141,6 +142,7 @@ def test_the_same_job_again_costs_a_canary_and_the_finalists():
     assert len(again.measured("finalist-")) > 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("change", ["the file", "a module that it imports"])
 def test_another_code_is_another_task(change):
     """Parameters and shapes are the same: the table's facts do not change."""

@@ -90,5 +90,5 @@ def test_a_faulty_list_ends_with_2_before_anything_runs(here, folder):
     (folder / "jobs.yaml").write_text("jobs: [{name: a, task: healthy.py, budget: 8GiB, prio: 1}]\n")
     ended = here("batch", "jobs.yaml", "--executor", "local", cwd=folder)
     assert ended.returncode == 2
-    assert "jobs.yaml: jobs.0.prio: unknown key. Use one of: name, priority" in ended.stderr
+    assert "jobs.yaml: jobs.0.prio: unknown key. Use one of: seed, effective_batch" in ended.stderr
     assert not (folder / "plans").exists()

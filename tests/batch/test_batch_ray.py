@@ -118,6 +118,7 @@ def test_a_batch_ends_with_its_plans_though_nodes_die_and_drain(seen):
         assert told == ["measured"] * job["trials"]
 
 
+@pytest.mark.slow
 def test_each_trial_is_told_once_and_nothing_is_left_of_the_lost_one(seen):
     """One of the two references was measured on the node that was killed."""
     told = re.findall(r"^(one|other) \[[^]]*\] reference: .* samples/s", seen.ended.stderr, re.MULTILINE)

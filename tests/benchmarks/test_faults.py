@@ -105,6 +105,7 @@ def test_what_is_undefended_is_not_tried(tmp_path: Path):
     assert (result.status, result.got) == ("undefended", "root may")
 
 
+@pytest.mark.medium
 def test_there_are_four_hundred_by_both_executors_and_each_has_a_name_of_its_own():
     every = [fault for kind in KINDS for fault in kind.faults()]
     names = {(fault.kind, fault.name, fault.executor) for fault in every}

@@ -60,6 +60,7 @@ def test_no_such_file(folder, search):
     assert_refused(ended, "no_model.py: no such file. `autotune init no_model.py` writes a starting file.")
 
 
+@pytest.mark.medium
 def test_a_file_without_build_model(folder, search):
     (folder / "bare.py").write_text("def build_dataset(): ...\n")
     ended = search("bare.py")
@@ -382,6 +383,7 @@ def test_ctrl_c_finishes_the_running_trial_and_writes_the_best_so_far(folder):
     assert (record.stopped, record.trials) == ("interrupted", 2)
 
 
+@pytest.mark.medium
 def test_ctrl_c_before_anything_was_measured_writes_nothing_and_keeps_the_study(folder):
     running = start("search", "healthy.py", *QUICK, cwd=folder)
     running.read_until("task:")

@@ -127,6 +127,7 @@ def test_init_into_no_folder_is_the_users_error(tmp_path, here):
     assert "nowhere/model.py: cannot be written: No such file or directory" in ended.stderr
 
 
+@pytest.mark.medium
 def test_our_own_bug_shows_a_traceback_and_asks_for_a_report(plan):
     program = (
         "import sys, autotune.plan; sys.argv = ['autotune', 'show', 'plan.yaml']\n"

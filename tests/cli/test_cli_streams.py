@@ -54,16 +54,19 @@ def test_what_is_lost_on_stderr_changes_nothing_on_stdout(folder: Path, closed: 
     assert "likely " in done.stdout
 
 
+@pytest.mark.medium
 def test_stdout_that_is_full_is_said(folder: Path):
     done = shell(folder, "show plan.yaml >/dev/full")
     assert done.returncode == 2
     assert done.stderr == "What was to be printed could not be written: No space left on device.\n"
 
 
+@pytest.mark.medium
 def test_a_reader_that_has_had_enough_is_no_error(folder: Path):
     assert shell(folder, "show plan.yaml | true").stderr == ""
 
 
+@pytest.mark.medium
 def test_text_that_a_terminal_has_no_letters_for_is_replaced(folder: Path):
     done = shell(folder, "show plan.yaml", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
@@ -159,6 +162,7 @@ def test_a_terminal_that_closes_is_one_ctrl_c(folder: Path):
     assert "stopped: interrupted" in (folder / "found.yaml").read_text()
 
 
+@pytest.mark.medium
 def test_a_terminal_that_closes_before_anything_was_measured_is_an_interruption(folder: Path):
     with on_a_terminal(folder, f"{LONG} -o found.yaml", NO_COLOR="1") as (pid, terminal):
         read_until(terminal, "task:")
@@ -187,6 +191,7 @@ def test_a_task_called_as_a_library_is_in_nobodys_way(folder: Path):
     assert shell(folder, "show plan.yaml").returncode == 0
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("command", ["", "''"])
 def test_a_job_without_a_command_is_refused(folder: Path, command: str):
     done = shell(folder, f"run plan.yaml -- {command}")

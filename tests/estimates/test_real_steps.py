@@ -119,6 +119,7 @@ def bare(monkeypatch):
     monkeypatch.setattr("autotune.estimates.predictor.resident_bytes", lambda settings: 0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("held", "expected"), [(True, (7, 2)), (False, (7, 1))])
 def test_below_a_held_batch_micro_batches_are_accumulated(held, expected, bare):
     """Of 8 that are held, 7 in a forward leave one for a second; else a step sees 7."""

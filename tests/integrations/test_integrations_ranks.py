@@ -42,6 +42,7 @@ def test_two_ranks_train_as_one_process_does(framework, ranks):
         assert rank["wrapper"] == "DistributedDataParallel"
 
 
+@pytest.mark.slow
 def test_the_line_is_the_first_ranks_and_of_all(ranks):
     assert len(ranks[0]["said"]) == 2
     assert all("micro-batch 2 × 6" in line and "ddp over 2 processes" in line for line in ranks[0]["said"])

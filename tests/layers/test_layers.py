@@ -208,6 +208,7 @@ def test_unbatched_inputs():
             assert_same(run(ours, x), run(stock, x))
 
 
+@pytest.mark.medium
 def test_gradients_by_finite_differences():
     """In fp64, of a chain that uses every mechanism: bits, rematerialization, frozen convolutions and pooling."""
     torch.manual_seed(0)

@@ -112,6 +112,7 @@ def test_both_stop_one_call_after_the_first_has_seen_enough(pair, name):
     assert [one[name] for one in pair] == [[3, False], [3, False]]
 
 
+@pytest.mark.slow
 def test_both_go_on_until_the_first_has_seen_enough(pair):
     """The second is late with its third; the first waits for it there, and says at its fourth that this is the last."""
     assert [one["second"] for one in pair] == [[4, False], [4, False]]

@@ -116,6 +116,7 @@ def test_each_trial_after_the_reference_keeps_what_was_expected_of_it(tmp_path):
     assert ratios == pytest.approx([1.0] * (len(found.tried) - 1), rel=0.05)
 
 
+@pytest.mark.medium
 def test_a_study_keeps_the_plan_that_its_search_wrote(searched, stored):
     assert stored.plan is not None
     assert stored.plan.to_yaml() == (searched / "plan.yaml").read_text()
@@ -349,6 +350,7 @@ def test_a_storage_without_a_study(folder, report):
     assert_refused(report("bare.db"), "It holds none: search first")
 
 
+@pytest.mark.medium
 def test_a_study_none_of_whose_trials_has_ended(stored, folder, report):
     study = Study.create(f"sqlite:///{folder}/begun.db", "model", stored.record)
     study.begin(study.ask({}), REFERENCE)

@@ -170,7 +170,7 @@ def test_random_numbers_between_passes_are_seen(line, draws, watch, tmp_path):
     assert facts.not_comparable is None
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_a_trial_without_an_evaluation_says_that_its_peak_is_of_training_alone(evaluates, watch, tmp_path):
     if evaluates:

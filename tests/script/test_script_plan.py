@@ -400,7 +400,7 @@ def test_a_script_that_applies_its_plan_itself_is_left_to_it(run, script, capsys
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_run_fills_in_the_batch_and_hands_on_the_exit_code(tmp_path):
     """The whole way, in processes of their own: placeholders, environment, launcher, line on stderr."""
     (tmp_path / "plan.yaml").write_text(

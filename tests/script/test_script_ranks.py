@@ -72,6 +72,7 @@ def test_ranks_train_with_the_plan_as_without(ended, kind):
         assert found["weights"] == pytest.approx(expected["weights"], rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 @needs_two
 def test_five_samples_are_three_for_each_rank(ended):
     assert [one["drawn"] for one in ended["uneven, planned"]["ranks"]] == [[2, 1] * 2] * 2

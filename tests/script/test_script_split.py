@@ -49,7 +49,7 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_loss_that_is_not_divided_is_refused_before_the_first_step(run):
     ended = run("loss", *OWN)
     assert ended.returncode == 2
@@ -58,7 +58,7 @@ def test_a_loss_that_is_not_divided_is_refused_before_the_first_step(run):
     assert "`(loss / accumulate).backward()`" in ended.stderr
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "after"),
     [

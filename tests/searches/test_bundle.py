@@ -72,7 +72,7 @@ def test_ranks_of_one_type_take_as_many_each(studies):
     assert [plan.settings.parallel.processes for plan in plans] == [3, 3]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_what_cannot_be_shared_is_said(studies):
     study("other.db", 4, fingerprint="sha256:" + "b" * 64)
     study("normed.db", 4, split_error=0.2)

@@ -135,6 +135,7 @@ class Again(TableExecutor):
         return outcome
 
 
+@pytest.mark.medium
 def test_a_round_that_other_work_disturbed_is_measured_again():
     run = run_search(options(), executor=Again([200.0, 50.0, 200.0, 1.0], [0.0, 0.5, 0.0, 0.0]))
     assert run.fresh == [BOTH, REFERENCE] * 3

@@ -172,6 +172,7 @@ def test_a_resumed_search_shows_what_was_measured_before():
     assert sum(event.is_best for event in started.resumed) == 1
 
 
+@pytest.mark.medium
 def test_two_tasks_of_one_name_resume_each_their_own():
     """Two files called model.py in one storage: a resume goes on with the newest study of its own model."""
     other = facts(fingerprint="sha256:" + "b" * 64)

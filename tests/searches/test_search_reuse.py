@@ -40,6 +40,7 @@ def notes(run: Run) -> list[str]:
     return [one.message for one in run.seen(Warned) if "earlier" in one.message or "later" in one.message]
 
 
+@pytest.mark.medium
 def test_at_another_budget_half_of_the_trials_find_the_same_plan():
     """It says what it took over, and the winner is measured by turns with the reference as in any search."""
     first = search(budget=700 * MIB)
@@ -84,6 +85,7 @@ def test_a_store_that_cannot_be_read_is_told_and_ends_no_search(content):
     assert bool(said) == bool(content)
 
 
+@pytest.mark.medium
 def test_what_is_over_a_small_budget_is_known_at_a_large_one():
     """Trials of a smaller budget say what fits a larger one: the second search tries what the first left out."""
     search(budget=500 * MIB)

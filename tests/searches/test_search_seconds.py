@@ -102,6 +102,7 @@ def test_a_search_tells_last_where_all_of_its_seconds_went(changes):
     assert {"starting", "reading", "reference", "between runs"} <= set(known.spent)
 
 
+@pytest.mark.medium
 def test_resume_adds_to_what_the_study_keeps():
     first, first_s = searched(trials=2)
     again, again_s = searched(trials=4, resume=True)

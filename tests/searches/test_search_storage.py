@@ -117,6 +117,7 @@ def test_what_ended_is_in_the_studys_own_file(trial: str, damage: Callable[[Path
     assert len(resumed.measured) == {"trial-000": 4, "trial-003": 1}.get(trial, 0)
 
 
+@pytest.mark.medium
 def test_an_empty_study_file_is_told_of_where_a_study_was_to_be_resumed():
     """As it is when all that was stored was in a write-ahead log that is gone."""
     Path(".autotune").mkdir()
@@ -129,6 +130,7 @@ def test_an_empty_study_file_is_told_of_where_a_study_was_to_be_resumed():
 # One driver
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_another_name_of_the_file_is_the_same_study(link: Callable[[str, str], None]):
     """A second search by it would measure at once on one device; by a hard link SQLite would damage the file."""
@@ -143,6 +145,7 @@ def test_another_name_of_the_file_is_the_same_study(link: Callable[[str, str], N
     assert len(ran.measured) == 4
 
 
+@pytest.mark.medium
 def test_a_lock_whose_file_was_removed_is_taken_again():
     def second() -> None:
         with pytest.raises(StudyError, match="another search is using this study"):
@@ -198,6 +201,7 @@ def with_field(text: str) -> str:
     return json.dumps({**json.loads(text), "of_another_version": 1})
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("table", "key", "new"),
     [

@@ -217,6 +217,7 @@ def test_a_list_of_jobs_becomes_searches_once(here, url, jobs):
     assert again[2]["id"] not in ids
 
 
+@pytest.mark.medium
 def test_what_a_job_list_asks_of_no_service_is_refused_before_anything_is_submitted(here, url, jobs):
     (jobs.parent / "outside.yaml").write_text("schema: autotune/space@1\nprecision: auto\n")
     more = f"  - {{name: third, command: {sys.executable} fits.py, trials: 20000}}\n"

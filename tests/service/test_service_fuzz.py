@@ -72,7 +72,7 @@ def test_nothing_that_is_sent_is_a_failure_of_ours(tmp_path):
     assert {status for statuses in seen.values() for status in statuses} >= {200, 404, 422}
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_nothing_that_is_sent_without_a_token_has_an_effect(tmp_path):
     """The same requests, and nobody who asks: each is refused, and database and files are as they were."""
     state = tmp_path / "state"

@@ -280,6 +280,7 @@ def test_the_reason_to_wait_is_gone_once_it_runs(database):
     assert searches.get(search_id).message == ""
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("died", [False, True], ids=["while it runs", "after its server died"])
 @pytest.mark.parametrize("url", ["sqlite", "postgresql"])
 def test_what_the_database_never_takes_ends_the_search(tmp_path, request, url, died):
@@ -309,6 +310,7 @@ def test_what_the_database_never_takes_ends_the_search(tmp_path, request, url, d
         assert until(client, client.post("/v1/searches", json=spec(client, error="x")).json()["id"], "FAILED")
 
 
+@pytest.mark.medium
 def test_drivers_that_die_one_after_the_other_end_in_an_error(tmp_path):
     """At the third; a trial between them begins the count anew."""
     database = Database(f"sqlite:///{tmp_path}/service.db")
@@ -328,6 +330,7 @@ def test_drivers_that_die_one_after_the_other_end_in_an_error(tmp_path):
     database.close()
 
 
+@pytest.mark.medium
 def test_a_search_that_failed_waits_before_it_is_tried_again(database):
     """10 s, then 60 s, by the database's clock; others are taken meanwhile. It ends at the third failure."""
     search_id, other = queued(database, 2)

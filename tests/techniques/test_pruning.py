@@ -180,6 +180,7 @@ def test_heads_stay_where_they_are_not_asked_for():
     assert (model.num_heads, model.mlp[0].out_features) == (4, 48)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("criterion", ["l1", "lamp", "random"])
 @pytest.mark.parametrize("scope", ["global", "isomorphic"])
 def test_criteria_and_scopes_cut_and_are_repeated_the_same(criterion, scope):
@@ -281,6 +282,7 @@ def test_what_fails_or_hangs_does_so_in_a_child(monkeypatch, model, run, said):
         cut(model, run, How(0.25))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["resnet", "depthwise", "bert", "gpt2"])
 def test_a_pruned_model_is_exported(name):
     model = pruned(name).eval()

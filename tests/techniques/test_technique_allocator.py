@@ -68,6 +68,7 @@ def test_apply_warns_when_the_library_is_not_in_force():
         training_of(line(floats(2)))
 
 
+@pytest.mark.medium
 @each_installed
 def test_a_process_that_has_the_library_is_not_warned(kind):
     code = f"from autotune.techniques.allocator import Allocator; print(Allocator(kind={kind!r}).not_in_force())"

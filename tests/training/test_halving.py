@@ -102,6 +102,7 @@ def test_the_job_goes_on_as_if_it_had_had_the_halved_batch_from_the_start(in_bac
     assert (halved.batch, halved.times_halved) == (Batch(micro=4, accumulate=4), 1)
 
 
+@pytest.mark.medium
 def test_from_the_first_step_on_it_is_the_same_to_the_bit():
     with pytest.warns(UserWarning, match="out of memory"):
         losses, parameters = trained(training(8, 2, Device(most=3)))

@@ -235,6 +235,7 @@ def test_both_halve_and_train_as_they_would_have_with_half_the_micro_batch(pair,
     assert all(set(one["passes"][at + 1 :]) == {2} for one, at in zip((first, second), last, strict=True))
 
 
+@pytest.mark.slow
 def test_it_is_told_once_with_who_ran_out(pair):
     first, second = (one["cases"]["in a step's last backward"]["told"] for one in pair)
     (said,) = first

@@ -83,6 +83,7 @@ def test_a_plan_that_was_read_as_text_says_how_its_weights_are_found(recovered):
         autotune.apply(plan, line(floats(4)))
 
 
+@pytest.mark.medium
 def test_a_trial_writes_what_its_recovery_made_and_apply_makes_the_same_model(tmp_path, local_executor):
     """Six of eight hidden units stay, with the untouched model as their teacher."""
     shutil.copy(TASKS / "healthy.py", tmp_path)

@@ -169,6 +169,7 @@ def test_persistent_workers_end_with_their_loader():
     assert worker._closed or not worker.is_alive()
 
 
+@pytest.mark.medium
 def test_workers_end_by_themselves_where_the_garbage_collector_ends_them(monkeypatch):
     """In a cycle of the user's: torch kills none, for which it would first have waited for 5 s."""
     setting = DataLoading(num_workers=2, persistent_workers=True)

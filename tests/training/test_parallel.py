@@ -238,6 +238,7 @@ def test_two_processes_train_what_one_does(pair, name, kind):
     assert torch.allclose(torch.tensor(first), torch.tensor(alone), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_process_draws_its_own_samples_and_dropout(pair):
     """From the same initial weights; together the samples are those of an epoch, in an order that the user's sampler
     draws from what is random in each."""

@@ -120,6 +120,7 @@ def test_unequal_shares_train_what_one_process_does(pair, shares, what):
         assert torch.allclose(torch.tensor(one)[:, 1:], torch.tensor(alone)[:, 1:], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_shards_of_unequal_micro_batches_train_the_same(pair):
     """Gathers in forward want as many micro-batches of each rank, and not as large ones."""
     alone = steps(autotune.apply(Plan(settings=Settings(batch=WHOLE)), task(), seed=5))
