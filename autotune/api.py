@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from .commands.estimate import check, estimate_task
 from .commands.interrupts import interrupts
-from .commands.search import search_on
+from .commands.search import check_asked, search_on
 from .commands.verify import job_of, verify_plan
 from .commands.where import Where, default_device, trials
 from .errors import UserError
@@ -68,6 +68,7 @@ def search(
         "device": kind,
     }
     asked = _read(SearchOptions, {**stated, **options})
+    check_asked(asked)
     where = Where(executor, address, is_script, device_name=name, is_command=False)
     with _said(asked) as observe, _running(where, asked.task, kind) as (opened, stop):
         return search_on(asked, opened, observe, stop)

@@ -68,6 +68,12 @@ def test_what_is_no_option_or_no_value_is_said_before_anything_runs(options, sai
         autotune.search("model.py", executor="local", **options)
 
 
+@pytest.mark.parametrize("option", [{"flags": "off"}, {"scratch": "copy"}])
+def test_options_of_scripts_are_refused_for_a_task(task, option):
+    with pytest.raises(UserError, match="is for a script's"):
+        autotune.search(task, executor="local", **option)
+
+
 def test_a_size_that_is_none_is_said():
     with pytest.raises(UserError, match="device_memory: not a size: 'much'"):
         autotune.estimate("model.py", device_memory="much")

@@ -110,7 +110,7 @@ def batch(
 
     JOBS.YAML lists them: {jobs: [{name: a, task: model.py, budget: 8GiB}, {name: b, task: model.py, budget: 4GiB}]}.
     Each also takes command (in place of task), priority, output (of its plan), device, and each option of `autotune
-    search` from --budget to --keep-weights, with _ for -: max_time, allow_split.
+    search` in the groups Budget to Quality of its help, scratch and ablate: with _ for -, as in max_time.
 
     Each free device goes to the trial, over all jobs, that is expected to gain the most for each second, times the
     job's priority. Jobs of one task begin with what the others measured, today or earlier, once one configuration was

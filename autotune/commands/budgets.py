@@ -15,6 +15,7 @@ from ..searches.options import SearchOptions
 from ..searches.store.results import Results
 from ..searches.store.storage import default_storage
 from .batch import WhatToTune, as_document, executors_for, preview, run_jobs, tell_of
+from .search import check_asked
 from .where import Where
 
 _NOT_TAKEN = ("storage", "require_proof", "progress")
@@ -43,6 +44,7 @@ def search_budgets(
     """
     if given := options.given(_NOT_TAKEN):
         raise UserError(f"--budget {','.join(budgets)}: several cannot be had with {', '.join(given)}. Leave that out.")
+    check_asked(options)
     jobs = _jobs(options, budgets, device)
     if options.command is None:
         check_task(options.task)

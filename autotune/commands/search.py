@@ -37,13 +37,8 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     Returns:
         The exit code: 0, 3 where ``--require-proof`` finds none, or 130 after a Ctrl-C.
     """
-    if options.command is None:
-        refuse_script(options.task)  # before anything is said of reading it
+    check_asked(options)  # before anything is said of reading the task
     stop, here = threading.Event(), Path.cwd()
-    if options.command is None and options.given(["scratch"]):
-        raise UserError("--scratch is for a script's trials. Those of a task file call its functions alone.")
-    if options.command is None and options.given(["flags"]):
-        raise UserError("--flags is for a script's own. A task file states its batch: batch_size, micro_batch_size.")
     changes = Changes(here, *_own_files(options)) if options.command is not None else None
     time_budget = TimeBudget(options.trial_time, options.max_time)  # the executor's start is in the time that was given
     spent: list[Spent] = []
@@ -86,6 +81,21 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
         with listened_to(sys.stdout):
             print(options.output)
     return code
+
+
+def check_asked(options: SearchOptions) -> None:
+    """Refuse a script in a task's place, and options of scripts for a task, before anything starts.
+
+    Raises:
+        UserError: so it is.
+    """
+    if options.command is not None:
+        return
+    refuse_script(options.task)
+    if options.given(["scratch"]):
+        raise UserError("--scratch is for a script's trials. Those of a task file call its functions alone.")
+    if options.given(["flags"]):
+        raise UserError("--flags is for a script's own. A task file states its batch: batch_size, micro_batch_size.")
 
 
 def search_on(

@@ -64,7 +64,7 @@ class SearchSpec(Job):
 
     @field_validator("trials")
     @classmethod
-    def _ends_one_day(cls, trials: int) -> int:
+    def _are_not_too_many(cls, trials: int) -> int:
         if trials > _MOST_TRIALS:
             raise ValueError(f"at most {_MOST_TRIALS} were expected")
         return trials
