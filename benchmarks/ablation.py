@@ -1,7 +1,7 @@
 """What each part of a search's machinery is worth: the replays of `benchmarks.replay` without it.
 
     python -m benchmarks.ablation --variant "prior alone" --seeds 20 --keep
-    python -m benchmarks.ablation --kept                  # the table of docs/ablation.md, from the newest kept rows
+    python -m benchmarks.ablation --kept                  # docs/evidence/ablation.md, from the newest kept rows
 
 A variant changes who proposes, or what is predicted of the tables' configurations. Rows of parts that are gone were
 kept when they went.

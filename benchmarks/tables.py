@@ -26,7 +26,8 @@ _SMALLER_HEADER = "| layer 512 → 2048 | numbers stored, of the whole layer's |
 _MAIN = ("as built", "input")
 
 
-PAGES = tuple(HERE.parent / "docs" / name for name in ("layers.md", "layers-measured.md", "pruning.md"))
+_DOCS = HERE.parent / "docs"
+PAGES = (_DOCS / "inside" / "layers.md", _DOCS / "evidence" / "layers-measured.md", _DOCS / "more" / "pruning.md")
 """What has tables."""
 
 

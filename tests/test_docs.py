@@ -25,7 +25,8 @@ def test_the_index_names_every_page_and_says_nothing_twice():
     index = (docs / "README.md").read_text(encoding="utf-8")
     lines = [line for line in index.splitlines() if line]
     assert len(lines) == len(set(lines))
-    assert [page.name for page in docs.glob("*.md") if f"({page.name})" not in index] == ["README.md"]
+    pages = (str(page.relative_to(docs)) for page in docs.rglob("*.md"))
+    assert [page for page in pages if f"({page})" not in index] == ["README.md"]
 
 
 def test_the_picture_is_of_the_readmes_search():

@@ -20,7 +20,7 @@ from autotune.cli import app
 from autotune.search_spaces import SearchSpace
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _INLINE = re.compile(r"`(autotune [a-z][^`]*)`")
@@ -118,5 +118,5 @@ def test_python_compiles_and_names_what_exists(page: Path, text: str):
 
 
 def test_the_shown_plan_is_the_golden_file():
-    shown = next(blocks(ROOT / "docs" / "plan.md", "yaml"))
+    shown = next(blocks(ROOT / "docs" / "use" / "plan.md", "yaml"))
     assert shown == (ROOT / "tests" / "golden" / "plan.yaml").read_text(encoding="utf-8")

@@ -2,10 +2,10 @@
 
     python -m benchmarks.faults [--kind KIND]... [--only NAME]... [--executor local]... [--lanes 3] [--keep LABEL]
 
-Each has folders, a ``/tmp`` and a ``/dev/shm`` of its own. Looked at are the exit code (docs/cli.md), one clear message
-without a traceback or a raw escape character, stored rows that are the same as before, nothing measured twice, no
-outcome of an environment's failure, and no process and no file that is left. Exits with 1 where one failed. What is
-told as undefended is counted apart, with its reason. ``--keep`` adds a row for each kind, with what failed, to
+Each has folders, a ``/tmp`` and a ``/dev/shm`` of its own. Looked at are the exit code (docs/use/commands.md), one
+clear message without a traceback or a raw escape character, stored rows that are the same as before, nothing measured
+twice, no outcome of an environment's failure, and no process and no file that is left. Exits with 1 where one failed.
+What is told as undefended is counted apart, with its reason. ``--keep`` adds a row for each kind, with what failed, to
 results/faults-cpu.jsonl.
 """
 

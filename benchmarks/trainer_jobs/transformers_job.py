@@ -18,7 +18,7 @@ _STOCK: dict[str, Any] = {"use_cpu": True, "report_to": [], "save_strategy": "no
 
 
 class Planned(PlanMixin, Trainer):
-    """As docs/integrations.md has it."""
+    """As docs/use/frameworks.md has it."""
 
 
 def task_of(case: str) -> autotune.Task:

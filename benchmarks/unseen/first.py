@@ -1,4 +1,4 @@
-"""Models of kinds that the estimator was not developed on; docs/estimate.md has their first run, and what it mended."""
+"""Models of kinds that the estimator was not developed on; docs/inside/estimates.md has their first run."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def problem(of: Table, budget: str = "middle") -> Problem:
 
 
 def test_in_recorded_tables_what_buys_memory_is_faster_no_more_often_than_by_chance():
-    """What lets a search leave it out where no memory is wanting; docs/search.md has the numbers. Of variants that were
-    just as fast, one in 44 would be faster by two standard errors of a difference."""
+    """What lets a search leave it out where no memory is wanting; docs/inside/search.md has the numbers. Of variants
+    that were just as fast, one in 44 would be faster by two standard errors of a difference."""
     num_variants = num_faster = 0
     for path in sorted((HERE / "replay" / "tables").glob("*.jsonl")):
         recorded = load_table(path)

@@ -25,7 +25,7 @@ pytest.importorskip("accelerate")
 
 
 class Planned(PlanMixin, transformers.Trainer):
-    """As docs/integrations.md has it."""
+    """As docs/use/frameworks.md has it."""
 
 
 STOCK: dict[str, Any] = {

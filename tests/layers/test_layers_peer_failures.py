@@ -1,4 +1,4 @@
-"""What the published memory-saving layers get wrong, and these do not. docs/layers.md has the list.
+"""What the published memory-saving layers get wrong, and these do not. docs/inside/layers.md has the list.
 
 Source: plutonium-239/memsave_torch at 154f88c, on torch 2.13. Failures that test_layers.py has a test for are not here.
 """
@@ -152,7 +152,8 @@ def test_a_mask_that_hooks_on_saved_tensors_do_not_see_is_counted():
 
 def test_the_documented_list_names_tests_that_there_are():
     here = Path(__file__).parent
-    listed = (here.parents[1] / "docs" / "layers.md").read_text().partition("## What the published implementation")[2]
+    page = here.parents[1] / "docs" / "inside" / "layers.md"
+    listed = page.read_text().partition("## What the published implementation")[2]
     sources = "".join((here / name).read_text() for name in ("test_layers.py", "test_layers_peer_failures.py"))
     named = set(re.findall(r"`(test_\w+)`", listed))
     assert named

@@ -92,9 +92,9 @@ def test_clipping_sees_true_gradients(fused: bool):
 
 
 def test_the_documented_clipping_runs_and_clips():
-    """The very block of docs/task.md: a gradient of 4 is 1 by the time that the optimizer reads it, and the average
-    is there after the step."""
-    text = (Path(__file__).parents[2] / "docs" / "task.md").read_text()
+    """The very block of docs/use/your-job.md: a gradient of 4 is 1 by the time that the optimizer reads it, and the
+    average is there after the step."""
+    text = (Path(__file__).parents[2] / "docs" / "use" / "your-job.md").read_text()
     block = text.partition("## After the backward pass")[2].partition("```python\n")[2].partition("```")[0]
     names = {"torch": torch, "nn": torch.nn}
     exec(block, names)

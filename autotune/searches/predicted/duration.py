@@ -11,8 +11,8 @@ from ..time_budget import NUM_FINALISTS, NUM_REPEATS
 from ..winner.by_turns import NUM_ROUNDS_BY_TURNS, turn_s
 
 _LIKELY_TRIALS = 11
-"""Trials after which the sampler ``gain`` usually stops, by replays (docs/search.md). Searches of two examples took 4
-to 15, the median 9 (benchmarks/results/search-time-cpu.jsonl)."""
+"""Trials after which the sampler ``gain`` usually stops, by replays (docs/inside/search.md). Searches of two examples
+took 4 to 15, the median 9 (benchmarks/results/search-time-cpu.jsonl)."""
 _AT_LEAST_MORE = 2
 """Trials that are still expected when ``gain`` has run for longer than that."""
 FRESH_EXTRA_S = 3.0

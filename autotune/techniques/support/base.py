@@ -158,7 +158,7 @@ class Technique(BaseModel):
         """The prior of a search for what counted work leaves out: mean and standard deviation of the natural logarithm
         of the speed with this setting over that with the user's own.
 
-        What trades time was measured to take 1.08 times as long at the median (docs/layers-measured.md).
+        What trades time was measured to take 1.08 times as long at the median (docs/evidence/layers-measured.md).
         """
         return (-0.1, 0.1) if self.trades_time and self != type(self)() else (0.0, 0.0)
 
