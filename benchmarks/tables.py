@@ -27,7 +27,7 @@ _MAIN = ("as built", "input")
 
 
 _DOCS = HERE.parent / "docs"
-PAGES = (_DOCS / "inside" / "layers.md", _DOCS / "evidence" / "layers-measured.md", _DOCS / "more" / "pruning.md")
+PAGES = (_DOCS / "inside" / "layers.md", _DOCS / "evidence" / "layers-measured.md", _DOCS / "more" / "quality.md")
 """What has tables."""
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _RATIOS = (0.25, 0.5)
-"""That are worth trying: less than a fifth saved 1 to 7 % of the time (docs/more/pruning.md)."""
+"""That are worth trying: less than a fifth saved 1 to 7 % of the time."""
 _MAX_BYTES = 2**26
 """Of a record's file."""
 
