@@ -5,25 +5,26 @@ A table stands under a comment that names it: `<!-- table: layers -->`.
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from .layer_models import CASES, MODELS
+from .layer_models import MODELS
 from .rows import HERE, load_rows
 from .single_layers import LAYERS
 
 __all__ = ["PAGES", "filled"]
 
 Row = dict[str, Any]
-_MODEL_HEADER = (
-    "| model | what trains | kept by stock, MiB | peer | here | peak of stock, MiB | peer | here | time: peer | here |"
-)
-_LAYER_HEADER = "| layer | trains | stock | peer | here | least | peak: peer | here | time |"
+_MODEL_HEADER = "| model | kept by stock, MiB | peer | here | peak: peer | here | time: peer | here |"
+_LAYER_HEADER = "| layer | stock | peer | here | least | peak: peer | here | time |"
 _PRUNING_HEADER = "| model | parameters | of them left | time | found in | what was left, or why it is refused |"
 _SMALLER_HEADER = "| layer 512 → 2048 | numbers stored, of the whole layer's | time, of the whole layer's |"
-_MAIN = ("as built", "input")
+_MAIN = ("as built", "exact")
+_MORE = (("input", "exact"), ("as built", "recompute"), ("as built", "rounding"), ("input", "rounding"))
+"""What trains, and the kind of layers, beside all of a model and exact ones."""
 
 
 _DOCS = HERE.parent / "docs"
@@ -46,16 +47,32 @@ def filled(text: str) -> str:
     return re.sub(r"(<!-- table: (.+) -->\n)(?:\|.*\n)*", lambda found: f"{found[1]}{_TABLES[found[2]]()}\n", text)
 
 
-def _model_table(kind: str, cases: Iterable[str]) -> str:
-    rows = _newest(kind, "model")
-    keys = ((model, case) for model in MODELS for case in cases)
-    return _table(_MODEL_HEADER, (_model_cells(rows[key]) for key in keys if key in rows))
+def _model_table(which: Iterable[tuple[str, str]]) -> str:
+    """Each model, by what trains and the kind of layers; not where that kind keeps what exact layers keep."""
+    exact = _newest("exact", "model")
+    rows = [(case, kind, _newest(kind, "model")) for case, kind in which]
+    return _table(
+        _MODEL_HEADER,
+        (
+            _model_cells(", ".join([model, *(what for what in (case, kind) if what not in _MAIN)]), found[model, case])
+            for case, kind, found in rows
+            for model in MODELS
+            if (model, case) in found and (kind == "exact" or _ours(found[model, case]) < _ours(exact[model, case]))
+        ),
+    )
+
+
+def _ours(row: Row) -> float:
+    return round(row["kept_ratio"]["ours"], 3)
 
 
 def _layer_table() -> str:
+    """Each layer that keeps less than stock's, by what trains; the others in one row."""
     rows = _newest("exact", "layer")
-    keys = ((name, case) for name, layer in LAYERS.items() for case, _ in layer.cases())
-    return _table(_LAYER_HEADER, (_layer_cells(rows[key]) for key in keys))
+    every = [rows[name, case] for name, layer in LAYERS.items() for case, _ in layer.cases()]
+    saves = [row["kept_bytes"]["ours"] < row["kept_bytes"]["stock"] for row in every]
+    others = [row for row, less in zip(every, saves, strict=True) if not less]
+    return _table(_LAYER_HEADER, [*map(_layer_cells, itertools.compress(every, saves)), _other_cells(others)])
 
 
 def _newest(kind: str, of: str) -> dict[tuple[str, str], Row]:
@@ -69,24 +86,29 @@ def _table(header: str, rows: Iterable[Iterator[str]]) -> str:
     return "\n".join([header, rule, *(f"| {' | '.join(cells)} |" for cells in rows)])
 
 
-def _model_cells(row: Row) -> Iterator[str]:
-    low, high = row["time_spread"]["ours"]
-    yield from (row["model"], row["case"])
+def _model_cells(name: str, row: Row) -> Iterator[str]:
+    yield from (name, f"{row['kept_bytes']['stock'] / 2**20:.0f}")
     for key, digits in (("kept", 3), ("peak", 2)):
-        stock = row[f"{key}_bytes"]["stock"] / 2**20
-        yield f"{stock:.0f}" if stock >= 1 else f"{stock:.2f}"
         yield _of_peer(row, row[f"{key}_ratio"], digits)
         yield f"{row[f'{key}_ratio']['ours']:.{digits}f}"
     yield _of_peer(row, row["time_ratio"], 2)
-    yield f"{row['time_ratio']['ours']:.2f} ({low:.2f} to {high:.2f})"
+    low, high = row["time_spread"]["ours"]
+    yield f"{row['time_ratio']['ours']:.2f} ({low:.2f}–{high:.2f})"
 
 
 def _layer_cells(row: Row) -> Iterator[str]:
     kept = {key: value / row["input_bytes"] for key, value in row["kept_bytes"].items()}
-    yield from (row["layer"], row["case"], f"{kept['stock']:.3f}", _of_peer(row, kept, 3), f"{kept['ours']:.3f}")
+    frozen = ", frozen" if row["case"] == "frozen" else ""
+    yield from (f"{row['layer']}{frozen}", f"{kept['stock']:.3f}", _of_peer(row, kept, 3), f"{kept['ours']:.3f}")
     yield "" if row["least"] is None else f"{row['least']:.3f}".rstrip("0").rstrip(".")
     yield _of_peer(row, row["peak_ratio"], 2)
     yield from (f"{row[key]['ours']:.2f}" for key in ("peak_ratio", "time_ratio"))
+
+
+def _other_cells(rows: Sequence[Row]) -> Iterator[str]:
+    times = sorted(row["time_ratio"]["ours"] for row in rows)
+    yield from (f"the other {len(rows)}", "", "", "as stock", "", "", "")
+    yield f"{statistics.median(times):.2f} ({times[0]:.2f}–{times[-1]:.2f})"
 
 
 def _pruning_table() -> str:
@@ -125,10 +147,8 @@ def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
 
 
 _TABLES: dict[str, Callable[[], str]] = {
-    "models": lambda: _model_table("exact", _MAIN),
-    "models, recompute": lambda: _model_table("recompute", _MAIN),
-    "models, rounding": lambda: _model_table("rounding", _MAIN),
-    "models, other cases": lambda: _model_table("exact", [case for case in CASES if case not in _MAIN]),
+    "models": lambda: _model_table([_MAIN]),
+    "models, more": lambda: _model_table(_MORE),
     "layers": _layer_table,
     "pruning": _pruning_table,
     "smaller layers": _smaller_table,

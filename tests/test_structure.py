@@ -111,6 +111,14 @@ def test_the_wheel_has_every_package():
     assert {*named} == {".".join(path.parent.parts) for path in SOURCES if path.name == "__init__.py"}
 
 
+def test_the_picture_of_the_architecture_has_the_floors():
+    """In their order: of each line the parts, which its description follows after some space."""
+    page = (ROOT / "docs" / "inside" / "architecture.md").read_text(encoding="utf-8")
+    picture = page.partition("```text\n")[2].partition("```")[0]
+    lines = [re.split(r" {2,}", line)[0] for line in picture.splitlines() if not line.startswith(" ")]
+    assert [tuple(line.split(", ")) for line in lines] == [*FLOORS]
+
+
 @pytest.mark.medium
 def test_imports_point_down():
     """Also inside functions and for annotations."""
