@@ -16,12 +16,12 @@ from ..batch.run import Batch, JobRun, job_run, prepare_batch
 from ..errors import AutotuneError, Interrupted
 from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
-from ..report.words import count
 from ..results import PreviewedJob
 from ..searches.store.results import Results
 from ..searches.store.storage import default_storage
 from ..techniques import Facts
 from ..units import format_percent
+from ..words import count
 from ..workers.devices import split_device
 from .interrupts import interrupts
 from .preview import preview_search

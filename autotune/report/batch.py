@@ -21,10 +21,10 @@ from ..searches.options import SearchOptions
 from ..searches.time_budget import NUM_REPEATS
 from ..searches.winner.unlike import MOST_PLANS
 from ..units import format_duration, size
+from ..words import count, rate, roughly, times
 from .displays.lines import line, phase_words
 from .displays.progress import Progress
 from .printing import tell
-from .words import count, rate, roughly, times
 
 _STYLES = {"done": "green", "failed": "red", "bug": "red", "nothing fits": "red", "interrupted": "yellow"}
 _FIXED_ROWS = 6

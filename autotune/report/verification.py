@@ -12,10 +12,9 @@ from ..plan import Plan
 from ..results import Verification
 from ..searches.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from ..units import size
-from .displays.lines import facts_words
+from ..words import facts_words, outcome_words, settings_words
 from .show import evaluation_words, peak_words, speed_words
 from .tables import rows_table
-from .words import outcome_words, settings_words
 
 _MOST_RANKS = 4
 """Processes whose peaks are told one by one."""

@@ -17,11 +17,11 @@ from ...errors import UserError
 from ...files import check_output, write_text
 from ...plain_yaml import dump_yaml, explain
 from ...report.printing import listened_to, print_json, tell
-from ...report.words import count
 from ...service.client import Client, ServiceError
 from ...service.spec import SearchSpec
 from ...service.store.states import RESUMABLE, TERMINAL
 from ...task_file import split_source
+from ...words import count
 from .searches import Server, exit_code, print_searches, row
 
 if TYPE_CHECKING:

@@ -27,9 +27,8 @@ from ...searches.events import (
     Warned,
 )
 from ...searches.options import SearchOptions
+from ...words import facts_words, outcome_words, settings_words
 from ...workers import Measured, Outcome, OutOfMemory
-from ..words import outcome_words, settings_words
-from .lines import facts_words
 from .progress import Progress
 
 

@@ -26,11 +26,9 @@ from ...searches.events import (
 )
 from ...searches.options import SearchOptions
 from ...searches.time_budget import NUM_REPEATS
-from ...techniques import Facts
-from ...techniques.batch import Batch
 from ...units import format_duration
+from ...words import count, facts_words, outcome_words, over_reference, settings_words
 from ..spent import spent_words
-from ..words import count, outcome_words, over_reference, settings_words
 from .progress import Progress, anchor_label, finalist_label, trial_label, without_label
 
 _LONG_TRIAL_S = 30.0
@@ -157,38 +155,3 @@ def round_words(number: int, whole: int | None = None) -> str:
     if number == 0:
         return "to choose the best"
     return f"round {number}" + (f" of {whole}" if whole is not None else "")
-
-
-def facts_words(facts: Facts) -> str:
-    """The model, the data and the device in one line."""
-    parts = [f"{_millions(facts.num_parameters)} parameters"]
-    if facts.num_trainable < facts.num_parameters:
-        parts[0] += f" ({_millions(facts.num_trainable)} train)"
-    if facts.num_blocks:
-        parts.append(f"{facts.num_blocks} blocks of {facts.block_name}")
-    if facts.dataset_length is not None:
-        parts.append(count(facts.dataset_length, "sample"))
-    held = "" if facts.effective_batch_held else ", assumed" if facts.effective_batch_assumed else ", free"
-    held = ", varying" if facts.batch_varies else held
-    own = Batch.reference(facts)
-    cut = f" ({_cut(own)})" if own.accumulate > 1 and not facts.batch_varies else ""
-    parts.append(f"batch {facts.effective_batch}{held}{cut}")
-    if facts.ranks > 1:
-        parts.append(f"{facts.shared_by} over {facts.ranks} processes")
-    if facts.precision is not None:
-        parts.append(f"in {facts.precision}")
-    if facts.max_grad_norm is not None:
-        parts.append(f"clipped at {facts.max_grad_norm:g}")
-    return f"{', '.join(parts)}; on {facts.device.name} ({facts.device.type})"
-
-
-def _cut(batch: Batch) -> str:
-    """``8 × 4``; ``8 × 3, then 6`` where the last is smaller."""
-    rest = batch.num_samples % batch.micro
-    return f"{batch.micro} × {batch.accumulate - 1}, then {rest}" if rest else f"{batch.micro} × {batch.accumulate}"
-
-
-def _millions(number: int) -> str:
-    if number < 10_000:
-        return str(number)
-    return f"{number / 1e6:.2f} M" if number < 10**9 else f"{number / 1e9:.2f} G"

@@ -18,8 +18,8 @@ from rich.text import Text
 from ...searches.events import Event, TrialEnded, Warned
 from ...searches.options import SearchOptions
 from ...units import format_bytes, format_duration, size
+from ...words import over_reference, rate, remark, settings_words, times
 from ...workers import Measured, Outcome, OutOfMemory
-from ..words import over_reference, rate, remark, settings_words, times
 from .lines import line, opening, phase_words, round_words, still
 from .progress import Ended, Progress, finalist_label
 

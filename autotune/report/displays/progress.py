@@ -33,8 +33,8 @@ from ...searches.predicted.duration import Costs, Runs, likely_s, likely_trials,
 from ...searches.time_budget import NUM_FINALISTS, NUM_REPEATS
 from ...searches.winner.by_turns import NUM_ROUNDS_BY_TURNS, have_room
 from ...techniques import Facts, Settings
+from ...words import remark
 from ...workers import Measured, Outcome
-from ..words import remark
 
 _OF_REFERENCE = ("rounded", "quality")
 """Phases that hardly another trial has."""
