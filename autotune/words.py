@@ -45,6 +45,23 @@ def facts_words(facts: Facts) -> str:
     return f"{', '.join(parts)}; on {facts.device.name} ({facts.device.type})"
 
 
+def trial_label(number: int) -> str:
+    """How a trial is called: 0 is the reference."""
+    return "reference" if number == 0 else f"trial {number}"
+
+
+def finalist_label(number: int) -> str:
+    """How a finalist's run is called."""
+    return "reference again" if number == 0 else f"trial {number} again"
+
+
+def round_words(number: int, whole: int | None = None) -> str:
+    """Round 0 chooses among the finalists; those after it are reported."""
+    if number == 0:
+        return "to choose the best"
+    return f"round {number}" + (f" of {whole}" if whole is not None else "")
+
+
 def outcome_words(outcome: Outcome, budget: Budget) -> str:
     """What came of a trial, on one line."""
     said = remark(outcome, budget)

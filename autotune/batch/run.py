@@ -18,7 +18,8 @@ from ..files import read_text, write_text
 from ..plain_yaml import dump_yaml, read_yaml
 from ..plan import Plan, load_plan
 from ..searches.driver import search
-from ..searches.events import INTERRUPTED, Event, TrialEnded, TrialStarted
+from ..searches.event import Event
+from ..searches.events import INTERRUPTED, TrialEnded, TrialStarted
 from ..searches.events import Inspected as InspectedEvent
 from ..searches.options import SearchOptions
 from ..searches.reuse import Reuse

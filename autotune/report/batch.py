@@ -16,7 +16,8 @@ from rich.text import Text
 from ..batch.run import Batch, JobRun
 from ..results import PreviewedJob
 from ..searches.budget import asked, budget_words
-from ..searches.events import Event, TrialStarted, Warned
+from ..searches.event import Event
+from ..searches.events import TrialStarted, Warned
 from ..searches.options import SearchOptions
 from ..searches.time_budget import NUM_REPEATS
 from ..searches.winner.unlike import MOST_PLANS

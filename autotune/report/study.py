@@ -14,10 +14,9 @@ from ..searches.store.tried import Tried
 from ..searches.winner.ablation import Share, counterparts, shares
 from ..searches.winner.evidence import combine, gain, undisturbed
 from ..units import format_duration, size
-from ..words import count, facts_words, outcome_words, percent, rate, settings_words, spread, times
+from ..words import count, facts_words, outcome_words, percent, rate, settings_words, spread, times, trial_label
 from ..workers import Measured, OutOfMemory
 from .charts.scatter import Bar
-from .displays.progress import trial_label
 from .show import found_rows
 
 _LONGEST = 240

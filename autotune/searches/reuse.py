@@ -17,7 +17,8 @@ from ..techniques import Device, Facts, Settings
 from ..units import format_percent
 from ..workers import Measured, Outcome, OutOfMemory
 from .budget import asked
-from .events import BudgetKnown, Event, FinalistEnded, Inspected, TrialEnded
+from .event import Event
+from .events import BudgetKnown, FinalistEnded, Inspected, TrialEnded
 from .options import QUALITY, SearchOptions
 from .requests import reference_settings
 from .session import Session
