@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from ..batch.result import JobResult
 from ..batch.run import Batch, JobRun
 from ..results import PreviewedJob
 from ..searches.budget import asked, budget_words
@@ -104,12 +105,12 @@ class Watch:
         return f"{doing}{best}"
 
 
-def outcome_table(jobs: Sequence[JobRun]) -> RenderableType:
+def outcome_table(jobs: Sequence[JobResult]) -> RenderableType:
     """What came of each job."""
     return _table([(run, run.why.split("\n")[0] or str(run.options.output)) for run in jobs])
 
 
-def _table(rows: Sequence[tuple[JobRun, str]]) -> Table:
+def _table(rows: Sequence[tuple[JobResult, str]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("job", "budget", "state"):
         table.add_column(heading, no_wrap=True)
