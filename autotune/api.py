@@ -27,7 +27,7 @@ from .report.displays.live import saying
 from .report.printing import console
 from .results import Estimation, Verification, WhatToEstimate
 from .script.command import script_name
-from .searches.events import Event
+from .searches.event import Event
 from .searches.options import HowToSearch, SearchOptions, read_bytes
 from .workers import Executor
 from .workers.devices import split_device
@@ -103,7 +103,7 @@ def verify(
     assert device is not None, "set above"
     where = Where(executor, address, command is not None, is_command=False)
     with _running(where, source, device) as (opened, _):
-        return verify_plan(found, source, opened, lambda event: None, asked.trial_time, command, asked.scratch)
+        return verify_plan(found, source, opened, lambda words: None, asked.trial_time, command, asked.scratch)
 
 
 def estimate(

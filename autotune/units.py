@@ -1,6 +1,6 @@
 """Bytes, durations and ratios as people write them, and any text so that a terminal only shows it.
 
-Only ``cli``, ``report``, error messages and the YAML schema use the text forms.
+Only ``cli``, ``report``, ``words``, error messages and the YAML schema use the text forms.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ FLOORS = (
     ("results",),
     ("batch",),
     ("searches",),
-    ("script",),
+    ("script", "words"),
     ("workers",),
     ("estimates",),
     ("measure",),

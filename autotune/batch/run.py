@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 import time
@@ -11,26 +10,24 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import AutotuneError, Interrupted, NothingFits, OutOfTime, UserError
-from ..files import read_text, write_text
-from ..plain_yaml import dump_yaml, read_yaml
+from ..files import read_text
+from ..plain_yaml import read_yaml
 from ..plan import Plan, load_plan
 from ..searches.driver import search
-from ..searches.events import INTERRUPTED, Event, TrialEnded, TrialStarted
-from ..searches.events import Inspected as InspectedEvent
-from ..searches.options import SearchOptions
+from ..searches.event import Event
+from ..searches.events import INTERRUPTED, Inspected, TrialEnded, TrialStarted
 from ..searches.reuse import Reuse
 from ..searches.store.results import Key, Results
 from ..searches.time_budget import NUM_REPEATS, TimeBudget
-from ..techniques import Device
 from ..workers import Executor, Measured, Outcome
 from .jobs import SUMMARY, Job, Jobs
 from .lane import Inspecting, References, Sharing
+from .result import JobResult, write_summary
 from .turns import Turn, Turns
 
-State = Literal["waiting", "running", "done", "nothing fits", "interrupted", "failed", "bug"]
 _LOOK_S = 0.1
 """Seconds between two looks for free devices and for Ctrl-C."""
 _UNKNOWN_GAIN = 1.0
@@ -40,38 +37,24 @@ _LEAST_GAIN = 0.01
 
 
 @dataclass
-class JobRun:
-    """A job and what has come of it."""
+class JobRun(JobResult):
+    """A job that runs here."""
 
-    job: Job
-    options: SearchOptions
     where: str = "cpu"
     """The device that it asks for: ``cuda``, or ``cuda:A100``."""
-    state: State = "waiting"
-    device: Device | None = None
-    """As the worker read it."""
     device_s: float = 0.0
-    """Device time that it has used, seconds."""
     num_runs: int = 0
     """Processes that it has run on a device, including those that measure nothing."""
-    plan: Plan | None = None
-    why: str = ""
-    """Why there is no plan, or not the best."""
     settled: threading.Event = field(default_factory=threading.Event)
     """It has explored everything, unless a finalist is disqualified."""
     _reference: float | None = field(default=None, init=False)
     _best: float | None = field(default=None, init=False)
     _trial_s: float = field(default=1.0, init=False)
 
-    @property
-    def spec(self) -> str:
-        """Hash of what was asked for."""
-        return hashlib.sha256(self.job.model_dump_json().encode()).hexdigest()[:16]
-
     def observe(self, event: Event, turn: Turn) -> None:
         """Note what the next runs may gain, by which the next trial is chosen."""
         match event:
-            case InspectedEvent(facts):
+            case Inspected(facts):
                 self.device = facts.device
             case TrialEnded(outcome=Measured(measurement=measurement, seconds=seconds)):
                 self._trial_s = seconds or self._trial_s
@@ -85,19 +68,6 @@ class JobRun:
                 known = self._reference and self._best
                 gain = math.log(self._best / self._reference) if known else _UNKNOWN_GAIN  # type: ignore[operator]
                 turn.promise = max(gain, _LEAST_GAIN) / (2 * NUM_REPEATS * self._trial_s)
-
-    def as_row(self) -> dict[str, Any]:
-        """For the summary."""
-        row: dict[str, Any] = {"name": self.job.name, "state": self.state, "spec": self.spec}
-        if self.device is not None:
-            row["device"] = self.device.name
-        if self.plan is not None and self.plan.search is not None:
-            row["plan"] = str(self.options.output)
-            row |= {"trials": self.plan.search.trials, "known": self.plan.search.known or 0}
-            if self.plan.gain is not None:
-                row["gain"] = self.plan.gain.speed
-        row |= {"device_s": round(self.device_s, 1), "why": self.why}
-        return {name: value for name, value in row.items() if value not in (None, "")}
 
 
 @dataclass
@@ -142,9 +112,7 @@ class Batch:
             UserError: it cannot be written.
         """
         with self._lock:
-            rows = [run.as_row() for run in self.jobs]
-            document = {"schema": "autotune/batch@1", "jobs": rows, "devices": self.devices()}
-            write_text(self.folder / SUMMARY, dump_yaml(document), UserError)
+            write_summary(self.folder, [run.as_row() for run in self.jobs], devices=self.devices())
 
     def devices(self) -> list[dict[str, Any]]:
         """For the summary: what each device that has a name had to run, in this process."""
@@ -297,4 +265,4 @@ def _is_row(row: Any) -> bool:
 
 def job_run(job: Job, folder: Path, default_device: str, resume: bool) -> JobRun:
     """A job that has not begun."""
-    return JobRun(job, job.options(folder, default_device, resume), job.device or default_device)
+    return JobRun(job, job.options(folder, default_device, resume), where=job.device or default_device)

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ..batch.jobs import FOLDER, SUMMARY, Jobs, load_jobs
 from ..batch.lane import Inspecting
+from ..batch.result import JobResult
 from ..batch.run import Batch, JobRun, job_run, prepare_batch
 from ..errors import AutotuneError, Interrupted
 from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
-from ..report.words import count
 from ..results import PreviewedJob
 from ..searches.store.results import Results
 from ..searches.store.storage import default_storage
 from ..techniques import Facts
 from ..units import format_percent
+from ..words import count
 from ..workers.devices import split_device
 from .interrupts import interrupts
 from .preview import preview_search
@@ -62,11 +63,7 @@ def batch(what: WhatToTune, where: Where, dry_run: bool, json: bool) -> int:
             return preview(jobs, what, executors, results, json)
         found, stop = run_jobs(jobs, what, executors, results)
     code = tell_of(found, stop.is_set())
-    if json:
-        print_json({"exit_code": code, "summary": str(found.folder / SUMMARY), **as_document(found)})
-    else:
-        with listened_to(sys.stdout):
-            print(found.folder / SUMMARY)
+    print_summary(found.folder / SUMMARY, code, as_document(found), json)
     return code
 
 
@@ -119,7 +116,7 @@ def tell_of(found: Batch, was_stopped: bool) -> int:
     return Interrupted.exit_code if was_stopped else code
 
 
-def tell_outcomes(runs: Sequence[JobRun], devices: Sequence[dict[str, Any]] = ()) -> None:
+def tell_outcomes(runs: Sequence[JobResult], devices: Sequence[dict[str, Any]] = ()) -> None:
     """Print the table of what came of each job, what devices had to do, and why there is no plan."""
     print_words(sys.stderr, outcome_table(runs), 140)
     for device in devices:
@@ -127,6 +124,15 @@ def tell_outcomes(runs: Sequence[JobRun], devices: Sequence[dict[str, Any]] = ()
     failed = [run for run in runs if run.state in _CODES]
     for why in dict.fromkeys(run.why for run in failed):
         tell(f"\n{', '.join(run.job.name for run in failed if run.why == why)}: {why}")
+
+
+def print_summary(path: Path, code: int, document: Mapping[str, Any], json: bool) -> None:
+    """Print where the summary is, or one document of it."""
+    if json:
+        print_json({"exit_code": code, "summary": str(path), **document})
+    else:
+        with listened_to(sys.stdout):
+            print(path)
 
 
 def as_document(found: Batch) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..results import WhatToEstimate
 from ..searches.predicted.calibration import learn_calibration
 from ..searches.requests import LARGEST_OF, failure
 from ..searches.store.storage import default_url
-from ..searches.store.stored import Finished, finished
+from ..searches.store.stored import Stored, finished
 from ..searches.store.url import masked
 from ..searches.time_budget import TimeBudget
 from ..techniques import Facts
@@ -44,7 +44,7 @@ def calibrate(
     alone = [
         (seen, measurement.training_bytes)
         for settings, measurement in study.measured
-        if not (seen := settings.as_predicted(study.facts)).data_loading.num_workers
+        if not (seen := settings.as_predicted(study.record.facts)).data_loading.num_workers
         and settings.data_loading.cache == "none"  # an epoch that is kept in memory is no matter of a memory model
     ]
     if not alone:
@@ -84,7 +84,7 @@ def predict_request(
     )
 
 
-def _study(what: WhatToEstimate, facts: Facts) -> Finished:
+def _study(what: WhatToEstimate, facts: Facts) -> Stored:
     """The newest study of this job, on this kind of device."""
     stem = Path(what.task).stem
     try:
@@ -100,7 +100,7 @@ def _study(what: WhatToEstimate, facts: Facts) -> Finished:
         )
     if study is None:
         raise Uncalibrated
-    different = [name for name, before, now in _compared(study.facts, facts) if before != now]
+    different = [name for name, before, now in _compared(study.record.facts, facts) if before != now]
     if different:
         raise Uncalibrated(f"study {study.name} was of {', '.join(different)}")
     return study

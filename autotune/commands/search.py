@@ -17,7 +17,8 @@ from ..report.show import as_json, summary
 from ..report.spent import spent_table
 from ..script.changes import Changes
 from ..script.launchers import other_than_asked
-from ..searches.events import Event, Inspected, SecondsKnown, Warned
+from ..searches.event import Event
+from ..searches.events import Inspected, SecondsKnown, Warned
 from ..searches.options import SearchOptions
 from ..searches.seconds import Spent
 from ..searches.store.url import sqlite_files

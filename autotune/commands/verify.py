@@ -10,14 +10,13 @@ from ..errors import PlanError, TaskError, UserError
 from ..measure import Measurement
 from ..plan import Budget, Evidence, Plan, load_plan
 from ..report.printing import print_json, print_words, tell
-from ..report.verification import as_json, explain, line
+from ..report.verification import as_json, explain
 from ..results import Verification
 from ..script.changes import Changes
 from ..script.command import own_share, script_name
 from ..script.flags import told
 from ..script.launchers import other_than_asked
 from ..script.scratch import Scratch
-from ..searches.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from ..searches.options import ANY_DROP, HowToSearch, SearchOptions
 from ..searches.requests import Requests, check_plan, failure, inspect
 from ..searches.time_budget import NUM_REPEATS, TimeBudget
@@ -27,6 +26,7 @@ from ..task_file import split_source
 from ..techniques import Facts
 from ..training.drift import differences
 from ..units import ceil_mib, format_bytes
+from ..words import facts_words, outcome_words, settings_words
 from ..workers import Executor, Failed, Measured, Outcome, OutOfMemory
 from .where import Where, default_device, trials
 
@@ -55,15 +55,10 @@ def verify(
         tell(note)
     tell(f"runs {task} with {path}")
 
-    def observe(event: Event) -> None:
-        said = line(event, plan)
-        if said is not None:
-            tell(said)
-
     assert plan.budget.device is not None, "set above"
     with trials(where, task, plan.budget.device) as executor:
         changes = Changes(Path.cwd(), path) if command else None
-        found = verify_plan(plan, task, executor, observe, asked.trial_time, command, asked.scratch)
+        found = verify_plan(plan, task, executor, tell, asked.trial_time, command, asked.scratch)
     if changes is not None and (said := changes.told()):
         tell(said)
     if json:
@@ -119,7 +114,7 @@ def verify_plan(
     plan: Plan,
     task: str,
     executor: Executor,
-    observe: Callable[[Event], None],
+    say: Callable[[str], None],
     trial_time_s: float = 60.0,
     command: Sequence[str] | None = None,
     scratch: Scratch = "auto",
@@ -130,7 +125,7 @@ def verify_plan(
         plan: with its device, the budget to hold and, where a search wrote it, the evidence to compare with.
         task: ``model.py`` or ``model.py:name``, or the name of a script.
         executor: runs it; stays the caller's to close.
-        observe: is told what happens.
+        say: is told what happens, in words.
         trial_time_s: the time share of each repeat's timed windows, seconds.
         command: what starts the script, with the plan's batch in its flags.
         scratch: the folder that the script's trials run in.
@@ -153,21 +148,22 @@ def verify_plan(
         max_quality_drop=ANY_DROP,
     )
     facts = inspect(options, executor, time_budget)
-    observe(Inspected(facts))
+    say(f"task: {facts_words(facts)}")
+    say(f"settings: {settings_words(plan.settings, facts)}")
     warnings = tuple(_differences(plan, facts))
     facts = check_plan(plan, task, facts)
     for message in warnings:
-        observe(Warned(message))
+        say(f"note: {message}")
     requests = Requests(task, seed, plan.budget, facts, started, scratch)
     repeats: list[Measurement] = []
     for number in range(1, NUM_REPEATS + 1):
-        observe(TrialStarted(0, plan.settings, finalist_round=number))
+        say(f"run {number} starts, in a fresh interpreter")
         measure = requests.measure_options(plan.settings, trial_time_s, None)
         deadline_s = time_budget.deadline_s(trial_time_s, spare_finalists=False)
         request = requests.request(f"verify-{number}", plan.settings, measure, deadline_s)
         as_job = request.plan.model_copy(update={"evaluation": plan.evaluation})  # without one, the task's own batch
         outcome = executor.ask(request.model_copy(update={"fresh": True, "plan": as_job}))
-        observe(FinalistEnded(0, plan.settings, number, outcome, NUM_REPEATS))
+        say(f"run {number} of {NUM_REPEATS}: {outcome_words(outcome, plan.budget)}")
         if isinstance(outcome, OutOfMemory):
             at = format_bytes(ceil_mib(outcome.peak_bytes))
             return Verification(None, f"out of memory at {at}: {outcome.message}", None, warnings)

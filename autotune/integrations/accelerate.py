@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from ..errors import PlanError
-from ..nested import to_device
 from ..plan import Plan
 from ..randomness import undisturbed
+from ..techniques.support.base import Run
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from ..training.data_loader import changed_loader
+from ..training.two_samples import on_two_samples
 from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
 from .loaders import put_at_first_epoch
 
@@ -82,7 +82,7 @@ def prepare(
         )
     check_model(plan, model, blocks)
     fed = _loader(own, accelerator, loader)
-    run = _run(loader, loss, accelerator.device)
+    run = _run(loader, loss)
     device = accelerator.device if accelerator.device_placement else None
     model = apply_to_model(own, model, blocks=blocks, run=run, device=device)
     optimizer = apply_to_optimizer(own, optimizer, max_grad_norm=max_grad_norm)
@@ -145,20 +145,13 @@ def _around_loaders(accelerator: Any) -> None:
     accelerator.prepare_data_loader = prepare_data_loader
 
 
-def _run(loader: DataLoader[Any], loss: Callable[[nn.Module, Any], Any] | None, device: torch.device) -> Any:
+def _run(loader: DataLoader[Any], loss: Callable[[nn.Module, Any], Any] | None) -> Run | None:
     """Forward and loss on two samples, with the model that it is given; None where nobody says what those are."""
-    if isinstance(loader.dataset, IterableDataset) or loader.collate_fn is None:
-        return None
-    call = partial(_two_samples, loader.dataset, loader.collate_fn, loss, device)
+    run = on_two_samples(loader.dataset, loader.collate_fn, loss or (lambda model, batch: model(**batch)))
+    if run is None or loss is not None:
+        return run
     with undisturbed():
-        sample = loader.dataset[0] if loss is None else None
-    return None if loss is None and not isinstance(sample, dict) else call
-
-
-def _two_samples(dataset: Any, collate: Any, loss: Any, device: torch.device, model: nn.Module) -> Any:
-    with undisturbed():
-        batch = to_device(collate([dataset[number] for number in range(min(2, len(dataset)))]), device)
-        return loss(model, batch) if loss is not None else model(**batch)
+        return run if isinstance(loader.dataset[0], dict) else None
 
 
 def _around_loss(plan: Plan, accelerator: Any) -> None:

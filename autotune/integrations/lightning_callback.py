@@ -12,10 +12,9 @@ from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationSch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.plugins.precision import Precision as LightningPrecision
 from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from ..errors import PlanError
-from ..nested import to_device
 from ..plan import Plan
 from ..randomness import undisturbed
 from ..techniques import Settings
@@ -23,6 +22,7 @@ from ..techniques.precision import Precision
 from ..techniques.support.base import Run
 from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from ..training.data_loader import changed_loader, has_own_batches, rebatched
+from ..training.two_samples import on_two_samples
 from .checks import check_model, check_version, refuse_other_models, tell
 from .lightning_checks import check_job
 from .lightning_hooks import PRECISIONS, is_own, unwrap, wrap
@@ -197,17 +197,13 @@ class PlanCallback(Callback):
         if source.is_module():
             self._loader = source.dataloader()
         loader = self._users_loader
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if not isinstance(loader, DataLoader):
             return None
-        dataset: Any = loader.dataset
 
-        def run(model: torch.nn.Module) -> Any:
-            with undisturbed():
-                samples = [dataset[number] for number in range(min(2, len(dataset)))]
-                batch = to_device(loader.collate_fn(samples), next(model.parameters()).device)
-                return training_loss(model, batch, getattr(trainer, "datamodule", None))
+        def loss(model: torch.nn.Module, batch: Any) -> Any:
+            return training_loss(model, batch, getattr(trainer, "datamodule", None))
 
-        return run
+        return on_two_samples(loader.dataset, loader.collate_fn, loss)
 
 
 def _in_batches(batch: int, loaders: Any) -> Any:

@@ -6,7 +6,6 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ from ..errors import TaskError
 from ..measure.checks.quality import NoQuality
 from ..randomness import alike, random_state, seed_everything, set_random_state, undisturbed
 from ..task import Task
+from ..techniques.support.base import Run
+from ..training.two_samples import on_two_samples
 from .checks import check_version
 
 _SEED = 0
@@ -249,11 +250,14 @@ def _check(trainer: Any, loader: Any) -> None:
         )
 
 
-def two_samples(trainer: Any, loader: Any) -> Callable[[nn.Module], Any] | None:
-    """Forward and loss of the model that it is given, on two samples; None where those can be read only once."""
-    if isinstance(loader.dataset, IterableDataset) or loader.collate_fn is None:
-        return None
-    return partial(_loss_of_two, trainer, loader.dataset, loader.collate_fn, None)
+def two_samples(trainer: Any, loader: Any, count: int | None = None) -> Run | None:
+    """As :func:`on_two_samples`, with the Trainer's loss; of a step of ``count`` items, if any."""
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        items = None if count is None else torch.tensor(count, device=trainer.args.device)
+        return trainer.compute_loss(model, trainer._prepare_inputs(batch), num_items_in_batch=items)
+
+    return on_two_samples(loader.dataset, loader.collate_fn, loss)
 
 
 def ignores_count(trainer: Any, model: nn.Module, loader: Any) -> bool:
@@ -263,21 +267,15 @@ def ignores_count(trainer: Any, model: nn.Module, loader: Any) -> bool:
     A module whose ``forward`` has ``**kwargs`` is told ``num_items_in_batch``, and need not heed it.
     """
     takes = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    if not takes or trainer.loss_is_scaled_for_ga is not None or two_samples(trainer, loader) is None:
+    one, many = (two_samples(trainer, loader, count) for count in (1, 1000))
+    if not takes or trainer.loss_is_scaled_for_ga is not None or one is None or many is None:
         return False
-    dataset, collate = loader.dataset, loader.collate_fn
-    if trainer._get_num_items_in_batch([collate([dataset[0]])], trainer.args.device) is None:
+    first = loader.collate_fn([loader.dataset[0]])
+    if trainer._get_num_items_in_batch([first], trainer.args.device) is None:
         return trainer.compute_loss_func is not None
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad():
-        one, many = (float(_loss_of_two(trainer, dataset, collate, count, model)) for count in (1, 1000))
+        of_one, of_many = float(one(model)), float(many(model))
         for name, buffer in model.named_buffers():
             buffer.copy_(before[name])
-    return abs(one - many) <= 1e-3 * abs(one)
-
-
-def _loss_of_two(trainer: Any, dataset: Any, collate: Any, count: int | None, model: nn.Module) -> Any:
-    with undisturbed():
-        inputs = trainer._prepare_inputs(collate([dataset[number] for number in range(min(2, len(dataset)))]))
-        items = None if count is None else torch.tensor(count, device=trainer.args.device)
-        return trainer.compute_loss(model, inputs, num_items_in_batch=items)
+    return abs(of_one - of_many) <= 1e-3 * abs(of_one)

@@ -13,18 +13,20 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from ..batch.result import JobResult
 from ..batch.run import Batch, JobRun
 from ..results import PreviewedJob
 from ..searches.budget import asked, budget_words
-from ..searches.events import Event, TrialStarted, Warned
+from ..searches.event import Event
+from ..searches.events import TrialStarted, Warned
 from ..searches.options import SearchOptions
 from ..searches.time_budget import NUM_REPEATS
 from ..searches.winner.unlike import MOST_PLANS
 from ..units import format_duration, size
+from ..words import count, rate, roughly, times
 from .displays.lines import line, phase_words
 from .displays.progress import Progress
 from .printing import tell
-from .words import count, rate, roughly, times
 
 _STYLES = {"done": "green", "failed": "red", "bug": "red", "nothing fits": "red", "interrupted": "yellow"}
 _FIXED_ROWS = 6
@@ -103,12 +105,12 @@ class Watch:
         return f"{doing}{best}"
 
 
-def outcome_table(jobs: Sequence[JobRun]) -> RenderableType:
+def outcome_table(jobs: Sequence[JobResult]) -> RenderableType:
     """What came of each job."""
     return _table([(run, run.why.split("\n")[0] or str(run.options.output)) for run in jobs])
 
 
-def _table(rows: Sequence[tuple[JobRun, str]]) -> Table:
+def _table(rows: Sequence[tuple[JobResult, str]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("job", "budget", "state"):
         table.add_column(heading, no_wrap=True)

@@ -16,10 +16,9 @@ from ..results import Combination, Estimation
 from ..techniques import Facts
 from ..techniques.checkpointing import Checkpointing
 from ..units import format_bytes, size
-from .displays.lines import facts_words
+from ..words import count, facts_words, outcome_words, settings_words
 from .profile import KINDS
 from .tables import rows_table
-from .words import count, outcome_words, settings_words
 
 WIDTH = 140
 """Columns that the table takes in a pipe."""

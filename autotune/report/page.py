@@ -14,14 +14,13 @@ from ..results import Profiling
 from ..searches.budget import budget_words
 from ..searches.store.stored import Stored
 from ..units import size
+from ..words import count, outcome_words, percent, trial_label
 from .charts import memory as drawing
 from .charts import scatter
-from .displays.progress import trial_label
 from .folding import lines
 from .profile import KINDS, cells, changes, columns, moment_words, notes, peak_words, title
 from .show import found_rows, headline, settings_rows
 from .study import bought, facts_rows, figure_names, offs, trial_rows
-from .words import count, outcome_words, percent
 
 _NAMES: dict[str, str] = {**{str(kind): words for kind, words in KINDS.items()}, OUTSIDE: "outside the modules"}
 _KEY: tuple[tuple[scatter.Kind, bool, str], ...] = (

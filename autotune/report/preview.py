@@ -12,9 +12,8 @@ from ..searches.budget import asked, budget_words
 from ..searches.options import SearchOptions
 from ..searches.own_flags import batch_stays
 from ..techniques import Technique
-from .displays.lines import facts_words
+from ..words import count, facts_words, roughly
 from .tables import rows_table
-from .words import count, roughly
 
 
 def as_json(found: Preview) -> dict[str, Any]:

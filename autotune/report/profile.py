@@ -15,10 +15,9 @@ from ..plan import Budget
 from ..results import Change, Profiling
 from ..techniques import Facts, Settings, Technique
 from ..units import printable, size
-from .displays.lines import facts_words
+from ..words import facts_words, outcome_words, settings_words
 from .folding import Line, lines
 from .tables import FittingTable, rows_table
-from .words import outcome_words, settings_words
 
 WIDTH = 140
 """Columns that the table takes in a pipe."""

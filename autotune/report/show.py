@@ -21,8 +21,8 @@ from ..plan import Budget, Evaluation, Evidence, Peak, Plan, QualityEvidence, Sp
 from ..searches.budget import budget_words
 from ..techniques import Technique
 from ..units import format_duration, size
+from ..words import count, rate, settings_words, times
 from .tables import rows_table
-from .words import count, rate, settings_words, times
 
 _CHECKED = {
     "losses": f"the losses of the first {NUM_STEPS} steps, which stay close to the reference's",

@@ -14,12 +14,10 @@ from ..searches.store.tried import Tried
 from ..searches.winner.ablation import Share, counterparts, shares
 from ..searches.winner.evidence import combine, gain, undisturbed
 from ..units import format_duration, size
+from ..words import count, facts_words, outcome_words, percent, rate, settings_words, spread, times, trial_label
 from ..workers import Measured, OutOfMemory
 from .charts.scatter import Bar
-from .displays.lines import facts_words
-from .displays.progress import trial_label
 from .show import found_rows
-from .words import count, outcome_words, percent, rate, settings_words, spread, times
 
 _LONGEST = 240
 """Characters of why a trial cannot be used."""

@@ -10,30 +10,12 @@ from rich.text import Text
 
 from ..plan import Plan
 from ..results import Verification
-from ..searches.events import Event, FinalistEnded, Inspected, TrialStarted, Warned
 from ..units import size
-from .displays.lines import facts_words
 from .show import evaluation_words, peak_words, speed_words
 from .tables import rows_table
-from .words import outcome_words, settings_words
 
 _MOST_RANKS = 4
 """Processes whose peaks are told one by one."""
-
-
-def line(event: Event, plan: Plan) -> str | None:
-    """One line of progress, or None where there is nothing to say."""
-    match event:
-        case Inspected(facts):
-            return f"task: {facts_words(facts)}\nsettings: {settings_words(plan.settings, facts)}"
-        case TrialStarted(_, _, finalist_round):
-            return f"run {finalist_round} starts, in a fresh interpreter"
-        case FinalistEnded():
-            return f"run {event.round} of {event.num_rounds}: {outcome_words(event.outcome, plan.budget)}"
-        case Warned(message):
-            return f"note: {message}"
-        case _:
-            return None
 
 
 def as_json(found: Verification, plan: Plan) -> dict[str, Any]:

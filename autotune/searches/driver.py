@@ -20,7 +20,8 @@ from ..workers.trial.folder import check_working_folder
 from .anchors import Anchors
 from .budget import asked, check_possible
 from .doubt import Doubt
-from .events import INTERRUPTED, Event, Inspected, SearchStarted, Stopped, TrialEnded
+from .event import Event
+from .events import INTERRUPTED, Inspected, SearchStarted, Stopped, TrialEnded
 from .options import MeasuredBy, SearchOptions
 from .own_flags import batch_stays, by_own_flags, told_early
 from .reference import check_reference

@@ -17,21 +17,21 @@ from ..techniques import Device, Facts, Settings
 from ..units import format_percent
 from ..workers import Measured, Outcome, OutOfMemory
 from .budget import asked
-from .events import BudgetKnown, Event, FinalistEnded, Inspected, TrialEnded
+from .event import Event
+from .events import BudgetKnown, FinalistEnded, Inspected, TrialEnded
 from .options import QUALITY, SearchOptions
 from .requests import reference_settings
 from .session import Session
 from .store.code import code_hash
 from .store.results import TRIAL, Kept, Key, Results
 from .time_budget import LEAST_SHARE_S
+from .verdict import is_spoiled
 
 _NOISE = 0.05
 """Relative difference between two processes of one configuration, beside the intervals within them: as between
 finalists."""
 _LOOKS = 2
 """Times that a canary is measured before it counts as changed."""
-_SPOILED = 0.2
-"""A trial that lost this share of its time to other work is not kept."""
 
 
 def key_of(facts: Facts, options: SearchOptions, code: str) -> Key:
@@ -169,9 +169,7 @@ class Reuse:
         return self._results.known(self._key, self._series, run)
 
     def _keep(self, settings: Settings, outcome: Outcome, run: str, source: str = "") -> None:
-        if not isinstance(outcome, Measured | OutOfMemory):
-            return
-        if isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED:
+        if not isinstance(outcome, Measured | OutOfMemory) or is_spoiled(outcome):
             return
         assert self._results is not None, "the task is inspected first"
         assert self._key is not None, "likewise"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..workers import Compared, Outcome, Predicted, PredictRequest, TimedOut, TrialRequest
-from .events import Event
+from .event import Event
 from .session import Session
 from .time_budget import LEAST_SHARE_S
 

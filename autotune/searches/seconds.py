@@ -51,7 +51,7 @@ class Seconds:
 
     def spent(self, elapsed_s: float) -> Spent:
         """All of it, in the order of a search; ``elapsed_s`` is how long this process has searched."""
-        between_s = max(elapsed_s - sum(sum(row.values()) for row in self._own.values()), 0.0)
+        between_s = max(elapsed_s - total_s(self._own), 0.0)
         rows = {**self._own, BETWEEN: {BESIDE: between_s}}
         whole = {done: _sum(self._earlier.get(done, {}), rows.get(done, {})) for done in _ORDER}
         return {done: {phase: round(value, 2) for phase, value in row.items()} for done, row in whole.items() if row}
@@ -59,6 +59,11 @@ class Seconds:
     def _add(self, done: str, seconds: float, phases: Mapping[str, float]) -> None:
         beside = {BESIDE: max(seconds - sum(phases.values()), 0.0)}
         self._own[done] = _sum(self._own.get(done, {}), phases, beside)
+
+
+def total_s(spent: Spent) -> float:
+    """All of it."""
+    return sum(sum(phases.values()) for phases in spent.values())
 
 
 def _sum(*rows: Mapping[str, float]) -> dict[str, float]:

@@ -15,7 +15,8 @@ from ..measure.measurement import OUT, Parity, QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
-from .events import Event, SecondsKnown, TrialEnded, Warned
+from .event import Event
+from .events import SecondsKnown, TrialEnded, Warned
 from .options import SearchOptions
 from .requests import PARITY_LIMITS, Requests, exactness, reference_settings
 from .sampler.candidates import Candidates, Proposal

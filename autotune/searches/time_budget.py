@@ -26,8 +26,8 @@ _LATER_PART = 0.5
 """Largest part of ``--max-time`` that predictions and finalists take, in what a search says that it needs."""
 _GUESSED_OVERHEAD_S = 2.0
 """Seconds of a trial outside its timed windows, until one was measured."""
-_FRESH_EXTRA_S = 3.0
-"""Seconds that a fresh interpreter adds (importing torch), until one was measured."""
+FRESH_EXTRA_S = 3.0
+"""Seconds that a fresh interpreter adds to a run (importing torch), until one was measured."""
 _LOAD_LIMIT_S = 600.0
 """Seconds outside the timed windows that the first trial may take."""
 _LEAST_LIMIT_S = 60.0
@@ -172,4 +172,4 @@ class TimeBudget:
         return statistics.fmean(self._overheads_s) if self._overheads_s else _GUESSED_OVERHEAD_S
 
     def _fresh_overhead_s(self) -> float:
-        return max(self._fresh_overheads_s, default=self._overhead_s() + _FRESH_EXTRA_S)
+        return max(self._fresh_overheads_s, default=self._overhead_s() + FRESH_EXTRA_S)

@@ -18,10 +18,9 @@ from .sampler.expected_gain import EXHAUSTED
 from .sampler.separable import Separable
 from .session import Session
 from .time_budget import LEAST_SHARE_S
+from .verdict import is_spoiled
 
 TIME_IS_UP = "the time was used up"
-_SPOILED = 0.2
-"""A trial that lost this share of its time, or more, to other work runs once more."""
 
 
 def explore_whole(
@@ -54,7 +53,7 @@ def measure_first(session: Session, candidates: Candidates, propose: Callable[[]
     share_s = session.time_budget.trial_share_s(session.options.trials) or LEAST_SHARE_S
     proposal = propose()
     outcome = result_of(_start(session, proposal, share_s))
-    if _is_spoiled(outcome) and session.time_budget.left_s() > 2 * outcome.seconds:
+    if is_spoiled(outcome) and session.time_budget.left_s() > 2 * outcome.seconds:
         _tell_again(session, proposal, outcome)
         outcome = _calmer(outcome, result_of(_start(session, proposal, share_s)))
     _end(session, candidates, proposal, outcome)
@@ -91,7 +90,7 @@ def explore(session: Session, candidates: Candidates, doubt: Doubt, anchors: Anc
             if proposal.number in spoiled:
                 outcome = _calmer(spoiled[proposal.number], outcome)
             elif (
-                _is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.time_budget.trial_share_s(1))
+                is_spoiled(outcome) and not session.stop.is_set() and (share_s := session.time_budget.trial_share_s(1))
             ):
                 _tell_again(session, proposal, outcome)
                 spoiled[proposal.number] = outcome
@@ -102,11 +101,6 @@ def explore(session: Session, candidates: Candidates, doubt: Doubt, anchors: Anc
         raise failed
     anchors.look(is_last=True)
     return reason
-
-
-def _is_spoiled(outcome: Outcome) -> bool:
-    """Whether other work, or a pause of the machine, took too much of a trial's time for its speed to count."""
-    return isinstance(outcome, Measured) and outcome.measurement.disturbed >= _SPOILED
 
 
 def _tell_again(session: Session, proposal: Proposal, outcome: Outcome) -> None:

@@ -64,6 +64,9 @@ UNLIKELY = 2.0
 _TINY = 1e-12
 """Instead of an allowed drop of nothing."""
 
+SPOILED = 0.2
+"""Share of a run's time that other work took from which on its speed does not count."""
+
 Judgement = Literal["kept", "dropped", "unknown"]
 """``kept``: the quality is within the drop, at 95 %. ``dropped``: as surely it is not. ``unknown``: more pairs tell."""
 
@@ -84,6 +87,11 @@ class Verdict:
     """One for each of :data:`CONSTRAINTS`, feasible where <= 0."""
     lost: tuple[float, float] | None = None
     """Drop in quality over the allowed one, and its standard error; None where it was not judged."""
+
+
+def is_spoiled(outcome: Outcome) -> bool:
+    """Whether other work, or a pause of the machine, took too much of a run's time for its speed to count."""
+    return isinstance(outcome, Measured) and outcome.measurement.disturbed >= SPOILED
 
 
 def judge(

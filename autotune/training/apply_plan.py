@@ -14,14 +14,12 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from ..data.cut import Alike
 from ..data.loader import Loader
 from ..errors import PlanError, TaskError
-from ..nested import to_device
 from ..plan import Plan
 from ..randomness import seed_everything, undisturbed
 from ..ranks import ALONE, Ranks, join_ranks, world_size
 from ..task import SIGNATURES, Task
 from ..techniques import LoaderSpec
 from ..techniques.batch import Batch
-from ..techniques.support.base import Run
 from ..techniques.support.facts import difference
 from ..techniques.support.replica import within
 from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
@@ -30,6 +28,7 @@ from .fingerprint import fingerprint, identify
 from .skip_init import skip_init
 from .together import check_can_halve
 from .training import Training
+from .two_samples import on_two_samples
 from .uneven import with_shares
 from .weights import load_weights
 
@@ -92,7 +91,7 @@ def apply(
     if halve_when_out_of_memory:
         check_can_halve(settings, model, ranks.size)
 
-    run = _run_on_two_samples(task, dataset)
+    run = on_two_samples(dataset, task.collate or default_collate, task.compute_loss)
     model = apply_to_model(in_force, model, blocks=task.blocks, run=run, device=device)
     optimizer = apply_to_optimizer(in_force, task.make_optimizer(within(model)), max_grad_norm=task.max_grad_norm)
     num_samples = settings.parallel.effective or batch.num_samples
@@ -106,19 +105,6 @@ def apply(
     planned = plan.evaluation.batch if plan.evaluation is not None else None
     training.evaluation_batch = planned or task.evaluation_batch(batch.micro)
     return training
-
-
-def _run_on_two_samples(task: Task, dataset: Any) -> Run | None:
-    if isinstance(dataset, IterableDataset) or len(dataset) == 0:
-        return None
-
-    def run(model: nn.Module) -> Any:
-        with undisturbed():
-            samples = [dataset[number] for number in range(min(2, len(dataset)))]
-            batch = (task.collate or default_collate)(samples)
-            return task.compute_loss(model, to_device(batch, next(model.parameters()).device))
-
-    return run
 
 
 def build_model(task: Task) -> nn.Module:

@@ -10,18 +10,18 @@ from rich.console import Console
 
 from autotune.measure import Measurement, Parity
 from autotune.plan import Budget, Evidence, Gain, Peak, Plan, Speed
-from autotune.report.displays.lines import facts_words, line, still
+from autotune.report.displays.lines import line, still
 from autotune.report.displays.live import draw, watching
 from autotune.report.displays.progress import Progress
 from autotune.report.preview import explain
 from autotune.report.show import summary
-from autotune.report.words import outcome_words, percent, rate, remark, roughly, settings_words
 from autotune.results import Preview
 from autotune.searches import events
 from autotune.searches.options import SearchOptions
 from autotune.searches.predicted.duration import Expected
 from autotune.techniques import Device, Facts, Settings
 from autotune.units import MIB, size
+from autotune.words import facts_words, outcome_words, percent, rate, remark, roughly, settings_words
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
 
 BUDGET = Budget(limit=512 * MIB)

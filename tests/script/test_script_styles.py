@@ -14,7 +14,6 @@ from torch import nn
 
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
-from autotune.report.words import settings_words
 from autotune.script.command import under_launcher
 from autotune.script.plan.applied import InScript
 from autotune.script.plan.hooks import ScriptHooks
@@ -29,6 +28,7 @@ from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
+from autotune.words import settings_words
 from autotune.workers import Failed, Inspected, InspectRequest, Measured, MeasureRequest
 
 HEAD = (

@@ -127,13 +127,13 @@ def test_a_budget_between_training_and_its_evaluation_is_not_met():
 def test_verify_measures_the_plans_evaluation_batch():
     run = search(budget=2500 * MIB)
     executor = Evaluating(EVALUATES, [row(run.plan.settings)])
-    found = verify_plan(run.plan, "model.py", executor, lambda event: None)
+    found = verify_plan(run.plan, "model.py", executor, lambda words: None)
     asked = [one for one in executor.requests if one.kind == "measure"]
     assert {one.plan.evaluation.batch for one in asked} == {256}
     assert found.holds
     assert (found.evaluation.batch, found.measured.peak.process) == (256, (150 + 8 * 256) * MIB)
     smaller = run.plan.model_copy(update={"budget": run.plan.budget.model_copy(update={"limit": 2000 * MIB})})
-    assert not verify_plan(smaller, "model.py", executor, lambda event: None).holds
+    assert not verify_plan(smaller, "model.py", executor, lambda words: None).holds
 
 
 def test_verify_evaluates_a_plan_without_a_batch_as_its_job_does():
@@ -141,7 +141,7 @@ def test_verify_evaluates_a_plan_without_a_batch_as_its_job_does():
     known = facts(evaluates=True, evaluation_batch=200)
     plan = search(known=known).plan.model_copy(update={"evaluation": None})
     executor = Evaluating(known, [row(plan.settings)])
-    verify_plan(plan, "model.py", executor, lambda event: None)
+    verify_plan(plan, "model.py", executor, lambda words: None)
     assert {one.plan.evaluation for one in executor.requests if one.kind == "measure"} == {None}
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from search_tables import SMALL, configurations, facts, measurement, options, row, run_search
 
 from autotune.errors import OutOfTime
-from autotune.report.spent import spent_table, spent_words
+from autotune.report.spent import spent_table
 from autotune.searches.events import Event, SecondsKnown
 from autotune.searches.seconds import Seconds
 from autotune.workers import Compared, Measured, Outcome, OutOfMemory, Predicted, TrialRequest
@@ -123,7 +123,3 @@ def test_the_table_has_a_row_for_what_was_done_with_its_phases():
         "reading  16 s",
         "trials   2 min 07 s: load 40.2 s, timed 60.0 s, beside 27.0 s",
     ]
-
-
-def test_on_one_line_it_has_no_phases():
-    assert spent_words(SPENT) == "spent 2 min 23 s: reading 16 s, trials 2 min 07 s"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ...bundle import BUNDLE, Bundle
 from ...errors import PlanError
-from ...report.words import count
 from ...searches.winner.unlike import Share, SharedTraining
+from ...words import count
 
 
 def save(training: SharedTraining, shares: Sequence[Share], folder: Path) -> Bundle:

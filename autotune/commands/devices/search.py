@@ -280,7 +280,7 @@ def _seconds(plan: Plan, executor: Executor, options: SearchOptions) -> float:
     assert plan.settings.batch is not None, "it states the share"
     alone = plan.settings.model_copy(update={"parallel": Parallel()})
     as_plan = plan.model_copy(update={"settings": alone})
-    found = verify_plan(as_plan, options.task, executor, lambda event: None, options.trial_time)
+    found = verify_plan(as_plan, options.task, executor, lambda words: None, options.trial_time)
     if found.measured is None or not found.holds:
         return math.inf
     return plan.settings.batch.num_samples / found.measured.samples_per_s.value

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from ...batch.jobs import FOLDER, SUMMARY, Job, Jobs, load_jobs
+from ...batch.result import JobResult, State, write_summary
 from ...errors import UserError
-from ...files import check_output, write_text
-from ...plain_yaml import dump_yaml, explain
-from ...report.printing import listened_to, print_json, tell
-from ...report.words import count
+from ...files import check_output
+from ...plain_yaml import explain
+from ...plan import load_plan
+from ...report.printing import tell
 from ...service.client import Client, ServiceError
 from ...service.spec import SearchSpec
 from ...service.store.states import RESUMABLE, TERMINAL
 from ...task_file import split_source
+from ...words import count
 from .searches import Server, exit_code, print_searches, row
-
-if TYPE_CHECKING:
-    from ...batch.run import JobRun
 
 _LOOK_S = 1.0
 """Seconds between two looks at the searches."""
+_STATES: dict[str, State] = {"NOTHING_FITS": "nothing fits", "CANCELLED": "interrupted"}
+"""A batch's words for what came of a search; all others have failed, or have a plan."""
 _ANY = "0" * 64
 """Stands for the archive while the list is checked."""
 
@@ -189,37 +189,20 @@ def _look(client: Client, wanted: set[str]) -> Iterator[dict[str, Any]]:
 
 def _conclude(jobs: Jobs, searches: Sequence[dict[str, Any]], what: WhatToSubmit, json: bool) -> int:
     """The table, the summary and the exit code, as a batch on this machine has them."""
-    from ..batch import tell_outcomes
+    from ..batch import print_summary, tell_outcomes
 
-    runs = [_run(job, search, what.folder) for job, search in zip(jobs.jobs, searches, strict=True)]
-    tell_outcomes(runs)
-    rows = [run.as_row() | {"search": search["id"]} for run, search in zip(runs, searches, strict=True)]
-    for each in rows:
-        del each["device_s"]  # the service's to know
-    path = what.folder / SUMMARY
-    write_text(path, dump_yaml({"schema": "autotune/batch@1", "jobs": rows}), UserError)
+    results = [_result(job, search, what.folder) for job, search in zip(jobs.jobs, searches, strict=True)]
+    tell_outcomes(results)
+    rows = [result.as_row() | {"search": search["id"]} for result, search in zip(results, searches, strict=True)]
+    write_summary(what.folder, rows)
     code = min((code for each in searches if (code := exit_code(each))), default=0)
-    if json:
-        print_json({"exit_code": code, "summary": str(path), "jobs": rows})
-    else:
-        with listened_to(sys.stdout):
-            print(path)
+    print_summary(what.folder / SUMMARY, code, {"jobs": rows}, json)
     return code
 
 
-def _run(job: Job, search: dict[str, Any], folder: Path) -> JobRun:
-    from ...batch.run import job_run
-    from ...plan import load_plan
-
-    run = job_run(job, folder, "cpu", False)
-    run.why = search["message"]
-    match search["state"]:
-        case "SUCCEEDED":
-            run.state, run.plan = "interrupted" if run.why else "done", load_plan(run.options.output)
-        case "NOTHING_FITS":
-            run.state = "nothing fits"
-        case "CANCELLED":
-            run.state = "interrupted"
-        case _:
-            run.state = "failed"
-    return run
+def _result(job: Job, search: dict[str, Any], folder: Path) -> JobResult:
+    result = JobResult(job, job.options(folder, "cpu", False), _STATES.get(search["state"], "failed"))
+    result.why, result.device_s = search["message"], None
+    if search["state"] == "SUCCEEDED":
+        result.state, result.plan = "interrupted" if result.why else "done", load_plan(result.options.output)
+    return result

@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
-from ...searches.budget import budget_words
-from ...searches.events import (
-    INTERRUPTED,
-    AblationEnded,
-    AblationStarted,
-    AnchorEnded,
-    AnchorStarted,
-    BudgetKnown,
-    Event,
-    FinalistEnded,
-    Inspected,
-    PredictionEnded,
-    PredictionStarted,
-    SearchStarted,
-    SecondsKnown,
-    Stopped,
-    TrialEnded,
-    TrialStarted,
-    Warned,
-)
+from ...searches.event import Event
+from ...searches.events import TrialEnded
 from ...searches.options import SearchOptions
-from ...searches.time_budget import NUM_REPEATS
-from ...techniques import Facts
-from ...techniques.batch import Batch
 from ...units import format_duration
-from ..spent import spent_words
-from ..words import count, outcome_words, over_reference, settings_words
-from .progress import Progress, anchor_label, finalist_label, trial_label, without_label
+from ...words import count
+from .progress import Progress
 
 _LONG_TRIAL_S = 30.0
 """A trial that has run for so long is said to run still."""
@@ -41,7 +17,7 @@ _LONG_READING_S = 30.0
 
 def line(event: Event, progress: Progress) -> str:
     """What an event says, after ``progress`` has taken it in."""
-    return f"[{format_duration(progress.elapsed_s)}] {_said(event, progress)}"
+    return f"[{format_duration(progress.elapsed_s)}] {event.words(progress)}{_more(event, progress)}"
 
 
 def opening(progress: Progress) -> str:
@@ -77,118 +53,21 @@ def still(progress: Progress) -> str | None:
         words = f"still {words}"
     else:
         long = [each for each in progress.running if progress.running_s(each) >= _LONG_TRIAL_S]
-        words = ", ".join(f"{each.label} still runs, {format_duration(progress.running_s(each))}" for each in long)
+        words = ", ".join(
+            f"{each.event.label} still runs, {format_duration(progress.running_s(each))}" for each in long
+        )
     return f"[{format_duration(progress.elapsed_s)}] {words}" if words else None
 
 
-def _said(event: Event, progress: Progress) -> str:
-    match event:
-        case Inspected(facts):
-            return f"task: {facts_words(facts)}"
-        case BudgetKnown(budget):
-            return f"budget: {budget_words(budget)}"
-        case SearchStarted(study, num_configurations, num_trials, resumed):
-            done = f", {len(resumed)} of them done before" if resumed else ""
-            return f"study {study}: up to {num_trials} of {count(num_configurations, 'configuration')} are tried{done}"
-        case Warned(message):
-            return f"note: {message}"
-        case PredictionStarted(num_configurations):
-            return (
-                f"predicting the memory and work of {count(num_configurations, 'configuration')}, without running them"
-            )
-        case PredictionEnded(num_predicted, num_configurations):
-            return f"predicted: {num_predicted} of {num_configurations}"
-        case TrialStarted(number, settings, finalist_round, by_turns):
-            return f"{_starts(number, finalist_round, by_turns)}: {settings_words(settings, progress.facts)}"
-        case TrialEnded():
-            return f"{trial_label(event.number)}: {_trial(event, progress)}{_more(event, progress)}"
-        case FinalistEnded():
-            said = outcome_words(event.outcome, progress.budget)
-            return f"{finalist_label(event.number)}, {round_words(event.round, event.num_rounds)}: {said}"
-        case AnchorStarted(number):
-            return f"{anchor_label(number)} starts: trials are compared with it"
-        case AnchorEnded(number, _, outcome, shift):
-            pace = f"; since then speeds are {math.exp(-shift):.2g} of what they were at first" if shift else ""
-            return f"{anchor_label(number)}: {outcome_words(outcome, progress.budget)}{pace}"
-        case AblationStarted(without, number, settings):
-            return f"{without_label(without)}, round {number}, starts: {settings_words(settings, progress.facts)}"
-        case AblationEnded(without, number, _, outcome):
-            return f"{without_label(without)}, round {number}: {outcome_words(outcome, progress.budget)}"
-        case SecondsKnown(spent):
-            return spent_words(spent)
-        case Stopped(reason):
-            return f"no more trials: {reason}" + ("" if reason == INTERRUPTED else "; the best are measured again")
-
-
-def _starts(number: int, finalist_round: int | None, by_turns: bool) -> str:
-    if finalist_round is None:
-        return f"{trial_label(number)}{'' if number else ' (the job as it stands)'} starts"
-    if by_turns:
-        rounds = round_words(finalist_round or 0)
-        return f"{finalist_label(number)} and the reference by turns, {rounds}, start in fresh processes"
-    fresh = " in a fresh process" if finalist_round else ""
-    fresh += ", since those before leave it unsure" if finalist_round > NUM_REPEATS else ""
-    return f"{finalist_label(number)}, {round_words(finalist_round)}, starts{fresh}"
-
-
-def _trial(event: TrialEnded, progress: Progress) -> str:
-    said = outcome_words(event.outcome, progress.budget)
-    if event.outcome.kind == "measured" and event.number and progress.reference is not None:
-        said += over_reference(event.outcome.measurement, progress.reference)
-    if not event.is_sure and event.outcome.kind == "measured":
-        said += f", unsure: other work took {event.outcome.measurement.disturbed:.0%} of its time"
-    return f"{said} (best so far)" if event.is_best and event.number else said
-
-
-def _more(event: TrialEnded, progress: Progress) -> str:
+def _more(event: Event, progress: Progress) -> str:
     """After the reference, how long the search likely goes on, where nobody has said how long it may."""
+    is_first = isinstance(event, TrialEnded) and event.number == 0 and event.outcome.kind == "measured"
+    if not is_first or progress.options.max_time is not None:
+        return ""
     left_s, trial_s = progress.left_s, progress.trial_s
-    is_first = event.number == 0 and event.outcome.kind == "measured" and progress.options.max_time is None
-    if not is_first or left_s is None or trial_s is None:
+    if left_s is None or trial_s is None:
         return ""
     trials = count(progress.likely_trials, "trial")
     again = "by turns with the reference" if progress.by_turns else "in fresh processes"
     more = f"about {format_duration(left_s)} more: some {trials} of {format_duration(trial_s)}"
     return f"; {more}, then the best again {again}"
-
-
-def round_words(number: int, whole: int | None = None) -> str:
-    """Round 0 chooses among the finalists; those after it are reported."""
-    if number == 0:
-        return "to choose the best"
-    return f"round {number}" + (f" of {whole}" if whole is not None else "")
-
-
-def facts_words(facts: Facts) -> str:
-    """The model, the data and the device in one line."""
-    parts = [f"{_millions(facts.num_parameters)} parameters"]
-    if facts.num_trainable < facts.num_parameters:
-        parts[0] += f" ({_millions(facts.num_trainable)} train)"
-    if facts.num_blocks:
-        parts.append(f"{facts.num_blocks} blocks of {facts.block_name}")
-    if facts.dataset_length is not None:
-        parts.append(count(facts.dataset_length, "sample"))
-    held = "" if facts.effective_batch_held else ", assumed" if facts.effective_batch_assumed else ", free"
-    held = ", varying" if facts.batch_varies else held
-    own = Batch.reference(facts)
-    cut = f" ({_cut(own)})" if own.accumulate > 1 and not facts.batch_varies else ""
-    parts.append(f"batch {facts.effective_batch}{held}{cut}")
-    if facts.ranks > 1:
-        parts.append(f"{facts.shared_by} over {facts.ranks} processes")
-    if facts.precision is not None:
-        parts.append(f"in {facts.precision}")
-    if facts.max_grad_norm is not None:
-        parts.append(f"clipped at {facts.max_grad_norm:g}")
-    return f"{', '.join(parts)}; on {facts.device.name} ({facts.device.type})"
-
-
-def _cut(batch: Batch) -> str:
-    """``8 × 4``; ``8 × 3, then 6`` where the last is smaller."""
-    rest = batch.num_samples % batch.micro
-    return f"{batch.micro} × {batch.accumulate - 1}, then {rest}" if rest else f"{batch.micro} × {batch.accumulate}"
-
-
-def _millions(number: int) -> str:
-    if number < 10_000:
-        return str(number)
-    return f"{number / 1e6:.2f} M" if number < 10**9 else f"{number / 1e9:.2f} G"

@@ -15,13 +15,14 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ...searches.events import Event, TrialEnded, Warned
+from ...searches.event import Event, RunEnded
+from ...searches.events import TrialEnded, Warned
 from ...searches.options import SearchOptions
 from ...units import format_bytes, format_duration, size
+from ...words import finalist_label, over_reference, rate, remark, round_words, settings_words, times
 from ...workers import Measured, Outcome, OutOfMemory
-from ..words import over_reference, rate, remark, settings_words, times
-from .lines import line, opening, phase_words, round_words, still
-from .progress import Ended, Progress, finalist_label
+from .lines import line, opening, phase_words, still
+from .progress import Progress
 
 _FIXED_ROWS = 14
 """Rows that the panel needs beside the trials' own."""
@@ -147,8 +148,8 @@ def draw(progress: Progress, max_rows: int, interrupted: str | None = None) -> R
     if (doing := phase_words(progress)) is not None:
         grid.add_row("now", Text(doing))
     for running in progress.running:
-        words = Text(f"{running.label}, {format_duration(progress.running_s(running))}: ")
-        grid.add_row("running", words.append(settings_words(running.settings, progress.facts)))
+        words = Text(f"{running.event.label}, {format_duration(progress.running_s(running))}: ")
+        grid.add_row("running", words.append(settings_words(running.event.settings, progress.facts)))
     if interrupted is not None:
         grid.add_row("", Text(interrupted, style="bold"))
     title = f"autotune · {progress.options.task} · {format_duration(progress.elapsed_s)}"
@@ -218,7 +219,7 @@ def _history(progress: Progress, max_rows: int) -> RenderableType:
     shown = progress.ended[-max_rows:][::-1]
     common = _common_words(shown, progress)
     for ended in shown:
-        speed, ratio, peak = _figures(ended.event.outcome, progress)
+        speed, ratio, peak = _figures(ended.outcome, progress)
         parts = settings_words(ended.settings, progress.facts).split(", ")
         rest = ", ".join(part for part in parts if part not in common)
         said, style = _verdict(ended, progress)
@@ -228,16 +229,16 @@ def _history(progress: Progress, max_rows: int) -> RenderableType:
     return table
 
 
-def _verdict(ended: Ended, progress: Progress) -> tuple[str, str]:
+def _verdict(ended: RunEnded, progress: Progress) -> tuple[str, str]:
     """What a row is marked with, and its style: the words say it, too, where there are no colours. Most are not."""
-    wrong = remark(ended.event.outcome, progress.budget)
+    wrong = remark(ended.outcome, progress.budget)
     if wrong is not None:
         return wrong, _WRONG
     is_best = progress.best is not None and progress.best[0] == ended.settings
-    return ("best so far", _BEST) if is_best and isinstance(ended.event, TrialEnded) else ("", "")
+    return ("best so far", _BEST) if is_best and isinstance(ended, TrialEnded) else ("", "")
 
 
-def _common_words(shown: Sequence[Ended], progress: Progress) -> set[str]:
+def _common_words(shown: Sequence[RunEnded], progress: Progress) -> set[str]:
     """What all rows of a table would say alike: a narrow terminal has room for what tells them apart."""
     said = [set(settings_words(ended.settings, progress.facts).split(", ")) for ended in shown]
     return set.intersection(*said) if len(said) > 1 else set()

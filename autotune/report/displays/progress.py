@@ -5,63 +5,43 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from ...measure import Measurement
 from ...searches.budget import asked
+from ...searches.event import Event, RunEnded, RunStarted
 from ...searches.events import (
-    AblationEnded,
     AblationStarted,
-    AnchorEnded,
-    AnchorStarted,
     BudgetKnown,
-    Event,
     FinalistEnded,
     Inspected,
     PredictionEnded,
     PredictionStarted,
     SearchStarted,
-    SecondsKnown,
     Stopped,
     TrialEnded,
     TrialStarted,
-    Warned,
 )
 from ...searches.options import SearchOptions
 from ...searches.predicted.duration import Costs, Runs, likely_s, likely_trials, predictions_s
 from ...searches.time_budget import NUM_FINALISTS, NUM_REPEATS
 from ...searches.winner.by_turns import NUM_ROUNDS_BY_TURNS, have_room
 from ...techniques import Facts, Settings
+from ...words import remark
 from ...workers import Measured, Outcome
-from ..words import remark
 
 _OF_REFERENCE = ("rounded", "quality")
 """Phases that hardly another trial has."""
-_ABLATED, _ANCHOR = -1, -2
-"""In place of a trial's number: runs of the ablation come one after the other, and anchors do."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """A trial in flight."""
+    """A run in flight."""
 
-    label: str
-    """``trial 3`` or ``finalist, round 2``."""
-    settings: Settings
+    event: RunStarted
     since: float
     """The clock when it started, seconds."""
-    by_turns: bool = False
-    """Whether the reference lives at the same time, and the two take turns."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A trial's end, as one row of the display."""
-
-    label: str
-    settings: Settings
-    event: TrialEnded | FinalistEnded | AblationEnded
 
 
 class Progress:
@@ -74,7 +54,7 @@ class Progress:
         self.started: SearchStarted | None = None
         self.reference: Measurement | None = None
         self.best: tuple[Settings, Measurement] | None = None
-        self.ended: list[Ended] = []
+        self.ended: list[RunEnded] = []
         self.num_trials_ended = 0
         self.finalist_round: tuple[int, int | None] | None = None
         self.stopped: str | None = None
@@ -90,7 +70,7 @@ class Progress:
         self._predictions_s = 0.0
         """Of those that are still to be made."""
         self._fallen: set[int] = set()
-        self._running: dict[tuple[int, int | None], Running] = {}
+        self._running: dict[Hashable, Running] = {}
 
     @property
     def elapsed_s(self) -> float:
@@ -116,10 +96,10 @@ class Progress:
         run have had of it. Never past ``--max-time``.
         """
         costs = self._costs()
-        if costs is None or (_ABLATED, None) in self._running or self.is_unsure:
+        if costs is None or self.is_unsure or any(isinstance(each.event, AblationStarted) for each in self.running):
             return None
         left = likely_s(self._runs_left(), costs, max(len(self._running), 1))
-        longest_s = max(costs.trial_s, costs.fresh_s, costs.round_s * any(each.by_turns for each in self.running))
+        longest_s = max(costs.trial_s, costs.fresh_s, costs.round_s * any(each.event.by_turns for each in self.running))
         left += max(self._predictions_s - (self.phase_s or 0.0), 0.0)
         left -= sum(min(self.running_s(each), longest_s) for each in self.running) / max(len(self._running), 1)
         if self.options.max_time is not None:
@@ -129,16 +109,14 @@ class Progress:
     @property
     def is_unsure(self) -> bool:
         """Whether the planned rounds of finalists were too few, and another runs."""
-        return any(
-            number is not None and number > (NUM_ROUNDS_BY_TURNS if each.by_turns else NUM_REPEATS)
-            for (_, number), each in self._running.items()
-        )
+        rounds = [each.event for each in self.running if isinstance(each.event, TrialStarted)]
+        return any((one.finalist_round or 0) > (NUM_ROUNDS_BY_TURNS if one.by_turns else NUM_REPEATS) for one in rounds)
 
     @property
     def by_turns(self) -> bool:
         """Whether the best and the reference take turns, or likely will: where there is memory for both. What changes
         the function is judged as well, in rounds of its own."""
-        if self._rounds_s or any(each.by_turns for each in self.running):
+        if self._rounds_s or any(each.event.by_turns for each in self.running):
             return True
         in_turn = any(each.round > 0 for each in self._again) or self.options.max_quality_drop is not None
         if in_turn or self.reference is None or self.facts is None:
@@ -177,6 +155,10 @@ class Progress:
 
     def observe(self, event: Event) -> None:
         """Take in what the search says."""
+        if isinstance(event, RunStarted):
+            self._running[event.run] = Running(event, self._clock())
+        if isinstance(event, RunEnded):
+            self._ended(event)
         match event:
             case Inspected(facts, seconds):
                 self.facts = facts
@@ -184,35 +166,15 @@ class Progress:
             case SearchStarted():
                 self.started = event
                 for earlier in event.resumed:
-                    self._trial_ended(earlier)
-            case TrialStarted(number, settings, finalist_round, by_turns):
-                label = trial_label(number) if finalist_round is None else finalist_label(number)
-                self._running[number, finalist_round] = Running(label, settings, self._clock(), by_turns)
+                    self._ended(earlier)
+            case TrialStarted(number, _, finalist_round):
                 self._predictions_s = 0.0 if number else self._predictions_s
                 if finalist_round is None:
                     self.stopped = self.finalist_round = None  # a finalist fell, and the search goes on
                     self._again.clear()
                     self._rounds_s.clear()
-            case TrialEnded():
-                self._trial_ended(event)
-            case FinalistEnded(number, settings, finalist_round):
-                ran = self._running.pop((number, finalist_round), None)
-                self._rounds_s += [self.running_s(ran)] if ran is not None and ran.by_turns else []
-                self.finalist_round = (finalist_round, event.num_rounds)
-                self._again.append(event)
-                self.ended.append(Ended(finalist_label(number), settings, event))
-                if number and remark(event.outcome, self.budget) is not None:
-                    self._fell(number)
-            case AnchorStarted(number, settings):
-                self._running[_ANCHOR, None] = Running(anchor_label(number), settings, self._clock())
-            case AnchorEnded():
-                self._running.pop((_ANCHOR, None), None)
-            case AblationStarted(without, _, settings):
+            case AblationStarted():
                 self.finalist_round = None
-                self._running[_ABLATED, None] = Running(without_label(without), settings, self._clock())
-            case AblationEnded(without, _, settings):
-                self._running.pop((_ABLATED, None), None)
-                self.ended.append(Ended(without_label(without), settings, event))
             case BudgetKnown(budget):
                 self.budget = budget
             case Stopped(reason):
@@ -223,8 +185,6 @@ class Progress:
             case PredictionEnded():
                 self.predicting = None
                 self._predictions_s = 0.0
-            case Warned() | SecondsKnown():
-                pass
 
     def _costs(self) -> Costs | None:
         """What runs have taken so far; None before one has ended."""
@@ -266,39 +226,27 @@ class Progress:
         ]
         self.best = max(usable, key=lambda each: each[1].samples_per_s.value, default=None)
 
-    def _trial_ended(self, event: TrialEnded) -> None:
-        self._running.pop((event.number, None), None)
-        self.num_trials_ended += 1
-        self._trials.append(event)
-        self.ended.append(Ended(trial_label(event.number), event.settings, event))
-        if isinstance(event.outcome, Measured):
-            if event.number == 0:
-                self.reference = event.outcome.measurement
-            if event.is_best:
-                self.best = (event.settings, event.outcome.measurement)
+    def _ended(self, event: RunEnded) -> None:
+        ran = self._running.pop(event.run, None)
+        self.ended += [event] if event.is_shown else []
+        match event:
+            case TrialEnded():
+                self.num_trials_ended += 1
+                self._trials.append(event)
+                if isinstance(event.outcome, Measured):
+                    if event.number == 0:
+                        self.reference = event.outcome.measurement
+                    if event.is_best:
+                        self.best = (event.settings, event.outcome.measurement)
+            case FinalistEnded():
+                self._rounds_s += [self.running_s(ran)] if ran is not None and ran.event.by_turns else []
+                self.finalist_round = (event.round, event.num_rounds)
+                self._again.append(event)
+                if event.number and remark(event.outcome, self.budget) is not None:
+                    self._fell(event.number)
 
 
 def _phases_s(outcome: Outcome, *names: str) -> float:
     """Seconds of these phases of a trial."""
     found = outcome.measurement.phases_s if isinstance(outcome, Measured) else {}
     return sum(found.get(name, 0.0) for name in names)
-
-
-def trial_label(number: int) -> str:
-    """How a trial is called: 0 is the reference."""
-    return "reference" if number == 0 else f"trial {number}"
-
-
-def anchor_label(number: int) -> str:
-    """How an anchor is called."""
-    return f"{finalist_label(number)}, as an anchor"
-
-
-def without_label(without: str | None) -> str:
-    """How a run of the ablation is called."""
-    return "the plan again" if without is None else f"without {without}"
-
-
-def finalist_label(number: int) -> str:
-    """How a finalist's run is called."""
-    return "reference again" if number == 0 else f"trial {number} again"

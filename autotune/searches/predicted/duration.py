@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...techniques import Facts
 from ..options import SamplerName, SearchOptions
-from ..time_budget import NUM_FINALISTS, NUM_REPEATS
+from ..time_budget import FRESH_EXTRA_S, NUM_FINALISTS, NUM_REPEATS
 from ..winner.by_turns import NUM_ROUNDS_BY_TURNS, turn_s
 
 _LIKELY_TRIALS = 11
@@ -15,8 +15,6 @@ _LIKELY_TRIALS = 11
 took 4 to 15, the median 9 (benchmarks/results/search-time-cpu.jsonl)."""
 _AT_LEAST_MORE = 2
 """Trials that are still expected when ``gain`` has run for longer than that."""
-FRESH_EXTRA_S = 3.0
-"""Seconds that a fresh interpreter adds to a run (importing torch), until one was measured."""
 _QUICK_PREDICTION, _SLOW_PREDICTION = 1.0, 3.0
 """Duration of the predictions before the first trial over the inspection's: both trace the model. 5 to 13 s after 4 s
 in two examples."""

@@ -8,10 +8,13 @@ from typing import Any
 from pydantic import ConfigDict, model_validator
 
 from ...errors import StudyError
+from ...measure.measurement import Quality
 from ...plan import Budget
 from ...techniques import Facts
+from ...workers import Outcome
 from ..budget import budget_words
 from ..options import QUALITY, MeasuredBy, option_name
+from ..verdict import Verdict, judge
 
 
 class StudyRecord(MeasuredBy):
@@ -49,6 +52,10 @@ class StudyRecord(MeasuredBy):
     def usable_bytes(self) -> float:
         """Limit for a peak without its margin."""
         return self.limit_bytes / (1 + self.budget.margin)
+
+    def judge(self, outcome: Outcome, reference: Quality | None) -> Verdict:
+        """The verdict on an outcome, by this budget and by the reference's quality where it is known."""
+        return judge(outcome, self.budget, self.facts.device.memory_bytes, reference, self.max_quality_drop)
 
 
 def check_same(name: str, stored: StudyRecord, asked: StudyRecord) -> None:

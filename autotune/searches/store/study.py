@@ -18,24 +18,21 @@ from ...techniques import Settings
 from ...workers import Dropped, Measured, Outcome
 from ...workers.outcome import OUTCOME
 from ..budget import in_bytes
-from ..sampler.expected_gain import ExpectedGainSampler, correct, forget, forgotten, observe, withdraw
-from ..verdict import CONSTRAINTS, Verdict, judge, observation
+from ..sampler.expected_gain import ExpectedGainSampler, correct, forget, observe, withdraw
+from ..verdict import CONSTRAINTS, Verdict, observation
 from .exclusive import ExclusiveStorage
 from .pace import Anchor, Paces
 from .record import StudyRecord, check_same
-from .recovered import ANCHOR, Recovered, Row, of_this_version, recover
+from .recovered import ANCHOR, FELL, KNOWN, Recovered, Row, of_this_version, recover
 from .storage import newest_number, newest_of, storage_errors
 from .tried import Tried, trimmed
+from .url import masked
 
 PLAN = "plan"
 """The study's user attribute that holds the plan that its search wrote, as YAML."""
 
 SPENT = "spent"
 """The study's user attribute that holds where its search's seconds went."""
-_KNOWN = "known"
-"""The user attribute of a trial that another search measured."""
-FELL = "fell"
-"""Prefix of the keys of configurations that were disqualified when measured again; the trial's number follows."""
 
 
 class Study:
@@ -89,14 +86,15 @@ class Study:
                 begun = cls._begin(store, f"{stem}-1", record)
                 begun.instead_of = found
                 return begun
-            with of_this_version(stem, url):
+            whose = f"--resume: the study of {stem} in {masked(url)}"
+            with of_this_version(whose, "Leave out --resume to begin another"):
                 study = newest_of(store.storage, stem, record.fingerprint)
                 if not study.get_trials(deepcopy=False):  # killed before it had begun
                     _describe(study, record)
                 stored = StudyRecord.model_validate(study.user_attrs)
                 check_same(study.study_name, stored, record)
-                recovered = recover(study)
-            resumed = cls(store, study, stored)
+                recovered = recover(study, stored)
+            resumed = cls(store, study, recovered.record)
             resumed.resumed = True
             resumed._take_over(recovered)
         return resumed
@@ -197,7 +195,7 @@ class Study:
         """Store an outcome, then tell Optuna; a kill in between is repaired on resume."""
         with self._store.writing():
             if known:
-                trial.set_user_attr(_KNOWN, True)
+                trial.set_user_attr(KNOWN, True)
             trial.set_user_attr("outcome", trimmed(outcome).model_dump(mode="json"))
             tried = self._take(number, settings, outcome, known)
             self._tell(trial, tried)
@@ -287,10 +285,7 @@ class Study:
 
     def judge(self, outcome: Outcome) -> Verdict:
         """The verdict on an outcome, by the study's budget and options."""
-        record = self.record
-        return judge(
-            outcome, record.budget, record.facts.device.memory_bytes, self.reference_quality, record.max_quality_drop
-        )
+        return self.record.judge(outcome, self.reference_quality)
 
     def _tell(self, trial: optuna.Trial, tried: Tried) -> None:
         verdict = tried.verdict
@@ -310,27 +305,22 @@ class Study:
     def _take_over(self, recovered: Recovered) -> None:
         """Keep what was measured; tell Optuna of outcomes, and ask again for trials that have none or were taken
         back."""
-        taken_back = forgotten(self._study)
-        for row in recovered.rows:
-            if row.trial.number in taken_back and row.settings is not None:
-                self.lost.append(row.settings)
-                continue
-            known = _KNOWN in row.trial.user_attrs
-            tried = self._take(row.number, row.settings, row.outcome, known) if row.outcome and row.settings else None
-            if row.trial.state == TrialState.RUNNING:
-                self._settle(row, tried)
+        self.tried, self.fallen = list(recovered.tried), list(recovered.fallen)
+        self.by_settings = {tried.settings.canonical(): tried for tried in self.tried}
         self._next_number = 1 + max((tried.number for tried in self.tried), default=-1)
+        for row in recovered.rows:
+            if row.is_taken_back and row.settings is not None:
+                self.lost.append(row.settings)
+            elif row.trial.state == TrialState.RUNNING:
+                self._settle(row)
         self.paces.anchors = list(recovered.anchors)
         self._correct()
-        for tried in self.tried:
-            fell = recovered.evidence.get(f"{FELL}:{tried.number}")
-            if fell is not None:
-                self.fallen.append(Tried(tried.number, tried.settings, fell, self.judge(fell)))
 
-    def _settle(self, row: Row, tried: Tried | None) -> None:
+    def _settle(self, row: Row) -> None:
         study_id = self._store.storage.get_study_id_from_name(self.name)
         trial_id = self._store.storage.get_trial_id_from_study_id_trial_number(study_id, row.trial.number)
         trial = optuna.Trial(self._study, trial_id)
+        tried = next((one for one in self.tried if one.number == row.number), None)
         if tried is not None:
             self._tell(trial, tried)
             return

@@ -22,14 +22,13 @@ from ..requests import LARGEST_OF
 from ..session import Session
 from ..store.tried import Tried
 from ..time_budget import MOST_ROUNDS
+from ..verdict import SPOILED
 from .evaluation import evaluation_of
 from .evidence import are_sure, calm, combine, gain
 from .final import Final, run_name
 
 _WIDE = 0.25
 """Relative half-width of a 95 % interval from which on a note asks whether the machine is shared."""
-_SPOILED = 0.2
-"""Share of a round's time from which on, if other work took as much in all of them, they prove nothing."""
 _MUCH_WAITING = 0.1
 """Share of the time spent waiting for data from which on a note says so."""
 
@@ -88,7 +87,7 @@ def _unproven(session: Session, final: Final, found: Gain, reference: Evidence |
     if final.winner.number == 0:
         return "nothing was seen to be faster than the job as it stands, which is the plan"
     least = min((pair.disturbed for pair in final.rounds), default=0.0)
-    if least >= _SPOILED:
+    if least >= SPOILED:
         return f"other work took {least:.0%} of the time or more whenever the plan was measured"
     if found.low is None or found.high is None:
         return "the plan and the job as it stands did not take turns twice"

@@ -1,13 +1,14 @@
-"""Settings, outcomes and numbers in words."""
+"""Settings, facts, outcomes and numbers in words."""
 
 from __future__ import annotations
 
-from ..measure import Measurement
-from ..plan import Budget, Speed
-from ..techniques import Facts, Settings
-from ..units import size
-from ..workers import Crashed, Dropped, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
-from ..workers.trial.traces import first_line
+from .measure import Measurement
+from .plan import Budget, Speed
+from .techniques import Facts, Settings
+from .techniques.batch import Batch
+from .units import size
+from .workers import Crashed, Dropped, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
+from .workers.trial.traces import first_line
 
 
 def settings_words(settings: Settings, facts: Facts | None = None) -> str:
@@ -19,6 +20,46 @@ def settings_words(settings: Settings, facts: Facts | None = None) -> str:
         facts: adds what only the task knows, such as the number of blocks.
     """
     return ", ".join(row.describe(facts) for row in settings.chosen()) or "as it stands"
+
+
+def facts_words(facts: Facts) -> str:
+    """The model, the data and the device in one line."""
+    parts = [f"{_millions(facts.num_parameters)} parameters"]
+    if facts.num_trainable < facts.num_parameters:
+        parts[0] += f" ({_millions(facts.num_trainable)} train)"
+    if facts.num_blocks:
+        parts.append(f"{facts.num_blocks} blocks of {facts.block_name}")
+    if facts.dataset_length is not None:
+        parts.append(count(facts.dataset_length, "sample"))
+    held = "" if facts.effective_batch_held else ", assumed" if facts.effective_batch_assumed else ", free"
+    held = ", varying" if facts.batch_varies else held
+    own = Batch.reference(facts)
+    cut = f" ({_cut(own)})" if own.accumulate > 1 and not facts.batch_varies else ""
+    parts.append(f"batch {facts.effective_batch}{held}{cut}")
+    if facts.ranks > 1:
+        parts.append(f"{facts.shared_by} over {facts.ranks} processes")
+    if facts.precision is not None:
+        parts.append(f"in {facts.precision}")
+    if facts.max_grad_norm is not None:
+        parts.append(f"clipped at {facts.max_grad_norm:g}")
+    return f"{', '.join(parts)}; on {facts.device.name} ({facts.device.type})"
+
+
+def trial_label(number: int) -> str:
+    """How a trial is called: 0 is the reference."""
+    return "reference" if number == 0 else f"trial {number}"
+
+
+def finalist_label(number: int) -> str:
+    """How a finalist's run is called."""
+    return "reference again" if number == 0 else f"trial {number} again"
+
+
+def round_words(number: int, whole: int | None = None) -> str:
+    """Round 0 chooses among the finalists; those after it are reported."""
+    if number == 0:
+        return "to choose the best"
+    return f"round {number}" + (f" of {whole}" if whole is not None else "")
 
 
 def outcome_words(outcome: Outcome, budget: Budget) -> str:
@@ -104,3 +145,15 @@ def percent(share: float, digits: int = 2) -> str:
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """``1 block``, ``12 blocks``; ``plural`` where an s does not make it."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _cut(batch: Batch) -> str:
+    """``8 × 4``; ``8 × 3, then 6`` where the last is smaller."""
+    rest = batch.num_samples % batch.micro
+    return f"{batch.micro} × {batch.accumulate - 1}, then {rest}" if rest else f"{batch.micro} × {batch.accumulate}"
+
+
+def _millions(number: int) -> str:
+    if number < 10_000:
+        return str(number)
+    return f"{number / 1e6:.2f} M" if number < 10**9 else f"{number / 1e9:.2f} G"
