@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 from search_tables import BF16, MIB, REFERENCE, facts, measurement
 
+from autotune import service
 from autotune.plan import Budget
 from autotune.report.displays.event_file import EventFile
 from autotune.report.displays.lines import line
@@ -176,6 +178,13 @@ def test_every_kind_of_event_is_held_here_by_its_name():
         "stopped",
         "seconds_known",
     }
+
+
+def test_the_services_page_listens_to_every_kind():
+    """A browser hands on an event that has a name only to who listens to that name."""
+    page = (Path(service.__file__).parent / "web" / "static" / "page.js").read_text(encoding="utf-8")
+    listened = set(re.findall(r'"(\w+)"', page.partition("const KINDS = [")[2].partition("]")[0]))
+    assert {event.kind for event, _, _ in SAID} <= listened
 
 
 @dataclass(frozen=True)
