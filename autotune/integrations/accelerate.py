@@ -124,7 +124,7 @@ def _loader(plan: Plan, accelerator: Any, loader: DataLoader[Any]) -> DataLoader
     batch = plan.settings.batch
     if batch is not None and accelerator.split_batches:
         whole = batch.model_copy(update={"micro": batch.micro * accelerator.num_processes})
-        plan = plan.model_copy(update={"settings": plan.settings.model_copy(update={"batch": whole})})
+        plan = plan.model_copy(update={"settings": plan.settings.having(whole)})
     changed = changed_loader(plan, loader)
     vars(changed)[_PLAN] = plan
     _around_loaders(accelerator)

@@ -185,7 +185,7 @@ class PlanCallback(Callback):
             vars(module)[_MARK] = in_force
             if self.plan.settings.compile.kind == "model":
                 module._compiled_call_impl = _Noted(module)
-        settings = self.plan.settings.model_copy(update={"precision": Precision()})
+        settings = self.plan.settings.having(Precision())
         wrap(module, "training_step", functools.partial(_step, settings, device.type))
 
     def _run(self, trainer: Trainer) -> Run | None:

@@ -59,6 +59,10 @@ class Settings(BaseModel):
         """Every technique with its chosen setting, in field order; the batch only where it is set."""
         return (value for name in type(self).model_fields if (value := getattr(self, name)) is not None)
 
+    def having(self, *others: Technique) -> Settings:
+        """These settings, and each of the others in the place of its own technique's."""
+        return self.model_copy(update={one.name: one for one in others})
+
     def chosen(self) -> Iterator[Technique]:
         """Those that are not at the user's own setting."""
         return (one for one in self.techniques() if one.model_dump(exclude_defaults=True))

@@ -91,7 +91,7 @@ class InScript:
         self._check(model, own)
         if (reason := mismatch(self.plan.settings, model)) is not None:
             raise PlanError(reason)
-        settings = self.plan.settings.model_copy(update={"parallel": Parallel()})  # which is the script's own to do
+        settings = self.plan.settings.having(Parallel())  # which is the script's own to do
         plan = self.plan.model_copy(update={"settings": settings})
         if shared_by(model) != "fsdp":  # which no row for a model follows, as was seen to
             try:
@@ -231,6 +231,6 @@ class InScript:
         """What is in force, in a line."""
         settings = self.plan.settings
         if not self.data.is_in_force:
-            settings = settings.model_copy(update={"data_loading": DataLoading()})
+            settings = settings.having(DataLoading())
         changed = [one.describe() for one in settings.techniques() if one.model_dump(exclude_defaults=True)]
         return f"in force: {', '.join(changed) or 'nothing but the job as it is'} ({os.path.relpath(self.path)})"

@@ -125,7 +125,7 @@ class ConfigurationSpace:
         replaced by a setting."""
         named = {name: choice for name, choice in point.items() if choice != Checkpointing.directive}
         settings = self._reference.model_copy(update=named)
-        return settings if named == point else settings.model_copy(update={"checkpointing": self._chosen(settings)})
+        return settings if named == point else settings.having(self._chosen(settings))
 
     def _chosen(self, settings: Settings) -> Checkpointing:
         """Checkpointing with the blocks chosen for a configuration, else with all. Where another choice of the space
