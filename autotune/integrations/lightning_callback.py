@@ -63,7 +63,7 @@ class PlanCallback(Callback):
         if stage != "fit":
             return
         check_version("lightning")
-        refuse_other_models(self.plan, ("variant", "pruning"))
+        refuse_other_models(self.plan, is_first=True)
         self._notes, self._users_loader, self._loader = [], None, None
         self._turn_off_others(trainer)
         check_job(self.plan, trainer, pl_module)
@@ -190,8 +190,7 @@ class PlanCallback(Callback):
 
     def _run(self, trainer: Trainer) -> Run | None:
         """A training step on two samples, where something looks at it and they can be read again."""
-        settings = self.plan.settings
-        if settings.layers.kind == "none" and settings.low_rank.kind == "none":
+        if not any(one.runs_model for one in self.plan.settings.techniques()):
             return None
         source = trainer.fit_loop._data_source
         if source.is_module():

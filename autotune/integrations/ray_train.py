@@ -116,7 +116,7 @@ def prepare_model(
     from .checks import check_model, check_version, refuse_other_models
 
     check_version("ray")
-    refuse_other_models(plan, ("variant",))
+    refuse_other_models(plan, is_first=True)
     _check_loop(plan)
     check_model(plan, model, blocks)
     model = apply_to_model(plan, model, blocks=blocks, run=run, device=ray.train.torch.get_device())

@@ -56,6 +56,11 @@ class Layers(Technique):
             return "the model has no convolutions, so that no BatchNorm stands before one"
         return None
 
+    @property
+    def runs_model(self) -> bool:
+        """It is seen who keeps what."""
+        return self.kind != "none"
+
     def undo(self, model: nn.Module) -> nn.Module:
         """Stock layers."""
         from ..layers import restore

@@ -86,6 +86,11 @@ class LowRank(Lossy):
         return 1 - self.energy if self.energy is not None else max(1 - 2 * self.rank_ratio, 0.0)
 
     @property
+    def runs_model(self) -> bool:
+        """Layers that make the output are found so."""
+        return self.kind != "none" and self.ranks is None
+
+    @property
     def reads_values(self) -> bool:
         """Singular values decide on ranks where a share of them is asked for."""
         return self.energy is not None and self.ranks is None

@@ -89,6 +89,11 @@ class Pruning(Lossy):
         return self.ratio if self.kind != "none" else 0.0
 
     @property
+    def runs_model(self) -> bool:
+        """A cut is found so, unless there is a record of it."""
+        return self.kind != "none" and self.record is None
+
+    @property
     def reads_values(self) -> bool:
         """Weights are ranked, and how many of a layer stay may depend on it."""
         return self.kind != "none"

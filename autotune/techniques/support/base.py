@@ -220,6 +220,11 @@ class Technique(BaseModel):
         return None
 
     @property
+    def runs_model(self) -> bool:
+        """Whether :meth:`on_model` runs the model on samples."""
+        return False
+
+    @property
     def reads_values(self) -> bool:
         """Whether what it does depends on the values of parameters, and not only on their shapes."""
         return False
