@@ -111,7 +111,7 @@ def _check_accelerator(plan: Plan, accelerator: Any) -> None:
         raise PlanError(f"budget.device: the plan is for {plan.budget.device}, but the Accelerator is on {device}.")
     if settings.precision.kind == "fp16" and device == "cpu":
         raise PlanError("settings.precision.kind: fp16 is for CUDA devices, but the Accelerator is on cpu. Use bf16.")
-    rewriting = [one.name for one in (settings.layers, settings.checkpointing, settings.compile) if one.kind != "none"]
+    rewriting = [one.name for one in settings.chosen() if one.rewrites]
     if rewriting and (backend := accelerator.state.dynamo_plugin.backend) != "NO":
         raise PlanError(
             f"the Accelerator compiles the model itself ({backend}), and {rewriting[0]} would not be in force. Leave "

@@ -61,12 +61,13 @@ def _of_precision(plan: Plan, trainer: Trainer) -> Iterator[str]:
 
 
 def _of_step(plan: Plan, trainer: Trainer, module: LightningModule) -> Iterator[str]:
-    if plan.settings.optimizer_step.kind == "after_backward":
+    freed = next((one.name for one in plan.settings.techniques() if one.frees_gradients), None)
+    if freed is None:
         return
     if trainer.gradient_clip_val:
-        yield "settings.optimizer_step: in_backward frees gradients before the Trainer clips them. Leave the row out."
+        yield f"settings.{freed}: it frees gradients before the Trainer clips them. Leave the row out."
     if seeing := [name for name in _SEE_GRADIENTS if is_overridden(name, module)]:
         yield (
-            f"settings.optimizer_step: in_backward frees gradients before {type(module).__name__}.{seeing[0]} could "
-            "see them. Leave the row out."
+            f"settings.{freed}: it frees gradients before {type(module).__name__}.{seeing[0]} could see them. Leave "
+            "the row out."
         )

@@ -12,7 +12,7 @@ from ..errors import PlanError
 from ..units import MIB
 from .support.base import Effect, Run, Stage, Technique
 from .support.compiler import lacking_compiler
-from .support.facts import Facts
+from .support.facts import Facts, ScriptFacts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +36,7 @@ class Compile(Technique):
     name: ClassVar[str] = "compile"
     stage: ClassVar[Stage] = Stage.COMPILE
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
+    rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
         "blocks": "Compiles each repeated block by itself: blocks that are alike share one program.",
         "model": "Compiles the whole model into one program of fused kernels.",
@@ -84,6 +85,12 @@ class Compile(Technique):
         if self.kind == "blocks" and facts.num_blocks == 0:
             return "the model has no blocks"
         return facts.no_compiler
+
+    @classmethod
+    def left_to(cls, script: ScriptFacts) -> str | None:
+        """It is of the whole model, or of blocks that the model calls."""
+        in_parts = "the script calls the parts of its model one by one" if script.in_parts else None
+        return super().left_to(script) or in_parts
 
     def conflicts(self, settings: Settings) -> str | None:
         """What it would trace into, or would leave out without a word."""

@@ -23,6 +23,7 @@ class Layers(Technique):
     stage: ClassVar[Stage] = Stage.LAYERS
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
+    rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
         "exact": "Keeps for backward only what it reads: bits, or nothing, instead of whole tensors.",
         "rounding": "The same, and keeps the derivatives of GELU and SiLU in 8 bits.",

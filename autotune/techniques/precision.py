@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
 from .support.base import Effect, Exactness, Run, Stage, Technique
-from .support.facts import Facts
+from .support.facts import Facts, ScriptFacts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,6 +84,18 @@ class Precision(Technique):
             return f"{self.kind} is for CUDA devices"
         if self.kind == "tf32" and (device.capability or (0, 0)) < (8, 0):
             return f"{device.name} has no TF32 (compute capability 8.0 and up)"
+        return None
+
+    @classmethod
+    def left_to(cls, script: ScriptFacts) -> str | None:
+        """One autocast is in force."""
+        own = "the script turns autocast on itself (Accelerate, a Trainer: mixed precision)"
+        return own if script.autocasts else None
+
+    def beyond_script(self) -> str | None:
+        """No scaler is put into a loop."""
+        if self.scales_loss:
+            return "precision: fp16 needs a loss scaler, which is the script's. Use bf16, or autotune.apply."
         return None
 
     def undo(self, model: nn.Module) -> nn.Module:

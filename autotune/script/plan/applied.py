@@ -17,6 +17,7 @@ from ...ranks import world_size
 from ...techniques import Settings, Stage
 from ...techniques.data_loading import DataLoading
 from ...techniques.parallel import Parallel
+from ...techniques.support.facts import ScriptFacts
 from ...training.drift import Difference, here, is_strict, other_model, other_shapes, tell
 from ..refusal import refuse, tell_once, why_no_model
 from ..shards import mismatch, shared_by, unwrapped, wrappers
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
     from .loaders import Loaders
     from .undivided import Undivided
 
-_OWN_AUTOCAST = (
-    "the script turns autocast on itself, and precision is a row of the plan. Turn it off there (Accelerate, a "
-    "Trainer: mixed precision), or leave the row out."
-)
 _OWN_CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
 """Attributes of a module that recomputes its blocks: of transformers' and diffusers', of timm's."""
 
@@ -111,33 +108,32 @@ class InScript:
     def _check(self, model: Any, own: Any) -> None:
         import torch
 
-        settings = self.plan.settings
         device = next(p.device.type for p in own.parameters())
         if self.plan.budget.device not in (None, device):
             raise PlanError(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
         self.is_compiled = own._compiled_call_impl is not None or any(
             getattr(one, "_orig_mod", None) is not None for one in wrappers(model)
         )
-        rewriting = (settings.layers, settings.checkpointing, settings.compile)
-        rewritten = [one.name for one in rewriting if one.kind != "none"]
-        if self.is_compiled and rewritten:
-            raise PlanError(
-                f"the script compiles its model itself, and {rewritten[0]} would not be in force. Turn it off there."
-            )
         self.recomputes = any(getattr(one, name, False) is True for one in own.modules() for name in _OWN_CHECKPOINTING)
-        if self.recomputes and settings.checkpointing.kind != "none":
-            raise PlanError(
-                "the script turns gradient checkpointing on itself, and checkpointing is a row of the plan. Turn it "
-                "off there, or leave the row out."
-            )
-        if self.is_in_parts and settings.compile.kind != "none":
-            raise PlanError(
-                "the script calls the parts of its model one by one, and compile is of the whole. Leave that row out."
-            )
-        if settings.precision.kind != "default" and torch.is_autocast_enabled(device):
-            raise PlanError(_OWN_AUTOCAST)
+        does = self.does_itself().model_copy(update={"autocasts": torch.is_autocast_enabled(device)})
+        if (reason := self._left_to(does)) is not None:
+            raise PlanError(reason)
         if (differs := other_model(self.plan, own)) is not None:
             raise PlanError(differs)
+
+    def does_itself(self) -> ScriptFacts:
+        """What has been seen of the script, as its model was found."""
+        return ScriptFacts(compiles=self.is_compiled, recomputes=self.recomputes, in_parts=self.is_in_parts)
+
+    def _left_to(self, does: ScriptFacts) -> str | None:
+        """What the script does that a row of the plan does too, in words, and what to do; None where there is none."""
+        for row in self.plan.settings.chosen():
+            if (reason := row.left_to(does)) is not None:
+                return (
+                    f"{reason}, and {row.name} would not be in force as the plan has it. Change that in the script, or "
+                    "leave the row out of the plan."
+                )
+        return None
 
     def train_on(self, loader: Any) -> None:
         """A loader is iterated over, before the first optimizer step: of several, the first that the plan was found
@@ -156,8 +152,8 @@ class InScript:
         """
         if self.wants_model and self.model is None:
             refuse(f"{why_no_model()} So the plan could not be applied.")
-        if self.own_autocast and self.plan.settings.precision.kind != "default":
-            refuse(_OWN_AUTOCAST)
+        if (reason := self._left_to(ScriptFacts(autocasts=bool(self.own_autocast)))) is not None:
+            refuse(reason)
         if self.wants_loader and self.loader is None:
             refuse(
                 "data_loading: the script iterates over no torch.utils.data.DataLoader. Leave the row out of "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .. import Settings
-    from .facts import Facts
+    from .facts import Facts, ScriptFacts
 
 Run = Callable[["nn.Module"], Any]
 """Runs a model."""
@@ -107,6 +107,11 @@ class Technique(BaseModel):
     kept_beside: ClassVar[frozenset[str]] = frozenset()
     """Fields that :meth:`files` hold beside a plan's file, which does not."""
 
+    rewrites: ClassVar[bool] = False
+    """Whether it gives modules another forward, which a model that is compiled already does not come to."""
+    not_in_scripts: ClassVar[str | None] = None
+    """Why a search leaves it out of an unedited script, in words; None where it may be tried there."""
+
     @model_validator(mode="before")
     @classmethod
     def _check_is_mapping(cls, data: Any) -> Any:
@@ -167,6 +172,15 @@ class Technique(BaseModel):
         return None
 
     @classmethod
+    def left_to(cls, script: ScriptFacts) -> str | None:
+        """What an unedited script does that stands in the way of this technique, in words; None where nothing does."""
+        return "the script compiles its model itself" if cls.rewrites and script.compiles else None
+
+    def beyond_script(self) -> str | None:
+        """Why no unedited script can have this setting, in words, and what to do instead; None where one can."""
+        return None
+
+    @classmethod
     def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
         """Of these choices of this technique, the user's own included, those whose memory does not lie between others':
         each is worth an estimate of its own."""
@@ -196,6 +210,11 @@ class Technique(BaseModel):
     @property
     def scales_loss(self) -> bool:
         """Whether gradients underflow without a loss scaler."""
+        return False
+
+    @property
+    def frees_gradients(self) -> bool:
+        """Whether gradients are gone by the time that backward has ended."""
         return False
 
     def conflicts(self, settings: Settings) -> str | None:
