@@ -33,9 +33,7 @@ def arguments(plan: Plan) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if (batch := even_batch(plan, "an Accelerator")) is not None:
         given["gradient_accumulation_steps"] = batch.accumulate
-    if (precision := plan.settings.precision.kind) != "default":
-        given["mixed_precision"] = precision if precision in ("bf16", "fp16") else "no"
-    return given
+    return given | plan.settings.options_of("Accelerator")
 
 
 def prepare(

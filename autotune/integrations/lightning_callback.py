@@ -25,7 +25,7 @@ from ..training.apply_pieces import apply_to_model, apply_to_optimizer
 from ..training.data_loader import changed_loader, has_own_batches, rebatched
 from .checks import check_model, check_version, refuse_other_models, tell
 from .lightning_checks import check_job
-from .lightning_hooks import PRECISIONS, is_own, unwrap, wrap
+from .lightning_hooks import is_own, unwrap, wrap
 from .lightning_task import training_loss
 from .loaders import put_at_first_epoch
 
@@ -264,12 +264,12 @@ class PlanPrecision(MixedPrecision):
             PlanError: it is another.
         """
         self._technique = plan.settings.precision
-        name: Any = PRECISIONS.get(self._technique.kind)
-        if name not in ("bf16-mixed", "16-mixed"):
+        if not self._technique.has_context:
             raise PlanError(
                 f"settings.precision.kind: PlanPrecision is for bf16 and fp16, but got {self._technique.kind}. Use "
                 "trainer_arguments(plan)."
             )
+        (name,) = self._technique.options_of("Lightning").values()
         device = device or plan.budget.device or ("cuda" if torch.cuda.is_available() else "cpu")
         super().__init__(name, device)
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ..errors import PlanError
 from ..units import MIB
-from .support.base import Effect, Run, Stage, Technique
+from .support.base import Effect, Program, Run, Stage, Technique
 from .support.compiler import lacking_compiler
 from .support.facts import Facts, ScriptFacts
 
@@ -85,6 +85,12 @@ class Compile(Technique):
         if self.kind == "blocks" and facts.num_blocks == 0:
             return "the model has no blocks"
         return facts.no_compiler
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """nanoGPT compiles unless it is told not to; a Trainer is not to compile what is compiled."""
+        if program == "nanoGPT":
+            return {"compile": self.kind != "none"}
+        return {"torch_compile": False} if self.kind != "none" and program == "Trainer" else {}
 
     @classmethod
     def left_to(cls, script: ScriptFacts) -> str | None:

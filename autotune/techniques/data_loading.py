@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ..errors import PlanError
-from .support.base import Effect, LoaderSpec, Stage, Technique
+from .support.base import Effect, LoaderSpec, Program, Stage, Technique
 from .support.facts import Facts, ScriptFacts
 
 _CACHE_SHARE = 0.5
@@ -93,6 +93,10 @@ class DataLoading(Technique):
         if self.pin_memory and facts.device.type == "cpu":
             return "pin_memory serves copies to a CUDA device"
         return None
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """timm's number of workers."""
+        return {"workers": self.num_workers} if self.num_workers is not None and program == "timm" else {}
 
     @classmethod
     def left_to(cls, script: ScriptFacts) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from .support.base import Effect, Stage, Technique
+from .support.base import Effect, Program, Stage, Technique
 from .support.facts import Facts
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ class Optimizer(Technique):
     def as_predicted(self, facts: Facts) -> Optimizer:
         """How it is implemented shows for a moment at the end of a step."""
         return Optimizer()
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """A flag has a name for the fused AdamW."""
+        return {"optim": "adamw_torch_fused"} if self.kind == "fused" and program == "TrainingArguments" else {}
 
     def on_optimizer(
         self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None

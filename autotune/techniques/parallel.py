@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError
-from .support.base import Effect, Run, Stage, Technique
+from .support.base import Effect, Program, Run, Stage, Technique
 from .support.facts import Facts, num_processors
 
 if TYPE_CHECKING:
@@ -95,6 +95,10 @@ class Parallel(Technique):
         if self.kind != "none" and facts.dataset_kind == "iterable" and facts.ranks == 1:
             return "an iterable dataset, or a loader of the task's own, cannot be shared out between processes"
         return None
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """Every parameter is used, as in a trial."""
+        return {"ddp_find_unused_parameters": False} if self.kind != "none" and program == "Trainer" else {}
 
     def beyond_script(self) -> str | None:
         """Like shares are the script's own to join."""

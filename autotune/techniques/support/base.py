@@ -32,6 +32,10 @@ reference's."""
 Exactness = Literal["exact", "rounding", "lossy"]
 """``exact``: same arithmetic up to reordering. ``rounding``: lower precision. ``lossy``: changes the function."""
 
+Program = Literal["Trainer", "TrainingArguments", "Accelerator", "Lightning", "timm", "nanoGPT"]
+"""Who has options for some settings: transformers' Trainer (its arguments, and flags of a script that parses them),
+Accelerate's Accelerator, Lightning's Trainer, and the scripts of timm and nanoGPT."""
+
 
 class Stage(IntEnum):
     """Order in which ``apply`` puts techniques into force."""
@@ -180,6 +184,10 @@ class Technique(BaseModel):
         """Why no unedited script can have this setting, in words, and what to do instead; None where one can."""
         return None
 
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """A program's own options, by name, that say what this setting does, or that must be off beside it."""
+        return {}
+
     @classmethod
     def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
         """Of these choices of this technique, the user's own included, those whose memory does not lie between others':
@@ -298,6 +306,11 @@ class Technique(BaseModel):
     def on_loader(self, spec: LoaderSpec) -> LoaderSpec:
         """The changed specification of the loader."""
         return spec
+
+    @property
+    def has_context(self) -> bool:
+        """Whether :meth:`forward_context` does anything."""
+        return False
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """A context around each forward pass and loss."""
