@@ -175,7 +175,7 @@ def _around_loss(plan: Plan, accelerator: Any) -> None:
 
 def _beyond(plan: Plan) -> Iterator[str]:
     """What Accelerate leaves to the loop."""
-    rows = [one.name for one in (plan.settings.precision, plan.settings.layers) if one.kind not in ("default", "none")]
+    rows = [one.name for one in plan.settings.techniques() if one.has_context]
     if rows:
         yield (
             f"{' and '.join(rows)} in a loss that is computed outside the model (`with accelerator.autocast():` around "
