@@ -15,6 +15,7 @@ from .support.compiler import lacking_compiler
 from .support.facts import Facts, ScriptFacts
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from . import Settings
@@ -65,6 +66,11 @@ class Compile(Technique):
         what = "each block" if self.kind == "blocks" else "the model"
         budget = self.activation_memory_budget
         return f"compile {what}" + (f", keeping {budget:.0%} of its activations" if budget < 1 else "")
+
+    @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """Whether there is a compiler."""
+        return {"no_compiler": lacking_compiler(device_type)}
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Compile, ...]:

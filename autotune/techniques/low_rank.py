@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -61,6 +61,13 @@ class LowRank(Lossy):
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in chosen.items())
         what = f"{self.rank_ratio:.4g} of the rank" if self.energy is None else f"{self.energy:.4g} of the energy"
         return f"linear layers with {what}" + (f" ({rest})" if rest else "")
+
+    @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """How large linear layers are."""
+        from ..pruning import linear_features
+
+        return {"linear_features": linear_features(model)}
 
     @classmethod
     def offered(cls, facts: Facts) -> Iterable[Self]:

@@ -10,6 +10,7 @@ from .support.base import Effect, Program, Run, Stage, Technique
 from .support.facts import Facts
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 _AVX2_CHANNELS = 8
@@ -31,6 +32,11 @@ class MemoryFormat(Technique):
 
     kind: Literal["contiguous", "channels_last"] = "contiguous"
     """``contiguous`` leaves the model as it is; ``channels_last`` stores 4-D and 5-D weights with channels last."""
+
+    @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """What a kernel does wrong."""
+        return {"channels_last_fault": channels_last_fault(model)}
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[MemoryFormat, ...]:

@@ -11,6 +11,7 @@ from .support.facts import Facts
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 Implementation = Literal["default", "for_loop", "foreach", "fused"]
 _FLAGS: dict[str, dict[str, bool]] = {
@@ -38,6 +39,15 @@ class Optimizer(Technique):
     def describe(self, facts: Facts | None = None) -> str:
         """``fused optimizer``."""
         return f"{self.kind.replace('_', '-')} optimizer"
+
+    @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """Its class, and what that supports."""
+        return {
+            "optimizer": type(optimizer).__name__,
+            "optimizer_implementations": supported_implementations(optimizer),
+            "optimizer_implementation": implementation_of(optimizer),
+        }
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Optimizer, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from .support.facts import Facts
 from .support.lossy import Lossy
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 _RATIOS = (0.25, 0.5)
@@ -70,6 +71,13 @@ class Pruning(Lossy):
         chosen = self.model_dump(exclude_defaults=True, exclude={"kind", "ratio", "record", "kept"})
         rest = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in chosen.items())
         return f"prune {self.ratio:.0%} of widths" + (f" ({rest})" if rest else "")
+
+    @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """What is known without a cut."""
+        from ..pruning import obstacle
+
+        return {"pruning_obstacle": obstacle(model)}
 
     @classmethod
     def offered(cls, facts: Facts) -> Iterable[Self]:

@@ -151,6 +151,11 @@ class Technique(BaseModel):
         return bool(cls.affects & {"tensors", "layout", "update"})
 
     @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """What its choices go by: fields of :class:`Facts`, of a model as built, its optimizer and this machine."""
+        return {}
+
+    @classmethod
     def choices(cls, facts: Facts) -> tuple[Self, ...]:
         """Settings worth trying for this model and device: the user's own first, then the most promising."""
         raise NotImplementedError
