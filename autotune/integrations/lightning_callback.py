@@ -153,8 +153,7 @@ class PlanCallback(Callback):
         return kept if kept is not None else self._changed_loader(trainer, original())
 
     def _wants_loader(self) -> bool:
-        loading = self.plan.settings.data_loading.model_dump(exclude_defaults=True)
-        return bool(loading) or self.plan.settings.batch is not None
+        return self.plan.settings.affect("loader") or self.plan.settings.affect("samples")
 
     def _changed_loader(self, trainer: Trainer, loader: Any) -> Any:
         self._users_loader = loader

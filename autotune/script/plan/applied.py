@@ -60,7 +60,7 @@ class InScript:
             technique.stage not in (Stage.PROCESS, Stage.LOADER) and technique.model_dump(exclude_defaults=True)
             for technique in plan.settings.techniques()
         )
-        self.wants_loader = bool(plan.settings.data_loading.model_dump(exclude_defaults=True))
+        self.wants_loader = plan.settings.affect("loader")
 
     @functools.cached_property
     def data(self) -> Loaders:
