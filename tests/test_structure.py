@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -174,6 +175,36 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "parallel": "autotune.techniques.support.replica",
         }
         assert ours <= allowed | {own.get(path.stem)}, path.name
+
+
+NAMED_ELSEWHERE = {
+    ("integrations/lightning_task.py", "optimizer_step"): (1, "a hook of Lightning's modules"),
+    ("integrations/lightning_task.py", "optimizer"): (1, "a key of what Lightning's configure_optimizers returns"),
+    ("integrations/lightning_task.py", "precision"): (2, "an argument of Lightning's Trainer, and a field of Task"),
+    ("integrations/trainer_task.py", "precision"): (1, "a field of Task"),
+    ("searches/reuse.py", "precision"): (1, "what a task states: its measurements hold for that alone"),
+    ("searches/store/record.py", "precision"): (1, "the same, as --resume tells it"),
+    ("training/apply_plan.py", "optimizer"): (1, "an argument of autotune.apply"),
+    ("training/resume.py", "optimizer"): (1, "a key of Training.state_dict()"),
+    ("training/training.py", "optimizer"): (2, "the same, where it is saved and loaded"),
+}
+"""Names of techniques as text outside their own room: how often, and what it is there. None of them is the technique;
+what a part wants to know of one is a fact that the technique declares."""
+
+
+@pytest.mark.medium
+def test_a_technique_is_named_in_its_own_room_alone():
+    """But for words that are also others'; ``batch`` is left out, which every job has."""
+    from autotune.techniques import TECHNIQUES
+
+    named = Counter(
+        (str(path.relative_to("autotune")), node.value)
+        for path in SOURCES
+        if path.parts[1] not in ("techniques", "testing")
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in {*TECHNIQUES} - {"batch"}
+    )
+    assert named == {where: count for where, (count, _) in NAMED_ELSEWHERE.items()}
 
 
 @pytest.mark.medium

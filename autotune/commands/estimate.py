@@ -17,6 +17,7 @@ from ..searches.requests import LARGEST_OF, failure, inspect
 from ..searches.time_budget import TimeBudget
 from ..techniques import TECHNIQUES, Device, Facts, Settings, Technique
 from ..techniques.batch import Batch
+from ..techniques.checkpointing import Checkpointing
 from ..units import ceil_mib, format_bytes
 from ..workers import Estimated, Executor, Failed, Outcome
 from .calibrate import Uncalibrated, calibrate, predict_request
@@ -96,7 +97,7 @@ def estimate_task(
     asked = _options(what, facts, limit_bytes).model_copy(update={"calibration": calibration})
     found: list[Combination] = []
     choices = space.choices(facts)
-    may_choose = any(choice.model_dump(exclude_defaults=True) for choice in choices.get("checkpointing", ()))
+    may_choose = any(choice != Checkpointing() for choice in choices.get(Checkpointing.name, ()))
     for settings in _combinations(choices, facts):
         wanted = asked.model_copy(update={"settings": settings, "choose_blocks": may_choose and not found})
         request = predict_request(f"estimate-{len(found) + 1}", what, time_budget, wanted)

@@ -116,7 +116,7 @@ def profile_task(
     techniques = () if what.alone else tuple(_techniques(settings, facts))
     changes: list[Change] = []
     for number, technique in enumerate(techniques, 1):
-        changed = settings.model_copy(update={technique.name: technique})
+        changed = settings.having(technique)
         outcome = executor.ask(asked.request(f"profile-{number}", changed, False))
         if outcome == STOPPED:
             break
@@ -164,7 +164,7 @@ def _settings(what: WhatToProfile, facts: Facts) -> Settings:
         return settings
     if facts.dataset_length is not None and what.batch > facts.dataset_length:
         raise PlanError(f"--batch {what.batch}: the dataset has {facts.dataset_length} samples. Ask for at most that.")
-    return settings.model_copy(update={"batch": Batch(micro=what.batch)})
+    return settings.having(Batch(micro=what.batch))
 
 
 def _base(outcome: Outcome, what: WhatToProfile) -> Profile:
@@ -189,7 +189,7 @@ def _techniques(settings: Settings, facts: Facts) -> Iterator[Technique]:
     that goes with the rest of that."""
     for name, technique in TECHNIQUES.items():
         for choice in technique.choices(facts) if technique.is_in_step() else ():
-            changed = settings.model_copy(update={name: choice}).in_force(facts.precision)
+            changed = settings.having(choice).in_force(facts.precision)
             goes = choice.unavailable(facts) is None and changed.conflict() is None
             if goes and choice != getattr(settings, name).or_default(facts):
                 yield choice

@@ -76,7 +76,7 @@ def _blocks(prediction: Predictor, task: Task, options: EstimateOptions) -> tupl
     def predictor(checkpointing: Checkpointing) -> Predictor:
         if checkpointing == settings.checkpointing:
             return prediction
-        other = settings.model_copy(update={"checkpointing": checkpointing})
+        other = settings.having(checkpointing)
         return Predictor(
             task, options.model_copy(update={"settings": other}), prediction.base_bytes, prediction.memory_models
         )

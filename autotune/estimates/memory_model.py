@@ -14,7 +14,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from ..measure.profiling.allocations import Trace
+from ..measure.profiling.allocations import Phase, Trace
 from ..plan import Plan
 from ..task import Task
 from .tracing.fake_ops import Target
@@ -206,8 +206,8 @@ def corresponds(*steps: TracedStep) -> bool:
 
 def _num_forward(trace: Trace) -> int:
     """Allocations that the first forward makes."""
-    end = next(span.start for span in trace.spans if span.phase == "backward")
-    return sum(one.phase == "forward" and one.born <= end for one in trace.allocations)
+    end = next(span.start for span in trace.spans if span.phase == Phase.BACKWARD)
+    return sum(one.phase == Phase.FORWARD and one.born <= end for one in trace.allocations)
 
 
 def _outline(trace: Trace) -> tuple[object, ...]:

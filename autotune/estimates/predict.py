@@ -91,7 +91,7 @@ def _by_combination(every: Iterable[_Asked]) -> dict[Settings, list[_Asked]]:
     """Configurations grouped by everything but batch and checkpointing, the fewest changes first."""
     found: dict[Settings, list[_Asked]] = {}
     for settings, is_open in every:
-        stock = settings.stock(*_WITHOUT_LAW).model_copy(update={"checkpointing": Checkpointing()})
+        stock = settings.stock(*_WITHOUT_LAW).having(Checkpointing())
         found.setdefault(stock, []).append((settings, is_open))
     return dict(sorted(found.items(), key=lambda row: len(row[0].model_dump(exclude_defaults=True))))
 
@@ -121,7 +121,7 @@ class _Bases:
                 (one for each in options.settings if (one := getattr(each, name)) != getattr(settings, name)), None
             )
             if changed is not None:
-                settings = settings.model_copy(update={name: changed})
+                settings = settings.having(changed)
                 now = resident_bytes(settings.in_force(task.precision))
                 self._added[name], known = now - known, now
 
@@ -203,7 +203,7 @@ class _Predictors:
         return tuple(range(places.num_blocks)) if blocks is None else blocks
 
     def _predictor(self, checkpointing: Checkpointing) -> Predictor:
-        settings = self._combination.model_copy(update={"checkpointing": checkpointing})
+        settings = self._combination.having(checkpointing)
         is_named = not checkpointing.blocks or checkpointing in self._named
         micros = self._micros if is_named else ()  # blocks that are chosen for one micro-batch seldom are for another
         options = self._options.model_copy(update={"settings": settings})

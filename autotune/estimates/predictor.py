@@ -120,7 +120,7 @@ class Predictor:
         """Whether the settings allow a step of this micro-batch."""
         batch = Batch(micro=micro, accumulate=self._passes(micro))
         settings = self._plan.settings.in_force(self._task.precision)
-        return settings.model_copy(update={"batch": batch}).conflict() is None
+        return settings.having(batch).conflict() is None
 
     def smallest(self) -> Fit:
         """The smallest micro-batch that can run."""

@@ -33,9 +33,7 @@ def arguments(plan: Plan) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if (batch := even_batch(plan, "an Accelerator")) is not None:
         given["gradient_accumulation_steps"] = batch.accumulate
-    if (precision := plan.settings.precision.kind) != "default":
-        given["mixed_precision"] = precision if precision in ("bf16", "fp16") else "no"
-    return given
+    return given | plan.settings.options_of("Accelerator")
 
 
 def prepare(
@@ -111,7 +109,7 @@ def _check_accelerator(plan: Plan, accelerator: Any) -> None:
         raise PlanError(f"budget.device: the plan is for {plan.budget.device}, but the Accelerator is on {device}.")
     if settings.precision.kind == "fp16" and device == "cpu":
         raise PlanError("settings.precision.kind: fp16 is for CUDA devices, but the Accelerator is on cpu. Use bf16.")
-    rewriting = [one.name for one in (settings.layers, settings.checkpointing, settings.compile) if one.kind != "none"]
+    rewriting = [one.name for one in settings.chosen() if one.rewrites]
     if rewriting and (backend := accelerator.state.dynamo_plugin.backend) != "NO":
         raise PlanError(
             f"the Accelerator compiles the model itself ({backend}), and {rewriting[0]} would not be in force. Leave "
@@ -124,7 +122,7 @@ def _loader(plan: Plan, accelerator: Any, loader: DataLoader[Any]) -> DataLoader
     batch = plan.settings.batch
     if batch is not None and accelerator.split_batches:
         whole = batch.model_copy(update={"micro": batch.micro * accelerator.num_processes})
-        plan = plan.model_copy(update={"settings": plan.settings.model_copy(update={"batch": whole})})
+        plan = plan.model_copy(update={"settings": plan.settings.having(whole)})
     changed = changed_loader(plan, loader)
     vars(changed)[_PLAN] = plan
     _around_loaders(accelerator)
@@ -170,7 +168,7 @@ def _around_loss(plan: Plan, accelerator: Any) -> None:
 
 def _beyond(plan: Plan) -> Iterator[str]:
     """What Accelerate leaves to the loop."""
-    rows = [one.name for one in (plan.settings.precision, plan.settings.layers) if one.kind not in ("default", "none")]
+    rows = [one.name for one in plan.settings.techniques() if one.has_context]
     if rows:
         yield (
             f"{' and '.join(rows)} in a loss that is computed outside the model (`with accelerator.autocast():` around "

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torch import nn
 
 from ..errors import PlanError
 from ..plan import Plan
 from ..ranks import this_rank, world_size
+from ..techniques import Stage
 from ..techniques.batch import Batch
 from ..techniques.parallel import Parallel
 from ..training.drift import other_model
@@ -33,18 +34,19 @@ def check_version(framework: str) -> None:
         )
 
 
-def refuse_other_models(plan: Plan, rows: Sequence[str] = ("variant", "pruning", "low_rank")) -> None:
+def refuse_other_models(plan: Plan, *, is_first: bool = False) -> None:
     """Refuse a plan whose model is not the one that the job has built.
 
     Args:
         plan: as read by :func:`autotune.load_plan`.
-        rows: that the framework has no place for.
+        is_first: whether the plan is put on the model before anything is built from it, so that what changes its
+            parameters is in time; what builds another model never is.
 
     Raises:
         PlanError: a row of the plan takes parameters away, or builds another model.
     """
     for row in plan.settings.chosen():
-        if row.name in rows:
+        if "function" in row.affects and not (is_first and row.stage > Stage.MODEL):
             raise PlanError(
                 f"settings.{row.name}: it makes another model of the job's, which must be there before anything else "
                 f"is built from it; but got {row.describe()}. Train it by autotune.apply, or leave that row out."
@@ -89,7 +91,8 @@ def of_one_rank(plan: Plan, size: int | None = None) -> Plan:
             "shards in its own way, which was not measured. Use ddp."
         )
     batch = settings.batch and settings.batch.share(settings.parallel.processes)
-    return plan.model_copy(update={"settings": settings.model_copy(update={"batch": batch, "parallel": Parallel()})})
+    alone = settings.model_copy(update={"batch": batch}).having(Parallel())
+    return plan.model_copy(update={"settings": alone})
 
 
 def check_alone(plan: Plan, size: int, framework: str) -> None:

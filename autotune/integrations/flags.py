@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
 
 from ..plan import Plan
@@ -38,35 +40,21 @@ def written(plan: Plan) -> str:
 def _of_transformers(plan: Plan) -> Iterator[str]:
     without_batch = plan.settings.model_copy(update={"batch": None})
     arguments = transformers.arguments(plan.model_copy(update={"settings": without_batch}))
-    yield from (f"--{name} {value}" for name, value in arguments.items() if value is not None and value is not False)
-    if plan.settings.optimizer.kind == "fused":
-        yield "--optim adamw_torch_fused"
-    if plan.settings.checkpointing.kind == "blocks":
-        yield "--activation_checkpointing True"
-        yield f"""--activation_checkpointing_kwargs '{{"every_n_layers": {plan.settings.checkpointing.every}}}'"""
+    arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    for name, value in (arguments | plan.settings.options_of("TrainingArguments")).items():
+        yield f"--{name} {shlex.quote(json.dumps(value)) if isinstance(value, dict) else value}"
 
 
 def _of_accelerate(settings: Settings) -> Iterator[str]:
-    if settings.precision.kind in ("bf16", "fp16"):
-        yield f"--mixed_precision {settings.precision.kind}"
+    yield from (f"--{name} {value}" for name, value in settings.options_of("Accelerator").items() if value != "no")
 
 
 def _of_timm(plan: Plan) -> Iterator[str]:
-    settings = plan.settings
     if plan.evaluation is not None and plan.evaluation.batch is not None:
         yield f"{TIMM.evaluation[0]} {plan.evaluation.batch}"
-    if settings.precision.kind in ("bf16", "fp16"):
-        yield f"--amp --amp-dtype {'bfloat16' if settings.precision.kind == 'bf16' else 'float16'}"
-    if settings.memory_format.kind == "channels_last":
-        yield "--channels-last"
-    if settings.checkpointing.kind == "blocks" and settings.checkpointing.every == 1:
-        yield "--grad-checkpointing"
-    if settings.data_loading.num_workers is not None:
-        yield f"--workers {settings.data_loading.num_workers}"
+    for name, value in plan.settings.options_of("timm").items():
+        yield f"--{name}" if value is True else f"--{name} {value}"
 
 
 def _of_nanogpt(settings: Settings) -> Iterator[str]:
-    dtypes = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    if (dtype := dtypes.get(settings.precision.kind)) is not None:
-        yield f"--dtype={dtype}"
-    yield f"--compile={settings.compile.kind != 'none'}"
+    yield from (f"--{name}={value}" for name, value in settings.options_of("nanoGPT").items())

@@ -6,12 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ..plan import Plan
-from .lightning_hooks import PRECISIONS
+from ..techniques import Stage
 
 if TYPE_CHECKING:
     from .lightning_callback import PlanCallback, PlanPrecision
 
-__all__ = ["PRECISIONS", "PlanCallback", "PlanPrecision", "trainer_arguments", "written"]
+__all__ = ["PlanCallback", "PlanPrecision", "trainer_arguments", "written"]
 
 _HOMES = {"PlanCallback": "lightning_callback", "PlanPrecision": "lightning_callback"}
 
@@ -39,16 +39,13 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
     from .checks import even_batch
 
     arguments: dict[str, Any] = {}
-    kind = plan.settings.precision.kind
     if (batch := even_batch(plan, "Lightning")) is not None:
         arguments["accumulate_grad_batches"] = batch.accumulate
-    if (name := PRECISIONS.get(kind)) == "32-true":
-        arguments["precision"] = name
-    elif name is not None:
-        from .lightning_callback import PlanPrecision
+    if not plan.settings.precision.has_context:
+        return arguments | plan.settings.options_of("Lightning")
+    from .lightning_callback import PlanPrecision
 
-        arguments["plugins"] = [PlanPrecision(plan)]
-    return arguments
+    return arguments | {"plugins": [PlanPrecision(plan)]}
 
 
 def written(plan: Plan) -> str:
@@ -57,15 +54,15 @@ def written(plan: Plan) -> str:
     arguments = []
     if (batch := settings.batch) is not None:
         arguments.append(f"accumulate_grad_batches={batch.accumulate}")
-    if (name := PRECISIONS.get(settings.precision.kind)) is not None:
-        arguments.append(f'precision="{name}"')
-    applied = [one.describe() for one in settings.chosen() if one.name not in ("batch", "precision", "allocator")]
+    arguments += [f'{name}="{value}"' for name, value in settings.options_of("Lightning").items()]
+    others = (one for one in settings.chosen() if one != batch and one.stage is not Stage.PROCESS)
+    applied = [one.describe() for one in others if not one.options_of("Lightning")]
     if batch is not None:
         applied.insert(0, f"batches of {batch.micro}")
     comments = [
         f"trainer_arguments: {', '.join(arguments)}, in the place of yours" if arguments else "",
         "its mixed precision keeps casts of the weights within a step, which Lightning 2.6 does not"
-        if "mixed" in (name or "")
+        if settings.precision.has_context
         else "",
         f"PlanCallback: {', '.join(applied)}" if applied else "",
         f"and validation in batches of {found.batch}" if (found := plan.evaluation) and found.batch else "",

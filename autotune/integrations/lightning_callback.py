@@ -25,7 +25,7 @@ from ..training.data_loader import changed_loader, has_own_batches, rebatched
 from ..training.two_samples import on_two_samples
 from .checks import check_model, check_version, refuse_other_models, tell
 from .lightning_checks import check_job
-from .lightning_hooks import PRECISIONS, is_own, unwrap, wrap
+from .lightning_hooks import is_own, unwrap, wrap
 from .lightning_task import training_loss
 from .loaders import put_at_first_epoch
 
@@ -63,7 +63,7 @@ class PlanCallback(Callback):
         if stage != "fit":
             return
         check_version("lightning")
-        refuse_other_models(self.plan, ("variant", "pruning"))
+        refuse_other_models(self.plan, is_first=True)
         self._notes, self._users_loader, self._loader = [], None, None
         self._turn_off_others(trainer)
         check_job(self.plan, trainer, pl_module)
@@ -153,8 +153,7 @@ class PlanCallback(Callback):
         return kept if kept is not None else self._changed_loader(trainer, original())
 
     def _wants_loader(self) -> bool:
-        loading = self.plan.settings.data_loading.model_dump(exclude_defaults=True)
-        return bool(loading) or self.plan.settings.batch is not None
+        return self.plan.settings.affect("loader") or self.plan.settings.affect("samples")
 
     def _changed_loader(self, trainer: Trainer, loader: Any) -> Any:
         self._users_loader = loader
@@ -185,13 +184,12 @@ class PlanCallback(Callback):
             vars(module)[_MARK] = in_force
             if self.plan.settings.compile.kind == "model":
                 module._compiled_call_impl = _Noted(module)
-        settings = self.plan.settings.model_copy(update={"precision": Precision()})
+        settings = self.plan.settings.having(Precision())
         wrap(module, "training_step", functools.partial(_step, settings, device.type))
 
     def _run(self, trainer: Trainer) -> Run | None:
         """A training step on two samples, where something looks at it and they can be read again."""
-        settings = self.plan.settings
-        if settings.layers.kind == "none" and settings.low_rank.kind == "none":
+        if not any(one.runs_model for one in self.plan.settings.techniques()):
             return None
         source = trainer.fit_loop._data_source
         if source.is_module():
@@ -261,12 +259,12 @@ class PlanPrecision(MixedPrecision):
             PlanError: it is another.
         """
         self._technique = plan.settings.precision
-        name: Any = PRECISIONS.get(self._technique.kind)
-        if name not in ("bf16-mixed", "16-mixed"):
+        if not self._technique.has_context:
             raise PlanError(
                 f"settings.precision.kind: PlanPrecision is for bf16 and fp16, but got {self._technique.kind}. Use "
                 "trainer_arguments(plan)."
             )
+        (name,) = self._technique.options_of("Lightning").values()
         device = device or plan.budget.device or ("cuda" if torch.cuda.is_available() else "cpu")
         super().__init__(name, device)
 

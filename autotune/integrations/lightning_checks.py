@@ -11,7 +11,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from ..errors import PlanError
 from ..plan import Plan
 from .checks import check_alone, even_batch
-from .lightning_hooks import PRECISIONS
 
 _SEE_GRADIENTS = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
 """Hooks of a module that find no gradients where each is freed within backward."""
@@ -52,21 +51,22 @@ def _obstacles(plan: Plan, trainer: Trainer, module: LightningModule) -> Iterato
 
 
 def _of_precision(plan: Plan, trainer: Trainer) -> Iterator[str]:
-    wanted, has = PRECISIONS.get(plan.settings.precision.kind), trainer.precision
-    if wanted is not None and has != wanted:
-        yield (
-            f"settings.precision: the plan computes in {plan.settings.precision.kind}, but the Trainer's precision is "
-            f'"{has}". Build it by Trainer(..., **trainer_arguments(plan)).'
-        )
+    for name, wanted in plan.settings.options_of("Lightning").items():
+        if (has := getattr(trainer, name)) != wanted:
+            yield (
+                f"settings.precision: the plan computes in {plan.settings.precision.kind}, but the Trainer's {name} is "
+                f'"{has}". Build it by Trainer(..., **trainer_arguments(plan)).'
+            )
 
 
 def _of_step(plan: Plan, trainer: Trainer, module: LightningModule) -> Iterator[str]:
-    if plan.settings.optimizer_step.kind == "after_backward":
+    freed = next((one.name for one in plan.settings.techniques() if one.frees_gradients), None)
+    if freed is None:
         return
     if trainer.gradient_clip_val:
-        yield "settings.optimizer_step: in_backward frees gradients before the Trainer clips them. Leave the row out."
+        yield f"settings.{freed}: it frees gradients before the Trainer clips them. Leave the row out."
     if seeing := [name for name in _SEE_GRADIENTS if is_overridden(name, module)]:
         yield (
-            f"settings.optimizer_step: in_backward frees gradients before {type(module).__name__}.{seeing[0]} could "
-            "see them. Leave the row out."
+            f"settings.{freed}: it frees gradients before {type(module).__name__}.{seeing[0]} could see them. Leave "
+            "the row out."
         )

@@ -1,13 +1,10 @@
-"""What is known of Lightning without importing it: its precisions, and a module's hooks and methods."""
+"""What is known of Lightning without importing it: a module's hooks and methods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-"""Lightning's names for a plan's precisions."""
 
 
 def is_own(module: Any, name: str) -> bool:

@@ -96,7 +96,7 @@ def put_at_first_epoch(plan: Plan, loader: Any, device: torch.device | str) -> N
         PlanError: it is no torch DataLoader.
     """
     stand_aside()
-    if not plan.settings.data_loading.model_dump(exclude_defaults=True):
+    if not plan.settings.affect("loader"):
         return
     if not isinstance(loader, DataLoader):
         raise PlanError(

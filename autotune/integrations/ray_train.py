@@ -116,7 +116,7 @@ def prepare_model(
     from .checks import check_model, check_version, refuse_other_models
 
     check_version("ray")
-    refuse_other_models(plan, ("variant",))
+    refuse_other_models(plan, is_first=True)
     _check_loop(plan)
     check_model(plan, model, blocks)
     model = apply_to_model(plan, model, blocks=blocks, run=run, device=ray.train.torch.get_device())
@@ -267,7 +267,7 @@ class _FirstStep:
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         settings = plan.settings
         self._batch, self._num_backwards = settings.batch, 0
-        self._wants_context = settings.precision.kind == "bf16" or settings.layers.kind != "none"
+        self._wants_context = any(one.has_context for one in settings.techniques())
         parameter = next(p for group in optimizer.param_groups for p in group["params"] if p.requires_grad)
         self._hooks = [
             model.register_forward_pre_hook(self._before_forward),

@@ -29,17 +29,7 @@ def arguments(plan: Plan) -> dict[str, Any]:
         given |= {"per_device_train_batch_size": batch.micro, "gradient_accumulation_steps": batch.accumulate}
     if plan.evaluation is not None and plan.evaluation.batch is not None:
         given["per_device_eval_batch_size"] = plan.evaluation.batch
-    if (precision := settings.precision.kind) != "default":
-        given |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
-    if settings.layers.kind != "none":
-        given |= {"use_liger_kernel": False, "torch_compile": False}
-    if settings.checkpointing.kind != "none":
-        given |= {"activation_checkpointing": False, "torch_compile": False}
-    if settings.compile.kind != "none":
-        given["torch_compile"] = False
-    if settings.parallel.kind != "none":
-        given["ddp_find_unused_parameters"] = False
-    return given
+    return given | settings.options_of("Trainer")
 
 
 class PlanMixin:
@@ -134,8 +124,9 @@ def _check(trainer: Any) -> None:
         if getattr(args, name) != wanted
     ]
     kind = plan.settings.precision.kind
-    if kind != "default" and (got := trainer.accelerator.mixed_precision) != (kind if "16" in kind else "no"):
-        wrong.append(f"accelerate computes in {got} (ACCELERATE_MIXED_PRECISION?), and the plan in {kind}")
+    for name, wanted in plan.settings.options_of("Accelerator").items():
+        if (got := getattr(trainer.accelerator, name)) != wanted:
+            wrong.append(f"accelerate computes in {got} (ACCELERATE_MIXED_PRECISION?), and the plan in {kind}")
     if kind == "tf32" and args.tf32 is not None:
         wrong.append(f"tf32 = {args.tf32!r}, which the plan sets itself: leave it out")
     if wrong:

@@ -10,14 +10,9 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
-from ..pruning import linear_features, obstacle
-from ..techniques import Facts
-from ..techniques.allocator import installed_allocators
+from ..techniques import TECHNIQUES, Facts
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import find_blocks
-from ..techniques.memory_format import channels_last_fault
-from ..techniques.optimizer import implementation_of, supported_implementations
-from ..techniques.support.compiler import lacking_compiler
 from ..techniques.support.facts import num_processors
 from .dataset import DatasetFacts
 from .device import available_host_bytes, inspect_device
@@ -67,13 +62,10 @@ def build_facts(
         "micro_batch": batch.micro if batch.accumulate > 1 else None,
         "allow_split": options.allow_split,
         "allow_lossy": options.allow_lossy,
-        "optimizer": type(optimizer).__name__,
-        "optimizer_implementations": supported_implementations(optimizer),
-        "optimizer_implementation": implementation_of(optimizer),
-        "allocators": installed_allocators(),
-        "no_compiler": lacking_compiler(device),
         "num_devices": torch.cuda.device_count() if device == "cuda" else num_processors(),
     }
+    for technique in TECHNIQUES.values():
+        read |= technique.facts_of(model, optimizer, device)
     return Facts(**(read | others))
 
 
@@ -86,7 +78,4 @@ def _of_model(model: nn.Module, paths: Sequence[str]) -> dict[str, Any]:
         "num_blocks": len(blocks),
         "block_name": " or ".join(dict.fromkeys(type(block).__name__ for block in blocks)),
         "conv_dims": tuple(sorted({m.weight.ndim - 2 for m in model.modules() if isinstance(m, _ConvNd)})),
-        "channels_last_fault": channels_last_fault(model),
-        "pruning_obstacle": obstacle(model),
-        "linear_features": linear_features(model),
     }

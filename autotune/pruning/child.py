@@ -64,7 +64,7 @@ def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> R
         )
     if any(tensor.device.type != "cpu" for tensor in tensors_of(model).values()):
         model = copy.deepcopy(model).cpu()  # a forked process has no CUDA
-    untouchable = frozenset(untouchable_modules(model, how.untouchable, "pruning"))
+    untouchable = frozenset(untouchable_modules(model, how.untouchable, "settings.pruning.untouchable"))
     trains = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # a fork's backward would want it
     found = _in_a_child(lambda: find_cut(model, run, how, untouchable, trains))
     for reason in found.left:
@@ -72,8 +72,13 @@ def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> R
     return found
 
 
-def untouchable_modules(model: nn.Module, paths: Iterable[str], technique: str) -> Iterator[nn.Module]:
+def untouchable_modules(model: nn.Module, paths: Iterable[str], where: str) -> Iterator[nn.Module]:
     """These modules, and those in them.
+
+    Args:
+        model: that has them.
+        paths: of modules.
+        where: in a plan they are named.
 
     Raises:
         PlanError: there is no such module.
@@ -83,8 +88,8 @@ def untouchable_modules(model: nn.Module, paths: Iterable[str], technique: str) 
         if path not in known:
             near = difflib.get_close_matches(path, known, cutoff=0.4) or [name for name in known if name][:5]
             raise PlanError(
-                f"settings.{technique}.untouchable: the model has no module {path}. Use paths of "
-                f"model.named_modules(), such as {', '.join(near)}."
+                f"{where}: the model has no module {path}. Use paths of model.named_modules(), such as "
+                f"{', '.join(near)}."
             )
         yield from known[path].modules()
 

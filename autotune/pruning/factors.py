@@ -91,7 +91,7 @@ def choose_ranks(model: nn.Module, run: Callable[[nn.Module], Any] | None, wante
             "no sample to run it on: an iterable dataset is read only once. Pass run= to apply_to_model, give a "
             "map-style dataset, or use kind: none."
         )
-    stay = {*untouchable_modules(model, wanted.untouchable, "low_rank")} | _last(model, run)
+    stay = {*untouchable_modules(model, wanted.untouchable, "settings.low_rank.untouchable")} | _last(model, run)
     layers = [(path, module) for path, module in _own_weights(model) if module not in stay]
     large = [(path, module) for path, module in layers if min(_weight(module).shape) >= wanted.least_features]
     ranks = tuple((path, rank) for path, module in large if _saves(rank := _rank(module, wanted), module))

@@ -117,7 +117,10 @@ def _changes(before: nn.Module, after: nn.Module) -> dict[str, tuple[Any, Any]]:
     return {
         key: (_plain(value), _plain(now[key]))
         for key, value in known.items()
-        if key != "training" and key in now and _is_plain(value) and _plain(value) != _plain(now[key])
+        if key != "training"
+        and key in now
+        and (_is_plain(value) and _is_plain(now[key]))
+        and _plain(value) != _plain(now[key])
     }
 
 

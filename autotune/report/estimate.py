@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..estimates import Calibration, Estimate, Fill, Interval, untried
-from ..measure.profiling.allocations import OUTSIDE
+from ..measure.profiling.allocations import OUTSIDE, Phase
 from ..plan import Budget
 from ..results import Combination, Estimation
 from ..techniques import Facts
@@ -133,7 +133,8 @@ def _name(one: Combination, facts: Facts | None) -> str:
 
 def _peak_words(base: Estimate) -> str:
     fit = base.largest or base.smallest or base.reference
-    where = {"optimizer": "in the optimizer's step", "before": "before the step"}.get(base.phase)
+    words: dict[str, str] = {Phase.OPTIMIZER: "in the optimizer's step", Phase.BEFORE: "before the step"}
+    where = words.get(base.phase)
     if where is None:
         whose = "outside the model's modules" if base.module == OUTSIDE else f"of {base.module or 'the model'}"
         where = f"in the {base.phase} {whose}"

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..measure.profiling.allocations import OUTSIDE, Kind
+from ..measure.profiling.allocations import OUTSIDE, Kind, Phase
 from ..measure.profiling.types import PeakMoment, Profile
 from ..plan import Budget
 from ..results import Change, Profiling
@@ -218,9 +218,9 @@ def moment_words(peak: PeakMoment, base: Profile) -> str:
     """``in the backward of head``."""
     whose = peak.module or base.modules[0].type
     match peak.phase:
-        case "optimizer":
+        case Phase.OPTIMIZER:
             return "in the optimizer's step"
-        case "before":
+        case Phase.BEFORE:
             return "before the step"
     if peak.module == OUTSIDE:
         return f"in {peak.phase}, outside the model's modules"

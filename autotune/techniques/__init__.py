@@ -24,7 +24,7 @@ from .optimizer_step import OptimizerStep
 from .parallel import Parallel
 from .precision import Kind, Precision
 from .pruning import Pruning
-from .support.base import Effect, Exactness, LoaderSpec, Stage, Technique
+from .support.base import Effect, Exactness, LoaderSpec, Program, Stage, Technique
 from .support.environment import joined
 from .support.facts import Device, Facts
 from .variant import Variant
@@ -58,6 +58,10 @@ class Settings(BaseModel):
     def techniques(self) -> Iterator[Technique]:
         """Every technique with its chosen setting, in field order; the batch only where it is set."""
         return (value for name in type(self).model_fields if (value := getattr(self, name)) is not None)
+
+    def having(self, *others: Technique) -> Settings:
+        """These settings, and each of the others in the place of its own technique's."""
+        return self.model_copy(update={one.name: one for one in others})
 
     def chosen(self) -> Iterator[Technique]:
         """Those that are not at the user's own setting."""
@@ -157,6 +161,10 @@ class Settings(BaseModel):
         for technique in self.techniques():
             stack.enter_context(technique.forward_context(device_type))
         return stack
+
+    def options_of(self, program: Program) -> dict[str, Any]:
+        """A program's own options for these, by name: :meth:`Technique.options_of`."""
+        return {name: value for one in self.techniques() for name, value in one.options_of(program).items()}
 
     def prior_gains(self) -> dict[str, tuple[float, float]]:
         """By technique, as far as anything is believed of it: :meth:`Technique.prior_gain`."""

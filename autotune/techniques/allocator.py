@@ -7,12 +7,16 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
 from .support.base import Effect, Stage, Technique
 from .support.facts import Facts
 from .support.preload import find_library
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _LIBRARIES = {"tcmalloc": ("tcmalloc_minimal", "tcmalloc"), "jemalloc": ("jemalloc",)}
 INSTALLATION = {
@@ -38,6 +42,11 @@ class Allocator(Technique):
 
     kind: Literal["system", "tcmalloc", "jemalloc", "expandable_segments"] = "system"
     """``system`` is the C library's; ``tcmalloc`` and ``jemalloc`` are preloaded; ``expandable_segments`` is CUDA's."""
+
+    @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """What is installed."""
+        return {"allocators": installed_allocators()}
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Allocator, ...]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field, PositiveInt, model_validator
 
 from .support.base import Effect, Exactness, Stage, Technique
-from .support.facts import Facts
+from .support.facts import Facts, ScriptFacts
 
 SPLIT_TOLERANCE = 1e-3
 """Relative L2 difference of the gradient above which a split changes the optimization: fp32 reordering stays
@@ -123,6 +123,13 @@ class Batch(Technique):
         if self.effective is not None and facts.even_batches:
             return f"{self.accumulate} uneven micro-batches cannot be said where the plan goes"
         return None
+
+    @classmethod
+    def left_to(cls, script: ScriptFacts) -> str | None:
+        """A plan states one number of samples, each passed back once."""
+        if script.passes > 1:
+            return f"the script passes each batch back {script.passes} times in an optimizer step"
+        return "the script's optimizer steps see now more samples, now fewer" if script.batch_varies else None
 
     def _splits_as(self, facts: Facts) -> bool:
         """Whether a forward pass sees what the job's own sees, whatever that is where the batch is free."""

@@ -6,13 +6,13 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError, TaskError
-from .support.base import Effect, Run, Stage, Technique
-from .support.facts import Facts
+from .support.base import Effect, Program, Run, Stage, Technique
+from .support.facts import Facts, ScriptFacts
 from .support.recomputed import Buffers, recomputed
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Checkpointing(Technique):
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
     directive: ClassVar[Technique] = BlocksToChoose(kind="chosen")
+    rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
         "blocks": "Keeps only these blocks' inputs and computes their inside again in backward.",
         "chosen": "Keeps only these blocks' inputs and computes their inside again in backward.",
@@ -130,6 +131,21 @@ class Checkpointing(Technique):
         if beyond := self._beyond(facts.num_blocks):
             return f"the model has {facts.num_blocks} blocks, numbered from 0, and no {beyond}"
         return None
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """As flags, every k-th block; a Trainer's own, and a compiler, are off beside it."""
+        if self.kind != "none" and program == "Trainer":
+            return {"activation_checkpointing": False, "torch_compile": False}
+        if self.kind == "blocks" and program == "TrainingArguments":
+            every = {"every_n_layers": self.every}
+            return {"activation_checkpointing": True, "activation_checkpointing_kwargs": every}
+        return {"grad-checkpointing": True} if self == Checkpointing(kind="blocks") and program == "timm" else {}
+
+    @classmethod
+    def left_to(cls, script: ScriptFacts) -> str | None:
+        """What is recomputed already is not recomputed twice."""
+        recomputes = "the script turns gradient checkpointing on itself" if script.recomputes else None
+        return super().left_to(script) or recomputes
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Blocks with their own forward."""

@@ -10,11 +10,12 @@ from pydantic import Field, model_validator
 
 from ..errors import PlanError
 from ..units import MIB
-from .support.base import Effect, Run, Stage, Technique
+from .support.base import Effect, Program, Run, Stage, Technique
 from .support.compiler import lacking_compiler
-from .support.facts import Facts
+from .support.facts import Facts, ScriptFacts
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from . import Settings
@@ -36,6 +37,7 @@ class Compile(Technique):
     name: ClassVar[str] = "compile"
     stage: ClassVar[Stage] = Stage.COMPILE
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
+    rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
         "blocks": "Compiles each repeated block by itself: blocks that are alike share one program.",
         "model": "Compiles the whole model into one program of fused kernels.",
@@ -66,6 +68,11 @@ class Compile(Technique):
         return f"compile {what}" + (f", keeping {budget:.0%} of its activations" if budget < 1 else "")
 
     @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """Whether there is a compiler."""
+        return {"no_compiler": lacking_compiler(device_type)}
+
+    @classmethod
     def choices(cls, facts: Facts) -> tuple[Compile, ...]:
         """On CUDA: none, each block, the model. On a CPU none: it gained nothing there."""
         if facts.device.type == "cpu":
@@ -84,6 +91,18 @@ class Compile(Technique):
         if self.kind == "blocks" and facts.num_blocks == 0:
             return "the model has no blocks"
         return facts.no_compiler
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """nanoGPT compiles unless it is told not to; a Trainer is not to compile what is compiled."""
+        if program == "nanoGPT":
+            return {"compile": self.kind != "none"}
+        return {"torch_compile": False} if self.kind != "none" and program == "Trainer" else {}
+
+    @classmethod
+    def left_to(cls, script: ScriptFacts) -> str | None:
+        """It is of the whole model, or of blocks that the model calls."""
+        in_parts = "the script calls the parts of its model one by one" if script.in_parts else None
+        return super().left_to(script) or in_parts
 
     def conflicts(self, settings: Settings) -> str | None:
         """What it would trace into, or would leave out without a word."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from ..errors import PlanError
-from .support.base import Effect, LoaderSpec, Stage, Technique
-from .support.facts import Facts
+from .support.base import Effect, LoaderSpec, Program, Stage, Technique
+from .support.facts import Facts, ScriptFacts
 
 _CACHE_SHARE = 0.5
 """Share of the available memory that a cached epoch may take to be worth a trial."""
@@ -93,6 +93,15 @@ class DataLoading(Technique):
         if self.pin_memory and facts.device.type == "cpu":
             return "pin_memory serves copies to a CUDA device"
         return None
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """timm's number of workers."""
+        return {"workers": self.num_workers} if self.num_workers is not None and program == "timm" else {}
+
+    @classmethod
+    def left_to(cls, script: ScriptFacts) -> str | None:
+        """It is of a DataLoader."""
+        return None if script.has_loader else "the script iterates over no torch.utils.data.DataLoader"
 
     def on_loader(self, spec: LoaderSpec) -> LoaderSpec:
         """Change the options, and read the dataset into a cache where one is asked for.

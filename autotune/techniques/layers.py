@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .support.base import Effect, Exactness, Run, Stage, Technique
+from .support.base import Effect, Exactness, Program, Run, Stage, Technique
 from .support.facts import Facts
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Layers(Technique):
     stage: ClassVar[Stage] = Stage.LAYERS
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True
+    rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
         "exact": "Keeps for backward only what it reads: bits, or nothing, instead of whole tensors.",
         "rounding": "The same, and keeps the derivatives of GELU and SiLU in 8 bits.",
@@ -56,6 +57,16 @@ class Layers(Technique):
             return "the model has no convolutions, so that no BatchNorm stands before one"
         return None
 
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """Other layers, and a compiler that would not call these, are off."""
+        is_beside = self.kind != "none" and program == "Trainer"
+        return {"use_liger_kernel": False, "torch_compile": False} if is_beside else {}
+
+    @property
+    def runs_model(self) -> bool:
+        """It is seen who keeps what."""
+        return self.kind != "none"
+
     def undo(self, model: nn.Module) -> nn.Module:
         """Stock layers."""
         from ..layers import restore
@@ -71,9 +82,14 @@ class Layers(Technique):
             convert(model, run, recompute=self.kind == "recompute", rounding=self.kind == "rounding")
         return model
 
+    @property
+    def has_context(self) -> bool:
+        """A loss may have layers, too."""
+        return self.kind != "none"
+
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Answer what the loss itself calls, such as a cross-entropy."""
-        if self.kind == "none":
+        if not self.has_context:
             return nullcontext()
         from ..layers import answered
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -63,6 +63,13 @@ class LowRank(Lossy):
         return f"linear layers with {what}" + (f" ({rest})" if rest else "")
 
     @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """How large linear layers are."""
+        from ..pruning import linear_features
+
+        return {"linear_features": linear_features(model)}
+
+    @classmethod
     def offered(cls, facts: Facts) -> Iterable[Self]:
         """A quarter and an eighth of the rank."""
         return (cls(kind="svd", rank_ratio=ratio) for ratio in _RATIOS)
@@ -84,6 +91,11 @@ class LowRank(Lossy):
         if self.kind == "none":
             return 0.0
         return 1 - self.energy if self.energy is not None else max(1 - 2 * self.rank_ratio, 0.0)
+
+    @property
+    def runs_model(self) -> bool:
+        """Layers that make the output are found so."""
+        return self.kind != "none" and self.ranks is None
 
     @property
     def reads_values(self) -> bool:

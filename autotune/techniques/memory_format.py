@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from .support.base import Effect, Run, Stage, Technique
+from .support.base import Effect, Program, Run, Stage, Technique
 from .support.facts import Facts
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 _AVX2_CHANNELS = 8
@@ -33,6 +34,11 @@ class MemoryFormat(Technique):
     """``contiguous`` leaves the model as it is; ``channels_last`` stores 4-D and 5-D weights with channels last."""
 
     @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """What a kernel does wrong."""
+        return {"channels_last_fault": channels_last_fault(model)}
+
+    @classmethod
     def choices(cls, facts: Facts) -> tuple[MemoryFormat, ...]:
         """Both where the model has 2-D or 3-D convolutions."""
         last = cls(kind="channels_last")
@@ -47,6 +53,10 @@ class MemoryFormat(Technique):
         if self.kind == "channels_last" and not {2, 3} & set(facts.conv_dims):
             return "the model has no 2-D or 3-D convolutions"
         return facts.channels_last_fault if self.kind == "channels_last" else None
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """timm's."""
+        return {"channels-last": True} if self.kind == "channels_last" and program == "timm" else {}
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Change the weights' strides in place, 4-D as channels_last and 5-D as channels_last_3d.

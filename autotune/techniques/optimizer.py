@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from .support.base import Effect, Stage, Technique
+from .support.base import Effect, Program, Stage, Technique
 from .support.facts import Facts
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 Implementation = Literal["default", "for_loop", "foreach", "fused"]
 _FLAGS: dict[str, dict[str, bool]] = {
@@ -40,6 +41,15 @@ class Optimizer(Technique):
         return f"{self.kind.replace('_', '-')} optimizer"
 
     @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """Its class, and what that supports."""
+        return {
+            "optimizer": type(optimizer).__name__,
+            "optimizer_implementations": supported_implementations(optimizer),
+            "optimizer_implementation": implementation_of(optimizer),
+        }
+
+    @classmethod
     def choices(cls, facts: Facts) -> tuple[Optimizer, ...]:
         """What the class supports and the user does not have: fused first, being the fastest where it exists."""
         kinds: tuple[Implementation, ...] = ("fused", "foreach", "for_loop")
@@ -56,6 +66,10 @@ class Optimizer(Technique):
     def as_predicted(self, facts: Facts) -> Optimizer:
         """How it is implemented shows for a moment at the end of a step."""
         return Optimizer()
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """A flag has a name for the fused AdamW."""
+        return {"optim": "adamw_torch_fused"} if self.kind == "fused" and program == "TrainingArguments" else {}
 
     def on_optimizer(
         self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None

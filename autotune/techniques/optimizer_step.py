@@ -38,6 +38,7 @@ class OptimizerStep(Technique):
     stage: ClassVar[Stage] = Stage.OPTIMIZER
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors"})
     trades_time: ClassVar[bool] = True
+    not_in_scripts: ClassVar[str] = "the script may clip or log gradients, which would be gone"
     purposes: ClassVar[Mapping[str, str]] = {
         "in_backward": "Updates each parameter within backward, and frees its gradient at once; the same arithmetic.",
     }
@@ -63,6 +64,20 @@ class OptimizerStep(Technique):
         if facts.optimizer not in _CLASSES:
             return f"{facts.optimizer} is not known to update each parameter by itself"
         return None if facts.max_grad_norm is None else "gradients are clipped by the norm of all of them"
+
+    @property
+    def frees_gradients(self) -> bool:
+        """Each, as it has been used."""
+        return self.kind == "in_backward"
+
+    def beyond_script(self) -> str | None:
+        """Nobody knows what a loop does with gradients."""
+        if self.kind == "after_backward":
+            return None
+        return (
+            "optimizer_step: in_backward frees gradients before the script could clip or log them. Call "
+            "autotune.apply_to_optimizer(plan, optimizer) in a script that does neither, or leave that row out."
+        )
 
     def conflicts(self, settings: Settings) -> str | None:
         """Gradients that are whole after several backward passes, or once a loss scaler has seen them all."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from ..errors import PlanError
-from .support.base import Effect, Run, Stage, Technique
+from .support.base import Effect, Program, Run, Stage, Technique
 from .support.facts import Facts, num_processors
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Parallel(Technique):
     name: ClassVar[str] = "parallel"
     stage: ClassVar[Stage] = Stage.SHARD
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "process"})
+    not_in_scripts: ClassVar[str] = "how many processes train is the command's own to say (torchrun, accelerate launch)"
     purposes: ClassVar[Mapping[str, str]] = {
         "ddp": "Each process has the whole model; gradients are averaged while backward goes on.",
         "fsdp": "Each process keeps a shard of parameters, gradients and optimizer state, and gathers blocks for use.",
@@ -95,6 +96,19 @@ class Parallel(Technique):
             return "an iterable dataset, or a loader of the task's own, cannot be shared out between processes"
         return None
 
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """Every parameter is used, as in a trial."""
+        return {"ddp_find_unused_parameters": False} if self.kind != "none" and program == "Trainer" else {}
+
+    def beyond_script(self) -> str | None:
+        """Like shares are the script's own to join."""
+        if self.effective is None:
+            return None
+        return (
+            "parallel: gradients of unequal shares are weighted by them, which the script's DistributedDataParallel "
+            "does not do. Use autotune.apply in the script, or a plan of equal shares."
+        )
+
     def conflicts(self, settings: Settings) -> str | None:
         """What would not be in force, or would be wrong, in several processes."""
         if self.kind == "none":
@@ -103,7 +117,7 @@ class Parallel(Technique):
             return "a share of the samples is stated by batch: give it"
         if self.effective is None and settings.batch is not None and settings.batch.accumulate % self.processes:
             return "accumulate counts the micro-batches of all processes: use a multiple of processes"
-        if settings.optimizer_step.kind != "after_backward":
+        if any(one.frees_gradients for one in settings.techniques()):
             return "gradients are whole only once those of all processes are averaged: use after_backward"
         return None if self.kind == "ddp" else _no_shards(settings)
 

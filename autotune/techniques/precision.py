@@ -7,13 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
-from .support.base import Effect, Exactness, Run, Stage, Technique
-from .support.facts import Facts
+from .support.base import Effect, Exactness, Program, Run, Stage, Technique
+from .support.facts import Facts, ScriptFacts
 
 if TYPE_CHECKING:
     from torch import nn
 
 Kind = Literal["fp32", "tf32", "bf16", "fp16"]
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""torch's names, which scripts parse."""
+_LIGHTNING = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 _flags_before: list[tuple[str, bool]] = []
 """torch's process-wide flags as the user had them, while a plan with TF32 is in force."""
@@ -86,6 +90,35 @@ class Precision(Technique):
             return f"{device.name} has no TF32 (compute capability 8.0 and up)"
         return None
 
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """Of all that compute in several types."""
+        if self.kind == "default":
+            return {}
+        match program:
+            case "Trainer":
+                return {"bf16": self.kind == "bf16", "fp16": self.kind == "fp16"}
+            case "Accelerator":
+                return {"mixed_precision": self.kind if self.has_context else "no"}
+            case "Lightning":
+                return {"precision": _LIGHTNING[self.kind]}
+            case "timm" if self.has_context:
+                return {"amp": True, "amp-dtype": _DTYPES[self.kind]}
+            case "nanoGPT" if self.kind in _DTYPES:
+                return {"dtype": _DTYPES[self.kind]}
+        return {}
+
+    @classmethod
+    def left_to(cls, script: ScriptFacts) -> str | None:
+        """One autocast is in force."""
+        own = "the script turns autocast on itself (Accelerate, a Trainer: mixed precision)"
+        return own if script.autocasts else None
+
+    def beyond_script(self) -> str | None:
+        """No scaler is put into a loop."""
+        if self.scales_loss:
+            return "precision: fp16 needs a loss scaler, which is the script's. Use bf16, or autotune.apply."
+        return None
+
     def undo(self, model: nn.Module) -> nn.Module:
         """Torch's flags as the user had them."""
         _restore_flags()
@@ -115,12 +148,17 @@ class Precision(Technique):
         torch.backends.cudnn.allow_tf32 = True
         return model
 
+    @property
+    def has_context(self) -> bool:
+        """Autocast is one."""
+        return self.kind in ("bf16", "fp16")
+
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """Autocast around forward and loss.
 
         Source: https://docs.pytorch.org/docs/stable/amp.html
         """
-        if self.kind in ("default", "fp32", "tf32"):
+        if not self.has_context:
             return nullcontext()
         import torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from .support.facts import Facts
 from .support.lossy import Lossy
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 _RATIOS = (0.25, 0.5)
@@ -72,6 +73,13 @@ class Pruning(Lossy):
         return f"prune {self.ratio:.0%} of widths" + (f" ({rest})" if rest else "")
 
     @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """What is known without a cut."""
+        from ..pruning import obstacle
+
+        return {"pruning_obstacle": obstacle(model)}
+
+    @classmethod
     def offered(cls, facts: Facts) -> Iterable[Self]:
         """A quarter and a half, by layer."""
         return (cls(kind="structured", ratio=ratio) for ratio in _RATIOS)
@@ -87,6 +95,11 @@ class Pruning(Lossy):
     def removed(self, facts: Facts) -> float:
         """Of each width."""
         return self.ratio if self.kind != "none" else 0.0
+
+    @property
+    def runs_model(self) -> bool:
+        """A cut is found so, unless there is a record of it."""
+        return self.kind != "none" and self.record is None
 
     @property
     def reads_values(self) -> bool:

@@ -26,6 +26,7 @@ class Variant(Lossy):
 
     name: ClassVar[str] = "variant"
     stage: ClassVar[Stage] = Stage.MODEL
+    not_in_scripts: ClassVar[str] = "the script builds its own model"
 
     kind: str = Field(default="none", min_length=1)
     """``none`` is the model of ``build_model``; otherwise a name in the task's ``variants``."""
@@ -55,6 +56,12 @@ class Variant(Lossy):
     def removed(self, facts: Facts) -> float:
         """Of the parameters."""
         return max(1 - facts.variants.get(self.kind, facts.num_parameters) / facts.num_parameters, 0.0)
+
+    def beyond_script(self) -> str | None:
+        """It builds its model itself."""
+        if self.kind == "none":
+            return None
+        return f"variant: the script builds its own model. Build {self.kind} there, and leave the row out."
 
     def on_task(self, task: Any) -> Any:
         """The task that builds this variant, and loads no ``weights`` into it: they are those of its own model.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import pytest
@@ -118,6 +119,12 @@ class TechniqueContract:
         for setting in self.lacking:
             assert len((setting.unavailable(BARE) or "").split()) >= 3, setting
             assert setting not in self.technique.choices(BARE)
+
+    def test_a_context_is_there_where_one_is_declared(self, zoo_task: Task) -> None:
+        """Integrations ask by ``has_context`` whether forward and loss must be within ``forward_context``."""
+        for choice in (*self._choices(zoo_task), *self.lacking):
+            is_null = isinstance(choice.forward_context("cpu"), nullcontext)
+            assert is_null != choice.has_context, choice
 
     def test_state_dict_loads_both_ways(self, zoo_task: Task) -> None:
         """Keys, shapes and dtypes of ``state_dict`` stay, so that checkpoints go to and from the stock model."""

@@ -85,7 +85,7 @@ def apply(
     _check_task(plan, task, model if made is task else None, dataset)
     batch = settings.batch or _shared_out(reference_batch(task, dataset), ranks)
     ranks = with_shares(ranks, settings.parallel, batch, model)
-    if (reason := settings.model_copy(update={"batch": batch}).conflict()) is not None:
+    if (reason := settings.having(batch).conflict()) is not None:
         raise PlanError(f"settings: {reason}.")
     _check_environment(plan, device.type, is_strict(strict))
     if halve_when_out_of_memory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,18 +30,9 @@ def check_state(state: Any, own: dict[str, Any]) -> None:
             f"load_state_dict takes what Training.state_dict() of this version returned, but got {got}. "
             "A model's own state goes to training.model.load_state_dict."
         )
-    if found := [*_settings(state["settings"], own["settings"])]:
-        raise PlanError(
-            f"the state was saved under other settings: {'; '.join(found)}. Apply the plan that it was saved under. To "
-            'go on with this one from the beginning of an epoch, give state["model"] and state["optimizer"] to '
-            "load_state_dict of training.model and training.optimizer."
-        )
-    if found := [*_model(state["model"], own["model"])]:
-        raise PlanError(f"the state is of another model: {'; '.join(found)}. Build the model that it was saved of.")
-    if found := [*_optimizer(state["optimizer"], own["optimizer"])]:
-        raise PlanError(f"the state is of another optimizer: {'; '.join(found)}. Build the one that it was saved of.")
-    if found := [*_data(state["loader"], own["loader"])]:
-        raise PlanError(f"the state was saved over other data: {'; '.join(found)}. Give the same dataset and sampler.")
+    for part, differences, said, remedy in _COMPARED:
+        if found := [*differences(state[part], own[part])]:
+            raise PlanError(f"the state {said}: {'; '.join(found)}. {remedy}")
 
 
 def _settings(then: str, now: str) -> Iterator[str]:
@@ -87,3 +78,18 @@ def _data(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 def _some(names: list[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join([*names[:_MOST_NAMES], f"{more} more"] if more > 0 else names) or "nothing"
+
+
+_COMPARED: tuple[tuple[str, Callable[[Any, Any], Iterator[str]], str, str], ...] = (
+    (
+        "settings",
+        _settings,
+        "was saved under other settings",
+        "Apply the plan that it was saved under. To go on with this one from the beginning of an epoch, give "
+        'state["model"] and state["optimizer"] to load_state_dict of training.model and training.optimizer.',
+    ),
+    ("model", _model, "is of another model", "Build the model that it was saved of."),
+    ("optimizer", _optimizer, "is of another optimizer", "Build the one that it was saved of."),
+    ("loader", _data, "was saved over other data", "Give the same dataset and sampler."),
+)
+"""Parts of a state: their keys, what tells two apart, and what is said of two that differ."""

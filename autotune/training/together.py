@@ -39,10 +39,10 @@ def check_can_halve(settings: Settings, model: nn.Module, num_ranks: int) -> Non
     Raises:
         PlanError: an optimizer step cannot be made again, in this process or in all of them.
     """
-    if settings.optimizer_step.kind != "after_backward":
+    if (freed := next((one.name for one in settings.techniques() if one.frees_gradients), None)) is not None:
         raise PlanError(
-            "halve_when_out_of_memory: optimizer_step: in_backward steps parameters within the backward pass, which "
-            "cannot be made again once memory has run out in it. Leave one of the two out."
+            f"halve_when_out_of_memory: {freed} steps parameters within the backward pass, which cannot be made again "
+            "once memory has run out in it. Leave one of the two out."
         )
     waits = "fsdp" if settings.parallel.kind == "fsdp" else None
     if waits is None and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):

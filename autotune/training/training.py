@@ -220,7 +220,7 @@ class Training:
     def _state(self) -> dict[str, Any]:
         return {
             "version": 1,
-            "settings": self.settings.model_copy(update={"batch": self.loader.batch}).canonical(),
+            "settings": self.settings.having(self.loader.batch).canonical(),
             "halved": self._halving.times,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -28,6 +28,7 @@ from autotune.techniques.checkpointing import Checkpointing, find_blocks
 from autotune.techniques.compile import Compile
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
+from autotune.techniques.low_rank import LowRank
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.optimizer_step import OptimizerStep
@@ -35,6 +36,7 @@ from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
 from autotune.techniques.support.compiler import lacking_compiler
 from autotune.techniques.support.recomputed import recomputed
+from autotune.techniques.variant import Variant
 from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import identify
@@ -172,6 +174,23 @@ def test_all_of_a_plan_is_in_force_and_said_in_one_line(name, tmp_path, capsys):
         "autotune: in force by Lightning: micro-batch 4 × 2, bf16, memory-saving layers, checkpoint every 2nd of "
         "the blocks, 1 loader worker (prefetch 3, persistent), fused optimizer"
     )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [Pruning(kind="structured", ratio=0.5), LowRank(kind="svd", least_features=4)],
+    ids=["pruning", "low_rank"],
+)
+def test_a_smaller_model_is_there_before_its_optimizer(row, tmp_path, capsys):
+    """What takes parameters away is put on the module before ``configure_optimizers``."""
+    module, stock = Job("gpt"), Job("gpt")
+    made = fitted(Plan(settings=Settings().having(row)), tmp_path, module, loader("gpt"))
+    sizes = [sum(p.numel() for p in one.parameters()) for one in (module, stock)]
+    assert sizes[0] < sizes[1]
+    held = {id(p) for group in made.optimizers[0].param_groups for p in group["params"]}
+    assert held == {id(p) for p in module.parameters()}
+    assert made.global_step == 2
+    assert f"in force by Lightning: {row.describe()}" in capsys.readouterr().err
 
 
 class BuiltFused(Job):
@@ -375,7 +394,7 @@ def manual() -> Job:
 REFUSED = {
     "manual": (of(), manual, {}, "optimizes manually"),
     "no optimizer": (of(), Gan, {}, "one optimizer, but configure_optimizers made"),
-    "pruning": (of(pruning=Pruning(kind="structured")), Job, {}, r"settings\.pruning: it makes another model"),
+    "variant": (of(variant=Variant(kind="small")), Job, {}, r"settings\.variant: it makes another model"),
     "precision": (of(precision=Precision(kind="bf16")), Job, {"plugins": None}, r'bf16, but .* "32-true"'),
     "device": (Plan(budget=Budget(device="cuda"), settings=Settings()), Job, {}, "for cuda, but the Trainer .* cpu"),
     "clipping": (

@@ -24,7 +24,10 @@ from autotune.plan import Budget, Plan, TaskRef
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.layers import Layers
+from autotune.techniques.low_rank import LowRank
 from autotune.techniques.precision import Precision
+from autotune.techniques.pruning import Pruning
+from autotune.techniques.variant import Variant
 from autotune.testing.runs import one_thread
 from autotune.testing.zoo import ZOO
 from autotune.training.fingerprint import identify
@@ -161,7 +164,19 @@ def test_after_the_first_step_nothing_is_watched(worker):
     assert not optimizer._optimizer_step_pre_hooks
 
 
-@pytest.mark.parametrize("what", ["workers", "fp16", "device", "model"])
+@pytest.mark.parametrize(
+    "row", [Pruning(kind="structured", ratio=0.5), LowRank(kind="svd")], ids=["pruning", "low_rank"]
+)
+def test_a_smaller_model_is_there_before_its_optimizer(row, worker):
+    """What takes parameters away is put on the model that the loop then builds its optimizer from."""
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
+    before = sum(p.numel() for p in model.parameters())
+    plan = Plan(settings=Settings().having(row))
+    made = ray_train.prepare_model(plan, model, run=lambda one: one(torch.ones(2, 128)).sum())
+    assert sum(p.numel() for p in made.parameters()) < before
+
+
+@pytest.mark.parametrize("what", ["workers", "fp16", "device", "model", "variant"])
 def test_what_cannot_be_in_force_is_an_error_with_the_reason(what, worker):
     fingerprint, identity = identify(nn.Linear(2, 2), ())
     task = TaskRef(source="x.py", fingerprint=fingerprint, identity=identity)
@@ -170,12 +185,14 @@ def test_what_cannot_be_in_force_is_an_error_with_the_reason(what, worker):
         "fp16": of(precision=Precision(kind="fp16")),
         "device": Plan(budget=Budget(device="cuda"), settings=Settings()),
         "model": Plan(task=task, settings=Settings()),
+        "variant": of(variant=Variant(kind="small")),
     }
     messages = {
         "workers": "so far, but got 2",
         "fp16": "needs a loss scaler",
         "device": "for cuda, but this worker trains on cpu",
         "model": "for another model",
+        "variant": r"settings\.variant: it makes another model",
     }
     worker.num_workers = 2 if what == "workers" else 1
     with pytest.raises(PlanError, match=messages[what]):

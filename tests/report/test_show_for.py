@@ -47,8 +47,8 @@ def test_flags_of_known_parsers():
     lines = flags.written(PLAN).splitlines()
     assert (
         "--per_device_train_batch_size 2 --gradient_accumulation_steps 3 --bf16 True "
-        "--optim adamw_torch_fused --activation_checkpointing True "
-        """--activation_checkpointing_kwargs '{"every_n_layers": 2}'"""
+        "--activation_checkpointing True "
+        """--activation_checkpointing_kwargs '{"every_n_layers": 2}' --optim adamw_torch_fused"""
     ) in lines
     assert "--gradient_accumulation_steps 3 --mixed_precision bf16" in lines
     assert "--batch-size 2 --grad-accum-steps 3 --amp --amp-dtype bfloat16 --workers 2" in lines

@@ -28,6 +28,7 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.compile import Compile
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
+from autotune.techniques.low_rank import LowRank
 from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.optimizer_step import OptimizerStep
@@ -35,6 +36,7 @@ from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
 from autotune.techniques.support.facts import Identity
 from autotune.techniques.support.recomputed import recomputed
+from autotune.techniques.variant import Variant
 from autotune.testing.runs import one_thread
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -361,6 +363,8 @@ def test_a_plan_for_another_device_or_model_is_refused(run, script, capsys):
     ("settings", "reason"),
     [
         ({"pruning": Pruning(kind="structured", ratio=0.5)}, "pruning takes parameters away"),
+        ({"low_rank": LowRank(kind="svd")}, "low_rank takes parameters away"),
+        ({"variant": Variant(kind="small")}, "the script builds its own model"),
         ({"optimizer_step": OptimizerStep(kind="in_backward")}, "in_backward frees gradients"),
         ({"precision": Precision(kind="fp16")}, "fp16 needs a loss scaler"),
         ({"compile": Compile(kind="model")}, None),

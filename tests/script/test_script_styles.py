@@ -257,7 +257,7 @@ def test_a_model_by_name_may_be_called_in_parts(run, capsys):
 def test_parts_are_not_compiled_as_one(run, looked_at, capsys):
     with pytest.raises(SystemExit):
         run(TWO_PARTS, compile=Compile(kind="model"))
-    assert "compile is of the whole" in capsys.readouterr().err
+    assert "one by one, and compile would not be in force" in capsys.readouterr().err
     found = looked_at(TWO_PARTS + "while True:\n    decoder(encoder(x)).sum().backward(); optimizer.step()\n")
     assert "one by one" in found.left_out["compile"]
     assert found.effective_batch == 8

@@ -102,7 +102,7 @@ def test_facts_come_from_the_scripts_first_steps(local_executor):
     assert facts.num_parameters == 12 * 32 + 32 + 32 * 32 + 32 + 32 * 4 + 4
     assert (facts.dataset_length, facts.dataset_kind, facts.dataset_deterministic) == (256, "map", True)
     assert facts.optimizer == "AdamW"
-    assert facts.left_out.keys() == {"pruning", "optimizer_step", "parallel"}
+    assert facts.left_out.keys() == {"variant", "pruning", "low_rank", "parallel", "optimizer_step"}
 
 
 BAD = {

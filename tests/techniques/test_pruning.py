@@ -125,6 +125,25 @@ def test_attributes_of_modules_are_put_right():
     assert pruned("vit").vit.layers[0].attention.num_attention_heads == 3
 
 
+class Noting(nn.Sequential):
+    """Keeps each output, as a LightningModule's step keeps losses."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(super().forward(x))
+        return self.seen[-1]
+
+
+def test_what_a_model_notes_as_it_runs_is_no_part_of_its_record():
+    model = Noting()
+    record = cut(model, lambda one: one(torch.ones(2, 8)).sum(), How(0.5))
+    rebuild(model, record)
+    assert (model[0].out_features, model.seen) == (16, [])
+
+
 def test_grouped_queries_lose_one_of_each_group_or_whole_groups():
     """Two groups of four keep three queries each; of eight groups of one, two go with key and value."""
     grouped = pruned("llama").model.layers[0].self_attn

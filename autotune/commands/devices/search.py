@@ -278,7 +278,7 @@ def _share_out(
 def _seconds(plan: Plan, executor: Executor, options: SearchOptions) -> float:
     """What a share takes one process alone, in fresh interpreters; infinite where it is over the budget."""
     assert plan.settings.batch is not None, "it states the share"
-    alone = plan.settings.model_copy(update={"parallel": Parallel()})
+    alone = plan.settings.having(Parallel())
     as_plan = plan.model_copy(update={"settings": alone})
     found = verify_plan(as_plan, options.task, executor, lambda words: None, options.trial_time)
     if found.measured is None or not found.holds:

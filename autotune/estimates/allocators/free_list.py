@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from ...measure.profiling.allocations import Allocation, Trace
+from ...measure.profiling.allocations import Allocation, Phase, Trace
 
 _STEPS = 3
 """Optimizer steps replayed: one before the optimizer has state, and two after."""
@@ -102,7 +102,7 @@ def replay(trace: Trace, allocator: _Allocator[B]) -> None:
     before = [one for one in trace.allocations if one.born == 0]
     late = [one for one in before if one.kind == "optimizer_state"]
     lasting = {one.id: allocator.allocate(one.num_bytes) for one in before if one.kind != "optimizer_state"}
-    optimizer = next((span.start for span in trace.spans if span.phase == "optimizer"), trace.num_moments)
+    optimizer = next((span.start for span in trace.spans if span.phase == Phase.OPTIMIZER), trace.num_moments)
     events = list(_events(trace))
     for _ in range(_STEPS):
         blocks: dict[int, B] = {}

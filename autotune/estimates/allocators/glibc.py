@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 
-from ...measure.profiling.allocations import Trace
+from ...measure.profiling.allocations import Phase, Trace
 from ...units import MIB
 from .free_list import Block, FreeBlocks, replay, round_up
 
@@ -180,6 +180,6 @@ def resident_peak_bytes(trace: Trace) -> int:
     tensors = TensorHeap()
     replay(trace, tensors)
     least = trace.peak_bytes()
-    passes = sum(span.phase == "forward" for span in trace.spans)
+    passes = sum(span.phase == Phase.FORWARD for span in trace.spans)
     turnover = sum(one.num_bytes for one in trace.allocations if one.born > 0) / max(1, passes * least)
     return least + round(max(0, tensors.heap.peak_bytes - least) * math.sqrt(turnover / _TURNOVER))

@@ -85,8 +85,7 @@ class BlockChoice:
 
         @lru_cache(_MOST_LAWS)
         def memory_model(blocks: tuple[int, ...]) -> MemoryModel:
-            checkpointing = Checkpointing.of(blocks, places.num_blocks)
-            settings = plan.settings.model_copy(update={"checkpointing": checkpointing})
+            settings = plan.settings.having(Checkpointing.of(blocks, places.num_blocks))
             return fit_memory_model(
                 plan.model_copy(update={"settings": settings}), task, accumulates, largest_of, target
             )

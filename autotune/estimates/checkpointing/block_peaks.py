@@ -107,7 +107,7 @@ def _freed(stretches: Sequence[_Stretch], changes: np.ndarray) -> np.ndarray:
         found[at] = accounts.sum(axis=1)
         change, block = changes[:, at].copy(), stretch.block
         if block is not None:
-            returned = change if stretch.phase == "forward" else np.clip(change, 0, np.maximum(-accounts[block], 0))
+            returned = change if stretch.phase == Phase.FORWARD else np.clip(change, 0, np.maximum(-accounts[block], 0))
             returned[num_blocks] = change[num_blocks]
             accounts[block] += returned
             change = change - returned
@@ -128,18 +128,18 @@ def _owners(trace: Trace, holders: Holders) -> list[int | None]:
 
 
 def _is_in_pass(one: Allocation) -> bool:
-    return one.phase in ("forward", "backward")
+    return one.phase in (Phase.FORWARD, Phase.BACKWARD)
 
 
 def _next(numbers: tuple[int, ...], current: int, phase: Phase) -> int:
     """Which of several blocks is at work in a module that they share: the next, backward running from the last."""
-    if phase == "backward":
+    if phase == Phase.BACKWARD:
         return max((number for number in numbers if number < current), default=max(numbers))
     return min((number for number in numbers if number > current), default=min(numbers))
 
 
 def _stretches(trace: Trace, owners: Sequence[int | None]) -> list[_Stretch]:
-    found: list[_Stretch] = [_Stretch("before", None, 0)]
+    found: list[_Stretch] = [_Stretch(Phase.BEFORE, None, 0)]
     for one, block in zip(trace.allocations, owners, strict=True):
         if one.born > 0 and (one.phase, block) != found[-1].key:
             found.append(_Stretch(one.phase, block, one.born - 1))

@@ -142,7 +142,7 @@ class FakeTraining:
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         try:
-            with self._answers("optimizer"):
+            with self._answers(Phase.OPTIMIZER):
                 self._optimizer.step()
         except Exception:  # noqa: BLE001 - one that wants gradients of a kind, such as sparse ones, has them made
             for parameter in set(self._optimizer.state) - before:
@@ -188,7 +188,7 @@ class FakeTraining:
         return lambda sees, phase: self._answers(phase, sees)
 
     def _answers(self, phase: Phase, sees: Sees | None = None) -> AbstractContextManager[Any]:
-        return answers(self._target, self._fakes, phase == "optimizer", sees)
+        return answers(self._target, self._fakes, phase == Phase.OPTIMIZER, sees)
 
     def _copied(self, tree: Any) -> Any:
         with FakeCopyMode(self._fakes):
@@ -210,11 +210,11 @@ class _Tracer(Tracer):
     @contextmanager
     def phase(self, phase: Phase, loss: Any = None) -> Iterator[None]:
         """As a tracer's, once it is clear that the step goes on as expected."""
-        if phase == "backward":
+        if phase == Phase.BACKWARD:
             expected, self.num_expected = self.num_expected, None
             if expected not in (None, self.num_forward):
                 raise Unlike
-        if phase == "optimizer":
+        if phase == Phase.OPTIMIZER:
             self.idle = [parameter for parameter in self.given if id(parameter) not in self.reached]
         with super().phase(phase, loss):
             yield

@@ -68,7 +68,7 @@ def total_work(step: Mapping[tuple[str, Phase], Work]) -> tuple[Work, Work]:
     """Work of forward and backward together, and of the optimizer."""
     found = [Work(), Work()]
     for (_, phase), work in step.items():
-        is_optimizer = phase == "optimizer"
+        is_optimizer = phase == Phase.OPTIMIZER
         found[is_optimizer] = found[is_optimizer].plus(work)
     return found[0], found[1]
 

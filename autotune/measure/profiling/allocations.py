@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum, auto
 from itertools import accumulate, pairwise
 from typing import Final, Literal
 
 OUTSIDE: Final = "(outside)"
 """Made by no module of the model: by the loss, the optimizer, or the loader."""
 
-Phase = Literal["before", "forward", "backward", "optimizer"]
-"""``before`` is before the step; the others come in order, once for each micro-batch."""
+
+class Phase(StrEnum):
+    """Of an optimizer step: after ``before``, which is before it, they come in order, once for each micro-batch."""
+
+    BEFORE = auto()
+    FORWARD = auto()
+    BACKWARD = auto()
+    OPTIMIZER = auto()
+
+
 Kind = Literal["parameter", "optimizer_state", "gradient", "activation", "temporary", "batch", "other"]
 """What a storage serves. ``parameter`` includes buffers; ``activation`` is what autograd saved for backward;
 ``temporary`` is all else that the step made; ``other`` was there before it, and no one said what it is."""
@@ -96,7 +105,7 @@ class Trace:
 
     def kept(self) -> Iterator[Allocation]:
         """Allocations that the first micro-batch's forward keeps for backward, without parameters and buffers."""
-        ends = (after.start for span, after in pairwise(self.spans) if span.phase == "forward")
+        ends = (after.start for span, after in pairwise(self.spans) if span.phase == Phase.FORWARD)
         end = next(ends, self.num_moments - 1)
         alive = (one for one in self.alive_at(end) if one.kept_by is not None)
         return (one for one in alive if one.kind not in ("parameter", "optimizer_state"))

@@ -34,7 +34,7 @@ class Clock(Watch):
         """
         self._where = Whereabouts(model, self._mark)
         self._device = device
-        self._phase: Phase = "before"
+        self._phase = Phase.BEFORE
         self._marks: list[tuple[Phase, str, Any]] = []
 
     def __enter__(self) -> Self:
@@ -44,13 +44,13 @@ class Clock(Watch):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._phase = "before"
+        self._phase = Phase.BEFORE
         self._mark()
         self._where.__exit__(*error)
 
     def batch(self, batch: Any) -> None:
         """Time spent waiting for data is not any module's."""
-        self._phase = "before"
+        self._phase = Phase.BEFORE
         self._mark()
 
     @contextmanager
@@ -61,13 +61,13 @@ class Clock(Watch):
             phase: which part of the step it is.
             loss: what backward starts from; the nodes of its graph are hooked.
         """
-        if phase == "backward":
+        if phase == Phase.BACKWARD:
             for node in nodes_of(loss):
                 node.register_prehook(partial(self._begin, self._where.of_node(node)))
         self._phase = phase
         self._mark()
         yield
-        self._phase = "before"
+        self._phase = Phase.BEFORE
         self._mark()
 
     def seconds(self) -> Mapping[Phase, Mapping[str, float]]:

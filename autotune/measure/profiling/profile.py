@@ -56,7 +56,7 @@ def profile(training: Training, task: Task, options: ProfileOptions) -> Profile:
     trace = steady.trace()
     names = {module: name for name, module in model.named_modules()}
     own_s = times.own_s if times else {}
-    by_module = (inclusive(own_s.get(phase, {})) if times else None for phase in ("forward", "backward"))
+    by_module = (inclusive(own_s.get(phase, {})) if times else None for phase in (Phase.FORWARD, Phase.BACKWARD))
     return Profile(
         modules=tuple(module_rows(model, steady.order, trace, *by_module)),
         peak=peak_moment(trace),

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from .allocations import OUTSIDE, Allocation, Kind, Trace
+from .allocations import OUTSIDE, Allocation, Kind, Phase, Trace
 from .types import Area, ModuleRow, PeakMoment, Timeline
 
 _MOST_POINTS = 400
@@ -83,7 +83,7 @@ def peak_moment(trace: Trace) -> PeakMoment:
         by_kind[one.kind] += one.num_bytes
     return PeakMoment(
         num_bytes=by_kind.total(),
-        phase=made.phase if made else "before",
+        phase=made.phase if made else Phase.BEFORE,
         module=made.module if made else OUTSIDE,
         position=_position(trace, moment),
         by_kind=dict(by_kind.most_common()),

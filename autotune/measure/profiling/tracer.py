@@ -88,7 +88,7 @@ class Tracer(Watch):
         self._sees_work = sees_work
         self._shows = shows or _Mode
         self._where = Whereabouts(model)
-        self._phase: Phase = "before"
+        self._phase = Phase.BEFORE
         self._moment = 0
         self._spans: list[Span] = []
         self._storages: list[_Storage] = []
@@ -115,12 +115,12 @@ class Tracer(Watch):
     @property
     def num_forward(self) -> int:
         """Allocations that forwards have made so far."""
-        return sum(made.phase == "forward" for made in self._storages)
+        return sum(made.phase == Phase.FORWARD for made in self._storages)
 
     def batch(self, batch: Any) -> None:
         """Record a micro-batch that has arrived."""
-        self._phase = "forward"
-        self._spans.append(Span("forward", self._moment))
+        self._phase = Phase.FORWARD
+        self._spans.append(Span(Phase.FORWARD, self._moment))
         self._moment += 1
         for tensor in tensors_in(batch):
             self._note(tensor, "batch", OUTSIDE, born=self._moment)
@@ -132,9 +132,9 @@ class Tracer(Watch):
             self._phase = phase
             self._spans.append(Span(phase, self._moment))
         keeps = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        with keeps if phase == "forward" and self._sees_saves else nullcontext(), self._shows(self.see, phase):
+        with keeps if phase == Phase.FORWARD and self._sees_saves else nullcontext(), self._shows(self.see, phase):
             yield
-        if phase == "forward" and not self._sees_saves:
+        if phase == Phase.FORWARD and not self._sees_saves:
             self._keep_all()
         self._name_parameters()
 
@@ -170,7 +170,7 @@ class Tracer(Watch):
     def _place(self) -> tuple[str, Phase]:
         """The module that is running, and the phase."""
         module, in_backward = self._where.now()
-        return module, "backward" if in_backward else self._phase
+        return module, Phase.BACKWARD if in_backward else self._phase
 
     def _keep(self, tensor: Tensor) -> Tensor:
         for storage in _storages(tensor, self._device_type):
@@ -182,7 +182,7 @@ class Tracer(Watch):
 
     def _keep_all(self) -> None:
         for made in self._live.values():
-            if made.phase == "forward" and made.kept_by is None:
+            if made.phase == Phase.FORWARD and made.kept_by is None:
                 made.kept_by = made.module
                 made.is_at_least("activation")
 
@@ -216,13 +216,13 @@ class Tracer(Watch):
             found.is_at_least(kind, module)
 
     def _allocate(self, storage: Any, kind: Kind, module: str | None, born: int | None) -> _Storage:
-        phase: Phase = self._phase if born != 0 else "before"
-        if born is None and self._phase != "before":
+        phase = self._phase if born != 0 else Phase.BEFORE
+        if born is None and self._phase != Phase.BEFORE:
             self._moment += 1
             born = self._moment
         if module is None:
             module, in_backward = self._where.now()
-            phase = "backward" if in_backward else phase
+            phase = Phase.BACKWARD if in_backward else phase
         made = _Storage(len(self._storages), storage.nbytes(), born or 0, module, phase, kind)
         key, owner = storage._cdata, weakref.ref(self)
 

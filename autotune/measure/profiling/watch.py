@@ -50,11 +50,11 @@ def watched_step(
         for batch, position in micro_batches:
             num_samples += position.num_samples
             watch.batch(batch)
-            with watch.phase("forward"), training.forward_context():
+            with watch.phase(Phase.FORWARD), training.forward_context():
                 loss = task.compute_loss(training.model, batch)
-            with watch.phase("backward", loss):
+            with watch.phase(Phase.BACKWARD, loss):
                 training.backward(loss)
-        with watch.phase("optimizer"):
+        with watch.phase(Phase.OPTIMIZER):
             stepped = training.optimizer_step()
     return Step(num_samples, not stepped), loss
 

@@ -17,6 +17,7 @@ from ...ranks import world_size
 from ...techniques import Settings, Stage
 from ...techniques.data_loading import DataLoading
 from ...techniques.parallel import Parallel
+from ...techniques.support.facts import ScriptFacts
 from ...training.drift import Difference, here, is_strict, other_model, other_shapes, tell
 from ..refusal import refuse, tell_once, why_no_model
 from ..shards import mismatch, shared_by, unwrapped, wrappers
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
     from .loaders import Loaders
     from .undivided import Undivided
 
-_OWN_AUTOCAST = (
-    "the script turns autocast on itself, and precision is a row of the plan. Turn it off there (Accelerate, a "
-    "Trainer: mixed precision), or leave the row out."
-)
 _OWN_CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
 """Attributes of a module that recomputes its blocks: of transformers' and diffusers', of timm's."""
 
@@ -63,7 +60,7 @@ class InScript:
             technique.stage not in (Stage.PROCESS, Stage.LOADER) and technique.model_dump(exclude_defaults=True)
             for technique in plan.settings.techniques()
         )
-        self.wants_loader = bool(plan.settings.data_loading.model_dump(exclude_defaults=True))
+        self.wants_loader = plan.settings.affect("loader")
 
     @functools.cached_property
     def data(self) -> Loaders:
@@ -91,7 +88,7 @@ class InScript:
         self._check(model, own)
         if (reason := mismatch(self.plan.settings, model)) is not None:
             raise PlanError(reason)
-        settings = self.plan.settings.model_copy(update={"parallel": Parallel()})  # which is the script's own to do
+        settings = self.plan.settings.having(Parallel())  # which is the script's own to do
         plan = self.plan.model_copy(update={"settings": settings})
         if shared_by(model) != "fsdp":  # which no row for a model follows, as was seen to
             try:
@@ -111,33 +108,32 @@ class InScript:
     def _check(self, model: Any, own: Any) -> None:
         import torch
 
-        settings = self.plan.settings
         device = next(p.device.type for p in own.parameters())
         if self.plan.budget.device not in (None, device):
             raise PlanError(f"the plan is for {self.plan.budget.device}, but the script trains on {device}.")
         self.is_compiled = own._compiled_call_impl is not None or any(
             getattr(one, "_orig_mod", None) is not None for one in wrappers(model)
         )
-        rewriting = (settings.layers, settings.checkpointing, settings.compile)
-        rewritten = [one.name for one in rewriting if one.kind != "none"]
-        if self.is_compiled and rewritten:
-            raise PlanError(
-                f"the script compiles its model itself, and {rewritten[0]} would not be in force. Turn it off there."
-            )
         self.recomputes = any(getattr(one, name, False) is True for one in own.modules() for name in _OWN_CHECKPOINTING)
-        if self.recomputes and settings.checkpointing.kind != "none":
-            raise PlanError(
-                "the script turns gradient checkpointing on itself, and checkpointing is a row of the plan. Turn it "
-                "off there, or leave the row out."
-            )
-        if self.is_in_parts and settings.compile.kind != "none":
-            raise PlanError(
-                "the script calls the parts of its model one by one, and compile is of the whole. Leave that row out."
-            )
-        if settings.precision.kind != "default" and torch.is_autocast_enabled(device):
-            raise PlanError(_OWN_AUTOCAST)
+        does = self.does_itself().model_copy(update={"autocasts": torch.is_autocast_enabled(device)})
+        if (reason := self._left_to(does)) is not None:
+            raise PlanError(reason)
         if (differs := other_model(self.plan, own)) is not None:
             raise PlanError(differs)
+
+    def does_itself(self) -> ScriptFacts:
+        """What has been seen of the script, as its model was found."""
+        return ScriptFacts(compiles=self.is_compiled, recomputes=self.recomputes, in_parts=self.is_in_parts)
+
+    def _left_to(self, does: ScriptFacts) -> str | None:
+        """What the script does that a row of the plan does too, in words, and what to do; None where there is none."""
+        for row in self.plan.settings.chosen():
+            if (reason := row.left_to(does)) is not None:
+                return (
+                    f"{reason}, and {row.name} would not be in force as the plan has it. Change that in the script, or "
+                    "leave the row out of the plan."
+                )
+        return None
 
     def train_on(self, loader: Any) -> None:
         """A loader is iterated over, before the first optimizer step: of several, the first that the plan was found
@@ -156,8 +152,8 @@ class InScript:
         """
         if self.wants_model and self.model is None:
             refuse(f"{why_no_model()} So the plan could not be applied.")
-        if self.own_autocast and self.plan.settings.precision.kind != "default":
-            refuse(_OWN_AUTOCAST)
+        if (reason := self._left_to(ScriptFacts(autocasts=bool(self.own_autocast)))) is not None:
+            refuse(reason)
         if self.wants_loader and self.loader is None:
             refuse(
                 "data_loading: the script iterates over no torch.utils.data.DataLoader. Leave the row out of "
@@ -231,6 +227,6 @@ class InScript:
         """What is in force, in a line."""
         settings = self.plan.settings
         if not self.data.is_in_force:
-            settings = settings.model_copy(update={"data_loading": DataLoading()})
+            settings = settings.having(DataLoading())
         changed = [one.describe() for one in settings.techniques() if one.model_dump(exclude_defaults=True)]
         return f"in force: {', '.join(changed) or 'nothing but the job as it is'} ({os.path.relpath(self.path)})"

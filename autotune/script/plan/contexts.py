@@ -29,7 +29,7 @@ class Contexts:
             ends: told once a call is over that records a graph.
         """
         self._precision = settings.precision
-        self._others = settings.model_copy(update={"precision": Precision()})
+        self._others = settings.having(Precision())
         self._begins, self._ends = begins, ends
         self._open = ExitStack()
         self._depth = 0

@@ -58,22 +58,5 @@ class ScriptJob:
 
 def _beyond(plan: Plan) -> str | None:
     """Rows of a plan that an unedited script cannot have."""
-    settings = plan.settings
-    if settings.parallel.effective is not None:
-        return (
-            "parallel: gradients of unequal shares are weighted by them, which the script's DistributedDataParallel "
-            "does not do. Use autotune.apply in the script, or a plan of equal shares."
-        )
-    if settings.pruning.kind != "none":
-        return (
-            "pruning takes parameters away, which the script's optimizer would still hold. Call "
-            "autotune.apply_to_model(plan, model) in the script, before the optimizer is built."
-        )
-    if settings.optimizer_step.kind != "after_backward":
-        return (
-            "optimizer_step: in_backward frees gradients before the script could clip or log them. Call "
-            "autotune.apply_to_optimizer(plan, optimizer) in a script that does neither, or leave that row out."
-        )
-    if any(technique.scales_loss for technique in settings.techniques()):
-        return "precision: fp16 needs a loss scaler, which is the script's. Use bf16, or autotune.apply."
-    return None
+    reasons = (one.beyond_script() for one in plan.settings.techniques())
+    return next((reason for reason in reasons if reason is not None), None)

@@ -22,7 +22,7 @@ from ...measure.timing.loading import loader_rates
 from ...nested import tensors_in
 from ...ranks import world_size
 from ...task import Task
-from ...techniques import Facts, LoaderSpec, Settings
+from ...techniques import TECHNIQUES, Facts, LoaderSpec, Settings
 from ...techniques.batch import Batch
 from ...techniques.parallel import Parallel
 from ...techniques.support.facts import num_processors
@@ -316,25 +316,10 @@ class Look(Observer):
             )
 
     def _left_out(self, loader: Any, micro: int, passes: int) -> dict[str, str]:
-        found = {
-            "pruning": "the script's optimizer holds all parameters before it could cut any",
-            "optimizer_step": "the script may clip or log gradients, which would be gone",
-            "parallel": "how many processes train is the command's own to say (torchrun, accelerate launch)",
-        }
-        if passes > 1:
-            found["batch"] = f"the script passes each batch back {passes} times in an optimizer step"
-        elif self._varies(micro):
-            found["batch"] = "the script's optimizer steps see now more samples, now fewer"
-        if loader is None:
-            found["data_loading"] = "the script iterates over no torch.utils.data.DataLoader"
-        if self._found.is_in_parts:
-            found["compile"] = "the script calls the parts of its model one by one"
-        if self._found.recomputes:
-            found["checkpointing"] = "the script turns gradient checkpointing on itself"
-        if self._found.is_compiled:
-            reason = "the script compiles its model"
-            found |= {"layers": reason, "checkpointing": reason, "compile": reason}
-        return found
+        seen = {"has_loader": loader is not None, "batch_varies": self._varies(micro), "passes": passes}
+        does = self._found.does_itself().model_copy(update=seen)
+        reasons = {name: one.not_in_scripts or one.left_to(does) for name, one in TECHNIQUES.items()}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 _NO_DATA = DatasetFacts([], None, None, False, False, False)

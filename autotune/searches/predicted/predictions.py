@@ -81,7 +81,7 @@ class _Foresight:
 
     def blocks(self, settings: Settings) -> tuple[int, ...] | None:
         """Which blocks were chosen for a configuration, whatever its own checkpointing; None where none could be."""
-        every = settings.model_copy(update={"checkpointing": Checkpointing(kind="blocks")})
+        every = settings.having(Checkpointing(kind="blocks"))
         return self._blocks.get(self.key(every).canonical())
 
     def key(self, settings: Settings) -> Settings:
@@ -152,6 +152,5 @@ class _Foresight:
                 continue
             if number >= len(named) and one.blocks is not None:
                 self._blocks[settings.canonical()] = one.blocks
-                chosen = Checkpointing.of(one.blocks, self._session.facts.num_blocks)
-                settings = settings.model_copy(update={"checkpointing": chosen})
+                settings = settings.having(Checkpointing.of(one.blocks, self._session.facts.num_blocks))
             self.known[settings.canonical()] = one

@@ -159,7 +159,7 @@ class Candidates:
         if not others or others[0].trades_time:
             return others[0] if others else first
         stated = self._study.record.facts.precision
-        settings = (self._reference.model_copy(update={name: one}).in_force(stated) for one in (first, others[0]))
+        settings = (self._reference.having(one).in_force(stated) for one in (first, others[0]))
         gains = [one.prior_gains().get(name, (0.0, 0.0)) for one in settings]
         return first if gains[1] < gains[0] else others[0]
 

@@ -66,8 +66,7 @@ class ConfigurationSpace:
         """
         self.choices = dict(choices)
         self._reference, self._num_blocks, self._foreseen, self._precision = reference, num_blocks, foreseen, precision
-        recomputed = choices.get("checkpointing", ())
-        self._named = [choice for choice in recomputed if isinstance(choice, Checkpointing)]
+        self._named = [choice for row in choices.values() for choice in row if isinstance(choice, Checkpointing)]
         self._labels = {name: tuple(map(_label, row)) for name, row in self.choices.items()}
         self.distributions: dict[str, BaseDistribution] = {
             name: IntDistribution(0, len(row) - 1) if row[0].ordered else CategoricalDistribution(self._labels[name])
@@ -90,7 +89,7 @@ class ConfigurationSpace:
     @property
     def is_open(self) -> bool:
         """Whether the search chooses which blocks are recomputed."""
-        return Checkpointing.directive in self.choices.get("checkpointing", ())
+        return any(Checkpointing.directive in row for row in self.choices.values())
 
     @property
     def num_configurations(self) -> int:
@@ -125,7 +124,7 @@ class ConfigurationSpace:
         replaced by a setting."""
         named = {name: choice for name, choice in point.items() if choice != Checkpointing.directive}
         settings = self._reference.model_copy(update=named)
-        return settings if named == point else settings.model_copy(update={"checkpointing": self._chosen(settings)})
+        return settings if named == point else settings.having(self._chosen(settings))
 
     def _chosen(self, settings: Settings) -> Checkpointing:
         """Checkpointing with the blocks chosen for a configuration, else with all. Where another choice of the space
@@ -143,7 +142,7 @@ class ConfigurationSpace:
             and settings.checkpointing not in self._named
             and settings.checkpointing == self._chosen(settings)
         ):
-            point["checkpointing"] = Checkpointing.directive
+            point[Checkpointing.name] = Checkpointing.directive
         if any(choice not in self.choices[name] for name, choice in point.items()):
             return None
         rows = ((name, self.choices[name], point[name]) for name in self.distributions)
@@ -202,7 +201,7 @@ class ConfigurationSpace:
         for point in self._points(seed):
             settings = self.resolved(point)
             if self.conflict(settings) is None:
-                yield settings, point.get("checkpointing") == Checkpointing.directive
+                yield settings, point.get(Checkpointing.name) == Checkpointing.directive
 
     def _points(self, seed: str) -> Iterator[Point]:
         size = self._size

@@ -66,7 +66,7 @@ class Separable:
             tried = [getattr(settings, name) for settings in same]
             worthwhile = self._fastest_of_either(name) or choices
             if self._may_gain(name, best):
-                yield from (best.settings.model_copy(update={name: one}) for one in worthwhile if one not in tried)
+                yield from (best.settings.having(one) for one in worthwhile if one not in tried)
 
     def _may_gain(self, name: str, best: Tried) -> bool:
         return getattr(best.settings, name).takes_processors(self._facts) or _share(name, best) >= math.expm1(GAIN)

@@ -189,7 +189,7 @@ class SharedTraining:
             raise UserError(f"{study.where}: {_LOSSY}")
         row = _parallel(sum(self.ranks), self.effective)
         chosen = self.timed[number][one].in_force(facts.precision)
-        settings = chosen.model_copy(update={"batch": batch, "parallel": row})
+        settings = chosen.having(batch, row)
         return Plan(
             task=TaskRef(source=study.record.task, fingerprint=facts.fingerprint, identity=facts.identity),
             budget=study.record.budget,
@@ -314,7 +314,7 @@ def _timed(study: Stored, row: Parallel, effective: int) -> dict[Timed, Settings
         if not tried.verdict.feasible or tried.number in study.fallen or speed is None or settings.batch is None:
             continue
         micro = min(settings.batch.micro, effective)
-        joined = settings.model_copy(update={"parallel": row, "batch": Batch(micro=micro)})
+        joined = settings.having(row, Batch(micro=micro))
         if settings.parallel.kind != "none" or settings.affect("function") or joined.conflict() is not None:
             continue
         seconds = settings.batch.micro / math.exp(speed)

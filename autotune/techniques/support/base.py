@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .. import Settings
-    from .facts import Facts
+    from .facts import Facts, ScriptFacts
 
 Run = Callable[["nn.Module"], Any]
 """Runs a model."""
@@ -31,6 +31,10 @@ memory of the process beside all this. ``function``: what the model computes, so
 reference's."""
 Exactness = Literal["exact", "rounding", "lossy"]
 """``exact``: same arithmetic up to reordering. ``rounding``: lower precision. ``lossy``: changes the function."""
+
+Program = Literal["Trainer", "TrainingArguments", "Accelerator", "Lightning", "timm", "nanoGPT"]
+"""Who has options for some settings: transformers' Trainer (its arguments, and flags of a script that parses them),
+Accelerate's Accelerator, Lightning's Trainer, and the scripts of timm and nanoGPT."""
 
 
 class Stage(IntEnum):
@@ -107,6 +111,11 @@ class Technique(BaseModel):
     kept_beside: ClassVar[frozenset[str]] = frozenset()
     """Fields that :meth:`files` hold beside a plan's file, which does not."""
 
+    rewrites: ClassVar[bool] = False
+    """Whether it gives modules another forward, which a model that is compiled already does not come to."""
+    not_in_scripts: ClassVar[str | None] = None
+    """Why a search leaves it out of an unedited script, in words; None where it may be tried there."""
+
     @model_validator(mode="before")
     @classmethod
     def _check_is_mapping(cls, data: Any) -> Any:
@@ -142,6 +151,11 @@ class Technique(BaseModel):
         return bool(cls.affects & {"tensors", "layout", "update"})
 
     @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """What its choices go by: fields of :class:`Facts`, of a model as built, its optimizer and this machine."""
+        return {}
+
+    @classmethod
     def choices(cls, facts: Facts) -> tuple[Self, ...]:
         """Settings worth trying for this model and device: the user's own first, then the most promising."""
         raise NotImplementedError
@@ -165,6 +179,19 @@ class Technique(BaseModel):
     def unavailable(self, facts: Facts) -> str | None:
         """Why this setting cannot be had for this model and device, in words; None when it can."""
         return None
+
+    @classmethod
+    def left_to(cls, script: ScriptFacts) -> str | None:
+        """What an unedited script does that stands in the way of this technique, in words; None where nothing does."""
+        return "the script compiles its model itself" if cls.rewrites and script.compiles else None
+
+    def beyond_script(self) -> str | None:
+        """Why no unedited script can have this setting, in words, and what to do instead; None where one can."""
+        return None
+
+    def options_of(self, program: Program) -> Mapping[str, Any]:
+        """A program's own options, by name, that say what this setting does, or that must be off beside it."""
+        return {}
 
     @classmethod
     def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
@@ -198,6 +225,11 @@ class Technique(BaseModel):
         """Whether gradients underflow without a loss scaler."""
         return False
 
+    @property
+    def frees_gradients(self) -> bool:
+        """Whether gradients are gone by the time that backward has ended."""
+        return False
+
     def conflicts(self, settings: Settings) -> str | None:
         """Why this setting does not go with another one, or what it needs, and what to use instead; in words without
         numbers. None where they go together. ``settings`` are those in force, with the batch where it is known."""
@@ -218,6 +250,11 @@ class Technique(BaseModel):
     def not_in_force(self) -> str | None:
         """Which of :meth:`environment` the running process lacks, in words; None where it has all."""
         return None
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether :meth:`on_model` runs the model on samples."""
+        return False
 
     @property
     def reads_values(self) -> bool:
@@ -274,6 +311,11 @@ class Technique(BaseModel):
     def on_loader(self, spec: LoaderSpec) -> LoaderSpec:
         """The changed specification of the loader."""
         return spec
+
+    @property
+    def has_context(self) -> bool:
+        """Whether :meth:`forward_context` does anything."""
+        return False
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         """A context around each forward pass and loss."""

@@ -185,6 +185,25 @@ class Facts(_Frozen):
         return self.own_autocast or self.split_rounded or self.precision not in (None, "fp32")
 
 
+class ScriptFacts(_Frozen):
+    """What an unedited script does by itself, as far as it is known: techniques say by it what they leave to it."""
+
+    compiles: bool = False
+    """Whether it compiles its model."""
+    recomputes: bool = False
+    """Whether its model recomputes blocks."""
+    in_parts: bool = False
+    """Whether it calls parts of its model one by one, and not the model."""
+    autocasts: bool = False
+    """Whether it turns autocast on."""
+    has_loader: bool = True
+    """Whether it iterates over a DataLoader."""
+    batch_varies: bool = False
+    """Whether its optimizer steps see now more samples, now fewer."""
+    passes: int = 1
+    """How often each sample is passed back in an optimizer step."""
+
+
 def num_processors() -> int:
     """Processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

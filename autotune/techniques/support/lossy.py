@@ -16,6 +16,8 @@ class Lossy(Technique):
 
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "update", "function"})
 
+    not_in_scripts: ClassVar[str] = "the script's optimizer holds all parameters before it could cut any"
+
     kind: str = "none"
 
     @model_validator(mode="after")
@@ -43,6 +45,15 @@ class Lossy(Technique):
         if self.kind != "none" and not facts.allow_lossy:
             return "it changes what the model computes, which --max-quality-drop allows"
         return None if self.kind == "none" else self.obstacle(facts)
+
+    def beyond_script(self) -> str | None:
+        """Its optimizer has been built from the model as it was."""
+        if self.kind == "none":
+            return None
+        return (
+            f"{self.name} takes parameters away, which the script's optimizer would still hold. Call "
+            "autotune.apply_to_model(plan, model) in the script, before the optimizer is built."
+        )
 
     def obstacle(self, facts: Facts) -> str | None:
         """What else is in the way of a setting other than ``kind: none``, in words."""
