@@ -1,19 +1,22 @@
-"""Files of ours: read only where they are small regular files, and written whole or not at all."""
+"""Files of ours: read only where they are small regular files, written whole or not at all, and locked."""
 
 from __future__ import annotations
 
-import fcntl
+import fcntl  # for a file that is being written and has no name, which `lock` needs
 import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from .errors import UserError
 from .units import shortened
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 FOLDER = Path(".autotune")
 """Beside the current directory: the default storage, the trials' output, and the memory models."""
@@ -158,6 +161,25 @@ def _sweep(folder: Path) -> None:
         with suppress(OSError), path.open("rb") as file:  # another's, or gone meanwhile
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
+
+
+def lock(path: Path, on_acquired: Callable[[int], None] | None = None) -> BaseFileLock:
+    """Lock a file until it is released or this process ends. What is forked meanwhile does not hold it.
+
+    Args:
+        path: the file; it is made where there is none, and stays.
+        on_acquired: called with the file's descriptor.
+
+    Raises:
+        TimeoutError: another holds it.
+        OSError: the file cannot be opened, or its folder is not there.
+    """
+    from filelock import FileLock  # only here: a trial or a job would be charged for its hooks
+
+    os.stat(path.parent)  # filelock makes a folder that is missing
+    held = FileLock(path, thread_local=False, on_acquired=on_acquired)
+    held.acquire(blocking=False)
+    return held
 
 
 def check_output(path: Path, taken: Mapping[str, Path | None], error: type[UserError], option: str = "-o") -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ..measure.processes import children, descendants, prctl, private_bytes
+from ..measure.processes import children, descendants, prctl, private_bytes, read, stat_of
 
 _PROC = Path("/proc")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -39,12 +39,8 @@ class ProcessId(NamedTuple):
 
 def identify(pid: int) -> ProcessId | None:
     """The process that has this pid now; None when it has ended, waited for or not."""
-    try:
-        # The name stands in parentheses and may hold both blanks and parentheses.
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
+    fields = stat_of(pid)
+    return ProcessId(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
 
 
 def is_alive(process: ProcessId) -> bool:
@@ -54,17 +50,17 @@ def is_alive(process: ProcessId) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether it stands still, by SIGSTOP or a like signal, until someone continues it."""
-    return _read(_PROC / str(pid) / "stat").rpartition(")")[2].split()[:1] == ["T"]
+    return stat_of(pid)[:1] == ["T"]
 
 
 def name_of(process: ProcessId) -> str:
     """The file name of the program that it runs; empty where it cannot be read."""
-    return Path(_read(_PROC / str(process.pid) / "cmdline").partition("\0")[0]).name
+    return Path(read(_PROC / str(process.pid) / "cmdline").partition("\0")[0]).name
 
 
 def name_of_ended(pid: int) -> str | None:
     """The name of a process that has ended and that its parent has not waited for; None of any other."""
-    name, _, rest = _read(_PROC / str(pid) / "stat").partition("(")[2].rpartition(")")
+    name, _, rest = read(_PROC / str(pid) / "stat").partition("(")[2].rpartition(")")
     return name if rest.split()[:1] == ["Z"] else None
 
 
@@ -97,12 +93,16 @@ def become_subreaper() -> bool:
     return prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def send_signal(pids: Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:
+    """A signal to each that is there and may be sent one."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
 def end(processes: Iterable[ProcessId]) -> None:
     """SIGKILL to each that is still the same process."""
-    for process in processes:
-        if is_alive(process):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, signal.SIGKILL)
+    send_signal(process.pid for process in processes if is_alive(process))
 
 
 def end_all_with(assignment: str) -> None:
@@ -139,9 +139,7 @@ def end_orphans() -> None:
     until_s = time.monotonic() + _ORPHANS_PATIENCE_S
     with _starting:
         while _own is not None and (orphans := set(children(os.getpid())) - _own) and time.monotonic() < until_s:
-            for pid in [*orphans, *(below for orphan in orphans for below in descendants(orphan))]:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            send_signal([*orphans, *(below for orphan in orphans for below in descendants(orphan))])
             for pid in orphans:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
@@ -150,21 +148,22 @@ def end_orphans() -> None:
 
 def resident_bytes(pid: int) -> int:
     """Resident memory of a process and its descendants, shared pages counted in each: an upper bound, cheap to read."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    statms = (_read(_PROC / str(p) / "statm").split() for p in (pid, *descendants(pid)))
-    return sum(int(statm[1]) * page for statm in statms if statm)
+    return sum(map(_own_resident_bytes, (pid, *descendants(pid))))
 
 
 def charged_bytes(pid: int) -> int:
     """Resident memory of a process, plus what each of its descendants holds for itself alone."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    own = _read(_PROC / str(pid) / "statm").split()
-    return (int(own[1]) * page if own else 0) + sum(private_bytes(child) for child in descendants(pid))
+    return _own_resident_bytes(pid) + sum(map(private_bytes, descendants(pid)))
+
+
+def _own_resident_bytes(pid: int) -> int:
+    statm = read(_PROC / str(pid) / "statm").split()
+    return int(statm[1]) * os.sysconf("SC_PAGE_SIZE") if statm else 0
 
 
 def num_oom_kills() -> int:
     """How many processes the kernel has killed for memory since boot, on the whole machine; 0 where it does not say."""
-    counts = (line.split() for line in _read(_PROC / "vmstat").splitlines())
+    counts = (line.split() for line in read(_PROC / "vmstat").splitlines())
     return next((int(value) for name, value in counts if name == "oom_kill"), 0)
 
 
@@ -179,11 +178,3 @@ def text_of(file: BinaryIO) -> str:
     """What was printed to it."""
     file.seek(0)
     return file.read().decode(errors="replace").strip()
-
-
-def _read(path: Path) -> str:
-    """The file's text; empty when its process is gone or the kernel does not have it."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

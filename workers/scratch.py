@@ -6,12 +6,12 @@ A lock tells a living owner from a dead one where pids do not: in containers tha
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import IO
+
+from ..files import lock
 
 _OWNER = "owner"
 
@@ -32,8 +32,7 @@ class Scratch:
         remove_abandoned(prefix, parent)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
-            self._owner: IO[bytes] = (self.path / f"{_OWNER}.new").open("wb")
-            fcntl.flock(self._owner, fcntl.LOCK_EX)
+            self._owner = lock(self.path / f"{_OWNER}.new")
             os.rename(self.path / f"{_OWNER}.new", self.path / _OWNER)  # whoever sees it finds it locked
         except OSError:
             self.remove()
@@ -43,7 +42,7 @@ class Scratch:
         """Remove the folder with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(AttributeError):
-            self._owner.close()
+            self._owner.release()
 
 
 def remove_abandoned(prefix: str, parent: str | None = None) -> None:
@@ -54,7 +53,8 @@ def remove_abandoned(prefix: str, parent: str | None = None) -> None:
         parent: where they are; None is where temporary files go (``TMPDIR``).
     """
     for folder in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError), (folder / _OWNER).open("rb") as owner:
-            if folder.stat().st_uid == os.getuid():
-                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError):
+            if (folder / _OWNER).stat().st_uid == os.getuid():
+                owner = lock(folder / _OWNER)
                 shutil.rmtree(folder, ignore_errors=True)
+                owner.release()

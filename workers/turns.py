@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,7 @@ from typing import Protocol
 from ..measure.processes import descendants
 from ..measure.timing.turns import GO, SAID, Said, TurnOptions, answer, is_enough
 from .outcome import COMPARED, DISTURBED, Lost, Outcome, Turn
+from .process import send_signal
 from .request import CompareRequest, MeasureRequest
 from .scratch import Scratch
 
@@ -139,7 +140,7 @@ class _Side:
         """Stop every process of its tree."""
         stopped: set[int] = set()
         while self._pid is not None and (left := {self._pid, *descendants(self._pid)} - stopped):
-            _send(left, signal.SIGSTOP)  # those that they start meanwhile are found next
+            send_signal(left, signal.SIGSTOP)  # those that they start meanwhile are found next
             stopped |= left
 
     def end(self) -> Outcome | None:
@@ -155,7 +156,7 @@ class _Side:
 
     def _go(self, goes_on: bool) -> None:
         if self._pid is not None:
-            _send({self._pid, *descendants(self._pid)}, signal.SIGCONT)
+            send_signal({self._pid, *descendants(self._pid)}, signal.SIGCONT)
         answer(self._pipes[GO], goes_on)
 
     def _hear(self) -> Said:
@@ -168,9 +169,3 @@ class _Side:
                 self._text += os.read(self._pipes[SAID], 4096).decode()
         line, _, self._text = self._text.partition("\n")
         return Said.read(line)
-
-
-def _send(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)

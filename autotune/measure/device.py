@@ -11,8 +11,10 @@ import torch
 from ..machine import device_name
 from ..techniques import Device
 from .context import driver_version
+from .processes import kib_fields
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMORY = Path("/proc/meminfo")
 
 
 def inspect_device(kind: Literal["cpu", "cuda"]) -> Device:
@@ -33,23 +35,15 @@ def inspect_device(kind: Literal["cpu", "cuda"]) -> Device:
 
 def available_host_bytes() -> int:
     """Host memory that can still be had: the kernel's estimate, or what the container's limit leaves."""
-    available = _meminfo().get("MemAvailable", _host_bytes())
+    available = kib_fields(_MEMORY).get("MemAvailable", _host_bytes())
     limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
     return min(available, max(0, limit - (used or 0))) if limit is not None else available
 
 
 def _host_bytes() -> int:
-    total = _meminfo().get("MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    total = kib_fields(_MEMORY).get("MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _cgroup_bytes("memory.max")
     return min(total, limit) if limit is not None else total
-
-
-def _meminfo() -> dict[str, int]:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return {}
-    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
 
 
 def _cgroup_bytes(name: str) -> int | None:

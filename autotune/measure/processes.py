@@ -1,4 +1,4 @@
-"""Memory and descendants of this process, as the kernel tells them: Linux's ``/proc``, elsewhere ``getrusage``."""
+"""Memory and descendants of processes, as the kernel tells them: Linux's ``/proc``, elsewhere ``getrusage``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def prctl(option: int, value: int) -> bool:
 
 def own_peak_bytes() -> int:
     """The largest resident set of this process so far (VmHWM): anonymous, file and shared pages."""
-    fields = _kib_fields(_STATUS)
+    fields = kib_fields(_STATUS)
     if "VmHWM" in fields:
         return fields["VmHWM"]
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -86,13 +86,13 @@ def own_peak_bytes() -> int:
 
 def own_live_bytes() -> int | None:
     """Resident anonymous and shared memory of this process; None where the kernel does not tell."""
-    fields = _kib_fields(_STATUS)
+    fields = kib_fields(_STATUS)
     return fields["RssAnon"] + fields["RssShmem"] if "RssAnon" in fields else None
 
 
 def private_bytes(pid: int) -> int:
     """Resident bytes that only this process maps; 0 if it has ended, or may not be looked at."""
-    fields = _kib_fields(Path(f"/proc/{pid}/smaps_rollup"))
+    fields = kib_fields(Path(f"/proc/{pid}/smaps_rollup"))
     return fields.get("Private_Clean", 0) + fields.get("Private_Dirty", 0)
 
 
@@ -110,17 +110,24 @@ def children(pid: int) -> Iterator[int]:
     except OSError:
         return
     for thread in threads:
-        try:
-            yield from map(int, (thread / "children").read_text().split())
-        except OSError:
-            continue
+        yield from map(int, read(thread / "children").split())
 
 
-def _kib_fields(path: Path) -> dict[str, int]:
-    """The lines ``Name:  123 kB`` of a file, in bytes; empty where it cannot be read."""
+def read(path: Path) -> str:
+    """A file of ``/proc``; empty where its process has gone, it may not be read, or the system has no such file."""
     try:
-        lines = path.read_text().splitlines()
+        return path.read_text(errors="replace")  # a process may call itself anything
     except OSError:
-        return {}
-    rows = (line.split() for line in lines)
+        return ""
+
+
+def stat_of(pid: int) -> list[str]:
+    """What ``/proc/<pid>/stat`` has behind the name, which may hold blanks and parentheses: the state, the parent, the
+    process group, and so on; empty where there is no such process."""
+    return read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+
+
+def kib_fields(path: Path) -> dict[str, int]:
+    """The lines ``Name:  123 kB`` of a file, in bytes; empty where it cannot be read."""
+    rows = (line.split() for line in read(path).splitlines())
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ..measure.processes import stat_of
+
 _MOST_FILES = 20_000
 _MOST_TOLD = 5
 _OWN = ("__pycache__", ".autotune", ".git")
@@ -63,23 +65,13 @@ def _open_files() -> Iterator[tuple[int, int]]:
 
 def _around() -> Iterator[int]:
     """Process ids above this one, and those of its process group."""
-    pid, group = os.getppid(), os.getpgrp()
+    pid, group = os.getppid(), str(os.getpgrp())
     while pid > 0:
         yield pid
-        pid, _ = _parent_and_group(pid)
-    with suppress(OSError):
-        yield from (
-            int(name) for name in os.listdir("/proc") if name.isdigit() and _parent_and_group(int(name))[1] == group
-        )
-
-
-def _parent_and_group(pid: int) -> tuple[int, int]:
-    """As the kernel tells them; of a process that is gone there are none."""
-    try:
-        _, parent, group, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0, 0
-    return int(parent), int(group)
+        pid = int(*stat_of(pid)[1:2])  # 0 of one that has ended
+    for folder in Path("/proc").glob("[0-9]*"):
+        if stat_of(int(folder.name))[2:3] == [group]:
+            yield int(folder.name)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -10,13 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from filelock import BaseFileLock
 from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..errors import UserError
-from ..files import read_text, write_text
+from ..files import lock, read_text, write_text
 from .problems import Problem
 from .runner import Runner
 from .spec import SearchSpec
@@ -43,7 +43,7 @@ class Service:
     runner: Runner
     shared: tuple[Path, ...]
     """Folders that submits may name paths in."""
-    locks: tuple[IO[bytes], ...]
+    locks: tuple[BaseFileLock, ...]
 
     @property
     def wake(self) -> Callable[[], None]:
@@ -95,8 +95,8 @@ class Service:
         """End what runs, and let go of everything."""
         self.runner.close()
         self.database.close()
-        for lock in self.locks:
-            lock.close()
+        for held in self.locks:
+            held.release()
 
 
 def open_service(
@@ -130,7 +130,7 @@ def open_service(
     return Service(database, Searches(database), tokens, home, on_loopback, places, runner, roots, locks)
 
 
-def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[Database, tuple[IO[bytes], ...]]:
+def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[Database, tuple[BaseFileLock, ...]]:
     """The database, with its schema up to date; and the locks that say that this process uses it.
 
     Args:
@@ -156,19 +156,16 @@ def open_database(state: Path, url: str | None, *, alone: bool = True) -> tuple[
     return database, tuple(locks)
 
 
-def hold(path: Path) -> IO[bytes]:
-    """A lock that lasts as long as the file is open, and this process lives.
+def hold(path: Path) -> BaseFileLock:
+    """Lock a file for this server.
 
     Raises:
-        UserError: another process has it.
+        UserError: another has it.
     """
-    file = path.open("ab")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
+        return lock(path)
+    except TimeoutError:
         raise UserError(f"{path}: another server uses this. Stop it first, or choose another folder.") from None
-    return file
 
 
 def _home(state: Path) -> str:

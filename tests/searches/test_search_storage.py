@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sqlite3
 from collections.abc import Callable
 from functools import cache
@@ -23,6 +24,7 @@ from autotune.searches.store.lock import Lock
 from autotune.searches.store.storage import open_storage, storage_errors
 from autotune.searches.store.url import masked
 from autotune.workers import MeasureRequest, Outcome, TrialRequest
+from autotune.workers.process import fork
 from autotune.workers.table import TableExecutor
 
 SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
@@ -157,6 +159,19 @@ def test_a_lock_whose_file_was_removed_is_taken_again():
     assert len(run_search(every(), executor=executor).measured) == 4
 
 
+def test_what_was_forked_from_a_search_does_not_hold_its_study():
+    STUDY.parent.mkdir()
+    lock, pid = Lock(STUDY), fork()
+    if pid == 0:
+        signal.pause()
+    try:
+        lock.close()
+        Lock(STUDY).close()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 # What was stored
 
 
@@ -251,6 +266,7 @@ def test_a_row_of_another_version_ends_a_resume_and_is_left_as_it_is(
         "sqlite:///~/x.db",
         "sqlite:///folder",
         "sqlite:///space.yaml/x.db",
+        "sqlite:///no/such/x.db",
         f"sqlite:///{'x' * 5000}",
         "sqlite:////dev/zero",
     ],
@@ -304,8 +320,8 @@ def test_a_url_without_a_password_is_printed_as_it_is(url: str):
     ("url", "words"),
     [
         ("postgresql+pg8000://u:p@h/n", "pg8000"),
-        ("mysql://u:p@h/n", "mysqlclient"),
-        ("mysql+pymysql://h/n", "PyMySQL"),
+        ("mysql://u:p@h/n", "MySQLdb"),
+        ("mysql+pymysql://h/n", "pymysql"),
     ],
 )
 def test_the_driver_that_is_missing_is_the_one_that_is_named(url: str, words: str):

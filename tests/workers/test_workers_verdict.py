@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -114,6 +116,19 @@ def test_a_process_with_another_start_time_is_a_stranger():
     assert is_alive(me)
     assert not is_alive(stranger)
     end([stranger])  # were it not a stranger, this test would not go on
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's prctl")
+def test_a_process_whose_name_is_no_text_is_told_apart_too():
+    """As one that a task has started may be."""
+    program = (
+        "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xff) Z', 0, 0, 0); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert is_alive(identify(process.pid))
+        process.communicate()
+    assert identify(process.pid) is None
 
 
 def test_the_requests_variables_come_last_and_rays_not_at_all():

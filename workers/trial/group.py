@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -18,7 +17,7 @@ from ...measure.processes import end_with
 from ...ranks import Ranks, this_rank
 from ...techniques.support.facts import num_processors
 from ..outcome import Crashed, Measured, Outcome
-from ..process import fork
+from ..process import fork, send_signal
 from ..request import MeasureRequest, TrialRequest
 from .folder import TrialFolder
 
@@ -83,7 +82,7 @@ def run_group(
 
     running = {_start(Ranks(rank, size), begin): rank for rank in range(size)}
     first = min(running, key=lambda pid: running[pid])
-    signal.signal(signal.SIGUSR1, lambda *_: _send(first, signal.SIGUSR1))  # its stack is the trial's
+    signal.signal(signal.SIGUSR1, lambda *_: send_signal([first], signal.SIGUSR1))  # its stack is the trial's
     ended = _wait(running, folder)
     found = {rank: folder.of_rank(rank).read_outcome() for rank in ended}
     if len(found) == size and all(isinstance(one, Measured) for one in found.values()):
@@ -127,19 +126,13 @@ def _wait(running: dict[int, int], folder: TrialFolder) -> dict[int, int]:
             if until_s is None and not isinstance(folder.of_rank(rank).read_outcome(), Measured):
                 until_s = time.monotonic() + _GRACE_S
         elif until_s is not None and time.monotonic() > until_s:
-            for pid in running:
-                _send(pid, signal.SIGKILL)
+            send_signal(running)
             for pid in running:
                 os.waitpid(pid, 0)
             break
         elif pid == 0:
             time.sleep(0.01)
     return ended
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _end_like(status: int, rank: int) -> NoReturn:

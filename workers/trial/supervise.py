@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...measure.processes import descendants
-from ..process import charged_bytes, is_stopped, num_oom_kills, resident_bytes
+from ..process import charged_bytes, is_stopped, num_oom_kills, resident_bytes, send_signal
 from .spawn import Child
 
 _KEPT_BYTES = 32 * 1024
@@ -123,9 +123,7 @@ def end_descendants() -> None:
     """End every descendant of this process, and of a subreaper also those whose parents are gone."""
     until_s = time.monotonic() + _PATIENCE_S
     while _reap() and time.monotonic() < until_s:
-        for pid in list(descendants(os.getpid())):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        send_signal([*descendants()])
         time.sleep(0.001)
 
 

@@ -12,7 +12,7 @@ from time import perf_counter, process_time
 from typing import NamedTuple
 
 from ...ranks import world_size
-from ..processes import descendants
+from ..processes import descendants, read, stat_of
 from .speed import Window
 
 _USUAL = 0.75
@@ -173,13 +173,13 @@ def _look() -> _Look:
 def _busy_ticks() -> int:
     """user, nice, system, irq, softirq and steal. Source: https://docs.kernel.org/filesystems/proc.html"""
     mine = {f"cpu{number}" for number in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
-    rows = (line.split() for line in _read(Path("/proc/stat")).splitlines())
+    rows = (line.split() for line in read(Path("/proc/stat")).splitlines())
     return sum(sum(int(row[at]) for at in (1, 2, 3, 6, 7, 8)) for row in rows if row and row[0] in mine)
 
 
 def _ticks(pid: int) -> int:
     """User and system time of one process."""
-    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    fields = stat_of(pid)
     return int(fields[11]) + int(fields[12]) if fields else 0
 
 
@@ -187,13 +187,5 @@ def _waited_s() -> float:
     """What this process's threads have spent ready, without a processor: the second figure of each one's ``schedstat``,
     nanoseconds. Source: https://docs.kernel.org/scheduler/sched-stats.html"""
     threads = Path("/proc/self/task")
-    found = (_read(thread / "schedstat").split() for thread in (threads.iterdir() if threads.is_dir() else ()))
+    found = (read(thread / "schedstat").split() for thread in (threads.iterdir() if threads.is_dir() else ()))
     return sum(int(row[1]) for row in found if len(row) > 1) / 1e9
-
-
-def _read(path: Path) -> str:
-    """Its text; empty where its process has gone, or the system has no such file."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -11,6 +11,7 @@ from pathlib import Path
 import optuna
 
 from ...errors import StudyError
+from .connections import connect
 from .lock import Lock
 from .storage import check_file, open_storage, storage_errors
 from .url import at, sqlite_path
@@ -115,9 +116,8 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._connection = sqlite3.connect(path)
+        self._connection = connect(path)
         self._found = os.stat(path)
-        self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("SELECT name FROM sqlite_master").fetchone()  # opens all files, while they have names
         logs = (path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))
         self._logs = {log: os.stat(log) for log in logs if log.exists()}
@@ -143,7 +143,7 @@ class _File:
         kept = self.path.with_name(f"{self.path.stem}-kept-{os.getpid()}{self.path.suffix}")
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(kept)) as copy:
+            with closing(connect(kept)) as copy:
                 self._connection.backup(copy)
         except (OSError, sqlite3.Error) as reason:
             with suppress(OSError):

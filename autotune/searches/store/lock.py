@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING
 
 from ...errors import StudyError
+from ...files import lock
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 
 class Lock:
@@ -22,7 +25,8 @@ class Lock:
         Raises:
             StudyError: another driver holds it, or it cannot be written (a full disk).
         """
-        self._file: IO[str] | None = None
+        self._lock: BaseFileLock | None = None
+        self._found: os.stat_result
         self._path = None if path is None else Path(os.path.abspath(path))  # the working folder may be removed
         self._made = False
         self.hold()
@@ -39,43 +43,45 @@ class Lock:
 
     def close(self) -> None:
         """Release the lock."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def discard(self) -> None:
         """Release the lock and remove its file, if it was not there before: there is no study to protect."""
-        if self._file is not None and self._made:
-            os.unlink(self._file.name)
+        if self._lock is not None and self._made:
+            os.unlink(self._lock.lock_file)
         self.close()
 
     def _is_found(self) -> bool:
         try:
-            return self._file is not None and os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._file.name))
+            return self._lock is not None and os.path.samestat(self._found, os.stat(self._lock.lock_file))
         except OSError:
             return False
 
     def _take(self, path: Path) -> None:
-        unwritable = f"{path}: cannot be written: {{}}. Choose another with --storage."
         try:
-            name = f"{path.resolve()}.lock"
-            self._made = not os.path.lexists(name)
-            self._file = file = open(name, "a+", encoding="utf-8")  # noqa: SIM115 - until closed
-        except (OSError, RuntimeError) as reason:  # a loop of links is the latter
-            raise StudyError(unwritable.format(getattr(reason, "strerror", None) or reason)) from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            self.close()
+            file = Path(f"{path.resolve()}.lock")
+            self._made = not os.path.lexists(file)
+            self._lock = lock(file, self._sign)
+        except TimeoutError:
             raise StudyError(
-                f"{path}: another search is using this study (process {holder}). "
+                f"{path}: another search is using this study (process {_text(file) or 'unknown'}). "
                 "Wait for it to end, or choose another file with --storage."
             ) from None
-        try:
-            file.truncate(0)
-            os.write(file.fileno(), str(os.getpid()).encode())  # unbuffered: closing must not try again
-        except OSError as reason:
-            self.close()
-            raise StudyError(unwritable.format(reason.strerror)) from None
+        except (OSError, RuntimeError) as reason:  # a loop of links is the latter
+            said = getattr(reason, "strerror", None) or reason
+            raise StudyError(f"{path}: cannot be written: {said}. Choose another with --storage.") from None
+
+    def _sign(self, handle: int) -> None:
+        """Write into the file who holds it."""
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+        self._found = os.fstat(handle)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

@@ -22,13 +22,14 @@ from ...errors import StudyError
 from ...techniques import Settings
 from ...workers import Measured, Outcome, OutOfMemory
 from ...workers.outcome import OUTCOME
+from .connections import set_up
 from .storage import check_file, opening, storage_errors
 from .tried import trimmed
 from .url import masked, sqlite_path
 
 TRIAL = "trial"
 """How a search's own trials are run; a finalist's round has its number."""
-_PATIENCE_S = 30
+_PATIENCE_MS = 30_000
 """How long another batch may hold SQLite's lock."""
 
 _KEY = ("task", "device", "torch", "autotune")
@@ -88,9 +89,10 @@ class Results:
         path = sqlite_path(url)
         if path is not None:
             check_file(path)
-        wait = {"timeout": _PATIENCE_S} if path is not None else {}
         with opening(url):
-            self._engine = sql.create_engine(url, poolclass=NullPool, connect_args=wait)
+            self._engine = sql.create_engine(url, poolclass=NullPool)
+            if path is not None:
+                set_up(self._engine, busy_timeout=_PATIENCE_MS)
             _TABLE.create(self._engine, checkfirst=True)
 
     def series(self, key: Key) -> int:

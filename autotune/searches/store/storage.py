@@ -10,25 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import optuna
-import sqlalchemy.event
 import sqlalchemy.exc
 from optuna.storages import RDBStorage
 
 from ...errors import StudyError
 from ...files import FOLDER
+from .connections import examine, set_up
 from .url import hidden, masked, sqlite_path
-
-_DRIVERS = {
-    "psycopg2": "pip install psycopg2-binary",
-    "psycopg": "pip install 'psycopg[binary]'",
-    "MySQLdb": "pip install mysqlclient, or pip install PyMySQL and write mysql+pymysql://",
-    "pymysql": "pip install PyMySQL",
-    "mysql": "pip install mysql-connector-python",
-    "mariadb": "pip install mariadb",
-    "pyodbc": "pip install pyodbc",
-    "oracledb": "pip install oracledb",
-}
-"""How to install the database driver, by the module that is missing."""
 
 
 def default_storage(stem: str) -> str:
@@ -70,7 +58,7 @@ def open_storage(url: str, writes: bool = True) -> RDBStorage:
         with opening(url):
             storage = RDBStorage(url)
             if path is not None and writes:
-                _write_ahead(storage)
+                set_up(storage.engine)
             return storage
     except RuntimeError as reason:
         raise StudyError(
@@ -92,9 +80,9 @@ def opening(url: str) -> Iterator[None]:
         ) from None
     except ImportError as reason:
         missing = getattr(reason.__cause__ or reason, "name", None)
-        driver = _DRIVERS.get(missing or "", "the one that SQLAlchemy's documentation names for it")
         raise StudyError(
-            f"--storage {masked(url)}: its database driver is not installed. Install it: {driver}."
+            f"--storage {masked(url)}: its database driver, the module {missing}, is not installed. Install it with "
+            "pip: SQLAlchemy's documentation names the package (psycopg[binary] for postgresql+psycopg://)."
         ) from None
 
 
@@ -113,22 +101,6 @@ def read_storage(url: str) -> Iterator[RDBStorage]:
     finally:
         storage.remove_session()
         storage.engine.dispose()
-
-
-def _write_ahead(storage: RDBStorage) -> None:
-    """Commit without waiting for the disk: a trial takes some twenty commits, which cost 0.2 s where each waits.
-
-    A killed process loses nothing by it, and a power cut at most the last commits.
-
-    Source: https://www.sqlite.org/wal.html
-    """
-
-    def configure(connection: sqlite3.Connection, record: object) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-
-    sqlalchemy.event.listen(storage.engine, "connect", configure)
-    storage.engine.dispose()  # so that the connections that are open already are configured too
 
 
 @contextmanager
@@ -182,10 +154,7 @@ def _check_sqlite(path: Path) -> None:
     if not path.exists() or path.stat().st_size == 0:
         return
     try:
-        with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=1.0, uri=True) as database:
-            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            intact = database.execute("PRAGMA quick_check(1)").fetchone()[0]
-        database.close()
+        tables, intact = examine(path)
     except sqlite3.Error as reason:
         raise StudyError(f"{path}: not a readable study: {reason}. {_remedy(str(reason))}") from None
     if intact != "ok":

@@ -19,11 +19,12 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
 from ...errors import UserError
+from ...searches.store.connections import set_up
 from ...searches.store.url import hidden
 
 _MIGRATION_LOCK = 0x6175746F
 """Number of the PostgreSQL advisory lock under which one server migrates at a time."""
-_BUSY_S = 30
+_BUSY_MS = 30_000
 _CACHE_KIB = 256
 """Of each connection with SQLite: the system caches the file for all."""
 _MOST_CONNECTIONS = 64
@@ -78,7 +79,8 @@ class Database:
             )
         self._writer = threading.Lock() if self.is_sqlite else None
         if self.is_sqlite:
-            event.listen(self.engine, "connect", _configure)
+            set_up(self.engine, foreign_keys="ON", busy_timeout=_BUSY_MS, cache_size=-_CACHE_KIB)
+            event.listen(self.engine, "connect", _leave_transactions)
             event.listen(self.engine, "begin", _begin)
 
     @property
@@ -154,17 +156,8 @@ def words_of(reason: Exception) -> str:
     return type(reason).__name__ if said is None else str(said).strip().partition("\n")[0][:300]
 
 
-def _configure(connection: Any, record: object) -> None:
-    connection.isolation_level = None  # transactions are begun by _begin
-    caching = f"cache_size = -{_CACHE_KIB}"
-    for pragma in (
-        "journal_mode = WAL",
-        "synchronous = NORMAL",
-        "foreign_keys = ON",
-        f"busy_timeout = {_BUSY_S}000",
-        caching,
-    ):
-        connection.execute(f"PRAGMA {pragma}")
+def _leave_transactions(connection: sqlite3.Connection, record: object) -> None:
+    connection.isolation_level = None  # they are begun by _begin
 
 
 def _begin(connection: Connection) -> None:
