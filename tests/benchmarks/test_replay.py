@@ -19,14 +19,13 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.workers.table import TableExecutor
-from benchmarks.ablation import VARIANTS
 from benchmarks.replay.competitors import COMPETITORS
 from benchmarks.replay.play import play
 from benchmarks.replay.problem import Problem, Space
 from benchmarks.replay.record import _Recorder
 from benchmarks.replay.report import BARS, needed, regret, summary
 from benchmarks.replay.table import BUDGETS, Table, Truth, load_table
-from benchmarks.rows import HERE, load_rows
+from benchmarks.rows import HERE
 
 SMALL = World(batches=(2, 8, 32), num_repeats=3)
 
@@ -269,8 +268,3 @@ def test_synthetic_effects_are_those_of_the_facts():
     assert speeds["bf16", "contiguous"] > speeds["default", "contiguous"] > speeds["default", "channels_last"]
     assert max(speeds, key=speeds.get) == ("bf16", "channels_last")
     assert min(row["peak_bytes"][0] for row in rows(World(), 3)) > 300 * MIB
-
-
-def test_every_variant_of_the_ablation_has_rows_that_were_kept():
-    """And those of what is gone."""
-    assert {row["competitor"] for row in load_rows("ablation", "cpu")} == {*VARIANTS, "sampled hyperparameters"}
