@@ -138,32 +138,6 @@ def test_the_raw_space_holds_each_configuration_once(table: Table):
     assert len(set(space.by_params.values())) == len(space.by_params) == len(table.entries)
 
 
-def test_stages_are_in_the_order_of_the_blocks_that_they_recompute(tmp_path: Path):
-    """Of four blocks: none, one, two, three, all."""
-    stages = [{}, {"kind": "chosen", "blocks": [2]}, {"kind": "blocks", "every": 2}]
-    stages += [{"kind": "chosen", "blocks": [0, 1, 3]}, {"kind": "blocks"}]
-    figures = {"samples_per_s": [1.0], "peak_bytes": [100]}
-    lines = [json.dumps({"settings": {"batch": {"micro": 1}, "checkpointing": stage}, **figures}) for stage in stages]
-    path = tmp_path / "stages.jsonl"
-    path.write_text("\n".join(reversed(lines)))
-    table = load_table(path)
-    played = []
-
-    def watched(problem: Problem, seed: int):
-        searching = COMPETITORS["DeepSpeed-like"](problem, seed)
-        result = None
-        while True:
-            try:
-                played.append(searching.send(result))
-            except StopIteration:
-                return None
-            result = yield played[-1]
-
-    play(table, "loose", watched, 0, 10)
-    found = [settings.checkpointing.model_dump(mode="json", exclude_defaults=True) for settings in played]
-    assert found == stages
-
-
 def test_a_space_that_leaves_blocks_open_is_not_recorded(tmp_path: Path):
     space = tmp_path / "space.yaml"
     space.write_text("schema: autotune/space@1\ncheckpointing: [{kind: none}, {kind: chosen}]\n")
