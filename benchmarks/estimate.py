@@ -1,8 +1,9 @@
 """How well the peak is known without running: predicted against measured tensor bytes of a steady optimizer step.
 
 Measured is what is there when the step begins (parameters, buffers, optimizer state, batch) and the largest running sum
-of torch's memory events in it, which includes what kernels take for themselves. The estimator was developed on the
-first models; faults that those held out have shown were mended, and then those that each round of unseen ones showed.
+of torch's memory events in it, which includes what kernels take for themselves; with `--kept`, what kept rows say. The
+estimator was developed on the first models; faults that those held out have shown were mended, and then those that each
+round of unseen ones showed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import functools
 import gc
 import itertools
+import json
 import math
 import statistics
 import time
@@ -35,7 +37,7 @@ from autotune.techniques.precision import Precision
 from autotune.training.training import Training
 
 from .layer_models import MODELS, loss_of
-from .rows import EXAMPLES, save_rows
+from .rows import EXAMPLES, load_rows, save_rows
 from .steps import dynamic_peak_bytes
 from .unseen import IMAGES, ROUNDS
 
@@ -57,6 +59,9 @@ def main() -> None:
     parser.add_argument(
         "--time-only", action="store_true", help="the time that each memory model takes; nothing is measured"
     )
+    parser.add_argument(
+        "--kept", action="store_true", help="against the peaks of the newest kept rows: none is measured"
+    )
     parser.add_argument("--batch", type=int, action="append", help="micro-batches; default: 6 and 20")
     arguments = parser.parse_args()
     rows: list[Row] = []
@@ -64,8 +69,9 @@ def main() -> None:
         rows = list(itertools.chain.from_iterable(map(_time_models, arguments.model or ["gpt2"])))
         print(save_rows("memory-model-time", "cpu", rows))
         return
+    kept = {_case(row): row["measured_bytes"] for row in load_rows("estimate", "cpu")} if arguments.kept else None
     for name in arguments.model or (*DEVELOPED_ON, *HELD_OUT, *_UNSEEN):
-        for row in _rows(name, arguments.batch or [6, 20], arguments.probed):
+        for row in _rows(name, arguments.batch or [6, 20], arguments.probed, kept):
             print(_line(row), flush=True)
             rows.append(row)
     for known in ("developed on", "held out", *(f"unseen, {one}" for one in ROUNDS)):
@@ -75,16 +81,19 @@ def main() -> None:
     print(save_rows("estimate", "cpu", rows))
 
 
-def _rows(name: str, batches: list[int], is_probed: bool) -> Iterator[Row]:
+def _case(row: Row) -> str:
+    return json.dumps([row["model"], row["settings"]], sort_keys=True)
+
+
+def _rows(name: str, batches: list[int], is_probed: bool, kept: dict[str, int] | None) -> Iterator[Row]:
     task = _task(name)
     for settings in _combinations(name):
         began_s = time.perf_counter()
         memory_model = _by_peaks(_plan(settings), task) if is_probed else _model_of(_plan(settings), task)
         trace_s = time.perf_counter() - began_s
         for batch in batches:
-            yield _row(name, task, settings.model_copy(update={"batch": Batch(micro=batch)}), memory_model) | {
-                "trace_s": trace_s
-            }
+            row = _row(name, task, settings.model_copy(update={"batch": Batch(micro=batch)}), memory_model, kept)
+            yield row | {"trace_s": trace_s}
 
 
 def _time_models(name: str) -> Iterator[Row]:
@@ -119,14 +128,21 @@ def _by_peaks(plan: Plan, task: Task) -> ProbedModel:
     return ProbedModel(PROBES, (first, second, third))
 
 
-def _row(name: str, task: Task, settings: Settings, memory_model: MemoryModel | ProbedModel) -> Row:
+def _row(
+    name: str,
+    task: Task,
+    settings: Settings,
+    memory_model: MemoryModel | ProbedModel,
+    kept: dict[str, int] | None,
+) -> Row:
     assert settings.batch is not None, "set by the caller"
     batch = settings.batch.micro
-    predicted, measured = memory_model.interval(batch), _measure(apply(_plan(settings), task), batch)
+    case = {"model": name, "settings": settings.model_dump(mode="json", exclude_defaults=True)}
+    measured = _measure(apply(_plan(settings), task), batch) if kept is None else kept[_case(case)]
+    predicted = memory_model.interval(batch)
     return {
-        "model": name,
+        **case,
         "known": _known(name),
-        "settings": settings.model_dump(mode="json", exclude_defaults=True),
         "predicted_bytes": predicted.value,
         "high_bytes": predicted.high,
         "measured_bytes": measured,

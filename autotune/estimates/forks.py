@@ -16,7 +16,6 @@ import torch
 
 from ..measure.processes import end_with
 from ..techniques.support.facts import num_processors
-from .workspace.kernel import reckon_with
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,7 +44,7 @@ def in_forks(
         return
     from concurrent.futures.process import ProcessPoolExecutor  # not to be in the memory of what is measured
 
-    begin = (lambda number: function(arguments[number]), getpid(), torch.get_num_threads())
+    begin = (lambda number: function(arguments[number]), getpid())
     pool = ProcessPoolExecutor(num_forks, get_context("fork"), _begin, begin)
     futures: list[Future[R]] = []
     try:
@@ -60,14 +59,13 @@ def in_forks(
         pool.shutdown(wait=all(future.done() for future in futures), cancel_futures=True)
 
 
-def _begin(asked: Callable[[int], Any], parent: int, num_threads: int) -> None:
+def _begin(asked: Callable[[int], Any], parent: int) -> None:
     """Make kernels in a fork compute in one thread: it has none of its parent's threads, and would wait for them.
 
     Source: https://gcc.gnu.org/bugzilla/show_bug.cgi?id=58378
     """
     global _asked
     end_with(parent)
-    reckon_with(num_threads)
     torch.set_num_threads(1)
     _asked = asked
 

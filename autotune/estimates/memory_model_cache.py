@@ -30,7 +30,6 @@ from .memory_model import MemoryModel, fit_memory_model
 from .memory_model_file import StoredModel, load_memory_model, packed
 from .tracing.fake_ops import Target
 from .tracing.fake_step import TracedStep, Untraceable, largest_sample
-from .workspace.kernel import num_threads
 
 _WITHOUT_TRACE: tuple[Effect, ...] = ("samples", "process", "loader")
 """Effects of techniques that no trace depends on."""
@@ -44,7 +43,7 @@ class MemoryModelCache:
 
     There is one file for each combination. It is written anew where anything has changed that a trace depends on: the
     content of any source file of the user's or of this package, what is installed, the model, its samples' shapes, the
-    number of threads, the processor.
+    processor.
     """
 
     def __init__(self, task: Task, largest_of: int | None, target: Target) -> None:
@@ -86,7 +85,9 @@ class MemoryModelCache:
             memory_model = StoredModel(found.batches, {**steps, **seen}, dict(_sources()))
             self._save(path, memory_model)
         kept = memory_model
-        restored = _restored(kept, lambda batch: traced().trace_step(batch), lambda: self._save(path, kept))
+        restored = _restored(
+            kept, lambda batch: traced().trace_step(batch), lambda: self._save(path, kept), self._target
+        )
         if few is not None and not kept.batches:
             restored.trace_step(few)  # raises where nothing can be traced
         return restored
@@ -98,7 +99,7 @@ class MemoryModelCache:
 
     def _save(self, path: Path, memory_model: StoredModel) -> None:
         """Write the file, where that is possible: a memory model that is not kept is traced again."""
-        with suppress(TypeError, OSError, UserError):
+        with suppress(OSError, UserError):
             content = packed(self._key, memory_model)
             with replacing(path, UserError) as temporary:
                 temporary.write_bytes(content)
@@ -117,7 +118,7 @@ class MemoryModelCache:
             sample = largest_sample(self._task.build_dataset(), self._largest_of)
         named = chain(model.named_parameters(), model.named_buffers())
         said = [
-            [torch.backends.cpu.get_cpu_capability(), num_threads()],
+            torch.backends.cpu.get_cpu_capability(),
             re.sub(r" at 0x[0-9a-f]+", "", repr(model)),
             [[name, str(one.dtype), [*one.shape], one.requires_grad] for name, one in named],
             [[str(one.dtype), [*one.shape]] for one in tensors_in(sample)],
@@ -129,7 +130,7 @@ class MemoryModelCache:
 
 
 def _restored(
-    memory_model: StoredModel, trace_step: Callable[[int], TracedStep], save: Callable[[], None]
+    memory_model: StoredModel, trace_step: Callable[[int], TracedStep], save: Callable[[], None], target: Target
 ) -> MemoryModel:
     """A memory model whose steps at other batches are kept too."""
 
@@ -148,7 +149,7 @@ def _restored(
             raise Untraceable(found)
         return found
 
-    return MemoryModel(tuple(map(step, memory_model.batches)), step, memory_model.batches)
+    return MemoryModel(tuple(map(step, memory_model.batches)), step, memory_model.batches, target)
 
 
 def _sources() -> Iterator[tuple[str, str]]:

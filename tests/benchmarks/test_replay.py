@@ -19,14 +19,13 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.workers.table import TableExecutor
-from benchmarks.ablation import VARIANTS
 from benchmarks.replay.competitors import COMPETITORS
 from benchmarks.replay.play import play
 from benchmarks.replay.problem import Problem, Space
 from benchmarks.replay.record import _Recorder
 from benchmarks.replay.report import BARS, needed, regret, summary
 from benchmarks.replay.table import BUDGETS, Table, Truth, load_table
-from benchmarks.rows import HERE, load_rows
+from benchmarks.rows import HERE
 
 SMALL = World(batches=(2, 8, 32), num_repeats=3)
 
@@ -139,32 +138,6 @@ def test_the_raw_space_holds_each_configuration_once(table: Table):
     assert len(set(space.by_params.values())) == len(space.by_params) == len(table.entries)
 
 
-def test_stages_are_in_the_order_of_the_blocks_that_they_recompute(tmp_path: Path):
-    """Of four blocks: none, one, two, three, all."""
-    stages = [{}, {"kind": "chosen", "blocks": [2]}, {"kind": "blocks", "every": 2}]
-    stages += [{"kind": "chosen", "blocks": [0, 1, 3]}, {"kind": "blocks"}]
-    figures = {"samples_per_s": [1.0], "peak_bytes": [100]}
-    lines = [json.dumps({"settings": {"batch": {"micro": 1}, "checkpointing": stage}, **figures}) for stage in stages]
-    path = tmp_path / "stages.jsonl"
-    path.write_text("\n".join(reversed(lines)))
-    table = load_table(path)
-    played = []
-
-    def watched(problem: Problem, seed: int):
-        searching = COMPETITORS["DeepSpeed-like"](problem, seed)
-        result = None
-        while True:
-            try:
-                played.append(searching.send(result))
-            except StopIteration:
-                return None
-            result = yield played[-1]
-
-    play(table, "loose", watched, 0, 10)
-    found = [settings.checkpointing.model_dump(mode="json", exclude_defaults=True) for settings in played]
-    assert found == stages
-
-
 def test_a_space_that_leaves_blocks_open_is_not_recorded(tmp_path: Path):
     space = tmp_path / "space.yaml"
     space.write_text("schema: autotune/space@1\ncheckpointing: [{kind: none}, {kind: chosen}]\n")
@@ -269,8 +242,3 @@ def test_synthetic_effects_are_those_of_the_facts():
     assert speeds["bf16", "contiguous"] > speeds["default", "contiguous"] > speeds["default", "channels_last"]
     assert max(speeds, key=speeds.get) == ("bf16", "channels_last")
     assert min(row["peak_bytes"][0] for row in rows(World(), 3)) > 300 * MIB
-
-
-def test_every_variant_of_the_ablation_has_rows_that_were_kept():
-    """And those of what is gone."""
-    assert {row["competitor"] for row in load_rows("ablation", "cpu")} == {*VARIANTS, "sampled hyperparameters"}

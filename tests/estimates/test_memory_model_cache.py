@@ -155,13 +155,6 @@ def test_other_weights_are_traced_again(task_file: Path, traced: list[Any]):
     assert len(traced) == 2
 
 
-def test_another_number_of_threads_is_traced_again(task_file: Path, traced: list[Any], monkeypatch: pytest.MonkeyPatch):
-    memory_model(task_file)
-    monkeypatch.setattr("autotune.estimates.workspace.kernel._num_threads", 64)
-    memory_model(task_file)
-    assert len(traced) == 2
-
-
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from benchmarks.process import INTENDED, differences, job_facts, trial_facts
+from process_facts import INTENDED, differences, job_facts, trial_facts
 
 _PYTESTS = {"$PYTEST_CURRENT_TEST", "$COLUMNS", "$LINES", "$_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}
 """What pytest sets from one moment to the next, and torch where another test has compiled a model."""

@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ...measure.profiling.tracer import Sees
-from ..workspace.recurrent import RECURRENT_LAYER, workspace_bytes
 from .grad_accumulation import ADD, Accumulation
 from .known_values import dispatch, known_values
 from .meta_fixes import correction_of
+from .recurrent import RECURRENT_LAYER, workspace_bytes
 
 Target = Literal["cpu", "cuda"]
 """The device that is planned for."""

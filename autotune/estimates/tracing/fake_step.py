@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,7 @@ from ...training.apply_pieces import apply_to_optimizer
 from ...training.apply_plan import apply, build_loader
 from ...training.skip_init import skip_init
 from ...training.training import Training
-from ..workspace.cpu_kernels import kernel_of
-from ..workspace.kernel import Kernel
+from ..workspace import workspace_bytes
 from .fake_ops import SteadyScaler, Target, answers, choose_as_on_cuda
 from .work import Work, WorkCounter
 
@@ -49,8 +49,6 @@ class TracedStep:
 
     trace: Trace
     """Its allocations, kernels' workspace among them."""
-    kernels: tuple[Kernel, ...]
-    """The kernels with a workspace, in order."""
     work: Mapping[tuple[str, Phase], Work]
     """Work by module and phase."""
 
@@ -117,8 +115,8 @@ class FakeTraining:
             if self._given is None:
                 self._given = self._give_state(training, batch)
             while True:
-                scratch = _Scratch(self._target)
                 work = WorkCounter()
+                scratch = partial(workspace_bytes, self._target)
                 model, optimizer, device = training.model, training.optimizer, training.device
                 tracer = _Tracer(model, optimizer, device, True, scratch, work, self._shows())
                 tracer.num_expected, tracer.given, tracer.reached = num_forward, self._given, self._reached
@@ -128,7 +126,7 @@ class FakeTraining:
                 for parameter in tracer.idle:  # no step gives it a gradient: the optimizer knows nothing of it
                     self._given.remove(parameter)
                     del self._optimizer.state[parameter]
-        return TracedStep(tracer.trace(), tuple(scratch.kernels), work.by_place)
+        return TracedStep(tracer.trace(), work.by_place)
 
     def _give_state(self, training: Training, batch: Any) -> set[Tensor]:
         """Give the optimizer the state that it has after its first step, as if everything that trains got a gradient,
@@ -218,21 +216,6 @@ class _Tracer(Tracer):
             self.idle = [parameter for parameter in self.given if id(parameter) not in self.reached]
         with super().phase(phase, loss):
             yield
-
-
-class _Scratch:
-    """Gives each kernel's workspace in bytes, and remembers the kernels."""
-
-    def __init__(self, target: Target) -> None:
-        self._target: Target = target
-        self.kernels: list[Kernel] = []
-
-    def __call__(self, func: Any, args: Any, kwargs: Any, results: Any) -> int | None:
-        kernel = kernel_of(self._target, func, args, kwargs, results)
-        if kernel is None:
-            return None
-        self.kernels.append(kernel)
-        return kernel.num_bytes()
 
 
 def _reached_by(optimizer: torch.optim.Optimizer) -> set[int]:

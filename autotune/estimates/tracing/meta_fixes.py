@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..workspace.kernel import HALVES
-
 _aten = torch.ops.aten
+_HALVES = (torch.bfloat16, torch.float16)
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -48,7 +47,7 @@ def _norm(results: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Mean and deviation of half-precision inputs are of the weights' type."""
     y, *statistics = results
     weight = next((one for one in args if isinstance(one, Tensor)), x)
-    if x.dtype not in HALVES or statistics[0].dtype == weight.dtype:
+    if x.dtype not in _HALVES or statistics[0].dtype == weight.dtype:
         return results
     return (y, *(torch.empty(one.shape, dtype=weight.dtype, device=one.device) for one in statistics))
 

@@ -12,26 +12,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .kernel import Like
+from .layouts import is_channels_last, is_dense
 
 _COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 """Types that tensor cores multiply; fp32 as tf32, which torch allows for convolutions by default."""
 
 
 def cudnn_convolution(
-    y: Like, x: Like, weight: Like, bias: Any, stride: list[int], padding: list[int], dilation: list[int],
+    y: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, output_padding: list[int], groups: int,
 ) -> int:  # fmt: skip
     """Copies of input, weight and result, where these are not channels_last."""
     if _is_torchs_own(weight, transposed, groups):
         return 0
-    is_last = x.is_channels_last() or weight.is_channels_last()
+    is_last = is_channels_last(x) or is_channels_last(weight)
     return _copied_bytes(x, weight) + (0 if is_last else _copied_bytes(y))
 
 
 def cudnn_convolution_backward(
-    results: Any, grad: Like, x: Like, weight: Like, bias_sizes: Any, stride: list[int], padding: list[int],
+    results: Any, grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, stride: list[int], padding: list[int],
     dilation: list[int], transposed: bool, output_padding: list[int], groups: int, wanted: list[bool],
 ) -> int:  # fmt: skip
     """Copies of the gradient, the input and the weight: two, and what has the third's shape. The input's gradient is
@@ -41,10 +42,10 @@ def cudnn_convolution_backward(
     return _copied_bytes(grad, x, weight)
 
 
-def _is_torchs_own(weight: Like, transposed: bool, groups: int) -> bool:
+def _is_torchs_own(weight: Tensor, transposed: bool, groups: int) -> bool:
     """Whether it is depthwise: torch computes those itself, without a workspace."""
-    return groups > 1 and weight.size[1] == 1 and not transposed
+    return groups > 1 and weight.size(1) == 1 and not transposed
 
 
-def _copied_bytes(*operands: Like) -> int:
-    return sum(one.num_bytes for one in operands if one.dtype in _COMPUTED and not one.is_dense(channels_last=True))
+def _copied_bytes(*operands: Tensor) -> int:
+    return sum(one.nbytes for one in operands if one.dtype in _COMPUTED and not is_dense(one, channels_last=True))

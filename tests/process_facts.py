@@ -1,8 +1,4 @@
-"""Is a trial's process that of a job? `python -m benchmarks.process` compares them, fact by fact.
-
-The job is `python process_job.py`; the same file is measured as a task: forked and in a fresh interpreter, by the local
-executor and through Ray. What differs is listed, with the reason where it is meant to.
-"""
+"""What kind of process a job and a trial are: ``process_job.py`` as a job, and the same file measured as a task."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +16,6 @@ from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.workers import Executor, Measured, MeasureRequest
 from autotune.workers.trial.environment import own_thread_variables
-
-__all__ = ["INTENDED", "differences", "job_facts", "trial_facts"]
 
 INTENDED: Mapping[str, str] = {
     "oom_score_adj": "the trial is the first to go where memory runs out",
@@ -80,32 +73,3 @@ def differences(job: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[str, t
     """Facts that are not the same, or not there: the job's and the trial's."""
     names = sorted({*job, *trial})
     return {name: (job.get(name), trial.get(name)) for name in names if job.get(name) != trial.get(name)}
-
-
-def main() -> None:
-    """Print the comparison."""
-    from autotune.workers.cluster import RayExecutor
-    from autotune.workers.local import LocalExecutor
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        job = job_facts(folder)
-        trials = {}
-        for where, executor_class in (("local", LocalExecutor), ("ray", RayExecutor)):
-            with executor_class() as executor:
-                for how, fresh in (("forked", False), ("fresh", True)):
-                    trials[f"{where}, {how}"] = trial_facts(executor, folder, fresh)
-    found = {where: differences(job, trial) for where, trial in trials.items()}
-    names = {name for differing in found.values() for name in differing}
-    same = len(job.keys() - names)
-    print(f"{len(job)} facts of a job, python {_TASK.name}; {same} are the same in every trial\n")
-    print(f"| fact | job | {' | '.join(trials)} | why |\n|---|---|{'---|' * len(trials)}---|")
-    for fact in sorted(names):
-        cells = [trial.get(fact) if fact in found[where] else "same" for where, trial in trials.items()]
-        print(f"| {fact} | {' | '.join(map(str, [job.get(fact), *cells]))} | {INTENDED.get(fact, '**not meant**')} |")
-    if names - INTENDED.keys():
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
