@@ -21,7 +21,7 @@ from ray._private.state import state
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..errors import TrialsLost, UnlikeDevices, UserError
+from ..errors import Caught, TrialsLost, UnlikeDevices, UserError
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused
 from .local import LocalSlot
 from .outcome import OUTCOME, Lost, Outcome
@@ -201,9 +201,9 @@ def _connect(options: ClusterOptions) -> None:
     else:
         chosen |= {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
         chosen |= {"_temp_dir": options.folder}
-    try:
+    with Caught() as raised:  # Ray raises a plain Exception where its processes do not come up
         ray.init(**chosen)
-    except Exception as error:  # noqa: BLE001 - Ray raises a plain Exception where its processes do not come up
+    if (error := raised.error) is not None:
         where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
         said = " ".join(str(error).split()) or type(error).__name__
         token = " If it asks for a token, set RAY_AUTH_MODE=token." if address else ""

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
+from ...errors import Caught
 from ...measure.dataset import DatasetFacts, inspect_dataset
 from ...measure.facts import build_facts
 from ...measure.memory import Charge
@@ -342,7 +343,6 @@ _NO_DATA = DatasetFacts([], None, None, False, False, False)
 
 def _read(task: Task, dataset: Any) -> DatasetFacts:
     """Nothing where no sample can be read alone: a sampler may yield other than numbers, and a collate want several."""
-    try:
+    with Caught():  # a user's dataset may raise anything at what it was not written for
         return inspect_dataset(task, dataset)
-    except Exception:  # noqa: BLE001 - a user's dataset may raise anything at what it was not written for
-        return _NO_DATA
+    return _NO_DATA
