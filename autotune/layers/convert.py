@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._pytree import tree_map_only
 
+from ..internals.fake_tensors import FakeTensor
 from .equivalent_ops import EquivalentOp, find_equivalent_op
 from .intercept import Forward
 from .sites import Site, structural_sites, traced_sites

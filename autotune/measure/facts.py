@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
+from ..internals import lost_techniques
 from ..pruning import linear_features, obstacle
 from ..techniques import Facts
 from ..techniques.allocator import installed_allocators
@@ -72,6 +73,7 @@ def build_facts(
         "optimizer_implementation": implementation_of(optimizer),
         "allocators": installed_allocators(),
         "no_compiler": lacking_compiler(device),
+        "left_out": lost_techniques(),
         "num_devices": torch.cuda.device_count() if device == "cuda" else num_processors(),
     }
     return Facts(**(read | others))

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.data import IterableDataset, default_collate
 
 from ...errors import Caught
+from ...internals import lost
+from ...internals.fake_tensors import FakeCopyMode, FakeTensorMode
 from ...measure.feed import largest, repeated
 from ...measure.profiling.allocations import Phase, Trace
 from ...measure.profiling.tracer import Sees, Shows, Tracer
@@ -94,6 +95,8 @@ class FakeTraining:
 
     def _open(self, real: Training) -> None:
         """Make a fake model of one's own, and let go of the real one."""
+        if (reason := lost("estimates")) is not None:
+            raise Untraceable(reason)
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         with _untraceable_because("its model or optimizer cannot be copied"):
             self._model, self._optimizer = self._copied((real.model, real.optimizer))

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
 from ...errors import Caught
+from ...internals import lost_techniques
 from ...measure.dataset import DatasetFacts, inspect_dataset
 from ...measure.facts import build_facts
 from ...measure.memory import Charge
@@ -317,7 +318,7 @@ class Look(Observer):
             )
 
     def _left_out(self, loader: Any, micro: int, passes: int) -> dict[str, str]:
-        found = {
+        found = lost_techniques() | {
             "pruning": "the script's optimizer holds all parameters before it could cut any",
             "optimizer_step": "the script may clip or log gradients, which would be gone",
             "parallel": "how many processes train is the command's own to say (torchrun, accelerate launch)",
