@@ -1,4 +1,4 @@
-"""Private parts of other libraries: each is listed, used, and missed aloud."""
+"""Private parts of other libraries, and state that outlives a call: each is listed, used, and missed aloud."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 from autotune.internals import FEATURES, TRIED, broken, lost
 from autotune.internals.probes import _holds
+from autotune.internals.state import CACHES, MARKS, REPLACED, VARIABLES
 from autotune.techniques import TECHNIQUES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -116,7 +117,7 @@ def words_of(node: ast.AST) -> Iterator[str]:
 def is_listed(name: str) -> bool:
     """Whether the table has it: an imported path as it is, or as the beginning of one."""
     if "." not in name:
-        return name in NAMES or name.startswith("_autotune_")
+        return name in NAMES or name in MARKS
     if name.split(".")[0] not in LIBRARIES:
         return True
     return name in PATHS or any(path.startswith(f"{name}.") for path in PATHS)
@@ -302,3 +303,95 @@ def test_doctor_names_a_part_that_is_gone_and_what_happens_without_it():
     line = next(row for row in said.split("Missing here")[1].splitlines() if "layers" in row)
     assert "layers" in line
     assert "_top_saved_tensors_default_hooks" in said.split("Missing here")[1]
+
+
+# State.
+
+_CHANGES = re.compile("append|add|update|pop|clear|setdefault|discard|remove|extend|insert|set|reset")
+
+
+def module_names(path: Path) -> set[str]:
+    """Variables of a module."""
+    targets = [node.targets for node in tree_of(path).body if isinstance(node, ast.Assign)]
+    targets += [[node.target] for node in tree_of(path).body if isinstance(node, ast.AnnAssign)]
+    return {one.id for row in targets for one in row if isinstance(one, ast.Name)}
+
+
+def stored(node: ast.AST) -> Iterator[ast.expr]:
+    """What a statement stores to, or deletes."""
+    match node:
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            for target in targets:
+                yield from target.elts if isinstance(target, ast.Tuple) else [target]
+        case ast.AugAssign(target=target):
+            yield target
+
+
+def changed_variables(path: Path) -> Iterator[str]:
+    """Of a module: assigned by ``global``, changed in place, or a lock that is taken."""
+    names = module_names(path)
+    for node in ast.walk(tree_of(path)):
+        match node:
+            case ast.Global(names=words):
+                yield from words
+            case ast.Call(func=ast.Attribute(attr=attr, value=ast.Name(id=name))) if (
+                name in names and _CHANGES.fullmatch(attr)
+            ):
+                yield name
+            case ast.With(items=items):
+                yield from (ast.unparse(one.context_expr) for one in items if ast.unparse(one.context_expr) in names)
+        for target in stored(node):
+            if isinstance(target, ast.Subscript | ast.Attribute) and isinstance(target.value, ast.Name):
+                yield from {target.value.id} & names
+
+
+def replaced(path: Path) -> Iterator[str]:
+    """What a file puts in the place of another library's, or has called for every object."""
+    tree, own = tree_of(path), module_names(path)
+    imported = {
+        (alias.asname or alias.name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="patch"), args=[owner, ast.Constant(value=name), *_]):
+                yield f"{ast.unparse(owner)}.{name}"
+            case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=owner), *_]) if owner in imported:
+                yield "setattr"
+            case ast.Call(func=ast.Name(id=name)) if name.startswith("register_") and name in imported:
+                yield name
+        for target in stored(node):
+            place = target.value if isinstance(target, ast.Subscript) else target
+            if isinstance(place, ast.Attribute) and ast.unparse(place).split(".")[0] in imported - own:
+                yield ast.unparse(place)
+
+
+def kept_results(path: Path) -> Iterator[str]:
+    """Functions of a module with a cache."""
+    for node in tree_of(path).body:
+        if isinstance(node, ast.FunctionDef) and any("cache" in ast.unparse(one) for one in node.decorator_list):
+            yield node.name
+
+
+EVERY = sorted([*SOURCES, *(PACKAGE / "internals").glob("p*.py")])
+
+
+@pytest.mark.parametrize(
+    ("find", "listed"), [(changed_variables, VARIABLES), (kept_results, CACHES)], ids=["variables", "caches"]
+)
+def test_state_of_a_module_is_listed(find, listed):
+    assert {f"{of(path)}:{name}" for path in EVERY for name in find(path)} == listed.keys()
+
+
+def test_what_is_replaced_in_other_libraries_is_listed():
+    """By a call that the code shows; some owners are known at run time alone."""
+    found = {f"{of(path)}:{name}" for path in EVERY for name in replaced(path)}
+    assert found - REPLACED.keys() == set()
+    assert {row for row in REPLACED.keys() - found if not row.endswith(":setattr")} == set()
+
+
+def test_attributes_on_a_users_objects_are_listed():
+    found = {word for path in EVERY for word in re.findall(r"\b_autotune_[a-z_]+\b", path.read_text())}
+    assert found == MARKS.keys()
