@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from autotune.internals import FEATURES, TRIED, broken, lost
-from autotune.internals.probes import _holds
+from autotune.internals.probes import _holds, _NotLoaded
 from autotune.internals.state import CACHES, MARKS, REPLACED, VARIABLES
 from autotune.techniques import TECHNIQUES
 
@@ -178,7 +178,7 @@ def test_every_probe_holds_in_the_versions_that_are_installed():
     [
         "torch.nn.Module._gone",
         "torch._gone.module.name",
-        "torch.nn.Module.__init__:_gone",
+        "torch.utils.data.DataLoader.__init__:_gone",
         "torch.nn.functional.mse_loss(inputs, weight)",
     ],
 )
@@ -186,6 +186,14 @@ def test_a_part_that_is_gone_is_found_out(part):
     import torch  # noqa: F401 - a probe imports nothing
 
     assert not _holds(part, imports=False)
+
+
+def test_a_part_behind_what_a_job_has_put_in_its_place_is_taken_to_be_there(monkeypatch):
+    from torch.utils.data import DataLoader
+
+    monkeypatch.setattr(DataLoader, "__init__", lambda self, *args, **kwargs: None)
+    with pytest.raises(_NotLoaded):
+        _holds("torch.utils.data.DataLoader.__init__:_iterator", imports=True)
 
 
 def test_a_feature_without_private_parts_is_there():

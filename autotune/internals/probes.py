@@ -19,7 +19,7 @@ _DISTRIBUTION = {"yaml": "pyyaml"}
 
 
 class _NotLoaded(Exception):
-    """It lies in a module that is there, and not imported."""
+    """It lies in a module that is there, and not imported, or behind what another has put in its place."""
 
 
 @cache
@@ -82,7 +82,10 @@ def _holds(part: str, imports: bool) -> bool:
     except LookupError:
         return False
     if name:
-        return name in _names(inspect.unwrap(found).__code__)
+        function = inspect.unwrap(found)
+        if function.__module__.partition(".")[0] != path.partition(".")[0]:
+            raise _NotLoaded  # another library, or a job, has put its own there
+        return name in _names(function.__code__)
     if parameters:
         wanted = parameters.removesuffix(")").split(", ")
         return [*inspect.signature(found).parameters][: len(wanted)] == wanted
@@ -147,6 +150,17 @@ def _calls_what_is_compiled() -> bool:
     return bool(module(1) == (1,))
 
 
+def _module_has(name: str) -> Callable[[], bool]:
+    """A module has an attribute of this name, whoever has replaced its ``__init__``."""
+
+    def probe() -> bool:
+        from torch import nn
+
+        return name in vars(nn.Identity())
+
+    return probe
+
+
 def _hooks_are_told() -> bool:
     """The innermost hooks on saved tensors are returned, and None where there are none."""
     import torch
@@ -189,6 +203,9 @@ def _mean_loss(x: Any) -> Any:
 _NODE = "torch.autograd.graph.Node"
 _PROBES: dict[str, Callable[[], bool]] = {
     "torch.nn.Module._compiled_call_impl": _calls_what_is_compiled,
+    "torch.nn.Module._buffers": _module_has("_buffers"),
+    "torch.nn.Module._forward_hooks": _module_has("_forward_hooks"),
+    "torch.nn.Module._forward_pre_hooks": _module_has("_forward_pre_hooks"),
     "torch._C._autograd._top_saved_tensors_default_hooks": _hooks_are_told,
     f"{_NODE}._sequence_nr": _node_has(lambda x: x * 2, "_sequence_nr"),
     f"{_NODE}._register_hook_dict": _node_has(lambda x: x * 2, "_register_hook_dict"),
