@@ -3,6 +3,7 @@
 # make check     lint, types, and the tests that take less than a second each: 3 minutes
 # make test      every check but the slow tests: 7 minutes
 # make test-slow the tests above 5 s: real searches, clusters, faults
+# make test-next the suite against the newest releases of torch and others, and what broke
 # make bench     overhead, honesty and layers, as the README has them
 # make gpu       device tests and benchmarks with the python3 at hand; installs nothing
 
@@ -10,7 +11,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 .DEFAULT_GOAL := install
-.PHONY: install demo lint check test test-slow bench gpu clean
+.PHONY: install demo lint check test test-slow test-next bench gpu clean
 
 install: $(INSTALLED)
 
@@ -43,6 +44,9 @@ test: lint
 
 test-slow: install
 	$(PYTEST) -m "slow and not alone"
+
+test-next:
+	$(PYTHON) -m benchmarks.next $(if $(TESTS),-- $(TESTS))
 
 bench: install
 	$(BIN)/python -m benchmarks.overhead

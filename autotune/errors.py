@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
 
 class AutotuneError(Exception):
@@ -62,3 +64,35 @@ class Interrupted(AutotuneError):
     """The user stopped a search before it had anything to write; what was measured is kept."""
 
     exit_code = 130
+
+
+class Caught:
+    """A context that keeps what is raised within it: for a user's code, which may raise anything, and for the outermost
+    frame of a thread. ``tests/test_structure.py`` lists each use, with what is done about it."""
+
+    def __init__(self, *but: type[BaseException], of: type[BaseException] = Exception, frames: bool = False) -> None:
+        """
+        Args:
+            but: goes up.
+            of: what is kept.
+            frames: with its traceback. What is in those frames, such as a model, stays in memory as long as it: see to
+                it that :meth:`take` ends that.
+        """
+        self._but, self._of, self._frames = but, of, frames
+        self.error: BaseException | None = None
+        """What was raised; None where nothing was."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, self._of) or isinstance(error, self._but):
+            return False
+        self.error = error if self._frames else error.with_traceback(None)
+        return True
+
+    def take(self) -> BaseException:
+        """What was raised, which is not kept any longer."""
+        error, self.error = self.error, None
+        assert error is not None, "nothing was raised"
+        return error

@@ -8,7 +8,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -98,18 +98,22 @@ def replacing(path: Path, error: type[UserError], option: str = "-o") -> Iterato
         target = _target(path)
         _sweep(target.parent)
         handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=target.parent)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # it is not swept while this process lives
-        yield Path(name)
-        with _told(path, error, option):
-            os.chmod(name, 0o666 & ~_umask())
-            os.replace(name, target)
-    except BaseException:
-        with suppress(OSError):  # its folder may be gone
-            os.unlink(name)
-        raise
-    finally:
-        os.close(handle)
+    with ExitStack() as undone:
+        undone.callback(_unlink, name)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # it is not swept while this process lives
+            yield Path(name)
+            with _told(path, error, option):
+                os.chmod(name, 0o666 & ~_umask())
+                os.replace(name, target)
+        finally:
+            os.close(handle)
+        undone.pop_all()
+
+
+def _unlink(name: str) -> None:
+    with suppress(OSError):  # its folder may be gone
+        os.unlink(name)
 
 
 def _target(path: Path) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-from .errors import TaskError
+from .errors import Caught, TaskError
 
 if TYPE_CHECKING:
     import torch
@@ -247,14 +247,11 @@ class Task:
         function: Callable[[nn.Module], Any] | None = getattr(self, name)
         if function is None:
             return
-        try:
+        with Caught(MemoryError, torch.OutOfMemoryError, frames=True) as raised:
             function(model)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise TaskError(
-                f"{self.source or 'task'}: {name}(model) raised {type(error).__name__}: {error}."
-            ) from error
+        if raised.error is not None:
+            said = f"{type(raised.error).__name__}: {raised.error}"
+            raise TaskError(f"{self.source or 'task'}: {name}(model) raised {said}.") from raised.take()
 
     def evaluation_batch(self, micro: int) -> int | None:
         """The ``batch_size`` that ``evaluate`` has today: its default, or ``micro``; None where it takes none."""

@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
@@ -112,11 +113,10 @@ def _import(path: Path) -> ModuleType:
         raise TaskError(f"{path}: not a Python file. Name a file that ends in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with ExitStack() as undone:
+        undone.callback(sys.modules.pop, name, None)
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+        undone.pop_all()
     return module
 
 

@@ -42,7 +42,7 @@ FLOORS = (
     ("layers", "pruning"),
     ("bundle",),
     ("plain_yaml",),
-    ("distribution", "files", "machine", "nested", "randomness"),
+    ("distribution", "files", "internals", "machine", "nested", "randomness"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""
@@ -162,7 +162,8 @@ def test_contributing_names_the_rooms_that_there_are_and_the_order_of_the_floors
 def test_a_technique_sees_its_base_and_its_facts_alone():
     """Techniques know nothing of each other but the settings that one may conflict with: their order is apply's."""
     support = (f"techniques.support.{name}" for name in ("base", "lossy", "facts"))
-    allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", "errors", "units")}
+    below = ("internals.fake_tensors", "errors", "units")
+    allowed = {f"autotune.{name}" for name in (*support, "techniques.Settings", *below)}
     for path in (PACKAGE / "techniques").rglob("[a-z]*.py"):
         ours = {name for name in imports(path.relative_to(ROOT)) if name.startswith("autotune")}
         own = {
@@ -216,6 +217,46 @@ def test_optuna_and_ray_have_their_homes(library, homes):
     assert importers
     stray = [str(path) for path in importers if not any(str(path).startswith(f"autotune/{home}") for home in homes)]
     assert stray == []
+
+
+CAUGHT = {
+    "batch/run.py": "a bug in one job stops no other, and is its state",
+    "data/sameness.py": "a user's dataset that cannot be read alone, or compared, is not cached: told where asked for",
+    "estimates/tracing/fake_step.py": "over fake tensors: memory is found by real steps, with the reason",
+    "layers/equivalent_ops.py": "a layer of the user's that fails on other inputs is none of torch's, and stays",
+    "layers/sites.py": "over fake tensors: the structure decides, with a warning",
+    "measure/checks/quality.py": "a user's evaluate: a TaskError that names it",
+    "pruning/child.py": "a user's model: a PlanError that names it",
+    "pruning/heads.py": "a user's model that goes by its width: its heads stay, with the reason",
+    "pruning/surgery.py": "a user's model, or torch-pruning: a PlanError that names it",
+    "script/launch.py": "a script: it ends as it would under Python",
+    "script/plan/loader_row.py": "a user's dataset: no cache, with the reason",
+    "script/trial/look.py": "a user's dataset that cannot be read alone: its facts stay unknown",
+    "service/runner.py": "a bug in one search ends no other, and is logged",
+    "service/web/following.py": "all who wait for an answer are told",
+    "task.py": "a user's after_step: a TaskError that names it",
+    "training/halving.py": "a user's step that is out of memory: all else goes up",
+    "training/skip_init.py": "a user's model that reads its values is built with them",
+    "workers/ray_pool.py": "Ray raises a plain Exception where it does not come up: TrialsLost",
+    "workers/trial/child.py": "a trial: whatever ends it is its outcome",
+    "workers/trial/traces.py": "a user's exception that cannot say its text",
+}
+"""Where whatever is raised is kept, and what is done about it."""
+
+
+def test_what_may_be_anything_is_caught_where_a_users_code_runs_or_a_thread_begins():
+    """``except Exception`` stands in the outermost frame of the command line; ``Caught`` where it is listed."""
+    tries = [path for path in SOURCES for node in ast.walk(ast.parse((ROOT / path).read_text())) if _is_wide(node)]
+    assert [str(path) for path in tries] == ["autotune/cli/main.py"]
+    users = {str(path).removeprefix("autotune/") for path in SOURCES if "Caught(" in (ROOT / path).read_text()}
+    assert users == CAUGHT.keys()
+
+
+def _is_wide(node: ast.AST) -> bool:
+    if not isinstance(node, ast.ExceptHandler):
+        return False
+    kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    return any(kind is None or ast.unparse(kind) in ("Exception", "BaseException") for kind in kinds)
 
 
 LIGHT = """

@@ -171,7 +171,8 @@ class RayExecutor(Executor):
             self._scratch = Scratch("autotune-ray-", _SHORT_FOLDER)
         except OSError as reason:
             raise TrialsLost(f"{reason.filename}: Ray needs a folder: {reason.strerror}. Make room there.") from None
-        try:
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._end, 0.0)
             self._start()
             shipped = str(self._shipped) if self._shipped else None
             options = ClusterOptions(
@@ -183,9 +184,7 @@ class RayExecutor(Executor):
                 environment=dict(os.environ),
             )
             ready = self._first_answer(options)
-        except BaseException:
-            self._end(0.0)
-            raise
+            undone.pop_all()
         self.num_slots, self.address, self.device_type = ready.num_slots, ready.address, ready.device_type
         self._is_watched = address is not None and self._answers()
         self._listener = threading.Thread(target=self._listen, name="autotune-ray", daemon=True)

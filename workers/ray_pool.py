@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import ray
 from pydantic import BaseModel
-from ray._private.state import state
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..errors import TrialsLost, UnlikeDevices, UserError
+from ..errors import Caught, TrialsLost, UnlikeDevices, UserError
+from ..internals import TRIED, lost
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused
 from .local import LocalSlot
 from .outcome import OUTCOME, Lost, Outcome
@@ -192,8 +192,10 @@ def _connect(options: ClusterOptions) -> None:
     """Quietly: no dashboard, no logs of workers.
 
     Raises:
-        TrialsLost: no cluster answers at the address, or none can be started here.
+        TrialsLost: no cluster answers at the address, or none can be started here, or this Ray is not as it was tried.
     """
+    if (reason := lost("ray_pool")) is not None:
+        raise TrialsLost(f"{reason}. Use ray {TRIED['ray']}, or --executor local.")
     address = options.address
     chosen: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if address:
@@ -201,9 +203,9 @@ def _connect(options: ClusterOptions) -> None:
     else:
         chosen |= {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
         chosen |= {"_temp_dir": options.folder}
-    try:
+    with Caught() as raised:  # Ray raises a plain Exception where its processes do not come up
         ray.init(**chosen)
-    except Exception as error:  # noqa: BLE001 - Ray raises a plain Exception where its processes do not come up
+    if (error := raised.error) is not None:
         where = f"the Ray cluster at {address}" if address else "a Ray cluster on this machine"
         said = " ".join(str(error).split()) or type(error).__name__
         token = " If it asks for a token, set RAY_AUTH_MODE=token." if address else ""
@@ -226,6 +228,8 @@ def _shipped(folder: str | None) -> dict[str, Any]:
 def _nodes(device: Literal["cpu", "cuda"]) -> dict[str, dict[str, Any]]:
     """What Ray says of the nodes that have such devices, by their ids, without those that drain: what is placed there
     waits, and they end once nothing runs there."""
+    from ray._private.state import state
+
     known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     draining: Mapping[str, int] = state.get_draining_nodes()  # Ray has no public word for it; Ray Train asks so, too
     wanted = {"cpu": "CPU", "cuda": "GPU"}[device]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import AutotuneError, Interrupted, NothingFits, OutOfTime, UserError
+from ..errors import AutotuneError, Caught, Interrupted, NothingFits, OutOfTime, UserError
 from ..files import read_text
 from ..plain_yaml import read_yaml
 from ..plan import Plan, load_plan
@@ -149,19 +149,20 @@ class Batch:
         """A job that fails stops no other."""
         run.state = "running"
         try:
-            if self.stop.is_set():
-                raise Interrupted("not begun")
-            run.plan = self._search(run, executor, turn, group)
-            was_stopped = run.plan.search is not None and run.plan.search.stopped == INTERRUPTED
-            run.state, run.why = ("interrupted", "the best so far") if was_stopped else ("done", "")
+            with Caught(AutotuneError, frames=True) as bug:  # the outermost frame of this thread
+                if self.stop.is_set():
+                    raise Interrupted("not begun")
+                run.plan = self._search(run, executor, turn, group)
+                was_stopped = run.plan.search is not None and run.plan.search.stopped == INTERRUPTED
+                run.state, run.why = ("interrupted", "the best so far") if was_stopped else ("done", "")
+            if bug.error is not None:
+                run.state, run.why = "bug", "".join(traceback.format_exception(bug.take()))
         except (NothingFits, OutOfTime) as error:
             run.state, run.why = "nothing fits", str(error)
         except Interrupted as error:
             run.state, run.why = "interrupted", str(error)
         except AutotuneError as error:
             run.state, run.why = "failed", str(error)
-        except Exception:  # noqa: BLE001 - the outermost frame of this thread
-            run.state, run.why = "bug", traceback.format_exc()
         run.device_s, run.num_runs = turn.device_s, turn.num_runs
         try:
             self.save()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from ..errors import Caught
 from ..nested import tensors_in
 from ..randomness import alike, random_state, seed_everything, undisturbed
 
@@ -70,14 +71,11 @@ class Sameness:
     def _read(self) -> list[list[torch.Tensor]] | None:
         """Some of its samples, under fixed seeds; None where one alone cannot be read."""
         found = []
-        with undisturbed():
-            try:
-                for number, index in enumerate(spread(len(self._dataset), _FEWEST_REREAD)):
-                    seed_everything(number)
-                    found.append([tensor.clone() for tensor in tensors_in(self._collate([self._dataset[index]]))])
-            except Exception:  # noqa: BLE001 - a user's dataset may raise anything at an index that no sampler gives
-                return None
-        return found
+        with undisturbed(), Caught() as raised:  # a user's dataset may raise anything at an index that no sampler gives
+            for number, index in enumerate(spread(len(self._dataset), _FEWEST_REREAD)):
+                seed_everything(number)
+                found.append([tensor.clone() for tensor in tensors_in(self._collate([self._dataset[index]]))])
+        return found if raised.error is None else None
 
 
 def mixed(length: int) -> list[int]:
@@ -133,9 +131,9 @@ def _digest(dataset: Any) -> tuple[str | None, str]:
     """Of a dataset's attributes, theirs (the datasets that it wraps, transforms, lists, arrays), and so on; None and
     why, where one of them is no data (a file, a lock), or they are too many to be compared at each epoch."""
     hashing = _Hashing()
-    try:
+    with Caught() as raised:  # what cannot be pickled raises what its class likes
         _Walk(hashing, protocol=5).dump(dataset)
-    except Exception as error:  # noqa: BLE001 - what cannot be pickled raises what its class likes
+    if (error := raised.error) is not None:
         return None, str(error).partition("\n")[0] or type(error).__name__
     return hashing.found.hexdigest(), ""
 

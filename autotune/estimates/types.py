@@ -6,20 +6,18 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 
+from ..internals import TRIED
 from ..measure.profiling.allocations import Kind
 from ..techniques import Settings
-
-_TRIED_WITH = ("2.13",)
-"""Torch versions whose private functions the fake-tensor step was checked with (``python -m benchmarks.estimate``)."""
 
 
 def untried(torch_version: str) -> str | None:
     """A warning that predictions were not tried with this version of torch; None where they were."""
-    if ".".join(torch_version.split(".")[:2]) in _TRIED_WITH:
+    if ".".join(torch_version.split(".")[:2]) == TRIED["torch"]:
         return None
     return (
         f"memory is predicted by parts of torch that may change from version to version: tried with torch "
-        f"{', '.join(_TRIED_WITH)}, and this is {torch_version}. Predictions may be further off; trials are not."
+        f"{TRIED['torch']}, and this is {torch_version}. Predictions may be further off; trials are not."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,6 +22,15 @@ from .loaders import put_at_first_epoch
 
 _PLAN = "_autotune_plan"
 """On a loader that :func:`prepare` returned."""
+_OWN = "_autotune_own"
+"""On an Accelerator that a plan was put on: its :class:`_Own`."""
+
+
+class _Own(NamedTuple):
+    """An Accelerator's methods before a plan was put around them."""
+
+    prepare_data_loader: Callable[..., Any]
+    autocast: Callable[..., Any]
 
 
 def arguments(plan: Plan) -> dict[str, Any]:
@@ -84,10 +93,12 @@ def prepare(
     device = accelerator.device if accelerator.device_placement else None
     model = apply_to_model(own, model, blocks=blocks, run=run, device=device)
     optimizer = apply_to_optimizer(own, optimizer, max_grad_norm=max_grad_norm)
-    _around_loss(plan, accelerator)
-    if not getattr(accelerator, "_autotune_told", False):
-        accelerator._autotune_told = True
+    own_methods: _Own | None = vars(accelerator).get(_OWN)
+    if own_methods is None:
+        own_methods = vars(accelerator)[_OWN] = _Own(accelerator.prepare_data_loader, accelerator.autocast)
         tell(plan, "Accelerate", missing=_beyond(plan))
+    _around_loaders(accelerator, own_methods.prepare_data_loader)
+    _around_loss(plan, accelerator, own_methods.autocast)
     return model, optimizer, fed
 
 
@@ -125,13 +136,11 @@ def _loader(plan: Plan, accelerator: Any, loader: DataLoader[Any]) -> DataLoader
         plan = plan.model_copy(update={"settings": plan.settings.having(whole)})
     changed = changed_loader(plan, loader)
     vars(changed)[_PLAN] = plan
-    _around_loaders(accelerator)
     return changed
 
 
-def _around_loaders(accelerator: Any) -> None:
+def _around_loaders(accelerator: Any, own: Callable[..., Any]) -> None:
     """Have ``accelerator.prepare`` hand the plan of a loader on to the one that it makes of it."""
-    own = getattr(accelerator.prepare_data_loader, "_autotune_own", accelerator.prepare_data_loader)
 
     def prepare_data_loader(data_loader: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = own(data_loader, *args, **kwargs)
@@ -139,7 +148,6 @@ def _around_loaders(accelerator: Any) -> None:
             put_at_first_epoch(plan, prepared.base_dataloader, accelerator.device)
         return prepared
 
-    prepare_data_loader._autotune_own = own  # type: ignore[attr-defined]
     accelerator.prepare_data_loader = prepare_data_loader
 
 
@@ -152,17 +160,15 @@ def _run(loader: DataLoader[Any], loss: Callable[[nn.Module, Any], Any] | None) 
         return run if isinstance(loader.dataset[0], dict) else None
 
 
-def _around_loss(plan: Plan, accelerator: Any) -> None:
+def _around_loss(plan: Plan, accelerator: Any, own: Callable[..., Any]) -> None:
     """Have ``accelerator.autocast()``, which encloses a loss outside the model, put all in force that a plan has
     there: layers too."""
-    own = getattr(accelerator.autocast, "_autotune_own", accelerator.autocast)
 
     @contextmanager
     def autocast(*args: Any, **kwargs: Any) -> Iterator[None]:
         with own(*args, **kwargs), plan.settings.forward_context(accelerator.device.type):
             yield
 
-    autocast._autotune_own = own  # type: ignore[attr-defined]
     accelerator.autocast = autocast
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from ..errors import PlanError
+from ..internals import TRIED, lost
 from ..plan import Plan
 from ..ranks import this_rank, world_size
 from ..techniques import Stage
@@ -17,13 +18,17 @@ from ..techniques.batch import Batch
 from ..techniques.parallel import Parallel
 from ..training.drift import other_model
 
-TRIED = {"transformers": "5.23", "accelerate": "1.15", "lightning": "2.6", "ray": "2.60"}
-"""Versions (major and minor) that the integrations were tried with."""
 _said: set[str] = set()
 
 
 def check_version(framework: str) -> None:
-    """Say once that a framework's version is not the one that was tried."""
+    """Say once that a framework's version is not the one that was tried.
+
+    Raises:
+        PlanError: it lacks a private part that the integration goes by.
+    """
+    if (reason := lost(framework)) is not None:
+        raise PlanError(f"{reason}, and a plan cannot be put in force without it. Use {framework} {TRIED[framework]}.")
     found = importlib.metadata.version(framework)
     if not f"{found}.".startswith(f"{TRIED[framework]}.") and framework not in _said:
         _said.add(framework)

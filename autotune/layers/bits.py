@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
+from ..internals.fake_tensors import FakeTensor
 from .graph import turns
 
 _PIECE = {"cpu": 2**19}

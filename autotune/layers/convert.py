@@ -5,15 +5,15 @@ from __future__ import annotations
 import copyreg
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._pytree import tree_map_only
 
-from .equivalent_ops import find_equivalent_op
+from ..internals.fake_tensors import FakeTensor
+from .equivalent_ops import EquivalentOp, find_equivalent_op
 from .intercept import Forward
 from .sites import Site, structural_sites, traced_sites
 
@@ -21,10 +21,18 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flat
 _ORIGINALS: dict[type, Any] = {}
 """For each converted class the one that it was made from."""
 _SITE = "_autotune_site"
-_OP = "_autotune_op"
+"""On a converted module: its :class:`_Call`."""
 _PLAIN = (Tensor, FakeTensor)
 _OP_DTYPES = (torch.float32, torch.float64)
 """Below, people write out casts of their own."""
+
+
+class _Call(NamedTuple):
+    """Of a module's ``forward``."""
+
+    site: Site
+    op: EquivalentOp | None
+    """What it computes, where that is a function of torch's."""
 
 
 def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, rounding: bool = False) -> nn.Module:
@@ -50,7 +58,7 @@ def convert(model: nn.Module, example: Any = None, *, recompute: bool = False, r
     trace = example is not None
     sites = traced_sites(model, _runner(example), options) if trace else structural_sites(model, options)
     for module in _convertible(model):
-        module.__dict__.update({_OP: find_equivalent_op(module), _SITE: sites[module]})
+        module.__dict__[_SITE] = _Call(sites[module], find_equivalent_op(module))
         own: Any = type(module)
         module.__class__ = _converted_parametrized(own) if hasattr(module, "parametrizations") else _converted(own)
     return model
@@ -79,7 +87,7 @@ def restore(model: nn.Module) -> nn.Module:
     """Undo :func:`convert`, in place."""
     for module in model.modules():
         if _SITE in module.__dict__:
-            del module.__dict__[_SITE], module.__dict__[_OP]
+            del module.__dict__[_SITE]
             module.__class__ = _ORIGINALS.get(type(module), type(module))
     return model
 
@@ -119,13 +127,12 @@ def _converted(base: Any) -> Any:
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        site = self.__dict__.get(_SITE)
-        if site is None or torch.compiler.is_compiling():
+        call: _Call | None = self.__dict__.get(_SITE)
+        if call is None or torch.compiler.is_compiling():
             return base.forward(self, *args, **kwargs)
-        with Forward(site):
-            op = self.__dict__[_OP]
-            if op is not None and _has_plain_input(args, kwargs) and op.holds(self):
-                return op(self, args[0])
+        with Forward(call.site):
+            if call.op is not None and _has_plain_input(args, kwargs) and call.op.holds(self):
+                return call.op(self, args[0])
             return base.forward(self, *args, **kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import Caught
+
 _TOLERANCE = 1e-6
 _LEAST = 1e-10
 """Absolute difference that values near zero may have."""
@@ -70,10 +72,10 @@ def find_equivalent_op(module: nn.Module) -> EquivalentOp | None:
         return None
     state = torch.get_rng_state()
     try:
-        with torch.enable_grad():
+        with Caught(), torch.enable_grad():  # a user's forward may raise anything at what it was not written for
             found = _find_norm(module) if parameters else _find_activation(module)
-        return EquivalentOp(found, parts) if found is not None and torch.equal(torch.get_rng_state(), state) else None
-    except Exception:  # noqa: BLE001 - a user's forward may raise anything at what it was not written for
+            if found is not None and torch.equal(torch.get_rng_state(), state):
+                return EquivalentOp(found, parts)
         return None
     finally:
         torch.set_rng_state(state)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from ..internals.fake_tensors import FakeTensor
 
 
 def run(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:

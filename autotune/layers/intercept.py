@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+from ..internals.fake_tensors import FakeTensor
 from . import activation, attention, conv, dropout, loss, matmul, norm, pooling, rematerialization
 from .graph import saved_tensors_hooks
 from .sites import Site

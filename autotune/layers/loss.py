@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import TensorWeakRef
 
+from ..internals.fake_tensors import FakeTensor
 from .graph import autocast_dtype, notes_of, run, turns
 from .rematerialization import Unchanged
 from .sites import Site

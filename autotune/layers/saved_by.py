@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ..internals.fake_tensors import FakeCopyMode, FakeTensorMode
 from ..randomness import undisturbed
 from .equivalent_ops import find_equivalent_op
 from .graph import is_in_checkpoint

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
+from ..errors import Caught
 from .saved_by import find_savers
 
 _WEIGHTED = (
@@ -72,9 +73,9 @@ def traced_sites(model: nn.Module, run: Callable[[nn.Module], Any], options: Sit
         options: of every site.
     """
     sites = structural_sites(model, options)
-    try:
+    with Caught() as raised:  # a user's forward may raise anything over fake tensors
         found = find_savers(model, run)
-    except Exception as error:  # noqa: BLE001 - a user's forward may raise anything over fake tensors
+    if (error := raised.error) is not None:
         warnings.warn(
             "memory-saving layers: which layers keep an output was decided by the model's structure, since it did not "
             "run over fake tensors: "

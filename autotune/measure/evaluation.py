@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..internals import lost
 from ..nested import tensors_in
 from ..plan import Budget
 from ..ranks import of_first, this_rank, world_size
@@ -48,14 +49,14 @@ def measure_evaluations(
         charge: reads the peak.
 
     Returns:
-        What each took; none where nothing is asked for.
+        What each took; none where nothing is asked for, or this torch does not let it be watched.
 
     Raises:
         TaskError: ``evaluate`` raised, or changed the model.
         torch.OutOfMemoryError, MemoryError: memory ran out at the first batch; of several ranks, at any.
     """
     asked = options.evaluation
-    if asked is None or task.evaluate is None:
+    if asked is None or task.evaluate is None or lost("evaluation") is not None:
         return ()
     budget = options.budget if options.enforce else None
     found: list[Evaluated] = []

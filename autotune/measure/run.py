@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
+from ..internals import lost
 from ..ranks import world_size
 from ..task import Task
 from ..techniques.compile import Compile
@@ -127,7 +128,10 @@ def _warm_up(steps: Steps, warm_up: WarmUp, options: MeasureOptions) -> list[str
 
 
 def _stopped(evaluations: Sequence[Evaluated], options: MeasureOptions) -> Iterator[str]:
-    """Said of an evaluation that took too long; one that took too much memory is said in other words."""
+    """Said of an evaluation that took too long, or could not be watched; one that took too much memory is said in other
+    words."""
+    if options.evaluation is not None and (reason := lost("evaluation")) is not None:
+        yield f"the evaluation is not measured: {reason}"
     most_s = options.evaluation.most_s if options.evaluation is not None else math.inf
     if any(not one.is_whole and one.seconds > most_s for one in evaluations):
         yield (

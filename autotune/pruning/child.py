@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..errors import PlanError
+from ..errors import Caught, PlanError
 from .how import How
 from .rebuild import check_whole, tensors_of
 from .record import Record
@@ -129,10 +129,10 @@ def _in_a_child(find: Callable[[], Record]) -> Record:
 def _answer(find: Callable[[], Record], pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     torch.set_num_threads(1)  # the parent's other threads are not here
-    try:
+    with Caught() as raised:
         record = find()
         pipe.send(("", f"{record.packed()} {record.hash}"))
-    except PlanError as error:
+    if isinstance(error := raised.error, PlanError):
         pipe.send((str(error), ""))
-    except Exception as error:  # noqa: BLE001 - the user's own code, which fails without pruning too
+    elif error is not None:  # the user's own code, which fails without pruning too
         pipe.send((f"settings.pruning: the model failed as it was run: {type(error).__name__}: {error}.", ""))

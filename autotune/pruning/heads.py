@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import Caught
 from .observe import Attention
 
 Chosen = Mapping[Attention, Tensor]
@@ -71,9 +72,9 @@ def computes_the_rest(model: nn.Module, run: Callable[[nn.Module], Any], chosen:
             assert isinstance(weight, Tensor)
             weight[:, gone] = 0
         cut_heads(cut, chosen)
-        try:
+        with Caught() as raised:  # a forward that goes by another width may raise anything
             pairs = zip(_outputs(whole, run, chosen), _outputs(cut, run, chosen), strict=True)
-        except Exception as error:  # noqa: BLE001 - a forward that goes by another width may raise anything
+        if (error := raised.error) is not None:
             return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     same = all(a.shape == b.shape and torch.dist(a, b) <= _TOLERANCE * a.norm() for a, b in pairs)
     return None if same else "the other heads' outputs changed"

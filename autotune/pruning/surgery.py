@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import PlanError
+from ..errors import Caught, PlanError
 from ..nested import tensors_in
 from .heads import Chosen, choose_heads, computes_the_rest, cut_heads
 from .how import How
@@ -63,16 +63,14 @@ def find_cut(model: nn.Module, run: Run, how: How, untouchable: frozenset[nn.Mod
 @contextmanager
 def _refused(what: str) -> Iterator[None]:
     """Whatever is raised within, by a library or by the user's model: it cannot be had."""
-    try:
+    with Caught(PlanError, frames=True) as raised:
         yield
-    except PlanError:
-        raise
-    except Exception as error:
-        said = str(error).strip().splitlines()
+    if raised.error is not None:
+        said = str(raised.error).strip().splitlines()
         raise PlanError(
-            f"settings.pruning: {what}: {type(error).__name__}: {said[0] if said else ''}. Name the modules that this "
-            "comes from in untouchable, or use kind: none."
-        ) from error
+            f"settings.pruning: {what}: {type(raised.error).__name__}: {said[0] if said else ''}. Name the modules "
+            "that this comes from in untouchable, or use kind: none."
+        ) from raised.take()
 
 
 def _pruner(twin: Twin, seen: Seen, run: Run, how: How, kept_whole: frozenset[nn.Module]) -> Any:

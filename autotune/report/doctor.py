@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..distribution import VERSION, conflict
+from ..internals import broken
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..units import size
@@ -44,6 +45,9 @@ def examine() -> dict[str, Any]:
         "allocators": {name: name in installed_allocators() for name in INSTALLATION},
         "executors": {"local": _local(), "ray": "ready" if _version("ray") else "not installed: pip install ray"},
         "skipped": [row for device in devices for row in _skipped(device)],
+        "missing": [
+            {"feature": feature.name, "reason": reason, "without": feature.without} for feature, reason in broken()
+        ],
         "advice": list(_advice(torch.cuda.is_available())),
     }
 
@@ -58,6 +62,7 @@ def explain(found: dict[str, Any]) -> RenderableType:
         "Allocators": [(name, "installed" if there else "missing") for name, there in found["allocators"].items()],
         "Executors": list(found["executors"].items()),
         "Skipped here": [(row["device"], f"{row['setting']}: {row['reason']}") for row in found["skipped"]],
+        "Missing here": [(row["feature"], f"{row['reason']}: {row['without']}") for row in found["missing"]],
         "Advice": [("-", text) for text in found["advice"]],
     }
     for title, rows in sections.items():

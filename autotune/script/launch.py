@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NoReturn
 
-from ..errors import AutotuneError
+from ..errors import AutotuneError, Caught
 from ..training.launched import PLAN_VARIABLE, TRIAL_VARIABLE
 from .scratch import found_from
 
@@ -27,17 +27,16 @@ def launch(words: Sequence[str]) -> NoReturn:
     adds_path = words[:1] == ["--add-path"]
     words, origin = words[adds_path:], os.getcwd()
     ended = _arm()
-    try:
+    with Caught(of=BaseException, frames=True) as raised:
         if words[:1] == ["-m"]:
             _run_module(words[1:], [os.getcwd(), origin] if adds_path else [])
         else:
             _run_file([found_from(words[0], origin), *words[1:]], adds_path)
-    except BaseException as error:
-        ended(error)
-        if isinstance(error, SystemExit | KeyboardInterrupt):
-            raise
+    ended(error := raised.error)
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        raise error
+    if error is not None:
         _end_as_python(error)
-    ended(None)
     sys.exit()
 
 

@@ -10,7 +10,7 @@ import secrets
 import tarfile
 import zlib
 from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Self
@@ -114,7 +114,8 @@ async def receive(body: AsyncIterator[bytes], sha256: str, folder: Path, limits:
     """
     target = folder / f".{secrets.token_hex(8)}.part"
     digest, size = hashlib.sha256(), 0
-    try:
+    with ExitStack() as undone:
+        undone.callback(target.unlink, missing_ok=True)
         with _room(), target.open("xb") as file:
             async for chunk in body:
                 size += len(chunk)
@@ -124,9 +125,7 @@ async def receive(body: AsyncIterator[bytes], sha256: str, folder: Path, limits:
                 file.write(chunk)
         if digest.hexdigest() != sha256:
             raise Problem(422, f"the body's SHA-256 is {digest.hexdigest()}, not {sha256}. Was it cut off?")
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
+        undone.pop_all()
     return target, size
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from ..errors import Caught
 from ..workers.process import ProcessId
 from .driver import end_leftovers
 from .store.database import words_of
@@ -80,13 +81,15 @@ class Runner:
 
     def _work(self, lease: Lease) -> None:
         try:
-            Supervisor(lease, self._leases, self._places, self._options, self._stop).run()
-        except SQLAlchemyError as reason:  # the lease ends, and the search is taken in again
-            _LOG.error("search %s: the database failed: %s", lease.search_id, words_of(reason))
-        except Exception:  # noqa: BLE001 - a bug with one search must not end the others
-            _LOG.exception("search %s: a bug", lease.search_id)
-            with suppress(Stale, SQLAlchemyError):
-                self._leases.finish(lease, State.ERROR, "a bug in autotune: the server's log has what is known of it.")
+            with Caught(frames=True) as raised:
+                Supervisor(lease, self._leases, self._places, self._options, self._stop).run()
+            if isinstance(reason := raised.error, SQLAlchemyError):  # the lease ends, and the search is taken in again
+                _LOG.error("search %s: the database failed: %s", lease.search_id, words_of(reason))
+            elif reason is not None:  # a bug with one search must not end the others
+                _LOG.error("search %s: a bug", lease.search_id, exc_info=reason)
+                with suppress(Stale, SQLAlchemyError):
+                    said = "a bug in autotune: the server's log has what is known of it."
+                    self._leases.finish(lease, State.ERROR, said)
         finally:
             with self._lock:
                 del self._held[lease.search_id]

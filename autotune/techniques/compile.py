@@ -153,7 +153,7 @@ class Compile(Technique):
         return model
 
 
-_MARK = "_compiled_by_autotune"
+_MARK = "_autotune_compiled"
 """On modules that are compiled by this technique."""
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import PlanError
+from ..internals import lost
 from ..plan import Plan
 from ..techniques import LoaderSpec, Stage
 from ..techniques.checkpointing import find_blocks
@@ -41,6 +43,7 @@ def apply_to_model(
         TaskError: ``blocks`` names no module of the model.
     """
     stand_aside()
+    _check_internals(plan)
     settings = plan.settings
     for stage in reversed(Stage):
         for technique in settings.at(stage):
@@ -73,6 +76,7 @@ def apply_to_optimizer(
         PlanError: the plan asks for what this optimizer cannot do.
     """
     stand_aside()
+    _check_internals(plan)
     for stage in Stage:
         for technique in plan.settings.at(stage):
             optimizer = technique.on_optimizer(optimizer, max_grad_norm)
@@ -103,8 +107,21 @@ def apply_to_loader(
         PlanError: the plan asks for a cache that cannot hold this dataset.
     """
     stand_aside()
+    _check_internals(plan)
     spec = LoaderSpec(dataset, collate, dict(options or {}), torch.device(device), user_dataset=dataset)
     for stage in Stage:
         for technique in plan.settings.at(stage):
             spec = technique.on_loader(spec)
     return spec
+
+
+def _check_internals(plan: Plan) -> None:
+    """
+    Raises:
+        PlanError: a technique goes by a private part of torch that the installed version does not have.
+    """
+    for technique in plan.settings.chosen():
+        if (reason := lost(technique.name)) is not None:
+            raise PlanError(
+                f"settings.{technique.name}: {reason}. Leave that row out, or use the version that the plan names."
+            )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..data.positions import Position
-from ..errors import AutotuneError
+from ..errors import AutotuneError, Caught
 from ..nested import rows_of, tensors_in
 from ..ranks import this_rank
 from .out_of_memory import is_out_of_memory
@@ -100,26 +100,38 @@ class Halving:
         todo = self._kept[-1:]
         while True:
             self._has_agreed = False
-            try:
+            with Caught(AutotuneError, frames=True) as raised:
                 return [_joined([train(*part) for part in self._split(*entry)]) for entry in todo][-1]
-            except Exception as error:
-                elsewhere = isinstance(error, RanOutElsewhere)
-                if not elsewhere and (isinstance(error, AutotuneError) or not is_out_of_memory(error)):
-                    raise
-                if self._has_agreed:
-                    error.add_note(_TOO_LATE)
-                    raise
-                said = None if elsewhere else str(error).strip().partition("\n")[0]
-                said, obstacle = self._agreed(said, self._obstacle(ran_out=not elsewhere))
-                if obstacle is not None:
-                    note = f"autotune: the micro-batch cannot be halved: {obstacle}."
-                    if elsewhere:
-                        raise torch.OutOfMemoryError(f"{said}\n{note}") from None
-                    error.add_note(note)
-                    raise
+            said = self._heard(raised)
             drop()  # here nothing holds the frames any more, and what is in them
             self._halve(said)
             todo = self._kept
+
+    def _heard(self, raised: Caught) -> str:
+        """What the ranks said in which memory ran out.
+
+        Raises:
+            Exception: what was raised, where that is no lack of memory, or one that cannot be helped.
+        """
+        error = raised.take()
+        elsewhere = isinstance(error, RanOutElsewhere)
+        try:
+            if not elsewhere and not is_out_of_memory(error):
+                raise error
+            if self._has_agreed:
+                error.add_note(_TOO_LATE)
+                raise error
+            own = None if elsewhere else str(error).strip().partition("\n")[0]
+            said, obstacle = self._agreed(own, self._obstacle(ran_out=not elsewhere))
+            if obstacle is not None:
+                note = f"autotune: the micro-batch cannot be halved: {obstacle}."
+                if elsewhere:
+                    raise torch.OutOfMemoryError(f"{said}\n{note}")
+                error.add_note(note)
+                raise error
+            return said
+        finally:
+            del error  # which holds this frame
 
     def _agreed(self, said: str | None, obstacle: str | None) -> tuple[str, str | None]:
         """Of all ranks: what those said in which memory ran out, and what keeps any of them from halving."""

@@ -49,7 +49,5 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _said(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
-        return ""
+    """Its text, without a word of its class's, which may be a user's."""
+    return " ".join(one for one in error.args if isinstance(one, str))

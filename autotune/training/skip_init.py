@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..errors import Caught
 from ..randomness import undisturbed
 from ..task import Task
 
@@ -32,11 +33,9 @@ def skip_init(task: Task) -> Task:
 
 
 def _build(build: Callable[[], Any]) -> Any:
-    try:
-        with undisturbed(), _SkipInit():
-            return build()
-    except Exception:  # noqa: BLE001 - one that looks at its values may raise anything
+    with Caught(), undisturbed(), _SkipInit():  # one that looks at its values may raise anything
         return build()
+    return build()
 
 
 class _Looks(Exception):

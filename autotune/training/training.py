@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -245,11 +245,10 @@ class Training:
         else:
             self._guard.begin()
         share, weight = gradients.share(value, count, position, in_step=self._together is None)
-        try:
+        with ExitStack() as undone:  # out of memory, and the loop may go on: half a backward pass is no gradient
+            undone.callback(gradients.clear)
             self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        except BaseException:  # out of memory, and the loop may go on: half a backward pass is no gradient
-            gradients.clear()
-            raise
+            undone.pop_all()
         if isinstance(self.model, Replica):
             self.model.check(averages=gradients.is_whole)
         if gradients.is_whole:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,12 +103,19 @@ def _beside(task: Task) -> Path:
     return (task_file(task.source).parent if task.source else Path()) / str(task.weights)
 
 
+_UNREADABLE = (
+    OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, struct.error,
+    pickle.PickleError,
+)  # fmt: skip
+"""What torch and pickle raise at bytes that are no state dict: torch has no type of its own for that."""
+
+
 def _read(path: Path, where: str) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise TaskError(f"{where}: {path}: no such file. Name one that torch.save(model.state_dict()) wrote.") from None
-    except Exception as error:  # torch has no type of its own for what it cannot read
+    except _UNREADABLE as error:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise TaskError(f"{where}: {path}: cannot be read as a state dict: {said}") from error
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from ...errors import UserError
+from ...errors import Caught, UserError
 from ...estimates import EstimateOptions, PredictOptions
 from ...measure import Measurement
 from ...measure.checks.distill import build_teacher, distilled
@@ -74,12 +74,9 @@ def _is_for_several(request: TrialRequest) -> bool:
 
 
 def _answer(run: Callable[[], Outcome], device: str) -> Outcome:
-    try:
+    with Caught(FolderLost, of=BaseException, frames=True) as raised:  # a task may raise anything, sys.exit included
         return run()
-    except FolderLost:
-        raise
-    except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit included; an outcome is data
-        return outcome_of(error, device)
+    return outcome_of(raised.take(), device)
 
 
 def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 from ... import distribution
+from ...errors import Caught
 
 INNERMOST = " (innermost first):"
 """Ends a line that frames follow."""
@@ -22,9 +23,9 @@ _OURS = ('  File "<frozen ', *(f'  File "{name}/' for folder in _FOLDERS for nam
 
 def traceback_of(error: BaseException) -> str:
     """The exception with its causes, as Python prints it, without our frames; with them where the fault is ours."""
-    try:
+    with Caught() as raised:  # what the user's exception does when it is asked for its text
         text = plain("".join(traceback.format_exception(error)))
-    except Exception:  # noqa: BLE001 - what the user's exception does when it is asked for its text
+    if raised.error is not None:
         text = plain("".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__name__}: {text_of(error)}\n")
     shorter = without_our_frames(text)
     return shorter if '\n  File "' in shorter else text
@@ -32,10 +33,9 @@ def traceback_of(error: BaseException) -> str:
 
 def text_of(error: BaseException) -> str:
     """An exception's message, also where it cannot say it."""
-    try:
+    with Caught() as raised:  # a user's __str__ may do anything
         return str(error)
-    except Exception as reason:  # noqa: BLE001 - a user's __str__ may do anything
-        return f"(its text cannot be had: {type(reason).__name__})"
+    return f"(its text cannot be had: {type(raised.error).__name__})"
 
 
 def plain(text: str) -> str:

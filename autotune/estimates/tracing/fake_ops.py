@@ -10,18 +10,18 @@ from typing import Any, Literal, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    in_kernel_invocation_manager,
-    unset_fake_temporarily,
-)
 from torch.nn.attention import SDPBackend
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode, has_torch_function_unary
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from ...internals.fake_tensors import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
 from ...measure.profiling.tracer import Sees
 from .grad_accumulation import ADD, Accumulation
 from .known_values import dispatch, known_values

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.data import IterableDataset, default_collate
 
+from ...errors import Caught
+from ...internals import lost
+from ...internals.fake_tensors import FakeCopyMode, FakeTensorMode
 from ...measure.feed import largest, repeated
 from ...measure.profiling.allocations import Phase, Trace
 from ...measure.profiling.tracer import Sees, Shows, Tracer
@@ -91,11 +93,11 @@ class FakeTraining:
 
     def _open(self, real: Training) -> None:
         """Make a fake model of one's own, and let go of the real one."""
+        if (reason := lost("estimates")) is not None:
+            raise Untraceable(reason)
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        try:
+        with _untraceable_because("its model or optimizer cannot be copied"):
             self._model, self._optimizer = self._copied((real.model, real.optimizer))
-        except Exception as error:
-            raise _untraceable("its model or optimizer cannot be copied", error) from error
 
     def step(self, micro: int, accumulates: bool = False, num_forward: int | None = None) -> TracedStep:
         """Trace a steady optimizer step.
@@ -139,10 +141,9 @@ class FakeTraining:
         parameters = [p for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad]
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        try:
-            with self._answers(Phase.OPTIMIZER):
-                self._optimizer.step()
-        except Exception:  # noqa: BLE001 - one that wants gradients of a kind, such as sparse ones, has them made
+        with Caught() as raised, self._answers(Phase.OPTIMIZER):
+            self._optimizer.step()
+        if raised.error is not None:  # one that wants gradients of a kind, such as sparse ones, has them made
             for parameter in set(self._optimizer.state) - before:
                 del self._optimizer.state[parameter]
             self._optimizer.zero_grad(set_to_none=True)
@@ -162,11 +163,9 @@ class FakeTraining:
     def _batch(self, micro: int) -> Any:
         """A batch of copies of one sample, collated as fake tensors where the collate function reads no values."""
         collate = self._spec.collate or default_collate
-        try:
-            with self._fakes:
-                return collate([self._copied(self._sample)] * micro)
-        except Exception:  # noqa: BLE001 - a user's function may raise anything over fake tensors
-            return self._copied(collate([self._sample] * micro))
+        with Caught(), self._fakes:  # a user's function may raise anything over fake tensors
+            return collate([self._copied(self._sample)] * micro)
+        return self._copied(collate([self._sample] * micro))
 
     def _step(self, training: Training, watch: Tracer, batch: Any) -> None:
         """Run an optimizer step."""
@@ -179,7 +178,7 @@ class FakeTraining:
         return self._fakes
 
     def _guard(self) -> AbstractContextManager[None]:
-        return _due_to_missing_values()
+        return _untraceable_because("its step reads values, which fake tensors do not have")
 
     def _shows(self) -> Shows | None:
         """What shows the operations to a tracer."""
@@ -245,16 +244,10 @@ def _old_objects_left_alone() -> Iterator[None]:
 
 
 @contextmanager
-def _due_to_missing_values() -> Iterator[None]:
-    """Whatever a step over fake tensors raises may come of their missing values: there is no telling."""
-    try:
+def _untraceable_because(what: str) -> Iterator[None]:
+    """Whatever is raised over fake tensors may come of their missing values: there is no telling."""
+    with Caught(Unlike, frames=True) as raised:
         yield
-    except Unlike:
-        raise
-    except Exception as error:
-        raise _untraceable("its step reads values, which fake tensors do not have", error) from error
-
-
-def _untraceable(what: str, error: Exception) -> Untraceable:
-    said = str(error).strip().splitlines()
-    return Untraceable(f"{what}: {type(error).__name__}: {said[0] if said else ''}".rstrip(": "))
+    if raised.error is not None:
+        said, name = str(raised.error).strip().splitlines(), type(raised.error).__name__
+        raise Untraceable(f"{what}: {name}: {said[0] if said else ''}".rstrip(": ")) from raised.take()

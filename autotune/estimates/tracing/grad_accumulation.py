@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...internals.fake_tensors import unset_fake_temporarily
 from ...measure.profiling.tracer import tensors_of
 
 ADD = torch.ops.aten.add.Tensor

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
+from ...internals.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from ...measure.profiling.tracer import tensors_of
 
 _MOST = 2**16
@@ -23,6 +22,8 @@ def known_values() -> Iterator[None]:
     """A context in which fake tensors that are made from positions or given numbers keep their values, as torch itself
     keeps single numbers. Transformers, which takes another way for fake tensors, does not see those whose values are
     known as such."""
+    from torch._subclasses import fake_tensor
+
     replaced: list[tuple[Any, str, Any]] = [(fake_tensor, "CONSTANT_NUMEL_LIMIT", _MOST)]
     library = sys.modules.get("transformers.utils.import_utils")
     if hasattr(library, "is_fake_tensor"):

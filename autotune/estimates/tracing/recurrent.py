@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from ...internals.fake_tensors import unset_fake_temporarily
 
 RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 """One direction of an LSTM; its last result is the workspace."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import TaskError
+from ...errors import Caught, TaskError
 from ...randomness import undisturbed
 from ...ranks import of_first
 from ...task import SIGNATURES, Task
@@ -149,15 +149,13 @@ def call_evaluate(
     before = {name: _bits(tensor) for name, tensor in model.state_dict().items()}
     takes_batch = task.evaluation_batch(1) is not None and batch is not None
     with _modes_kept(model), undisturbed(), torch.no_grad(), context or nullcontext():
-        try:
+        with Caught(MemoryError, torch.OutOfMemoryError, frames=True) as raised:
             said = task.evaluate(model, batch_size=batch) if takes_batch else task.evaluate(model)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
+        if raised.error is not None:
             raise TaskError(
-                f"{where} raised {type(error).__name__}: {error}. Trials call it for the memory that it takes: see to "
-                "that, or leave evaluate out of the task."
-            ) from error
+                f"{where} raised {type(raised.error).__name__}: {raised.error}. Trials call it for the memory that it "
+                "takes: see to that, or leave evaluate out of the task."
+            ) from raised.take()
     after = model.state_dict()
     changed = [name for name, bits in before.items() if _bits(after[name]) != bits]
     if changed:

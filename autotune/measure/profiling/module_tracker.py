@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ...errors import AutotuneError
+from ...internals import lost
 from ...layers.graph import is_in_checkpoint
 from .allocations import OUTSIDE
 
@@ -51,7 +53,12 @@ class Whereabouts:
         Args:
             model: whose modules are told apart; all others belong to the one that calls them.
             on_switch: called after each entering and leaving of a module.
+
+        Raises:
+            AutotuneError: this torch does not tell which node runs.
         """
+        if (reason := lost("profile")) is not None:
+            raise AutotuneError(f"steps cannot be traced: {reason}")
         self.order: dict[str, None] = {}
         """Names of the modules that ran, in the order in which they were first entered."""
         self._names = {module: name for name, module in model.named_modules()}

@@ -78,16 +78,17 @@ class Contexts:
             self.close()
             self._begins(model, (args, kwargs))
             self._depth += 1
+            has_returned = False
             try:
                 self._open.enter_context(self._others.forward_context(device))
                 with self._precision.forward_context(device):
                     self._is_in_call = True
                     outputs = inner(*args, **kwargs)
+                has_returned = True
                 return widened(outputs, dtype) if self._precision.kind == "bf16" else outputs
-            except BaseException:
-                self.close()
-                raise
             finally:
+                if not has_returned:
+                    self.close()
                 self._depth -= 1
                 self._is_in_call = False
                 if torch.is_grad_enabled():

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from ...data.worker_queues import hold_queues
 from ...errors import AutotuneError
+from ...internals import lost
 from ...randomness import undisturbed
 from ...ranks import this_rank
 from ...training.launched import set_launcher
@@ -65,6 +66,8 @@ class ScriptHooks:
 
     def install(self) -> None:
         """Install the hooks."""
+        if (reason := lost("scripts")) is not None:
+            refuse(f"{reason}, and no plan can be put on a script without it. Use the version that was tried.")
         set_launcher(self)
         self._taken_off += [
             patch(torch.optim.Optimizer, "__init__", self._note_optimizer),

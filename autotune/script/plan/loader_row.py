@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ...data.sameness import Sameness, reads_alike
+from ...errors import Caught
 from ...plan import Plan
 from ...training.data_loader import begun_as_stock, put_options
 from ..refusal import tell_once
@@ -78,9 +79,9 @@ class LoaderRow:
         """Why an epoch of the dataset may not be kept, by what it gives now; of a stream, the row itself says so."""
         if isinstance(self.dataset, IterableDataset):
             return None
-        try:
+        with Caught() as raised:  # a user's dataset may raise anything at what it was not written for
             repeats = reads_alike(self.dataset, self._collate or default_collate)
-        except Exception as error:  # noqa: BLE001 - a user's dataset may raise anything at what it was not written for
+        if (error := raised.error) is not None:
             return f"no sample of it can be read alone ({type(error).__name__}: {error})"
         if not repeats:
             return "it draws random numbers or returns other values when it is read again (augmentation)"

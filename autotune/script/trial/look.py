@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
+from ...errors import Caught
+from ...internals import lost_techniques
 from ...measure.dataset import DatasetFacts, inspect_dataset
 from ...measure.facts import build_facts
 from ...measure.memory import Charge
@@ -319,7 +321,7 @@ class Look(Observer):
         seen = {"has_loader": loader is not None, "batch_varies": self._varies(micro), "passes": passes}
         does = self._found.does_itself().model_copy(update=seen)
         reasons = {name: one.not_in_scripts or one.left_to(does) for name, one in TECHNIQUES.items()}
-        return {name: reason for name, reason in reasons.items() if reason is not None}
+        return lost_techniques() | {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 _NO_DATA = DatasetFacts([], None, None, False, False, False)
@@ -327,7 +329,6 @@ _NO_DATA = DatasetFacts([], None, None, False, False, False)
 
 def _read(task: Task, dataset: Any) -> DatasetFacts:
     """Nothing where no sample can be read alone: a sampler may yield other than numbers, and a collate want several."""
-    try:
+    with Caught():  # a user's dataset may raise anything at what it was not written for
         return inspect_dataset(task, dataset)
-    except Exception:  # noqa: BLE001 - a user's dataset may raise anything at what it was not written for
-        return _NO_DATA
+    return _NO_DATA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import optuna
@@ -34,14 +34,13 @@ class ExclusiveStorage:
         self._was_there = path is not None and path.exists() and path.stat().st_size > 0
         self._lock = Lock(path)
         self._file: _File | None = None
-        try:
+        with ExitStack() as undone:
+            undone.callback(self._release)
+            undone.callback(self._lock.discard)
             with storage_errors(url):
                 self.storage = open_storage(url if path is None else at(url, path.resolve()))
                 self._file = None if path is None else _File(path.resolve())
-        except BaseException:
-            self._lock.discard()
-            self._release()
-            raise
+            undone.pop_all()
 
     def found_empty(self) -> str:
         """A hint why an existing file holds no study; empty if there is none."""
@@ -53,11 +52,10 @@ class ExclusiveStorage:
     @contextmanager
     def released_on_error(self) -> Iterator[None]:
         """Release the lock if the body fails."""
-        try:
+        with ExitStack() as undone:
+            undone.callback(self._release)
             yield
-        except BaseException:
-            self._release()
-            raise
+            undone.pop_all()
 
     @contextmanager
     def writing(self) -> Iterator[None]:

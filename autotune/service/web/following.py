@@ -11,6 +11,7 @@ from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
+from ...errors import Caught
 from ..problems import Problem
 from ..service import Service
 from ..store.searches import Searches, Shown
@@ -50,9 +51,9 @@ class Reads:
         try:
             while self._waiting:
                 asked, self._waiting = self._waiting, {}
-                try:
+                with Caught(frames=True) as raised:  # each that waits is told
                     found = await run_in_threadpool(self._searches.shown, asked)
-                except Exception as reason:  # noqa: BLE001 - each that waits is told
+                if (reason := raised.error) is not None:
                     for answer in (each for answers in asked.values() for each in answers if not each.done()):
                         answer.set_exception(reason)
                     continue

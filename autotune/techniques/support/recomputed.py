@@ -109,7 +109,7 @@ def _same(before: Tensor, after: Tensor | None) -> bool:
 
 def _is_fake(tensor: Tensor) -> bool:
     """Whether it has no values that could be compared."""
-    from torch._subclasses.fake_tensor import FakeTensor
+    from ...internals.fake_tensors import FakeTensor
 
     return isinstance(tensor, FakeTensor)
 

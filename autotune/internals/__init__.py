@@ -1,0 +1,12 @@
+"""What is ours to watch: private parts of other libraries (``table``), and state that outlives a call (``state``).
+
+A use of a private name that is not in the table fails a test; so does a row that nothing uses. ``python -m
+autotune.internals`` says what the installed versions lack.
+"""
+
+from __future__ import annotations
+
+from .probes import broken, lost, lost_techniques
+from .table import FEATURES, TRIED, Feature
+
+__all__ = ["FEATURES", "TRIED", "Feature", "broken", "lost", "lost_techniques"]
