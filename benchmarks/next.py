@@ -96,14 +96,16 @@ def _parts(python: str) -> list[str]:
     if done.returncode == 0:
         return []
     *rows, _ = done.stdout.splitlines() or [""]
-    return [f"private part: {row}" for row in rows] or [f"private parts: {done.stderr.strip().splitlines()[-1:]}"]
+    said = (done.stderr.strip().splitlines() or ["no word of why"])[-1]
+    return [f"private part: {row}" for row in rows] or [f"private parts: they could not be looked at: {said}"]
 
 
 def _tests(python: str, arguments: Sequence[str], report: Path) -> list[str]:
     """Tests that fail, by what they raised."""
     done = _run(python, "-m", "pytest", "-q", *arguments, f"--junitxml={report}")
     if not report.exists():
-        return ["tests: pytest did not run:", *(f"  {line}" for line in done.stdout.splitlines()[-_MOST:])]
+        said = (done.stdout + done.stderr).splitlines()[-_MOST:]
+        return ["\n".join(["tests: pytest did not run:", *(f"  {line}" for line in said)])]
     failed: dict[str, list[str]] = defaultdict(list)
     cases = [*ElementTree.parse(report).iter("testcase")]
     for case in cases:
