@@ -19,10 +19,12 @@ __all__ = ["PAGES", "filled"]
 
 Row = dict[str, Any]
 _MODEL_HEADER = "| model | kept by stock, MiB | peer | here | peak: peer | here | time: peer | here |"
-_LAYER_HEADER = "| layer | stock | peer | here | least | peak: peer | here | time |"
-_PRUNING_HEADER = "| model | parameters | of them left | time | found in | what was left, or why it is refused |"
-_SMALLER_HEADER = "| layer 512 → 2048 | numbers stored, of the whole layer's | time, of the whole layer's |"
+_MORE_HEADER = "| model | kept by stock, MiB | peer | here | peak | time |"
+_LAYER_HEADER = "| layer | stock | peer | here | peak | time |"
+_PRUNING_HEADER = "| model | parameters left | time |"
 _MAIN = ("as built", "exact")
+_OTHER_RESNETS = ("resnet18", "resnet101")
+"""Left out of longer lists, where ResNet-50 stands for them."""
 _MORE = (("input", "exact"), ("as built", "recompute"), ("as built", "rounding"), ("input", "rounding"))
 """What trains, and the kind of layers, beside all of a model and exact ones."""
 
@@ -47,16 +49,23 @@ def filled(text: str) -> str:
     return re.sub(r"(<!-- table: (.+) -->\n)(?:\|.*\n)*", lambda found: f"{found[1]}{_TABLES[found[2]]()}\n", text)
 
 
-def _model_table(which: Iterable[tuple[str, str]]) -> str:
+def _model_table() -> str:
+    """Each model, as built, with exact layers."""
+    rows = _newest("exact", "model")
+    return _table(_MODEL_HEADER, (_model_cells(model, rows[model, "as built"]) for model in MODELS))
+
+
+def _more_models_table() -> str:
     """Each model, by what trains and the kind of layers; not where that kind keeps what exact layers keep."""
     exact = _newest("exact", "model")
-    rows = [(case, kind, _newest(kind, "model")) for case, kind in which]
+    rows = [(case, kind, _newest(kind, "model")) for case, kind in _MORE]
     return _table(
-        _MODEL_HEADER,
+        _MORE_HEADER,
         (
-            _model_cells(", ".join([model, *(what for what in (case, kind) if what not in _MAIN)]), found[model, case])
+            _more_cells(", ".join([model, *(what for what in (case, kind) if what not in _MAIN)]), found[model, case])
             for case, kind, found in rows
             for model in MODELS
+            if model not in _OTHER_RESNETS
             if (model, case) in found and (kind == "exact" or _ours(found[model, case]) < _ours(exact[model, case]))
         ),
     )
@@ -67,12 +76,14 @@ def _ours(row: Row) -> float:
 
 
 def _layer_table() -> str:
-    """Each layer that keeps less than stock's, by what trains; the others in one row."""
+    """Each layer that keeps less than stock's, by what trains; the others in one row. Of a layer that there is in one,
+    two and three dimensions, two."""
     rows = _newest("exact", "layer")
     every = [rows[name, case] for name, layer in LAYERS.items() for case, _ in layer.cases()]
     saves = [row["kept_bytes"]["ours"] < row["kept_bytes"]["stock"] for row in every]
     others = [row for row, less in zip(every, saves, strict=True) if not less]
-    return _table(_LAYER_HEADER, [*map(_layer_cells, itertools.compress(every, saves)), _other_cells(others)])
+    shown = [row for row in itertools.compress(every, saves) if not re.search(r"[13]d", row["layer"])]
+    return _table(_LAYER_HEADER, [*map(_layer_cells, shown), _other_cells(others)])
 
 
 def _newest(kind: str, of: str) -> dict[tuple[str, str], Row]:
@@ -87,11 +98,14 @@ def _table(header: str, rows: Iterable[Iterator[str]]) -> str:
 
 
 def _model_cells(name: str, row: Row) -> Iterator[str]:
+    *kept, peak, time = _more_cells(name, row)
+    yield from (*kept, _of_peer(row, row["peak_ratio"], 2), peak, _of_peer(row, row["time_ratio"], 2), time)
+
+
+def _more_cells(name: str, row: Row) -> Iterator[str]:
     yield from (name, f"{row['kept_bytes']['stock'] / 2**20:.0f}")
-    for key, digits in (("kept", 3), ("peak", 2)):
-        yield _of_peer(row, row[f"{key}_ratio"], digits)
-        yield f"{row[f'{key}_ratio']['ours']:.{digits}f}"
-    yield _of_peer(row, row["time_ratio"], 2)
+    yield from (_of_peer(row, row["kept_ratio"], 3), f"{row['kept_ratio']['ours']:.3f}")
+    yield f"{row['peak_ratio']['ours']:.2f}"
     low, high = row["time_spread"]["ours"]
     yield f"{row['time_ratio']['ours']:.2f} ({low:.2f}–{high:.2f})"
 
@@ -100,43 +114,24 @@ def _layer_cells(row: Row) -> Iterator[str]:
     kept = {key: value / row["input_bytes"] for key, value in row["kept_bytes"].items()}
     frozen = ", frozen" if row["case"] == "frozen" else ""
     yield from (f"{row['layer']}{frozen}", f"{kept['stock']:.3f}", _of_peer(row, kept, 3), f"{kept['ours']:.3f}")
-    yield "" if row["least"] is None else f"{row['least']:.3f}".rstrip("0").rstrip(".")
-    yield _of_peer(row, row["peak_ratio"], 2)
     yield from (f"{row[key]['ours']:.2f}" for key in ("peak_ratio", "time_ratio"))
 
 
 def _other_cells(rows: Sequence[Row]) -> Iterator[str]:
     times = sorted(row["time_ratio"]["ours"] for row in rows)
-    yield from (f"the other {len(rows)}", "", "", "as stock", "", "", "")
+    yield from (f"the other {len(rows)}", "", "", "as stock", "")
     yield f"{statistics.median(times):.2f} ({times[0]:.2f}–{times[-1]:.2f})"
 
 
 def _pruning_table() -> str:
-    """The last row of each model."""
-    rows = {row["model"]: row for row in load_rows("pruning", "cpu")}
-    return _table(_PRUNING_HEADER, map(_pruning_cells, rows.values()))
+    """The last row of each model that is cut."""
+    rows = {row["model"]: row for row in load_rows("pruning", "cpu") if "refused" not in row}
+    return _table(_PRUNING_HEADER, (_pruning_cells(row) for row in rows.values() if row["model"] not in _OTHER_RESNETS))
 
 
 def _pruning_cells(row: Row) -> Iterator[str]:
-    yield from (row["model"], f"{row['parameters']:,}")
-    if "refused" in row:
-        yield from ("refused", "", "", row["refused"].removeprefix("settings.pruning: "))
-        return
+    yield from (row["model"], f"{row['parameters_left'] / row['parameters']:.2f}")
     ratios = sorted(cut_s / whole_s for whole_s, cut_s in row["processor_s"])
-    yield f"{row['parameters_left'] / row['parameters']:.2f}"
-    yield f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    yield from (f"{row['cut_s']:.0f} s", "; ".join(row["left"]))
-
-
-def _smaller_table() -> str:
-    """The last row of each layer."""
-    rows = {row["layer"]: row for row in load_rows("smaller-layers", "cpu")}
-    return _table(_SMALLER_HEADER, map(_smaller_cells, rows.values()))
-
-
-def _smaller_cells(row: Row) -> Iterator[str]:
-    yield from (row["layer"], f"{row['numbers'] / row['numbers_whole']:.2f}")
-    ratios = sorted(ours_s / whole_s for whole_s, ours_s in row["processor_s"])
     yield f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
 
 
@@ -147,11 +142,10 @@ def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
 
 
 _TABLES: dict[str, Callable[[], str]] = {
-    "models": lambda: _model_table([_MAIN]),
-    "models, more": lambda: _model_table(_MORE),
+    "models": _model_table,
+    "models, more": _more_models_table,
     "layers": _layer_table,
     "pruning": _pruning_table,
-    "smaller layers": _smaller_table,
 }
 
 

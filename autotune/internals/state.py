@@ -21,7 +21,6 @@ _PROCESS = "the process ends"
 VARIABLES: dict[str, Held] = {
     "data/worker_queues.py:_QUEUES": Held("workers hear of their end, whatever ends an epoch", "the iteration is gone"),
     "estimates/forks.py:_asked": Held("a fork is told its function once, unpickled", "the fork ends"),
-    "estimates/workspace/kernel.py:_num_threads": Held("a fork computes in one thread, and plans for more", _PROCESS),
     "integrations/checks.py:_said": Held("an untried version is said once", _PROCESS),
     "integrations/loaders.py:_unmet": Held("a row that comes after an optimizer's step is late", "that step"),
     "integrations/ray_train.py:_entered": Held("a loss outside a forward_context is told from one in it", "its exit"),
@@ -40,7 +39,7 @@ VARIABLES: dict[str, Held] = {
 
 CACHES: dict[str, Held] = {
     "estimates/tracing/grad_accumulation.py:_references_where_unshared": Held("torch's counts are constants", _PROCESS),
-    "estimates/workspace/recurrent.py:_measured": Held("a layer is run once for its workspace", _PROCESS),
+    "estimates/tracing/recurrent.py:_measured": Held("a layer is run once for its workspace", _PROCESS),
     "integrations/loaders.py:_watch_loaders": Held("loaders are watched by one patch", _PROCESS),
     "internals/probes.py:lost": Held("a version does not change", _PROCESS),
     "layers/bits.py:_masks": Held("eight numbers on each device", _PROCESS),
