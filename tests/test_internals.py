@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.internals import FEATURES, TRIED, broken, lost
+from autotune.internals import FEATURES, TRIED, broken
 from autotune.internals.probes import _holds, _NotLoaded
 from autotune.internals.state import CACHES, MARKS, REPLACED, VARIABLES
 from autotune.techniques import TECHNIQUES
@@ -159,8 +159,10 @@ def test_what_our_classes_override_of_private_names_is_in_the_table():
     assert stray == []
 
 
-def test_a_feature_that_is_a_technique_has_its_name():
-    assert {feature.name for feature in FEATURES if feature.is_technique} <= TECHNIQUES.keys()
+def test_what_a_technique_goes_by_is_in_the_table():
+    asked = {one.goes_by for one in TECHNIQUES.values()} - {None}
+    assert asked
+    assert asked <= {feature.name for feature in FEATURES}
 
 
 def test_the_versions_that_were_tried_are_those_that_are_tested():
@@ -196,10 +198,6 @@ def test_a_part_behind_what_a_job_has_put_in_its_place_is_taken_to_be_there(monk
         _holds("torch.utils.data.DataLoader.__init__:_iterator", imports=True)
 
 
-def test_a_feature_without_private_parts_is_there():
-    assert lost("allocator") is None
-
-
 # What happens where a part is gone. Each in a process of its own, in which torch is changed before ours is imported.
 
 COMMON = """
@@ -207,9 +205,8 @@ import torch
 {change}
 import autotune
 from autotune.errors import PlanError
-from autotune.internals import lost_techniques
 from autotune.plan import Plan
-from autotune.techniques import Settings
+from autotune.techniques import Settings, lost_techniques
 from torch import nn
 
 def job():

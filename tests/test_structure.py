@@ -183,18 +183,14 @@ NAMED_ELSEWHERE = {
     ("integrations/lightning_task.py", "optimizer"): (1, "a key of what Lightning's configure_optimizers returns"),
     ("integrations/lightning_task.py", "precision"): (2, "an argument of Lightning's Trainer, and a field of Task"),
     ("integrations/trainer_task.py", "precision"): (1, "a field of Task"),
-    **{
-        ("internals/table.py", name): (1, "the one table of private parts says what goes by them")
-        for name in ("checkpointing", "compile", "data_loading", "layers", "optimizer_step", "precision", "pruning")
-    },
     ("searches/reuse.py", "precision"): (1, "what a task states: its measurements hold for that alone"),
     ("searches/store/record.py", "precision"): (1, "the same, as --resume tells it"),
     ("training/apply_plan.py", "optimizer"): (1, "an argument of autotune.apply"),
     ("training/resume.py", "optimizer"): (1, "a key of Training.state_dict()"),
     ("training/training.py", "optimizer"): (2, "the same, where it is saved and loaded"),
 }
-"""Names of techniques as text outside their own room: how often, and what it is there. But for the table of private
-parts none of them is the technique; what a part wants to know of one is a fact that the technique declares."""
+"""Names of techniques as text outside their own room: how often, and what it is there. None of them is the technique;
+what a part wants to know of one is a fact that the technique declares."""
 
 
 @pytest.mark.medium

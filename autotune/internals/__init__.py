@@ -6,7 +6,7 @@ autotune.internals`` says what the installed versions lack.
 
 from __future__ import annotations
 
-from .probes import broken, lost, lost_techniques
+from .probes import broken, lost
 from .table import FEATURES, TRIED, Feature
 
-__all__ = ["FEATURES", "TRIED", "Feature", "broken", "lost", "lost_techniques"]
+__all__ = ["FEATURES", "TRIED", "Feature", "broken", "lost"]

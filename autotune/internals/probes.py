@@ -28,16 +28,10 @@ def lost(name: str) -> str | None:
     module that is not loaded is taken to be there, if the module is.
 
     Args:
-        name: of a feature, or of a technique; one that goes by no private parts is always there.
+        name: of a feature.
     """
-    features = (feature for feature in FEATURES if feature.name == name)
-    return next((reason for feature in features for reason in _missing(feature, imports=False)), None)
-
-
-def lost_techniques() -> dict[str, str]:
-    """Techniques that cannot be had, and why."""
-    names = (feature.name for feature in FEATURES if feature.is_technique)
-    return {name: reason for name in names if (reason := lost(name)) is not None}
+    feature = next(feature for feature in FEATURES if feature.name == name)
+    return next(_missing(feature, imports=False), None)
 
 
 def broken(imports: bool = False) -> Iterator[tuple[Feature, str]]:

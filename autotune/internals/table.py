@@ -25,17 +25,17 @@ class Feature:
     """What goes by some private parts."""
 
     name: str
-    """Of a technique, its own name."""
+    """By which it is asked for (``lost``)."""
     without: str
     """What happens where a part is missing."""
     parts: tuple[str, ...]
     """Paths."""
-    is_technique: bool = False
 
 
-def _technique(name: str, *parts: str) -> Feature:
-    without = f"{name} is not offered to a search, and a plan that has it is refused"
-    return Feature(name, without, parts, is_technique=True)
+def _of_techniques(name: str, *parts: str) -> Feature:
+    """One that techniques name as their ``goes_by``."""
+    without = "a technique that goes by it is not offered to a search, and a plan that has one is refused"
+    return Feature(name, without, parts)
 
 
 _NODE = "torch.autograd.graph.Node"
@@ -46,14 +46,14 @@ _WORKERS = f"{_LOADER}._MultiProcessingDataLoaderIter"
 _ATEN = "torch.ops.aten"
 
 FEATURES: tuple[Feature, ...] = (
-    _technique(
-        "compile",
+    _of_techniques(
+        "compiled modules",
         *_CALL,
         "torch._functorch.config",
         "torch._inductor.compile_fx.compile_fx(model_, example_inputs_)",
     ),
-    _technique(
-        "layers",
+    _of_techniques(
+        "saved tensors",
         "torch._C._autograd._top_saved_tensors_default_hooks",
         "torch._C._functorch.peek_interpreter_stack",
         "torch._C._get_tracing_state",
@@ -79,15 +79,15 @@ FEATURES: tuple[Feature, ...] = (
         "torch.utils._pytree.tree_leaves",
         "torch.utils._pytree.tree_map_only",
     ),
-    _technique(
-        "checkpointing",
+    _of_techniques(
+        "recomputed blocks",
         "torch.Tensor._version",
         "torch.nn.Module._buffers",
         "torch.nn.modules.batchnorm._NormBase",
     ),
-    _technique("optimizer_step", "torch.optim.Optimizer.__init__:_optimizer_step_pre_hooks"),
-    _technique(
-        "data_loading",
+    _of_techniques("steps in backward", "torch.optim.Optimizer.__init__:_optimizer_step_pre_hooks"),
+    _of_techniques(
+        "loader workers",
         "torch.utils.data.DataLoader.__init__:_iterator",
         f"{_WORKERS}.__init__:_index_queues",
         f"{_WORKERS}.__init__:_workers",
@@ -102,8 +102,8 @@ FEATURES: tuple[Feature, ...] = (
         "torch.utils._pytree.tree_flatten",
         "torch.utils._pytree.tree_map",
     ),
-    _technique("precision", "torch.ops.mkldnn._is_mkldnn_bf16_supported"),
-    _technique("pruning", "torch.nn.modules.conv._ConvNd"),
+    _of_techniques("bf16 on a CPU", "torch.ops.mkldnn._is_mkldnn_bf16_supported"),
+    _of_techniques("cut convolutions", "torch.nn.modules.conv._ConvNd"),
     Feature(
         "trials",
         "no trial can be run, and the first one says so",

@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import IterableDataset
 
-from ..internals import lost_techniques
-from ..techniques import TECHNIQUES, Facts
+from ..techniques import TECHNIQUES, Facts, lost_techniques
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import find_blocks
 from ..techniques.support.facts import num_processors

@@ -46,10 +46,16 @@ def examine() -> dict[str, Any]:
         "executors": {"local": _local(), "ray": "ready" if _version("ray") else "not installed: pip install ray"},
         "skipped": [row for device in devices for row in _skipped(device)],
         "missing": [
-            {"feature": feature.name, "reason": reason, "without": feature.without} for feature, reason in broken()
+            {"feature": _goes_by(feature.name), "reason": reason, "without": feature.without}
+            for feature, reason in broken()
         ],
         "advice": list(_advice(torch.cuda.is_available())),
     }
+
+
+def _goes_by(feature: str) -> str:
+    """The techniques that go by a feature; its own name where none does."""
+    return ", ".join(name for name, one in TECHNIQUES.items() if one.goes_by == feature) or feature
 
 
 def explain(found: dict[str, Any]) -> RenderableType:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from ..internals import lost
 from .allocator import Allocator
 from .batch import Batch
 from .checkpointing import Checkpointing
@@ -32,7 +33,18 @@ from .variant import Variant
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["TECHNIQUES", "Device", "Effect", "Exactness", "Facts", "LoaderSpec", "Settings", "Stage", "Technique"]
+__all__ = [
+    "TECHNIQUES",
+    "Device",
+    "Effect",
+    "Exactness",
+    "Facts",
+    "LoaderSpec",
+    "Settings",
+    "Stage",
+    "Technique",
+    "lost_techniques",
+]
 
 
 class Settings(BaseModel):
@@ -183,4 +195,12 @@ def _techniques() -> Iterator[tuple[str, type[Technique]]]:
 
 
 TECHNIQUES: dict[str, type[Technique]] = dict(_techniques())
+
+
+def lost_techniques() -> dict[str, str]:
+    """Those that cannot be had with the libraries that this process has loaded, and why."""
+    needs = {name: one.goes_by for name, one in TECHNIQUES.items() if one.goes_by is not None}
+    return {name: reason for name, feature in needs.items() if (reason := lost(feature)) is not None}
+
+
 """Every technique by its name, in the order of :class:`Settings`."""

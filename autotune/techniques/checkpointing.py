@@ -47,6 +47,7 @@ class Checkpointing(Technique):
     """
 
     name: ClassVar[str] = "checkpointing"
+    goes_by: ClassVar[str | None] = "recomputed blocks"
     stage: ClassVar[Stage] = Stage.CHECKPOINTING
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True

@@ -35,6 +35,7 @@ class Compile(Technique):
     """
 
     name: ClassVar[str] = "compile"
+    goes_by: ClassVar[str | None] = "compiled modules"
     stage: ClassVar[Stage] = Stage.COMPILE
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     rewrites: ClassVar[bool] = True

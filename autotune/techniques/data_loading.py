@@ -25,6 +25,7 @@ class DataLoading(Technique):
     """The DataLoader's own options, and a cache. What is left out stays as the user has it."""
 
     name: ClassVar[str] = "data_loading"
+    goes_by: ClassVar[str | None] = "loader workers"
     stage: ClassVar[Stage] = Stage.LOADER
     affects: ClassVar[frozenset[Effect]] = frozenset({"loader"})
 

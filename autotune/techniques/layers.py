@@ -20,6 +20,7 @@ class Layers(Technique):
     """
 
     name: ClassVar[str] = "layers"
+    goes_by: ClassVar[str | None] = "saved tensors"
     stage: ClassVar[Stage] = Stage.LAYERS
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     trades_time: ClassVar[bool] = True

@@ -31,6 +31,7 @@ class Pruning(Lossy):
     """
 
     name: ClassVar[str] = "pruning"
+    goes_by: ClassVar[str | None] = "cut convolutions"
     stage: ClassVar[Stage] = Stage.PRUNING
     purposes: ClassVar[Mapping[str, str]] = {
         "none": "Leaves the model as it is.",

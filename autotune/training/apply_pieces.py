@@ -121,7 +121,7 @@ def _check_internals(plan: Plan) -> None:
         PlanError: a technique goes by a private part of torch that the installed version does not have.
     """
     for technique in plan.settings.chosen():
-        if (reason := lost(technique.name)) is not None:
+        if technique.goes_by is not None and (reason := lost(technique.goes_by)) is not None:
             raise PlanError(
                 f"settings.{technique.name}: {reason}. Leave that row out, or use the version that the plan names."
             )

@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
 from ...errors import Caught
-from ...internals import lost_techniques
 from ...measure.dataset import DatasetFacts, inspect_dataset
 from ...measure.facts import build_facts
 from ...measure.memory import Charge
@@ -24,7 +23,7 @@ from ...measure.timing.loading import loader_rates
 from ...nested import tensors_in
 from ...ranks import world_size
 from ...task import Task
-from ...techniques import TECHNIQUES, Facts, LoaderSpec, Settings
+from ...techniques import TECHNIQUES, Facts, LoaderSpec, Settings, lost_techniques
 from ...techniques.batch import Batch
 from ...techniques.parallel import Parallel
 from ...techniques.support.facts import num_processors

@@ -111,6 +111,8 @@ class Technique(BaseModel):
     kept_beside: ClassVar[frozenset[str]] = frozenset()
     """Fields that :meth:`files` hold beside a plan's file, which does not."""
 
+    goes_by: ClassVar[str | None] = None
+    """The feature of private parts that it cannot do without (``internals.FEATURES``); None where it needs none."""
     rewrites: ClassVar[bool] = False
     """Whether it gives modules another forward, which a model that is compiled already does not come to."""
     not_in_scripts: ClassVar[str | None] = None
