@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 
 from .errors import PlanError
 from .files import read_text, write_text
-from .machine import device_name
 from .plain_yaml import dump_yaml, explain, read_yaml
 from .units import Bytes, size
 
@@ -158,3 +158,17 @@ def _this_device(types: set[Any]) -> tuple[str, int | None, int | None]:
         properties = torch.cuda.get_device_properties(own if own < torch.cuda.device_count() else None)
         return str(properties.name), properties.total_memory, None
     return device_name("cpu"), None, torch.get_num_threads()
+
+
+def device_name(kind: str) -> str:
+    """As the vendor calls it: the CPU, or the current CUDA device."""
+    if kind == "cuda":
+        import torch
+
+        return str(torch.cuda.get_device_properties().name)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -42,7 +42,7 @@ FLOORS = (
     ("layers", "pruning"),
     ("bundle",),
     ("plain_yaml",),
-    ("distribution", "files", "internals", "machine", "nested", "randomness"),
+    ("distribution", "files", "internals", "nested", "randomness"),
     ("units", "errors"),
 )
 """From the roof down: a part imports from the floors below its own."""
@@ -118,6 +118,12 @@ def test_the_picture_of_the_architecture_has_the_floors():
     picture = page.partition("```text\n")[2].partition("```")[0]
     lines = [re.split(r" {2,}", line)[0] for line in picture.splitlines() if not line.startswith(" ")]
     assert [tuple(line.split(", ")) for line in lines] == [*FLOORS]
+
+
+def test_no_folder_has_more_than_sixteen_modules():
+    """Without those that are a package's own, such as ``__init__``."""
+    held = Counter(path.parent for path in SOURCES if not path.stem.startswith("_"))
+    assert {str(folder): count for folder, count in held.items() if count > 16} == {}
 
 
 @pytest.mark.medium

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
+from ..bundle import device_name
 from ..errors import TrialsLost, UnlikeDevices, UserError
-from ..machine import device_name
 from ..techniques.support.facts import num_processors
 from .devices import gpu_types, type_text, visible_gpus
 

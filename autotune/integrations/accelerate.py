@@ -14,9 +14,8 @@ from ..errors import PlanError
 from ..plan import Plan
 from ..randomness import undisturbed
 from ..techniques.support.base import Run
-from ..training.apply_pieces import apply_to_model, apply_to_optimizer
+from ..training.apply_pieces import apply_to_model, apply_to_optimizer, on_two_samples
 from ..training.data_loader import changed_loader
-from ..training.two_samples import on_two_samples
 from .checks import check_model, check_version, even_batch, of_one_rank, refuse_other_models, tell
 from .loaders import put_at_first_epoch
 

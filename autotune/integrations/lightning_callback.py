@@ -20,9 +20,8 @@ from ..randomness import undisturbed
 from ..techniques import Settings
 from ..techniques.precision import Precision
 from ..techniques.support.base import Run
-from ..training.apply_pieces import apply_to_model, apply_to_optimizer
+from ..training.apply_pieces import apply_to_model, apply_to_optimizer, on_two_samples
 from ..training.data_loader import changed_loader, has_own_batches, rebatched
-from ..training.two_samples import on_two_samples
 from .checks import check_model, check_version, refuse_other_models, tell
 from .lightning_checks import check_job
 from .lightning_hooks import is_own, unwrap, wrap

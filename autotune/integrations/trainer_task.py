@@ -17,7 +17,7 @@ from ..measure.checks.quality import NoQuality
 from ..randomness import alike, random_state, seed_everything, set_random_state, undisturbed
 from ..task import Task
 from ..techniques.support.base import Run
-from ..training.two_samples import on_two_samples
+from ..training.apply_pieces import on_two_samples
 from .checks import check_version
 
 _SEED = 0

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from ..machine import device_name
+from ..bundle import device_name
 from ..techniques import Device
 from .context import driver_version
 from .processes import kib_fields

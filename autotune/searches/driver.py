@@ -24,7 +24,6 @@ from .event import Event
 from .events import INTERRUPTED, Inspected, SearchStarted, Stopped, TrialEnded
 from .options import MeasuredBy, SearchOptions
 from .own_flags import batch_stays, by_own_flags, told_early
-from .reference import check_reference
 from .requests import inspected, reference_settings
 from .sampler.candidates import Candidates
 from .sampler.configuration_space import ConfigurationSpace
@@ -35,7 +34,7 @@ from .store.study import PLAN, Study
 from .store.tried import Tried
 from .store.url import sqlite_files
 from .time_budget import TimeBudget
-from .trials import TIME_IS_UP, explore, explore_whole, measure_first
+from .trials import TIME_IS_UP, check_reference, explore, explore_whole, measure_first
 from .winner.ablation import ablate
 from .winner.build_plan import build_plan
 from .winner.finalists import settle

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from ..errors import PlanError
 from ..internals import lost
+from ..nested import to_device
 from ..plan import Plan
+from ..randomness import undisturbed
 from ..techniques import LoaderSpec, Stage
 from ..techniques.checkpointing import find_blocks
 from ..techniques.support.base import Run
@@ -125,3 +128,26 @@ def _check_internals(plan: Plan) -> None:
             raise PlanError(
                 f"settings.{technique.name}: {reason}. Leave that row out, or use the version that the plan names."
             )
+
+
+def on_two_samples(dataset: Any, collate: Any, loss: Callable[[nn.Module, Any], Any]) -> Run | None:
+    """What runs the model that it is given, forward and loss, and leaves everything random as it was.
+
+    Args:
+        dataset: of samples by number.
+        collate: makes a batch of them; None is not known.
+        loss: of a model and a batch that is where the model is.
+
+    Returns:
+        None where samples can be read only once, or there are none, or nobody says how they are collated.
+    """
+    is_empty = hasattr(dataset, "__len__") and len(dataset) == 0
+    if isinstance(dataset, IterableDataset) or is_empty or collate is None:
+        return None
+
+    def run(model: nn.Module) -> Any:
+        with undisturbed():
+            batch = collate([dataset[number] for number in range(min(2, len(dataset)))])
+            return loss(model, to_device(batch, next(model.parameters()).device))
+
+    return run

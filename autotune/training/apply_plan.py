@@ -22,13 +22,12 @@ from ..techniques import LoaderSpec
 from ..techniques.batch import Batch
 from ..techniques.support.facts import difference
 from ..techniques.support.replica import within
-from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer
+from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer, on_two_samples
 from .drift import here, is_strict, tell
 from .fingerprint import fingerprint, identify
 from .skip_init import skip_init
 from .together import check_can_halve
 from .training import Training
-from .two_samples import on_two_samples
 from .uneven import with_shares
 from .weights import load_weights
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..machine import device_name
+from ..bundle import device_name
 from ..plan import Plan
 from ..techniques.support.facts import difference
 from .launched import STRICT_VARIABLE

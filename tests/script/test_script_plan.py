@@ -17,7 +17,7 @@ from command_line import autotune
 from torch import nn
 
 import autotune as package
-from autotune.machine import device_name
+from autotune.bundle import device_name
 from autotune.plan import Budget, Environment, Plan, TaskRef
 from autotune.script.plan.applied import InScript
 from autotune.script.plan.hooks import ScriptHooks

@@ -11,10 +11,9 @@ import yaml
 from search_tables import configurations, facts, options, row, run_search, speed
 
 import autotune
-from autotune.bundle import Bundle, Member
+from autotune.bundle import Bundle, Member, device_name
 from autotune.commands.devices.bundle import bundle_lines, save
 from autotune.errors import PlanError, UserError
-from autotune.machine import device_name
 from autotune.plan import Plan
 from autotune.searches.winner.unlike import SharedTraining
 

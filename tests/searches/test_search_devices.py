@@ -21,10 +21,10 @@ from ray_node import TOKEN, another_node, on_one_processor
 from search_tables import MIB, facts, options, row, speed
 
 import autotune
+from autotune.bundle import device_name
 from autotune.commands.devices.search import search_types
 from autotune.commands.devices.types import UnlikeType, split_devices
 from autotune.errors import NothingFits, UserError
-from autotune.machine import device_name
 from autotune.workers import MeasureRequest, Outcome, TrialRequest
 from autotune.workers.table import TableExecutor
 

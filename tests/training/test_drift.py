@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import autotune
+from autotune.bundle import device_name
 from autotune.errors import PlanError
-from autotune.machine import device_name
 from autotune.plan import Budget, Environment, Plan, TaskRef
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch

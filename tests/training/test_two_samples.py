@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, default_collate
 
-from autotune.training.two_samples import on_two_samples
+from autotune.training.apply_pieces import on_two_samples
 
 
 class Stream(IterableDataset):

@@ -1,8 +1,7 @@
 """After the search: rivals for the first place are measured once more, then the winner in fresh interpreters.
 
-The first round picks the winner, together with its trial. Its figures are not reported, since the best of many noisy
-numbers looks better than it is. Then winner and reference take turns, so that a machine that slows down slows both,
-until the plan's figures are sure. A round that other work disturbed is measured again.
+The first round picks the winner, with its trial. Its figures are not reported: the best of many noisy numbers looks
+better than it is. Then winner and reference take turns until the plan's figures are sure; disturbed rounds run again.
 """
 
 from __future__ import annotations
