@@ -123,6 +123,7 @@ def is_listed(name: str) -> bool:
     return name in PATHS or any(path.startswith(f"{name}.") for path in PATHS)
 
 
+@pytest.mark.medium
 def test_every_private_part_that_is_used_is_in_the_table():
     """A word, or an attribute of ``self``, that our own code defines is none."""
     found = ((path, line, name) for path in SOURCES for line, name in private_uses(path))

@@ -126,6 +126,7 @@ def test_each_trial_is_told_once_and_nothing_is_left_of_the_lost_one(seen):
     assert wait_for_end([seen.killed]) == []
 
 
+@pytest.mark.slow
 def test_the_summary_says_how_busy_each_node_was(seen):
     """The first node, and the one that joined later."""
     assert len(seen.summary["devices"]) >= 2

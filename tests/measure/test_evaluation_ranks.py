@@ -118,6 +118,7 @@ def test_both_go_on_until_the_first_has_seen_enough(pair):
     assert [one["second"] for one in pair] == [[4, False], [4, False]]
 
 
+@pytest.mark.slow
 def test_a_sharded_model_that_is_changed_is_the_users_error(pair):
     assert all("evaluate(model) changed the model: 0.weight and" in one["changed"] for one in pair)
 

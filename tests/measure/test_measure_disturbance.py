@@ -120,7 +120,7 @@ print(sum(pause.seconds for pause in watch.found))
 """
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_a_process_that_was_stopped_while_it_waited_has_paused(is_stopped):
     """Two seconds of SIGSTOP are seen, though it was asleep; sleeping by itself is no pause."""

@@ -222,7 +222,7 @@ def timed(watch, tmp_path, monkeypatch):
     return timed
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "counts"), [(5, False), (1, True)])
 def test_an_evaluation_is_left_out_of_the_speed_unless_each_step_makes_one(every, counts, timed):
     """With it, a step takes at least 400 seconds."""
@@ -244,7 +244,7 @@ def test_an_evaluation_is_measured_where_the_script_was_told_its_batch(timed):
     assert (unseen.batch, unseen.num_samples, unseen.is_whole) == (32, 0, False)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_samples_are_what_a_loader_put_together(timed):
     """In the last batch too; not the channels of the first of its images, which a list of them is taken for."""
     script = """

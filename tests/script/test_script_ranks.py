@@ -78,6 +78,7 @@ def test_five_samples_are_three_for_each_rank(ended):
     assert [one["drawn"] for one in ended["uneven, planned"]["ranks"]] == [[2, 1] * 2] * 2
 
 
+@pytest.mark.slow
 @needs_two
 def test_ranks_may_come_to_their_end_apart(ended):
     assert [len(one["drawn"]) for one in ended["join, planned"]["ranks"]] == [6, 4]

@@ -146,6 +146,7 @@ def test_two_tasks_of_one_storage_keep_to_their_own_studies():
     assert names == ["a-1", "b-1"]
 
 
+@pytest.mark.medium
 def test_resume_without_a_study_begins_one_and_says_so():
     """A driver killed while it read the task left none."""
     ran = run_search(every(resume=True))
@@ -189,6 +190,7 @@ def test_a_study_of_another_task_is_not_resumed():
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

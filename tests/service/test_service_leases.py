@@ -186,6 +186,7 @@ def test_a_race_for_a_lease_has_one_winner(database):
     assert race(url, 50) == []
 
 
+@pytest.mark.medium
 def test_what_was_said_is_stored_once_however_often_it_is_written(database):
     """The commit was done, and its answer lost: the same is written again."""
     (search_id,) = queued(database)

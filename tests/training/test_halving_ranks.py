@@ -244,6 +244,7 @@ def test_it_is_told_once_with_who_ran_out(pair):
     assert second == []
 
 
+@pytest.mark.slow
 def test_the_passes_of_the_step_are_made_again(pair):
     """Two whole steps, the third up to its end in the first process and up to its fault in the second, and again."""
     first, second = (one["cases"]["in a step's last forward"]["passes"] for one in pair)

@@ -249,6 +249,7 @@ def test_each_process_draws_its_own_samples_and_dropout(pair):
     assert first["keys"] == [*Net().state_dict()]
 
 
+@pytest.mark.slow
 def test_gradients_are_averaged_with_the_last_micro_batch_alone(pair):
     """Samples 0, 1, 2, 3 of a step, whose mean is 1.5: the first rank has 0 and 2, the second 1 and 3."""
     first, second = (one["in pieces"] for one in pair)

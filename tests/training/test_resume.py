@@ -188,7 +188,7 @@ def ahead(training: Training) -> Iterator[Tensor]:
         waiting += itertools.islice(batches, 1)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_that_fetches_ahead_goes_on(workers):
     """What was fetched and not trained on is fetched again."""

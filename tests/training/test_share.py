@@ -138,6 +138,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_shares_cannot_have_is_said_in_each(pair, what):
     for one in pair:

@@ -63,7 +63,7 @@ class TestLocalExecutor(IsolationContract):
         assert isinstance(outcome.one, Measured), outcome.one
         assert len(outcome.turns) >= 4
 
-    @pytest.mark.medium
+    @pytest.mark.slow
     def test_where_the_system_cannot_watch_forks_a_trial_is_a_new_interpreter(self, folder, tmp_path):
         """A fork server without pidfd: same protocol, by polling."""
         program = (
@@ -98,7 +98,7 @@ class TestLocalExecutor(IsolationContract):
         assert outcome.message.startswith(f"{tmp_path}/gone/autotune-")
         assert "No such file or directory. Make room there, or name another folder with TMPDIR." in outcome.message
 
-    @pytest.mark.medium
+    @pytest.mark.slow
     @pytest.mark.parametrize("fresh", [False, True])
     def test_without_a_working_folder_a_trial_is_lost_and_the_folder_named(self, folder, tmp_path, fresh):
         """A fresh interpreter could not start there, which says nothing of the configuration."""
