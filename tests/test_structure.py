@@ -12,7 +12,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -113,11 +112,15 @@ def test_the_wheel_has_every_package():
 
 
 def test_the_picture_of_the_architecture_has_the_floors():
-    """In their order: of each line the parts, which its description follows after some space."""
+    """In their order: of each line the parts, before their description; on an indented line below, their folders."""
     page = (ROOT / "docs" / "inside" / "architecture.md").read_text(encoding="utf-8")
     picture = page.partition("```text\n")[2].partition("```")[0]
-    lines = [re.split(r" {2,}", line)[0] for line in picture.splitlines() if not line.startswith(" ")]
-    assert [tuple(line.split(", ")) for line in lines] == [*FLOORS]
+    drawn = re.findall(r"^([^\s,]+(?:, [^\s,]+)*).*\n((?: .*\n)?)", picture, re.M)
+    folders = ((part, (PACKAGE / part).glob("*/__init__.py")) for floor in FLOORS for part in floor)
+    held = {part: {path.parent.name for path in found} for part, found in folders}
+    assert [(tuple(parts.split(", ")), set(re.findall(r"(\w+)/", below))) for parts, below in drawn] == [
+        (floor, set().union(*(held[part] for part in floor))) for floor in FLOORS
+    ]
 
 
 def test_no_folder_has_more_than_sixteen_modules():
@@ -150,19 +153,6 @@ def test_no_files_import_each_other_in_a_circle():
     except CycleError as found:
         circle = [str(path) for path in found.args[1]]
     assert not circle, circle
-
-
-def test_contributing_names_the_rooms_that_there_are_and_the_order_of_the_floors():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    table = [cell for row in re.findall(r"^\| (`[^|]*) \|", text, re.M) for cell in re.findall(r"`([\w/]+)/`", row)]
-    assert len(table) > 20
-    assert [name for name in table if not (ROOT / name).is_dir()] == []
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert rooms - {Path(name).name for name in table} == set()
-    chain = re.search(r"Imports point one way: (.*?) \(", text, re.S)
-    assert chain is not None
-    floors = [[LEVEL[part] for part in re.findall(r"`(\w+)`", step)] for step in chain[1].split("→")]
-    assert all(min(lower) > max(upper) for upper, lower in pairwise(floors))
 
 
 def test_a_technique_sees_its_base_and_its_facts_alone():
