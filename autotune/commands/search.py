@@ -93,10 +93,8 @@ def check_asked(options: SearchOptions) -> None:
     if options.command is not None:
         return
     refuse_script(options.task)
-    if options.given(["scratch"]):
-        raise UserError("--scratch is for a script's trials. Those of a task file call its functions alone.")
-    if options.given(["flags"]):
-        raise UserError("--flags is for a script's own. A task file states its batch: batch_size, micro_batch_size.")
+    if (reason := options.of_scripts_alone()) is not None:
+        raise UserError(reason)
 
 
 def search_on(

@@ -232,6 +232,14 @@ class HowToSearch(MeasuredBy):
         fields = type(self).model_fields
         return [option_name(name) for name in names if getattr(self, name) != fields[name].default]
 
+    def of_scripts_alone(self) -> str | None:
+        """Why an option that was given has no place beside a task file; None where none was."""
+        if self.given(["scratch"]):
+            return "--scratch is for a script's trials. Those of a task file call its functions alone."
+        if self.given(["flags"]):
+            return "--flags is for a script's own. A task file states its batch: batch_size, micro_batch_size."
+        return None
+
     def asked(self) -> dict[str, Any]:
         """What is not at its default, as text that reads back as the same: for another class of options."""
         return self.model_dump(mode="json", include=set(HowToSearch.model_fields), exclude_defaults=True)
@@ -254,6 +262,8 @@ class Job(HowToSearch):
     def _has_one_source(self) -> Self:
         if (self.task is None) == (self.command is None):
             raise ValueError("write either `task: model.py` or `command: python train.py …`")
+        if self.command is None and (reason := self.of_scripts_alone()) is not None:
+            raise ValueError(reason)
         return self
 
 

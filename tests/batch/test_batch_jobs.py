@@ -58,6 +58,8 @@ def test_jobs_of_one_task_are_in_one_lane_by_priority_and_the_largest_budget_fir
         ("name: a, task: model.py, budget: 8", "Was 8GiB meant?"),
         ("name: a, task: model.py, priority: 0", "jobs.0.priority: Input should be greater than 0"),
         ("name: a", "write either `task: model.py` or `command:"),
+        ("name: a, task: model.py, flags: 'off'", "--flags is for a script's own"),
+        ("name: a, task: model.py, scratch: copy", "--scratch is for a script's trials"),
         ("name: a, task: model.py, command: python x.py", "write either `task: model.py` or `command:"),
         ("name: ../a, task: model.py", "jobs.0.name: String should match pattern"),
         ("name: a, task: missing.py", "jobs.0 (a): missing.py: no such file."),

@@ -56,9 +56,14 @@ def test_the_command_line_offers_each(command, here, tmp_path):
     assert [name for name in OTHERS if option_name(name) not in offered] == [*left_out]
 
 
+def job_with(name: str) -> dict[str, Any]:
+    """A script, where the option is of scripts alone."""
+    return {"command": ["python", "train.py"]} if name in ("flags", "scratch") else {"task": "model.py"}
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_batch_takes_each_and_hands_it_on(name, tmp_path):
-    job = Job(name="one", task="model.py", **{name: OTHERS[name]})
+    job = Job(name="one", **job_with(name), **{name: OTHERS[name]})
     options = job.options(tmp_path, "cpu", False)
     assert getattr(options, name) == getattr(job, name) != HowToSearch.model_fields[name].default
     assert options.given(OTHERS) == [option_name(name)]
@@ -67,8 +72,9 @@ def test_a_batch_takes_each_and_hands_it_on(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in OTHERS if name not in NOT_SUBMITTED])
 def test_a_service_takes_each_and_writes_it_as_the_command_line_reads_it(name, tmp_path):
     """Its database has it as text, too."""
-    spec = SearchSpec(task="model.py", archive="0" * 64, **{name: OTHERS[name]})
-    (word,) = arguments(SearchSpec.model_validate_json(spec.model_dump_json()), tmp_path)[:-1]
+    spec = SearchSpec(**job_with(name), archive="0" * 64, **{name: OTHERS[name]})
+    word, *job = arguments(SearchSpec.model_validate_json(spec.model_dump_json()), tmp_path)
+    assert job in (["--", "python", "train.py"], [str(tmp_path / "model.py")])
     option, _, text = word.partition("=")
     assert option == option_name(name)
     assert getattr(HowToSearch(**{name: text or True}), name) == getattr(spec, name)
