@@ -199,6 +199,11 @@ def test_a_part_behind_what_a_job_has_put_in_its_place_is_taken_to_be_there(monk
         _holds("torch.utils.data.DataLoader.__init__:_iterator", imports=True)
 
 
+def test_a_feature_without_private_parts_is_there():
+    """As Ray Train's integration is."""
+    assert lost("ray") is None
+
+
 # What happens where a part is gone. Each in a process of its own, in which torch is changed before ours is imported.
 
 COMMON = """

@@ -28,10 +28,10 @@ def lost(name: str) -> str | None:
     module that is not loaded is taken to be there, if the module is.
 
     Args:
-        name: of a feature.
+        name: of a feature; one that is not in the table goes by no private parts, and is always there.
     """
-    feature = next(feature for feature in FEATURES if feature.name == name)
-    return next(_missing(feature, imports=False), None)
+    features = (feature for feature in FEATURES if feature.name == name)
+    return next((reason for feature in features for reason in _missing(feature, imports=False)), None)
 
 
 def broken(imports: bool = False) -> Iterator[tuple[Feature, str]]:
