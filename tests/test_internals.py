@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.internals import FEATURES, TRIED, broken
+from autotune.internals import FEATURES, TRIED, broken, lost
 from autotune.internals.probes import _holds, _NotLoaded
 from autotune.internals.state import CACHES, MARKS, REPLACED, VARIABLES
 from autotune.techniques import TECHNIQUES
