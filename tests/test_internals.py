@@ -199,6 +199,18 @@ def test_a_part_behind_what_a_job_has_put_in_its_place_is_taken_to_be_there(monk
         _holds("torch.utils.data.DataLoader.__init__:_iterator", imports=True)
 
 
+def test_a_feature_that_is_asked_for_by_its_name_is_in_the_table():
+    """A name that is written wrongly would be taken for one that goes by no private parts."""
+    asked = {
+        node.args[0].value
+        for node in (node for path in SOURCES for node in ast.walk(tree_of(path)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lost"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert asked
+    assert asked <= {feature.name for feature in FEATURES}
+
+
 def test_a_feature_without_private_parts_is_there():
     """As Ray Train's integration is."""
     assert lost("ray") is None
