@@ -1,4 +1,4 @@
-"""What is ours to watch: private parts of other libraries (``table``), and state that outlives a call (``state``).
+"""Private parts of other libraries that are used here (``table``), and state that outlives a call (``state``).
 
 A use of a private name that is not in the table fails a test; so does a row that nothing uses. ``python -m
 autotune.internals`` says what the installed versions lack.

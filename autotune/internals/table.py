@@ -102,13 +102,13 @@ FEATURES: tuple[Feature, ...] = (
         "torch.utils._pytree.tree_flatten",
         "torch.utils._pytree.tree_map",
     ),
-    _of_techniques("bf16 on a CPU", "torch.ops.mkldnn._is_mkldnn_bf16_supported"),
     _of_techniques("cut convolutions", "torch.nn.modules.conv._ConvNd"),
     Feature(
         "trials",
         "no trial can be run, and the first one says so",
         (
             "torch._dynamo.callback.callback_handler",
+            "torch.ops.mkldnn._is_mkldnn_bf16_supported",
             "torch.nn.modules.batchnorm._BatchNorm",
             "torch.nn.modules.conv._ConvNd",
             "torch.nn.modules.dropout._DropoutNd",

@@ -27,7 +27,6 @@ class Precision(Technique):
     """Parameters stay as the user made them (fp32); what changes is what autocast or TF32 computes in."""
 
     name: ClassVar[str] = "precision"
-    goes_by: ClassVar[str | None] = "bf16 on a CPU"
     stage: ClassVar[Stage] = Stage.PRECISION
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     purposes: ClassVar[Mapping[str, str]] = {
