@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_the_command_line_offers_each(command, here, tmp_path):
 
 def job_with(name: str) -> dict[str, Any]:
     """A script, where the option is of scripts alone."""
-    return {"command": ["python", "train.py"]} if name in ("flags", "scratch") else {"task": "model.py"}
+    return {"command": [sys.executable, "train.py"]} if name in ("flags", "scratch") else {"task": "model.py"}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -74,7 +75,7 @@ def test_a_service_takes_each_and_writes_it_as_the_command_line_reads_it(name, t
     """Its database has it as text, too."""
     spec = SearchSpec(**job_with(name), archive="0" * 64, **{name: OTHERS[name]})
     word, *job = arguments(SearchSpec.model_validate_json(spec.model_dump_json()), tmp_path)
-    assert job in (["--", "python", "train.py"], [str(tmp_path / "model.py")])
+    assert job in (["--", sys.executable, "train.py"], [str(tmp_path / "model.py")])
     option, _, text = word.partition("=")
     assert option == option_name(name)
     assert getattr(HowToSearch(**{name: text or True}), name) == getattr(spec, name)
