@@ -68,7 +68,7 @@ def test_a_batch_in_two_halves_has_the_same_samples(own, record):
     assert found["first_losses"] < 1e-4
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [

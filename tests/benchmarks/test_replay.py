@@ -218,7 +218,7 @@ WORLDS = {
 }
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_memory_model_is_within_one_percent_after_twelve_trials_at_the_median(world: str, tmp_path: Path):
     table = load_table(write(tmp_path / "world.jsonl", WORLDS[world], 7))

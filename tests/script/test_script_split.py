@@ -75,7 +75,7 @@ def test_where_a_loss_may_be_divided_one_line_says_that_nothing_compared_the_spl
     assert ended.stderr.count("nothing has compared the plan's split of the batch with the job as it stands") == 1
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "plan"),
     [
