@@ -5,10 +5,11 @@
 
 Load: for each processor a process that is busy for such a share of the time, in bursts of about a second. *speed*: the
 job as it stands in fresh processes, quiet and loaded in turn; given is what the loaded one states over the mean of its
-two quiet neighbours. Bars: off by 5 % at the median and 15 % at most; a speed whose interval is wider than 15 % is
-called unsure, and counted apart. *plan*: a search in quiet and one under load; both plans then in turn, in quiet. Bar:
-0.97 of the quiet plan's speed, or a plan whose gain is not proven. What is quiet must be: a turn beside one that other
-work took more than 5 % of is dropped, and counted. Rows are added to results/busy-cpu.jsonl.
+two quiet neighbours. Bars: off by 5 % at the median and 15 % at most; a speed whose interval is wider than 15 %, or of
+whose time other work took 20 %, is called unsure, and counted apart. *plan*: a search in quiet and one under load; both
+plans then in turn, in quiet. Bar: 0.97 of the quiet plan's speed, or a plan whose gain is not proven. What is quiet
+must be: a turn beside one that other work took more than 5 % of is dropped, and counted. Rows are added to
+results/busy-cpu.jsonl.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from autotune.searches.driver import search
 from autotune.searches.options import SearchOptions
 from autotune.searches.requests import Requests, inspect, reference_settings
 from autotune.searches.time_budget import TimeBudget
+from autotune.searches.verdict import SPOILED
 from autotune.techniques import Settings
 from autotune.techniques.support.facts import num_processors
 from autotune.workers import Executor, Measured
@@ -119,21 +121,10 @@ def speed(job: Job, load: float, arguments: argparse.Namespace) -> dict[str, Any
             with loaded(load):
                 burdened.append(runs.measure(runs.reference, arguments.trial_time))
             quiet.append(runs.measure(runs.reference, arguments.trial_time))
-    turns = [
-        {
-            "over_quiet": round(
-                2 * one.samples_per_s.value / (before.samples_per_s.value + after.samples_per_s.value), 4
-            ),
-            "is_unsure": half_width(one) > UNSURE,
-            "is_dropped": max(before.disturbed, after.disturbed) > QUIET,
-        }
-        for before, one, after in zip(quiet, burdened, quiet[1:], strict=False)
-    ]
     return {
         "part": "speed",
         "job": job.name,
         "load": load,
-        "turns": turns,
         "quiet": [figures(one) for one in quiet],
         "loaded": [figures(one) for one in burdened],
     }
@@ -240,10 +231,14 @@ def told(row: dict[str, Any]) -> str:
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> tuple[list[float], int, int]:
-    """Of speeds: those that count, how many are called unsure, and how many are dropped."""
-    turns = [turn for row in rows for turn in row["turns"]]
-    kept = [turn for turn in turns if not turn["is_dropped"]]
-    sure = [turn["over_quiet"] for turn in kept if not turn["is_unsure"]]
+    """Of speeds: those that count, over the mean of their quiet neighbours; how many are unsure; how many dropped."""
+    turns = [turn for row in rows for turn in zip(row["quiet"], row["loaded"], row["quiet"][1:], strict=False)]
+    kept = [turn for turn in turns if max(turn[0]["disturbed"], turn[2]["disturbed"]) <= QUIET]
+    sure = [
+        2 * one["samples_per_s"] / (before["samples_per_s"] + after["samples_per_s"])
+        for before, one, after in kept
+        if one["half_width"] <= UNSURE and one["disturbed"] < SPOILED
+    ]
     return sure, len(kept) - len(sure), len(turns) - len(kept)
 
 

@@ -1,4 +1,4 @@
-"""Records a long training, and ends it: what `sitecustomize` does, at a cost that leaves a job's speed as it is.
+"""Records a long training, and ends it: as `recorded_in_full`, at a cost that leaves a job's speed as it is.
 
 Of each batch one running hash for each tensor in it, whatever batches the samples come in; of each optimizer step its
 losses, its learning rates and when it ended; no gradients. After ``$SAME_TRAINING_STEPS`` steps the record is written
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sitecustomize import PLACE, Recorder, tensors_in
+from recorded_in_full import PLACE, Recorder, tensors_in
 
 _NUM_LOOKS = 4
 """How often a training's loader workers are asked for their memory."""

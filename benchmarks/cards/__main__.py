@@ -1,0 +1,145 @@
+"""The process's memory on real cards: predicted beside measured, by benchmark and card."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autotune.estimates import EstimateOptions
+from autotune.estimates.predictor import Predictor
+from autotune.techniques import Settings
+from autotune.units import MIB
+
+from ..rows import save_rows
+from .jobs import JOBS, Job
+from .rungs import print_rungs
+
+Row = dict[str, Any]
+_MEASURED = Path(__file__).parent / "measured" / "milabench.csv"
+CARDS: dict[str, tuple[tuple[int, int], int]] = {
+    "H100": ((9, 0), 81_559),
+    "H200": ((9, 0), 143_771),
+    "L40S": ((8, 9), 46_068),
+}
+"""Compute capability, and MiB as nvidia-smi gives them."""
+_FULL = 0.95
+"""Above this share of a card torch gives cached segments back, so that a peak is less than its steps would take."""
+_LARGE = 8 * 1024 * MIB
+_MEDIAN_BAR, _P95_BAR, _ABOVE_BAR, _SMALL_BAR = 0.02, 0.06, 0.05, 400 * MIB
+
+
+def main() -> None:
+    """Print and keep a row for each measurement, and how far off they are together."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", choices=JOBS, action="append", help="default: all")
+    parser.add_argument("--card", choices=CARDS, action="append", help="default: all")
+    parser.add_argument("--rungs", action="store_true", help="timm's largest batches on an RTX 3090 instead")
+    parser.add_argument("--model", action="append", help="of timm, with --rungs; default: all")
+    parser.add_argument("--keep", action="store_true", help="add the rows to benchmarks/results")
+    arguments = parser.parse_args()
+    if arguments.rungs:
+        print_rungs(arguments.model, arguments.keep)
+        return
+    rows: list[Row] = []
+    for name in arguments.job or JOBS:
+        for card in arguments.card or CARDS:
+            found = [_row(one) for one in measured(name, card)]
+            rows += found
+            if found:
+                print(f"{name} on {card}: " + "; ".join(map(_told, _shown(found))), flush=True)
+    print("\n".join(_verdict(rows)))
+    if arguments.keep:
+        print(save_rows("cards", "cpu", rows))
+
+
+def measured(job: str, card: str) -> Iterator[dict[str, str]]:
+    """Rows of one job on one card that did not fill it, by batch."""
+    with _MEASURED.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["job"] == job and row["card"] == card]
+    for row in sorted(rows, key=lambda row: int(row["batch"])):
+        if float(row["mib"]) <= _FULL * CARDS[card][1]:
+            yield row
+
+
+def _row(one: dict[str, str]) -> Row:
+    batch, peak = int(one["batch"]), round(float(one["mib"]) * MIB)
+    found = _predictor(one["job"], CARDS[one["card"]][0]).process(batch, Settings())
+    return {
+        "job": one["job"],
+        "card": one["card"],
+        "batch": batch,
+        "measured_bytes": peak,
+        "predicted_bytes": found.value,
+        "low_bytes": found.low,
+        "high_bytes": found.high,
+        "error": found.value / peak - 1,
+    }
+
+
+@cache
+def _predictor(name: str, capability: tuple[int, int]) -> Predictor:
+    job = JOBS[name]()
+    _check(name, job)
+    return predictor(job, capability)
+
+
+def predictor(job: Job, capability: tuple[int, int]) -> Predictor:
+    """Of a job on a card. Gradients that are never cleared are there in forward, as they are from the second of two
+    accumulated micro-batches on."""
+    options = EstimateOptions(
+        settings=Settings(),
+        target="cuda",
+        capability=capability,
+        reference_batch=2**20 if job.has_gradients_in_forward else 1,
+        is_held=job.has_gradients_in_forward,
+    )
+    return Predictor(job.task, options)
+
+
+def _check(name: str, job: Job) -> None:
+    import torch
+
+    with torch.device("meta"):
+        model = job.task.build_model()
+    found = sum(one.numel() for one in model.parameters()) / 1e6
+    if abs(found - job.num_parameters) > 0.006 * job.num_parameters:
+        raise SystemExit(f"{name}: {found:.2f} million parameters, but milabench's has {job.num_parameters:.2f}")
+
+
+def _shown(rows: Sequence[Row]) -> Sequence[Row]:
+    return rows if len(rows) <= 3 else (rows[0], rows[len(rows) // 2], rows[-1])
+
+
+def _told(row: Row) -> str:
+    low, value, high, peak = (row[f"{key}_bytes"] / MIB for key in ("low", "predicted", "high", "measured"))
+    return f"{row['batch']}: {peak:.0f} MiB, predicted {value:.0f} ({low:.0f} to {high:.0f}), {row['error']:+.1%}"
+
+
+def _verdict(rows: Sequence[Row]) -> Iterator[str]:
+    large = [row for row in rows if row["measured_bytes"] > _LARGE]
+    small = [row for row in rows if row["measured_bytes"] <= _LARGE]
+    if large:
+        errors = sorted(abs(row["error"]) for row in large)
+        above = sum(row["measured_bytes"] > row["high_bytes"] for row in large)
+        median, p95 = statistics.median(errors), errors[min(len(errors) - 1, round(0.95 * len(errors)))]
+        within = median <= _MEDIAN_BAR and p95 <= _P95_BAR and above <= _ABOVE_BAR * len(large)
+        yield (
+            f"above 8 GiB, {len(large)} rows: off by {median:.1%} at the median, {p95:.1%} at the 95th percentile, "
+            f"{errors[-1]:.1%} at worst; {above} above the interval: {'within' if within else 'OVER'} the bars of "
+            f"{_MEDIAN_BAR:.0%}, {_P95_BAR:.0%} and {_ABOVE_BAR:.0%} of rows"
+        )
+    if small:
+        worst = max(abs(row["predicted_bytes"] - row["measured_bytes"]) for row in small)
+        yield (
+            f"below 8 GiB, {len(small)} rows: off by {worst / MIB:.0f} MiB at worst: "
+            f"{'within' if worst <= _SMALL_BAR else 'OVER'} the bar of {_SMALL_BAR / MIB:.0f} MiB"
+        )
+
+
+if __name__ == "__main__":
+    main()

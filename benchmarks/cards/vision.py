@@ -1,0 +1,50 @@
+"""Models of torchvision and timm, built to be traced.
+
+PyPI's torchvision is built for another torch than PyPI's CPU build: its own operators do not load, and the fakes that
+it registers for them fail. These are left out; none of the models here uses them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+_OWN = "torchvision::"
+
+
+def torchvision_model(name: str) -> nn.Module:
+    """By torchvision's own name."""
+    _import_torchvision()
+    import torchvision.models
+
+    model: nn.Module = getattr(torchvision.models, name)()
+    return model
+
+
+def timm_model(name: str, **options: Any) -> nn.Module:
+    """By timm's own name."""
+    _import_torchvision()
+    import timm
+
+    model: nn.Module = timm.create_model(name, **options)
+    return model
+
+
+@functools.cache
+def _import_torchvision() -> None:
+    register = torch.library.register_fake
+
+    def tolerant(name: Any, *more: Any, **options: Any) -> Callable[[Any], Any]:
+        if isinstance(name, str) and name.startswith(_OWN):
+            return lambda function: function
+        return register(name, *more, **options)  # type: ignore[no-any-return]
+
+    torch.library.register_fake = tolerant  # type: ignore[assignment]
+    try:
+        import torchvision  # noqa: F401
+    finally:
+        torch.library.register_fake = register
