@@ -121,6 +121,7 @@ def search_on(
                 known.observe(event)
         except StudyError as error:
             is_kept = False
+            known.close()
             observe(Warned(f"what is measured is not kept for later searches: {error}"))
         observe(event)
 

@@ -141,6 +141,10 @@ class Reuse:
             case FinalistEnded() if self.shares_rounds:
                 self._keep(event.settings, event.outcome, str(event.round))
 
+    def close(self) -> None:
+        """Take nothing over, and keep nothing, from here on: the store is out of reach."""
+        self._results = None
+
     def reference(self, session: Session) -> Outcome | None:
         """The reference's outcome, once a canary agreed."""
         kept = self._kept().get(self._reference.canonical())

@@ -10,7 +10,8 @@ import pytest
 from search_tables import MIB, Run, configurations, facts, options, row
 
 from autotune.commands.search import search_on
-from autotune.searches.events import TrialEnded, Warned
+from autotune.searches.event import Event
+from autotune.searches.events import TrialEnded, TrialStarted, Warned
 from autotune.workers.table import TableExecutor
 
 pytestmark = pytest.mark.usefixtures("in_memory")
@@ -83,6 +84,22 @@ def test_a_store_that_cannot_be_read_is_told_and_ends_no_search(content):
     said = notes(run)
     assert [note.startswith("what is measured is not kept for later searches: ") for note in said] == [True] * len(said)
     assert bool(said) == bool(content)
+
+
+@pytest.mark.medium
+def test_a_store_that_vanishes_under_a_search_is_told_once_and_ends_no_search():
+    """Where the working folder goes, it goes too: the trials tell that, and the study lies elsewhere."""
+    rows = [row(one) for one in configurations(ROOMY)]
+    run = Run(TableExecutor(ROOMY, rows), [])
+
+    def observe(event: Event) -> None:
+        run.events.append(event)
+        if isinstance(event, TrialStarted):
+            Path(".autotune/results.db").unlink(missing_ok=True)
+
+    run.plan = search_on(options(trials=30, budget=700 * MIB), run.executor, observe, threading.Event())
+    (note,) = notes(run)
+    assert note.startswith("what is measured is not kept for later searches")
 
 
 @pytest.mark.medium
