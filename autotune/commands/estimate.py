@@ -18,6 +18,7 @@ from ..searches.time_budget import TimeBudget
 from ..techniques import TECHNIQUES, Device, Facts, Settings, Technique
 from ..techniques.batch import Batch
 from ..techniques.checkpointing import Checkpointing
+from ..techniques.precision import refused
 from ..units import ceil_mib, format_bytes
 from ..workers import Estimated, Executor, Failed, Outcome
 from .calibrate import Uncalibrated, calibrate, predict_request
@@ -114,6 +115,8 @@ def estimate_task(
 
 def _planned_for(what: WhatToEstimate, facts: Facts) -> Facts:
     if what.device == "cpu":
+        if (reason := refused(facts.precision, facts.device)) is not None:
+            raise TaskError(f"{what.task}: {reason}")
         return facts
     size = what.device_memory_bytes or what.budget_bytes or 0
     name = f"a CUDA device of {format_bytes(size)}" if size else "a CUDA device"

@@ -64,7 +64,8 @@ class Predictor:
             micros: micro-batches that will be asked for, as far as they are known; None is many.
         """
         self._task, self._options, self._micros = task, options, micros
-        self._plan = Plan(settings=options.settings, budget=Budget(device="cpu"))
+        settings = options.settings.having(options.settings.precision.as_traced(task.precision))
+        self._plan = Plan(settings=settings, budget=Budget(device="cpu"))
         self._found: dict[bool, Found] = {}
         self._fits: dict[int, Fit] = {}
         self._processes: dict[tuple[int, Allocator], Interval] = {}

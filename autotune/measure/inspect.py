@@ -14,6 +14,7 @@ from ..randomness import seed_everything
 from ..task import Task
 from ..techniques import Facts, LoaderSpec
 from ..techniques.batch import refused_split
+from ..techniques.precision import refused
 from ..techniques.support.facts import num_processors
 from ..techniques.variant import Variant
 from ..training.apply_plan import build_loader, build_model, reference_batch
@@ -45,7 +46,8 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         Exception: whatever the user's code raises.
     """
     charged_bytes = process_bytes(torch.device(device))
-    _check_precision(task, device)
+    if options.runs_model and (reason := refused(task.precision, inspect_device(device))) is not None:
+        raise TaskError(f"{task.source or 'task'}: {reason}")
     seed_everything(0)
     model = build_model(task if options.runs_model else skip_init(task))
     dataset = task.build_dataset()
@@ -90,18 +92,8 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         evaluation_batch=task.evaluation_batch(batch.micro),
         warnings=tuple(_warnings(task, options, model, data, split)),
     )
-    refused = refused_split(facts)
-    return facts.model_copy(update={"warnings": (*facts.warnings, *filter(None, [refused]))})
-
-
-def _check_precision(task: Task, device: Literal["cpu", "cuda"]) -> None:
-    """Refuse TF32 where the device does not have it."""
-    capability = inspect_device(device).capability
-    if task.precision == "tf32" and (capability or (0, 0)) < (8, 0):
-        raise TaskError(
-            f'{task.source or "task"}: precision is "tf32", which needs a CUDA device of compute capability 8.0, but '
-            f'this is {inspect_device(device).name}. State "fp32" here.'
-        )
+    unsplit = refused_split(facts)
+    return facts.model_copy(update={"warnings": (*facts.warnings, *filter(None, [unsplit]))})
 
 
 def _variants(task: Task) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import PlanError
 from .support.base import Effect, Exactness, Program, Run, Stage, Technique
-from .support.facts import Facts, ScriptFacts
+from .support.facts import Device, Facts, ScriptFacts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,6 +66,11 @@ class Precision(Technique):
         """What this comes to in a task that states a precision; ``default`` where it states none."""
         return Precision(kind=stated) if self.kind == "default" and stated is not None else self
 
+    def as_traced(self, stated: Kind | None) -> Precision:
+        """What takes the same memory in a task that states a precision, and needs no device to be here: TF32 has the
+        tensors of fp32."""
+        return Precision(kind="fp32") if self.in_force(stated).kind == "tf32" else self
+
     def exactness(self, facts: Facts) -> Exactness:
         """All but the job's own round it differently."""
         return "exact" if self.or_default(facts).kind == "default" else "rounding"
@@ -81,7 +86,10 @@ class Precision(Technique):
             return None
         if facts.own_autocast:
             return "the model has an autocast of its own, to which precision is left"
-        device = facts.device
+        return self.lacking(facts.device)
+
+    def lacking(self, device: Device) -> str | None:
+        """Why a device does not compute in this type natively; None where it does."""
         if self.kind == "bf16" and not device.bf16:
             return f"{device.name} has no bfloat16 arithmetic"
         if self.kind in ("tf32", "fp16") and device.type == "cpu":
@@ -163,6 +171,16 @@ class Precision(Technique):
         import torch
 
         return torch.autocast(device_type, torch.bfloat16 if self.kind == "bf16" else torch.float16)
+
+
+def refused(stated: Kind | None, device: Device) -> str | None:
+    """Why a job that states this precision cannot run on a device; None where it can."""
+    if stated != "tf32" or (device.capability or (0, 0)) >= (8, 0):
+        return None
+    return (
+        f'precision is "tf32", which needs a CUDA device of compute capability 8.0, but this is {device.name}. State '
+        '"fp32" here.'
+    )
 
 
 def _lstm_without_bf16(model: nn.Module) -> str | None:

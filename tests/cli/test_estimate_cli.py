@@ -13,7 +13,7 @@ from command_line import Ended, autotune
 from rich.console import Console
 
 from autotune.commands.estimate import estimate_task
-from autotune.errors import NothingFits
+from autotune.errors import NothingFits, TaskError
 from autotune.estimates import Estimate, Fill, Fit, Interval, untried
 from autotune.report.estimate import as_json, explain, line
 from autotune.results import Combination, WhatToEstimate
@@ -187,6 +187,14 @@ def test_combinations_begin_with_the_job_as_it_stands_and_single_techniques():
     assert len(changes) == len({one.settings.canonical() for one in found.combinations})
     assert {request.options.limit_bytes for request in executor.asked} == {100 * MIB}
     assert {request.kind for request in executor.asked} == {"predict"}
+
+
+def test_tf32_is_planned_for_a_card_that_is_not_here_and_refused_for_a_cpu():
+    executor = Says(micro_of, BLOCKS.model_copy(update={"precision": "tf32"}))
+    card = WhatToEstimate("model.py", device="cuda", device_memory_bytes=100 * MIB)
+    assert estimate_task(card, executor, lambda event: None).base.micro == 40
+    with pytest.raises(TaskError, match=r'model\.py: precision is "tf32", which needs a CUDA device'):
+        estimate_task(WHAT, executor, lambda event: None)
 
 
 @pytest.mark.parametrize(("has_bf16", "half"), [(True, "bf16"), (False, "fp16")])

@@ -67,6 +67,18 @@ def test_what_the_task_states_is_predicted_where_the_settings_say_nothing():
     assert tensors("bf16", "fp32") == tensors(None, "default")
 
 
+@pytest.mark.parametrize(("stated", "row"), [("tf32", "default"), (None, "tf32")])
+def test_tf32_is_traced_where_no_card_is_and_takes_what_fp32_does(stated: Any, row: str):
+    """It rounds what matrix products read, and no tensor."""
+
+    def process(stated: Any, row: str) -> int:
+        combination = Settings.model_validate({"precision": {"kind": row}})
+        asked = EstimateOptions(settings=combination, target="cuda", capability=(8, 0))
+        return estimate(replace(task(), precision=stated), asked).reference.process.value
+
+    assert process(stated, row) == process("fp32", "default")
+
+
 def test_the_jobs_own_micro_batch_is_the_one_that_is_estimated():
     options = EstimateOptions(reference_batch=32, reference_micro=8, is_held=True)
     fit = estimate(task(), options).reference

@@ -105,6 +105,12 @@ def test_a_precision_that_the_device_cannot_have_is_the_tasks_error():
         _inspect(_with("mlp", precision="tf32"))
 
 
+def test_a_precision_is_not_refused_where_the_model_is_not_run():
+    """It is planned for another device."""
+    options = InspectOptions(runs_model=False)
+    assert inspect_task(_with("mlp", precision="tf32"), options, "cpu").precision == "tf32"
+
+
 def test_a_stream_is_not_cut_unevenly_by_the_job_either():
     with pytest.raises(TaskError, match=r"8 samples a step are no multiple of micro_batch_size = 3"):
         _inspect(_with("stream", micro_batch_size=3))
