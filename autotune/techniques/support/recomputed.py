@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,32 +17,28 @@ def recomputed(forward: Any, buffers: Buffers, /, *args: Any, **kwargs: Any) -> 
 
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    forward, args, kwargs = _each_once(forward, args, kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=buffers.contexts, **kwargs)
+    call, given = _positional(forward, args, kwargs)
+    return checkpoint(call, *given, use_reentrant=False, context_fn=buffers.contexts)
 
 
-def _each_once(
+def _positional(
     forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The same call where no tensor is given twice. What is given as query, key and value at once is one tensor to an
-    attention, and is to be one when it is computed again, which hooks on saved tensors would make three. What is inside
-    of other arguments is left alone: a block may write to those."""
-    from torch import Tensor
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The same call with positional arguments alone, nothing given twice.
 
-    given = dict(enumerate(args)) | kwargs
-    once = list({id(one): one for one in given.values() if isinstance(one, Tensor)}.values())
-    if len(once) == sum(isinstance(one, Tensor) for one in given.values()):
-        return forward, args, kwargs
-    numbers = {id(one): number for number, one in enumerate(once)}
-    places = {name: numbers[id(one)] for name, one in given.items() if isinstance(one, Tensor)}
-    others = {name: None if name in places else one for name, one in given.items()}
+    Positional, because torch keeps the random state of those devices alone that tensors among these are on, and
+    dropout would be another when it is computed again (torch 2.13, utils/checkpoint.py: ``get_device_states(*args)``).
+    Nothing twice: what is given as query, key and value at once is one tensor to an attention, and is to be one when
+    it is computed again, which hooks on saved tensors would make three.
+    """
+    once = {id(one): one for one in (*args, *kwargs.values())}
+    numbers = {one: number for number, one in enumerate(once)}
+    places, named = [numbers[id(one)] for one in args], {name: numbers[id(one)] for name, one in kwargs.items()}
 
-    def call(*tensors: Tensor) -> Any:
-        again = others | {name: tensors[number] for name, number in places.items()}
-        args = [one for name, one in again.items() if isinstance(name, int)]
-        return forward(*args, **{name: one for name, one in again.items() if isinstance(name, str)})
+    def call(*given: Any) -> Any:
+        return forward(*(given[place] for place in places), **{name: given[place] for name, place in named.items()})
 
-    return call, tuple(once), {}
+    return call, tuple(once.values())
 
 
 class Buffers:
