@@ -86,14 +86,15 @@ class Batch(Technique):
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Batch, ...]:
         """Small to large: halves of a held effective batch, and what the job has; powers of two times the assumed one
-        otherwise."""
+        otherwise. On a card the halves of its third too: the fastest is often between two halves there
+        (``benchmarks.cards --speed``)."""
         effective, length = facts.effective_batch, facts.dataset_length
         if facts.effective_batch_held:
             own = cls.reference(facts).micro
-            held = {effective, own, *_halves(effective)} if _may_split(facts) else {own}
+            held = {effective, own, *_parts(effective, facts.device.type)} if _may_split(facts) else {own}
             found = [cls.of(effective, micro) for micro in sorted(held)]
         else:
-            sizes = [*_halves(effective), *(effective * times for times in _FREE_GROWTH)]
+            sizes = {*_parts(effective, facts.device.type), *(effective * times for times in _FREE_GROWTH)}
             found = [cls(micro=micro) for micro in sorted(sizes) if length is None or micro <= max(length, effective)]
         return tuple(batch for batch in found if batch.unavailable(facts) is None)
 
@@ -146,6 +147,15 @@ def refused_split(facts: Facts) -> str | None:
     reason = Batch.of(own.num_samples, other).unavailable(facts)
     which = "smaller micro-batches" if own.accumulate == 1 else f"micro-batches other than the job's {own.micro}"
     return reason and f"{which} are not tried: {reason}"
+
+
+def _parts(effective: int, device: str) -> Iterator[int]:
+    """Smaller batches: halves, and on a card the third and its halves."""
+    yield from _halves(effective)
+    if device == "cuda" and effective > 1:
+        third = -(-effective // 3)
+        yield third
+        yield from _halves(third)
 
 
 def _halves(effective: int) -> Iterator[int]:

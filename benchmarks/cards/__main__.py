@@ -18,6 +18,7 @@ from autotune.units import MIB
 from ..rows import save_rows
 from .jobs import JOBS, Job
 from .rungs import print_rungs
+from .speed import print_speeds
 
 Row = dict[str, Any]
 _MEASURED = Path(__file__).parent / "measured" / "milabench.csv"
@@ -39,11 +40,15 @@ def main() -> None:
     parser.add_argument("--job", choices=JOBS, action="append", help="default: all")
     parser.add_argument("--card", choices=CARDS, action="append", help="default: all")
     parser.add_argument("--rungs", action="store_true", help="timm's largest batches on an RTX 3090 instead")
+    parser.add_argument("--speed", action="store_true", help="milabench's batch curves as searches instead")
     parser.add_argument("--model", action="append", help="of timm, with --rungs; default: all")
     parser.add_argument("--keep", action="store_true", help="add the rows to benchmarks/results")
     arguments = parser.parse_args()
     if arguments.rungs:
         print_rungs(arguments.model, arguments.keep)
+        return
+    if arguments.speed:
+        print_speeds(_MEASURED, arguments.keep)
         return
     rows: list[Row] = []
     for name in arguments.job or JOBS:

@@ -10,7 +10,7 @@ from line_task import Stream, floats, line, step_gradients, training_of
 from pydantic import ValidationError
 
 from autotune.errors import PlanError
-from autotune.techniques import Settings, Technique
+from autotune.techniques import Device, Settings, Technique
 from autotune.techniques.batch import Batch, refused_split
 from autotune.testing.runs import relative_difference, run_applied
 from autotune.testing.techniques import TechniqueContract
@@ -140,6 +140,13 @@ def test_a_held_effective_batch_is_halved():
     choices = Batch.choices(facts)
     assert [choice.micro for choice in choices] == [1, 2, 3, 5, 10]
     assert {choice.num_samples for choice in choices} == {10}
+
+
+def test_on_a_card_a_held_batch_is_cut_in_three_too():
+    """12 held: its halves 6, 3, 2 and 1, its third 4, and that one's halves 2 and 1."""
+    card = Device(type="cuda", name="a card", memory_bytes=2**34, bf16=True)
+    facts = BARE.model_copy(update={"device": card, "effective_batch": 12, "allow_split": True, "dataset_kind": "map"})
+    assert [choice.micro for choice in Batch.choices(facts)] == [1, 2, 3, 4, 6, 12]
 
 
 JOB = BARE.model_copy(update={"effective_batch": 30, "micro_batch": 12, "dataset_kind": "map", "allow_split": True})

@@ -1,0 +1,36 @@
+"""``benchmarks.cards --speed``: curves by hand arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.units import MIB
+from benchmarks.cards.speed import curves
+
+ROWS = """job,card,batch,cpu,mib,samples_per_s,time
+one,L40S,12,8,10000,100,0
+one,L40S,12,16,10100,104,0
+one,L40S,6,8,6000,120,0
+one,L40S,3,8,4000,90,0
+one,L40S,24,8,45000,500,0
+two,L40S,1,8,2000,10,0
+"""
+
+
+def test_a_curve_has_the_batches_that_a_search_may_take(tmp_path):
+    """24 leaves less than a twentieth of 46,068 MiB free, and two has one batch. Of 12: 12, 6, its third 4, and 3; at 4
+    the speed is 90 + 30 log(4/3)/log(2) = 102.45 and the peak 4,000 + 2,000/3 MiB. 12 was measured twice: their median,
+    and the higher peak."""
+    path = tmp_path / "rows.csv"
+    path.write_text(ROWS)
+    (curve,) = curves(path)
+    found = {entry.settings.batch.micro: (entry.samples_per_s[0], entry.peak_bytes[0] / MIB) for entry in curve.entries}
+    assert curve.name == "one on L40S"
+    assert found == {
+        3: (90.0, 4000.0),
+        4: (pytest.approx(102.45, abs=0.01), pytest.approx(4666.67, abs=0.01)),
+        6: (120.0, 6000.0),
+        12: (102.0, 10100.0),
+    }
+    assert curve.best == 120.0
+    assert curve.slow(found[12][0]) == pytest.approx(0.15)
