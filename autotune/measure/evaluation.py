@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..errors import TaskError
 from ..internals import lost
 from ..nested import tensors_in
 from ..plan import Budget
 from ..ranks import of_first, this_rank, world_size
 from ..task import Task
 from ..techniques.support.replica import within
+from ..training.out_of_memory import is_out_of_memory
 from ..training.training import Training
 from .checks.quality import call_evaluate, evaluation_context
 from .measurement import Evaluated, EvaluationOptions, MeasureOptions
@@ -53,7 +55,7 @@ def measure_evaluations(
 
     Raises:
         TaskError: ``evaluate`` raised, or changed the model.
-        torch.OutOfMemoryError, MemoryError: memory ran out at the first batch; of several ranks, at any.
+        Exception: memory ran out at the first batch; of several ranks, at any.
     """
     asked = options.evaluation
     if asked is None or task.evaluate is None or lost("evaluation") is not None:
@@ -65,8 +67,8 @@ def measure_evaluations(
             break
         try:
             found.append(_evaluate(training, task, batch, options, charge))
-        except (MemoryError, torch.OutOfMemoryError):
-            if not found or world_size() > 1:  # others may wait for this process
+        except (MemoryError, RuntimeError, TaskError) as error:
+            if not found or world_size() > 1 or not is_out_of_memory(error):  # others may wait for this process
                 raise
             break
         if of_first(batch is not None and 0 < found[-1].largest_call < batch):

@@ -19,6 +19,7 @@ from ..techniques.support.facts import num_processors
 from ..techniques.variant import Variant
 from ..training.apply_plan import build_loader, build_model, reference_batch
 from ..training.fingerprint import identify
+from ..training.out_of_memory import is_out_of_memory
 from ..training.skip_init import skip_init
 from .checks.split import Split, measure_split
 from .dataset import DatasetFacts, inspect_dataset
@@ -114,8 +115,8 @@ def _split(task: Task, model: nn.Module, data: DatasetFacts, device: str) -> Spl
     while True:
         try:
             return measure_split(task, model, samples, torch.device(device))
-        except torch.OutOfMemoryError:
-            if len(samples) == 1:
+        except (RuntimeError, MemoryError) as error:
+            if len(samples) == 1 or not is_out_of_memory(error):
                 raise
         model.zero_grad()
         samples = samples[: len(samples) // 2]

@@ -126,6 +126,19 @@ def test_memory_that_runs_out_ends_the_larger_batches_and_not_the_first():
         measure_evaluations(training_of(task), task, options(batches=(16,)), ByTable())
 
 
+def test_a_library_that_has_no_memory_on_a_full_card_ends_the_larger_batches_too(monkeypatch):
+    monkeypatch.setattr("autotune.training.out_of_memory._is_full", lambda: True)
+
+    def evaluate(model: nn.Module, batch_size: int) -> float:
+        if batch_size > 8:
+            raise RuntimeError("FIND was unable to find an engine to execute this computation")
+        return 0.0
+
+    task = line(floats(4), batch_size=2, evaluate=evaluate)
+    found = measure_evaluations(training_of(task), task, options(batches=(4, 8, 16, 32)), ByTable())
+    assert [one.batch for one in found] == [4, 8]
+
+
 def test_one_that_raises_is_the_users_error():
     def evaluate(model: nn.Module) -> float:
         raise KeyError("label")

@@ -19,6 +19,7 @@ from ...randomness import seed_everything
 from ...task import Task
 from ...techniques import LoaderSpec, Settings
 from ...techniques.batch import Batch
+from ...training.out_of_memory import is_out_of_memory
 from ...training.training import Training
 from ..errors import NonFiniteLoss
 from .dropout import without_dropout
@@ -76,9 +77,9 @@ def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: 
         try:
             with _autocast_kept_off(device.type) if off is not None else nullcontext():
                 parts = run(min(size - 1, -(-2 * size // 3)))
-        except torch.OutOfMemoryError:
-            raise
         except (NonFiniteLoss, RuntimeError, ValueError, IndexError) as error:
+            if is_out_of_memory(error):
+                raise
             return replace(known, reason=f"{type(error).__name__} on part of a batch: {error}")
     found = _relative_difference(whole if off is None else off, parts)
     if found is None:
@@ -95,9 +96,9 @@ def _without_autocast(
     try:
         with _autocast_kept_off(device.type):
             found = run(size)
-    except torch.OutOfMemoryError:
-        raise
-    except (NonFiniteLoss, RuntimeError, ValueError):
+    except (NonFiniteLoss, RuntimeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         return None
     return found if _relative_difference(under_autocast, found) else None
 
