@@ -3,33 +3,62 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
-from typing import Literal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from ..units import MIB
 
-_UUID = re.compile(r"UUID: ((?:GPU|MIG)-[^)]+)\)")
+_DEV = Path("/dev")
+_DRIVERS_FILES = ("nvidiactl", "nvidia[0-9]*", "dxg", "nvmap")
+"""Of NVIDIA's driver: on Linux, in WSL, on Jetson."""
 
 
-def visible_gpus() -> tuple[str, ...]:
-    """What ``CUDA_VISIBLE_DEVICES`` may name: its own entries where it is set, else what ``nvidia-smi -L`` lists.
+class Gpu(NamedTuple):
+    """What trials can have: a GPU, or an instance of one that is split (MIG)."""
 
-    A GPU that is split is listed by its MIG instances, of which a process can use one.
-    """
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return tuple(name for name in chosen.split(",") if name and name != "-1")
-    found = _UUID.findall(_said("-L"))
-    instances = [name for name in found if name.startswith("MIG-")]
-    return tuple(instances or found)
+    uuid: str
+    """What ``CUDA_VISIBLE_DEVICES`` may name it."""
+    name: str
+    """As the vendor calls it; of an instance with its profile, ``NVIDIA A100-SXM4-40GB MIG 1g.5gb``."""
+    memory_bytes: int
+
+    @property
+    def type(self) -> str:
+        """``NVIDIA H100 80GB HBM3, 80 GiB``."""
+        return type_text(self.name, self.memory_bytes)
 
 
-def gpu_types() -> dict[str, str]:
-    """Name and memory of each GPU of this machine, by UUID, in the driver's order."""
-    listed = _said("--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits").splitlines()
-    rows = [[part.strip() for part in line.split(",")] for line in listed]
-    return {row[0]: type_text(row[1], int(row[2]) * MIB) for row in rows if len(row) == 3 and row[2].isdecimal()}
+def installed_gpus() -> tuple[Gpu, ...]:
+    """All of this machine's, in the order of their places on the bus: those that are split by their instances."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:  # it is required on Linux alone
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        return tuple(gpu for number in range(pynvml.nvmlDeviceGetCount()) for gpu in _by_nvml(pynvml, number))
+    except pynvml.NVMLError:  # one that shares the machine's memory (Jetson, GB10) has none to tell of
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """Those that this process may use. What ``CUDA_VISIBLE_DEVICES`` numbers is CUDA's to tell, which counts the
+    fastest first where ``CUDA_DEVICE_ORDER`` says nothing; without it, or by UUIDs, NVML's list is complete."""
+    installed, chosen = installed_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return installed or _by_cuda(installed)
+    names = [name.strip() for name in chosen.split(",")]
+    found = [next((gpu for gpu in installed if name and gpu.uuid.startswith(name)), None) for name in names]
+    named = tuple(gpu for gpu in found if gpu is not None)
+    return named if len(named) == len(names) else _by_cuda(installed)
 
 
 def type_text(name: str, memory_bytes: int) -> str:
@@ -53,10 +82,42 @@ def split_device(text: str) -> tuple[Literal["cpu", "cuda"], str | None]:
     return kinds[kind], name.strip() or None
 
 
-def _said(*arguments: str) -> str:
+def _by_nvml(nvml: Any, number: int) -> Iterator[Gpu]:
+    card = nvml.nvmlDeviceGetHandleByIndex(number)
     try:
-        return subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30, check=False
-        ).stdout
+        is_split = nvml.nvmlDeviceGetMigMode(card)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+    except nvml.NVMLError:  # this kind of GPU cannot be
+        is_split = False
+    if not is_split:
+        yield _gpu(nvml, card)
+        return
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        try:
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
+        except nvml.NVMLError_NotFound:
+            continue
+        yield _gpu(nvml, instance)
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    total_bytes = nvml.nvmlDeviceGetMemoryInfo(handle).total
+    return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), total_bytes)
+
+
+def _by_cuda(installed: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Those that CUDA counts, in its order, as NVML calls them where it does: asked in a process of its own, which no
+    driver's CUDA outlives."""
+    if not any(next(_DEV.glob(name), None) for name in _DRIVERS_FILES):
+        return ()
+    known = {gpu.uuid: gpu for gpu in installed}
+    found = [line.split("\t") for line in _said_by_cuda().splitlines()]
+    return tuple(known.get(row[0]) or Gpu(row[0], row[1], int(row[2])) for row in found)
+
+
+def _said_by_cuda() -> str:
+    """What ``cuda_driver.py`` prints."""
+    command = [sys.executable, "-I", str(Path(__file__).with_name("cuda_driver.py"))]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -11,14 +11,14 @@ from typing import Literal
 from ..bundle import device_name
 from ..errors import TrialsLost, UnlikeDevices, UserError
 from ..techniques.support.facts import num_processors
-from .devices import gpu_types, type_text, visible_gpus
+from .devices import installed_gpus, type_text, visible_gpus
 
 
 def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
     """This machine's devices by name and memory: its CPU with all of its memory and the processors that a process may
     use, or each GPU."""
     if kind == "cuda":
-        return list(gpu_types().values())
+        return [gpu.type for gpu in installed_gpus()]
     memory = type_text(device_name("cpu"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     number = num_processors()
     return [f"{memory}, {number} processor{'' if number == 1 else 's'}"]
@@ -26,9 +26,7 @@ def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
 
 def gpus_here() -> dict[str, list[str]]:
     """The type of each GPU that this process may use, by what ``CUDA_VISIBLE_DEVICES`` may name it."""
-    by_uuid = gpu_types()
-    by_number = {str(number): name for number, name in enumerate(by_uuid.values())}
-    return {gpu: [{**by_uuid, **by_number}.get(gpu, "GPU")] for gpu in visible_gpus()}
+    return {gpu.uuid: [gpu.type] for gpu in visible_gpus()}
 
 
 def check_nodes(address: str, meant: Collection[str], answered: Collection[str], others: Collection[str]) -> None:

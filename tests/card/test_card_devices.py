@@ -1,0 +1,187 @@
+"""Which GPUs a machine has and which of them a process may use, as NVML and CUDA's driver tell it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from autotune.units import MIB
+from autotune.workers import cuda_driver, devices
+from autotune.workers.devices import Gpu, installed_gpus, visible_gpus
+from autotune.workers.local import LocalExecutor
+
+
+class Card(NamedTuple):
+    """A GPU of the machine: its instances where it is split."""
+
+    gpu: Gpu
+    instances: tuple[Gpu, ...] | None = None
+    """None of a kind that cannot be split."""
+
+
+def named(number: int, name: str, gib: int, kind: str = "GPU") -> Gpu:
+    return Gpu(f"{kind}-{uuid.UUID(int=number)}", f"NVIDIA {name}", gib * 1024 * MIB)
+
+
+GTX, RTX = named(1, "GeForce GTX 1060", 6), named(2, "GeForce RTX 4090", 24)
+WHOLE = named(3, "A100-SXM4-40GB", 40)
+SMALL, LARGE = named(4, "A100-SXM4-40GB MIG 1g.5gb", 5, "MIG"), named(5, "A100-SXM4-40GB MIG 3g.20gb", 20, "MIG")
+
+
+class Errors(Exception):
+    """NVML's."""
+
+
+class NotFound(Errors):
+    """NVML's, of a place without an instance."""
+
+
+def nvml(cards: Sequence[Card]) -> SimpleNamespace:
+    """pynvml over these; a GPU without memory of its own says so."""
+
+    def mig_mode(card: Card) -> list[int]:
+        if card.instances is None:
+            raise Errors("Not Supported")
+        return [int(bool(card.instances)), 0]
+
+    def instance(card: Card, place: int) -> Card:
+        if place % 2 or place // 2 >= len(card.instances or ()):
+            raise NotFound
+        return Card((card.instances or ())[place // 2])
+
+    def memory(card: Card) -> SimpleNamespace:
+        if not card.gpu.memory_bytes:
+            raise Errors("Not Supported")
+        return SimpleNamespace(total=card.gpu.memory_bytes)
+
+    return SimpleNamespace(
+        NVMLError=Errors,
+        NVMLError_NotFound=NotFound,
+        NVML_DEVICE_MIG_ENABLE=1,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(cards),
+        nvmlDeviceGetHandleByIndex=lambda number: cards[number],
+        nvmlDeviceGetMigMode=mig_mode,
+        nvmlDeviceGetMaxMigDeviceCount=lambda card: 7,
+        nvmlDeviceGetMigDeviceHandleByIndex=instance,
+        nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetName=lambda card: card.gpu.name,
+        nvmlDeviceGetUUID=lambda card: card.gpu.uuid,
+    )
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[..., None]:
+    """This machine has these cards, and CUDA, which sees what is said: ``machine(cards, CUDA_VISIBLE_DEVICES,
+    cuda)``."""
+
+    def has(cards: Sequence[Card], chosen: str | None = None, cuda: Sequence[Gpu] | None = None) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", nvml(cards))
+        monkeypatch.setattr(devices, "_DEV", tmp_path)
+        (tmp_path / "nvidiactl").touch()
+        if chosen is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+
+        def said() -> str:
+            assert cuda is not None, "NVML tells it, and CUDA is not to be asked"
+            return "".join(f"{gpu.uuid}\t{gpu.name}\t{gpu.memory_bytes - 1}\n" for gpu in cuda)
+
+        monkeypatch.setattr(devices, "_said_by_cuda", said)
+
+    return has
+
+
+def test_a_split_gpu_is_its_instances_beside_the_whole_ones(machine):
+    """Each by its own name and memory, wherever there is a gap between them."""
+    machine([Card(WHOLE, ()), Card(named(6, "A100-SXM4-40GB", 40), (SMALL, LARGE)), Card(GTX)])
+    assert installed_gpus() == visible_gpus() == (WHOLE, SMALL, LARGE, GTX)
+
+
+@pytest.mark.parametrize(("name", "gpu"), [("1g.5gb", SMALL), ("3g.20gb", LARGE), ("A100-SXM4-40GB, 40", WHOLE)])
+def test_an_instance_is_chosen_by_its_profile(machine, name, gpu):
+    machine([Card(WHOLE, ()), Card(named(6, "A100-SXM4-40GB", 40), (SMALL, LARGE))])
+    with LocalExecutor("cuda", name) as executor:
+        assert executor.device_type == gpu.type
+        assert [slot.name for slot in executor._slots] == [gpu.uuid]
+
+
+def test_a_number_is_cudas(machine):
+    """It counts the fastest first: the card at the first place on the bus is its second."""
+    machine([Card(GTX), Card(RTX)], chosen="0", cuda=[RTX])
+    assert visible_gpus() == (RTX,)
+    with LocalExecutor("cuda", "4090") as executor:
+        assert executor._slots[0]._base["CUDA_VISIBLE_DEVICES"] == RTX.uuid
+
+
+def test_uuids_need_no_cuda(machine):
+    """Nor do their beginnings."""
+    machine([Card(GTX), Card(RTX), Card(WHOLE, (SMALL, LARGE))], chosen=f"{RTX.uuid[:-2]},{LARGE.uuid}, {SMALL.uuid}")
+    assert visible_gpus()[1:] == (LARGE, SMALL)
+
+
+@pytest.mark.parametrize("chosen", ["", "-1", "NoDevFiles", "GPU-f"])
+def test_what_cuda_does_not_see_is_not_there(machine, chosen):
+    machine([Card(GTX)], chosen, cuda=[])
+    assert visible_gpus() == ()
+
+
+def test_without_nvml_cuda_names_them(machine):
+    """A container whose driver came without its tools; a Jetson, which has no memory of its own."""
+    machine([], cuda=[RTX])
+    assert visible_gpus() == (RTX._replace(memory_bytes=RTX.memory_bytes - 1),)
+    machine([Card(named(7, "GB10", 0))], cuda=[GTX])
+    assert visible_gpus() == (GTX._replace(memory_bytes=GTX.memory_bytes - 1),)
+
+
+def test_without_a_drivers_file_nobody_is_asked(machine, tmp_path):
+    machine([])
+    (tmp_path / "nvidiactl").unlink()
+    assert visible_gpus() == ()
+
+
+class Driver:
+    """CUDA's driver over these, as ctypes calls it."""
+
+    def __init__(self, gpus: Sequence[Gpu], fails: int = 0) -> None:
+        self._gpus, self._fails = gpus, fails
+
+    def cuInit(self, flags: int) -> int:
+        return self._fails
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = len(self._gpus)
+        return 0
+
+    def cuDeviceGet(self, device: Any, number: int) -> None:
+        device._obj.value = number
+
+    def cuDeviceGetName(self, name: Any, length: int, device: ctypes.c_int) -> None:
+        name.value = self._gpus[device.value].name.encode()
+
+    def cuDeviceTotalMem_v2(self, memory: Any, device: ctypes.c_int) -> None:
+        memory._obj.value = self._gpus[device.value].memory_bytes
+
+    def cuDeviceGetUuid_v2(self, identity: Any, device: ctypes.c_int) -> None:
+        identity[:] = uuid.UUID(self._gpus[device.value].uuid[4:]).bytes
+
+
+def test_cuda_tells_uuid_name_and_bytes():
+    found = [*cuda_driver.rows(Driver([RTX, SMALL]))]
+    assert found == [f"{gpu.uuid}\t{gpu.name}\t{gpu.memory_bytes}" for gpu in (RTX, SMALL)]
+    assert [*cuda_driver.rows(Driver([RTX], fails=100))] == []
+
+
+def test_a_machine_without_a_driver_says_nothing(monkeypatch):
+    """The program runs by itself, without this package."""
+    if devices._said_by_cuda():
+        pytest.skip("CUDA's driver is here")
+    assert devices._said_by_cuda() == ""
