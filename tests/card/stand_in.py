@@ -1,0 +1,759 @@
+"""A stand-in for a CUDA card: this package's own code runs over it with ``device="cuda"``, on a machine without one.
+
+Tensors that are put on the card lie in host memory, are computed by the CPU, and say that they are on ``cuda:0``. Time
+is simulated: nothing sleeps, and equal runs take equal times. A test sets what the card is like, and reads what was
+done to it::
+
+    def test_a_step_waits_once(card):            # the fixture; or: with Card(total_bytes=8 * GIB).in_place() as card
+        card.context_bytes = 300 * MIB           # any field, at any time
+        def compute_loss(model, batch):
+            card.work(0.1)                       # 100 ms on the card: queued, the host goes on
+            card.host(0.02)                      # 20 ms on the host
+            return model(batch).mean()
+        training.step(batch).loss.item()         # waits: the clock goes on until the queue is done
+        assert card.waits == ["item"]
+
+What it has:
+
+- a clock and one stream. ``work`` queues, ``host`` passes time, each operation costs the host ``launch_s`` and the card
+  ``kernel_s``. ``torch.cuda.synchronize``, ``.item()``, copies from pageable memory, ``nonzero`` and the like wait, and
+  leave their names in ``waits``. ``perf_counter``, ``monotonic``, ``process_time`` and ``time.sleep``, as the modules
+  of this package that run in a trial have them, follow this clock.
+- memory: storages on the card are blocks of this package's ``CachingAllocator``, within the cap of
+  ``set_per_process_memory_fraction`` and what the card has free. What does not fit even once cached segments are given
+  back raises ``torch.OutOfMemoryError``. The context grows at the first matrix product and the first convolution.
+- what NVML, ``nvidia-smi`` and ``torch.cuda`` tell: other processes and their bytes, processes that are hidden
+  (``pids_hidden``), MIG, unified memory (NVML knows of no bytes), clocks, throttling, power, other cards (``beside``).
+- faults: ``card.fails["convolution"] = TEXTS["cudnn_engine"]`` makes the next convolution raise that text.
+
+What it has not: kernels' own rounding, more streams than one, autocast's casts, ``torch.compile``, other processes
+(a loader's worker that uses a tensor on the card raises what CUDA raises there).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import sys
+import time
+import types
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+import torch._dynamo  # its import reads torch.cuda, which is to be the real one then
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from autotune.estimates.allocators.cuda_caching import CachingAllocator
+from autotune.estimates.allocators.free_list import Block
+from autotune.units import MIB
+
+GIB = 1024 * MIB
+
+TEXTS: Mapping[str, str] = {
+    "cublas_create": "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cublas_alloc": "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cudnn_create": "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    "cudnn_internal": "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "cudnn_engine": "FIND was unable to find an engine to execute this computation",
+    "cudnn_get_engine": "GET was unable to find an engine to execute this computation",
+    "cudnn_algorithm": "Unable to find a valid cuDNN algorithm to run convolution",
+    "cusolver": "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    "cufft": "cuFFT error: CUFFT_ALLOC_FAILED",
+    "triton": "Triton Error [CUDA]: out of memory",
+    "driver": "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n",
+    "assert": "CUDA error: device-side assert triggered\n",
+    "illegal": "CUDA error: an illegal memory access was encountered\n",
+}
+"""What libraries and the driver say when they fail. Source: torch 2.13, aten/src/ATen/native/cudnn/Conv_v8.cpp,
+aten/src/ATen/cuda/CUDABlas.cpp, aten/src/ATen/cudnn/Exceptions.h, c10/cuda/CUDAException.cpp."""
+
+_KINDS = {
+    "convolution": "convolution",
+    "cudnn_convolution": "convolution",
+    "mm": "matmul",
+    "addmm": "matmul",
+    "bmm": "matmul",
+    "baddbmm": "matmul",
+}
+"""By the name of an operation, as ``Card.fails`` names its kind; any other is its own."""
+_WAIT = {"_local_scalar_dense": "item", "nonzero": "nonzero", "masked_select": "masked_select", "equal": "equal"}
+"""Operations that read from the card, and what they are called in ``Card.waits``."""
+_CLOCKED = ("autotune.measure.", "autotune.script.", "autotune.training.", "autotune.techniques.", "autotune.data.")
+"""Modules whose clock is the card's."""
+_TRIAL = ("autotune.workers.trial.child", "autotune.measure.inspect", "autotune.script.trial.look")
+"""With what they import, modules that are there before clocks are set."""
+_OWN_CLOCK = "autotune.measure.timing.disturbance"
+"""Watches the machine that tests run on."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """Another process on the card."""
+
+    pid: int
+    num_bytes: int
+    name: str = "python"
+    is_graphics: bool = False
+    utilization: int = 0
+    """Percent of the time."""
+
+
+@dataclass
+class Card:
+    """A card, and the process that uses it; see the module."""
+
+    name: str = "NVIDIA A100-SXM4-40GB"
+    total_bytes: int = 40 * GIB
+    capability: tuple[int, int] = (8, 0)
+    uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    driver: str = "580.65.06"
+    beside: Sequence[Card] = ()
+    """Other cards of this machine, which nothing runs on."""
+
+    launch_s: float = 5e-6
+    """Host time of an operation."""
+    kernel_s: float = 0.0
+    """The card's time of an operation, beside ``work``."""
+    most_queued: int = 1024
+    """Operations that the driver queues; the host waits with the next."""
+
+    context_bytes: int = 400 * MIB
+    """As a process opens it."""
+    cublas_bytes: int = 32 * MIB
+    """What the context grows by at the first matrix product."""
+    cudnn_bytes: int = 48 * MIB
+    """What it grows by at the first convolution."""
+    processes: Sequence[Process] = ()
+    """Others that use the card."""
+    has_nvml: bool = True
+    has_smi: bool = True
+    pids_hidden: bool = False
+    """In a container: NVML shows this process's memory under no pid of its own."""
+    is_mig: bool = False
+    """This process has one instance of a card: NVML does not tell its memory by the card's handle."""
+    is_unified: bool = False
+    """NVML tells no bytes, and the host uses the same memory."""
+    clock_mhz: int = 1410
+    most_clock_mhz: int = 1410
+    throttle_reasons: int = 0
+    """As ``pynvml.nvmlClocksEventReason*`` has them."""
+    power_w: float = 250.0
+    temperature_c: int = 50
+
+    fails: dict[str, str | BaseException] = field(default_factory=dict)
+    """By kind of operation, what the next of it raises: once, and then it works again."""
+
+    now_s: float = field(default=1000.0, init=False)
+    """The simulated clock."""
+    waits: list[str] = field(default_factory=list, init=False)
+    """What made the host wait for the card, in order; clear it at will."""
+    calls: list[str] = field(default_factory=list, init=False)
+    """Names of operations on the card, in order."""
+
+    def __post_init__(self) -> None:
+        self._free_at_s = self.now_s
+        self._queue: deque[float] = deque()
+        self._allocator = _Allocator(self)
+        self._marks: dict[int, Any] = {}
+        self._pinned: set[int] = set()
+        self._known: dict[int, Any] = {}
+        self.fraction = 1.0
+        self.is_open = False
+        self._grown: set[str] = set()
+        self._placing: bool | None = None
+        self._pid = os.getpid()
+
+    # Time.
+
+    def host(self, seconds: float) -> None:
+        """The host computes."""
+        self.now_s += seconds
+
+    def work(self, seconds: float) -> None:
+        """The card is given something to do; the host goes on, unless too much is queued already."""
+        while self._queue and self._queue[0] <= self.now_s:
+            self._queue.popleft()
+        if len(self._queue) >= self.most_queued:
+            self.now_s = max(self.now_s, self._queue.popleft())
+        self._free_at_s = max(self.now_s, self._free_at_s) + seconds
+        self._queue.append(self._free_at_s)
+
+    def wait(self, why: str) -> None:
+        """The host waits until all that is queued is done."""
+        self.waits.append(why)
+        self.now_s = max(self.now_s, self._free_at_s)
+
+    # Memory.
+
+    @property
+    def used_bytes(self) -> int:
+        """By everybody, this process included."""
+        return sum(one.num_bytes for one in self.processes) + self.own_bytes
+
+    @property
+    def own_bytes(self) -> int:
+        """What the card charges this process: its context, and what its allocator reserves."""
+        return self._context() + self._allocator.reserved_bytes
+
+    @property
+    def most_reserved_bytes(self) -> int:
+        """What the cap leaves to the allocator."""
+        return int(self.fraction * self.total_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """Of the whole card."""
+        return max(0, self.total_bytes - self.used_bytes)
+
+    def open(self) -> None:
+        """This process opens its context."""
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+                "'spawn' start method"
+            )
+        if not self.is_open:
+            if self.context_bytes > self.free_bytes:
+                raise RuntimeError(TEXTS["driver"])
+            self.is_open = True
+
+    def _context(self) -> int:
+        grown = {"matmul": self.cublas_bytes, "convolution": self.cudnn_bytes}
+        return self.context_bytes + sum(grown[kind] for kind in self._grown) if self.is_open else 0
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on the card."""
+        return tensor.layout == torch.strided and _key(tensor) in self._marks
+
+    def _put(self, tensor: torch.Tensor) -> None:
+        if tensor.layout != torch.strided or (key := _key(tensor)) in self._marks:
+            return
+        storage = tensor.untyped_storage()
+        self.open()
+        self._marks[key] = self._allocator.allocate(storage.nbytes())
+        weakref.finalize(storage, self._leave, key).atexit = False
+
+    def _leave(self, key: int) -> None:
+        self._allocator.free(self._marks.pop(key, None))
+
+    # Operations.
+
+    def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
+        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
+        on_card = any(self.holds(one) for one in given)
+        name = function.overloadpacket.__name__
+        if on_card:
+            self._begin(name)
+            self._wait_for(name, given, args, kwargs)
+        out = function(*args, **kwargs)
+        if self._placing if self._placing is not None else on_card:
+            own = {_key(one) for one in given if one.layout == torch.strided}
+            for one in tree_iter(out):
+                if isinstance(one, torch.Tensor) and one.layout == torch.strided and _key(one) not in own:
+                    self._put(one)
+        return out
+
+    def _begin(self, name: str) -> None:
+        self.open()
+        kind = _KINDS.get(name.removesuffix("_backward"), name)
+        self.calls.append(name)
+        if (failure := self.fails.pop(kind, None)) is not None:
+            raise failure if isinstance(failure, BaseException) else RuntimeError(failure)
+        if kind in ("matmul", "convolution") and kind not in self._grown:
+            self._grown.add(kind)
+        self.host(self.launch_s)
+        self.work(self.kernel_s)
+
+    def _wait_for(self, name: str, given: Sequence[torch.Tensor], args: Any, kwargs: Any) -> None:
+        if name in _WAIT:
+            self.wait(_WAIT[name])
+        elif name in ("index", "index_put", "index_put_") and self.holds(args[0]):
+            indices = [one for one in args[1] if one is not None]
+            if any(not self.holds(one) for one in indices):
+                self.wait("index from the host")  # (torch 2.13, aten/src/ATen/native/TensorAdvancedIndexing.cpp)
+            elif any(one.dtype in (torch.bool, torch.uint8) for one in indices):
+                self.wait("nonzero")
+        elif name == "copy_" and self.holds(args[0]) != self.holds(args[1]) and args[1].dim():
+            self._copied(args[1], self.holds(args[1]), bool(args[2] if len(args) > 2 else kwargs.get("non_blocking")))
+
+    def _copied(self, source: torch.Tensor, comes_back: bool, non_blocking: bool) -> None:
+        """A copy between host and card waits, unless it is asked not to, and host memory is pinned
+        (torch 2.13, aten/src/ATen/native/cuda/Copy.cu: ``memcpy_and_sync``; CUDA's "API synchronization behavior")."""
+        if not (non_blocking and (comes_back or self.is_pinned(source))):
+            self.wait("copy to the host" if comes_back else "copy from pageable memory")
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in page-locked memory."""
+        return _key(tensor) in self._pinned
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Its copy in page-locked memory."""
+        if self.is_pinned(tensor):
+            return tensor
+        copied = tensor.detach().clone()
+        storage, key = copied.untyped_storage(), _key(copied)
+        self._pinned.add(key)
+        weakref.finalize(storage, self._pinned.discard, key).atexit = False
+        return copied
+
+    def move(self, tensor: torch.Tensor, to_card: bool, function: Any, args: Any, kwargs: Any) -> Any:
+        """``tensor.to(…)`` with an explicit device, which ``args`` and ``kwargs`` no longer have."""
+        if self.holds(tensor) == to_card:
+            return function(tensor, *args, **kwargs)
+        self._copied(tensor, not to_card, bool(kwargs.get("non_blocking")))
+        with self.placing(to_card):
+            return function(tensor, *args, **{**kwargs, "copy": True})
+
+    @contextlib.contextmanager
+    def placing(self, on_card: bool) -> Iterator[None]:
+        """What is made within is on the card, or not, whatever it is made of."""
+        before, self._placing = self._placing, on_card
+        try:
+            yield
+        finally:
+            self._placing = before
+
+    # In place.
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[Card]:
+        """Within, it is this machine's card."""
+        for name in _TRIAL:
+            importlib.import_module(name)
+        with pytest.MonkeyPatch.context() as patch:
+            _patch_clock(patch, self)
+            _patch_torch(patch, self)
+            _patch_nvml(patch, self)
+            with _Dispatch(self), _Function(self):
+                yield self
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class _Allocator(CachingAllocator):
+    """Within what the card has: cached segments are given back first (``release_cached_blocks``), then it is out of
+    memory."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self._card, self._next = card, 0
+        self.allocated_bytes = self.most_allocated_bytes = self.most_reserved_bytes = self.num_retries = 0
+
+    def allocate(self, num_bytes: int) -> Block | None:
+        block = super().allocate(num_bytes)
+        self.allocated_bytes += block.num_bytes if block is not None else 0
+        self.most_allocated_bytes = max(self.most_allocated_bytes, self.allocated_bytes)
+        return block
+
+    def free(self, block: Block | None) -> None:
+        self.allocated_bytes -= block.num_bytes if block is not None else 0
+        super().free(block)
+
+    def release(self) -> None:
+        """Give whole free segments back."""
+        for pool in self._pools.values():
+            for block in [one for one in pool if one.before is None and one.after is None]:
+                self.reserved_bytes -= pool.take(block).num_bytes
+
+    def _new_segment(self, size: int) -> Block:
+        before = self.reserved_bytes
+        block = super()._new_segment(size)
+        self.reserved_bytes = before
+        if not self._fits(block.num_bytes):
+            self.release()
+            self.num_retries += 1
+            if not self._fits(block.num_bytes):
+                self._raise(size)
+        self.reserved_bytes += block.num_bytes
+        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
+        block.address, self._next = self._next, self._next + block.num_bytes
+        return block
+
+    def _fits(self, num_bytes: int) -> bool:
+        card = self._card
+        return self.reserved_bytes + num_bytes <= card.most_reserved_bytes and num_bytes <= card.free_bytes
+
+    def _raise(self, size: int) -> None:
+        card, gib = self._card, 1 / GIB
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB. GPU 0 has a total capacity of "
+            f"{card.total_bytes * gib:.2f} GiB of which {card.free_bytes * gib:.2f} GiB is free. Of the allocated "
+            f"memory {self.allocated_bytes * gib:.2f} GiB is allocated by PyTorch, and "
+            f"{(self.reserved_bytes - self.allocated_bytes) * gib:.2f} GiB is reserved by PyTorch but unallocated."
+        )
+
+
+class _Dispatch(TorchDispatchMode):
+    """Sees every operation, backward's too: what is made of tensors on the card is on the card."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self._card = card
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._card._run(func, args, kwargs or {})
+
+
+def _is_cuda(device: Any) -> bool:
+    return (isinstance(device, torch.device) and device.type == "cuda") or (
+        isinstance(device, str) and re.fullmatch(r"cuda(:\d+)?", device) is not None
+    )
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (
+        isinstance(value, str) and re.match(r"(cpu|cuda|meta)\b", value) is not None
+    )
+
+
+class _Function(TorchFunctionMode):
+    """Sees devices before torch does, which knows no card: they become the host's, and what is made is on the card."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__()
+        self._card = card
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        card, kwargs = self._card, kwargs or {}
+        own = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if (told := _TOLD.get(func)) is not None and own is not None:
+            return told(card, own) if card.holds(own) else func(*args, **kwargs)
+        if func is torch.Tensor.cuda:
+            return card.move(own, True, torch.Tensor.to, (), {"non_blocking": _second(args, kwargs)})
+        if func is torch.Tensor.cpu:
+            return card.move(own, False, torch.Tensor.to, (), {})
+        if func is torch.Tensor.to:
+            return self._to(own, args[1:], kwargs)
+        if own is not None and func in (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__):
+            if card.holds(own) and func is not torch.Tensor.tolist:
+                raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor")
+            if card.holds(own):
+                card.wait("tolist")
+            return func(*args, **kwargs)
+        named = [one for one in (*args, *kwargs.values()) if _is_device(one)]
+        if not named or func in _LEFT_ALONE:
+            return func(*args, **kwargs)
+        is_cuda = _is_cuda(named[0])
+        if is_cuda:
+            card.open()
+            args, kwargs = tree_map(_on_host, args), tree_map(_on_host, kwargs)
+            if func in (torch.tensor, torch.as_tensor):
+                card.wait("copy from pageable memory")
+        with card.placing(is_cuda):
+            return func(*args, **kwargs)
+
+    def _to(self, own: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        card = self._card
+        if args and isinstance(args[0], torch.Tensor):
+            args = (torch.device("cuda") if card.holds(args[0]) else args[0].device, args[0].dtype, *args[1:])
+        named = [one for one in (*args[:1], kwargs.get("device")) if _is_device(one)]
+        rest = [one for one in args if not _is_device(one) and one is not None]
+        options = {name: value for name, value in kwargs.items() if name != "device"}
+        flags = [one for one in rest if isinstance(one, bool)]
+        options |= dict(zip(("non_blocking", "copy"), flags, strict=False))
+        if dtypes := [one for one in rest if isinstance(one, torch.dtype)]:
+            options["dtype"] = dtypes[0]
+        if not named or torch.device(named[0]).type == "meta":
+            return torch.Tensor.to(own, *args, **kwargs)
+        if _is_cuda(named[0]):
+            card.open()
+        return card.move(own, _is_cuda(named[0]), torch.Tensor.to, (), options)
+
+
+def _on_host(value: Any) -> Any:
+    return torch.device("cpu") if _is_cuda(value) else value
+
+
+def _second(args: Any, kwargs: Any) -> bool:
+    return bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+
+
+_TOLD: dict[Any, Callable[[Card, torch.Tensor], Any]] = {
+    torch.Tensor.device.__get__: lambda card, tensor: torch.device("cuda", 0),
+    torch.Tensor.is_cuda.__get__: lambda card, tensor: True,
+    torch.Tensor.is_cpu.__get__: lambda card, tensor: False,
+    torch.Tensor.get_device: lambda card, tensor: 0,
+}
+"""What a tensor on the card says of itself."""
+
+_LEFT_ALONE = (torch.device, torch.autocast, torch._C._nn._parse_to)
+"""They take devices, and make no tensor."""
+
+
+class _Event:
+    """``torch.cuda.Event``."""
+
+    def __init__(self, card: Card, enable_timing: bool = False, **_: Any) -> None:
+        self._card, self._times, self._at_s = card, enable_timing, None
+
+    def record(self, stream: Any = None) -> None:
+        card = self._card
+        card.open()
+        self._at_s = max(card.now_s, card._free_at_s)
+
+    def query(self) -> bool:
+        return self._at_s is None or self._at_s <= self._card.now_s
+
+    def synchronize(self) -> None:
+        self._card.waits.append("event")
+        self._card.now_s = max(self._card.now_s, self._at_s or 0.0)
+
+    def elapsed_time(self, other: _Event) -> float:
+        """Milliseconds. As in torch, both have to be over."""
+        if self._at_s is None or other._at_s is None or not self._times or not other._times:
+            raise ValueError("Both events must be created with argument 'enable_timing=True' and recorded.")
+        if not (self.query() and other.query()):
+            raise RuntimeError("CUDA error: device not ready")
+        return (other._at_s - self._at_s) * 1000
+
+
+class _Stream:
+    """``torch.cuda.Stream``: there is one."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+
+    def synchronize(self) -> None:
+        self._card.wait("stream.synchronize")
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def wait_stream(self, stream: Any) -> None:
+        """It is the same."""
+
+    def wait_event(self, event: Any) -> None:
+        """It is of the same stream."""
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or _Event(self._card)
+        event.record()
+        return event
+
+
+def _patch_clock(patch: pytest.MonkeyPatch, card: Card) -> None:
+    def now() -> float:
+        card.now_s += 1e-6  # a loop that waits for the clock ends
+        return card.now_s
+
+    clock = types.SimpleNamespace(**vars(time))
+    clock.perf_counter = clock.monotonic = clock.process_time = now
+    clock.sleep = card.host
+    named = {time.perf_counter: now, time.monotonic: now, time.process_time: now, time: clock}
+    for name, module in list(sys.modules.items()):
+        if name != _OWN_CLOCK and (f"{name}.".startswith(_CLOCKED) or name == _TRIAL[0]):
+            for word, value in list(vars(module).items()):
+                if isinstance(value, types.ModuleType | types.BuiltinFunctionType) and value in named:
+                    patch.setattr(module, word, named[value])
+    patch.setattr(f"{_OWN_CLOCK}._waited_s", lambda: 0.0)
+    patch.setattr(f"{_OWN_CLOCK}._LATE_S", float("inf"))
+
+
+def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
+    allocator = card._allocator
+
+    def properties(device: Any = None) -> Any:
+        number = device if isinstance(device, int) else torch.device(device).index if device is not None else 0
+        one = (card, *card.beside)[number or 0]
+        return types.SimpleNamespace(
+            name=one.name,
+            total_memory=one.total_bytes,
+            major=one.capability[0],
+            minor=one.capability[1],
+            uuid=one.uuid,
+            multi_processor_count=108,
+            is_integrated=int(one.is_unified),
+        )
+
+    def opened(value: Callable[[], Any]) -> Callable[..., Any]:
+        def told(*_: Any, **__: Any) -> Any:
+            card.open()
+            return value()
+
+        return told
+
+    def used(device: Any = None) -> int:
+        if not card.has_nvml or card.is_mig:
+            raise RuntimeError("NVML is not there")
+        return int(pynvml.nvmlDeviceGetMemoryInfo(card).used)
+
+    def cap(fraction: float, device: Any = None) -> None:
+        card.open()
+        card.fraction = fraction
+
+    def reset() -> None:
+        allocator.most_reserved_bytes, allocator.most_allocated_bytes = (
+            allocator.reserved_bytes,
+            allocator.allocated_bytes,
+        )
+
+    def stats() -> dict[str, int]:
+        return {
+            "num_alloc_retries": allocator.num_retries,
+            "reserved_bytes.all.peak": allocator.most_reserved_bytes,
+            "reserved_bytes.all.current": allocator.reserved_bytes,
+            "allocated_bytes.all.peak": allocator.most_allocated_bytes,
+            "allocated_bytes.all.current": allocator.allocated_bytes,
+        }
+
+    rng = torch.get_rng_state()
+    functions = {
+        "_lazy_init": card.open,
+        "init": card.open,
+        "is_available": lambda: True,
+        "is_initialized": lambda: card.is_open,
+        "is_current_stream_capturing": lambda: False,
+        "device_count": lambda: 1 + len(card.beside),
+        "current_device": lambda: 0,
+        "set_device": opened(lambda: None),
+        "device": lambda device=None: contextlib.nullcontext(),
+        "get_device_properties": properties,
+        "get_device_name": lambda device=None: properties(device).name,
+        "get_device_capability": lambda device=None: (properties(device).major, properties(device).minor),
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or card.capability >= (8, 0),
+        "synchronize": opened(lambda: card.wait("synchronize")),
+        "mem_get_info": opened(lambda: (card.free_bytes, card.total_bytes)),
+        "device_memory_used": used,
+        "memory_reserved": lambda device=None: allocator.reserved_bytes,
+        "memory_allocated": lambda device=None: allocator.allocated_bytes,
+        "max_memory_reserved": lambda device=None: allocator.most_reserved_bytes,
+        "max_memory_allocated": lambda device=None: allocator.most_allocated_bytes,
+        "reset_peak_memory_stats": lambda device=None: reset(),
+        "memory_stats": lambda device=None: stats(),
+        "empty_cache": allocator.release,
+        "set_per_process_memory_fraction": cap,
+        "get_rng_state": lambda device=None: rng.clone(),
+        "set_rng_state": lambda state, device=None: None,
+        "get_rng_state_all": lambda: [rng.clone()],
+        "set_rng_state_all": lambda states: None,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "Event": lambda enable_timing=False, **options: _Event(card, enable_timing, **options),
+        "current_stream": lambda device=None: _Stream(card),
+        "default_stream": lambda device=None: _Stream(card),
+        "stream": lambda stream: contextlib.nullcontext(),
+    }
+    for name, function in functions.items():
+        patch.setattr(torch.cuda, name, function)
+    patch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: card.pin(tensor), raising=False)
+    patch.setattr(torch.Tensor, "is_pinned", lambda tensor, device=None: card.is_pinned(tensor), raising=False)
+    patch.setattr(torch.accelerator, "is_available", lambda: True)
+    patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    patch.setattr(torch.accelerator, "set_device_index", lambda device: None)
+    patch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    patch.setattr(torch.accelerator, "current_stream", lambda device=None: _Stream(card))
+
+
+def _patch_nvml(patch: pytest.MonkeyPatch, card: Card) -> None:
+    def error(code: int) -> BaseException:
+        return pynvml.NVMLError(code)
+
+    def there() -> None:
+        if not card.has_nvml:
+            raise error(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    def by_uuid(name: Any) -> Card:
+        there()
+        name = name.decode() if isinstance(name, bytes) else name
+        found = [one for one in (card, *card.beside) if name == _named(one)]
+        if not found:
+            raise error(pynvml.NVML_ERROR_NOT_FOUND)
+        return found[0]
+
+    def by_index(index: int) -> Card:
+        there()
+        if index >= 1 + len(card.beside):
+            raise error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return (card, *card.beside)[index]
+
+    def memory(handle: Card) -> Any:
+        there()
+        if handle.is_unified:
+            raise error(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return types.SimpleNamespace(total=handle.total_bytes, used=handle.used_bytes, free=handle.free_bytes)
+
+    def processes(handle: Card, is_graphics: bool) -> list[Any]:
+        there()
+        rows = [(one.pid, one.num_bytes) for one in handle.processes if one.is_graphics == is_graphics]
+        if handle.is_open and not is_graphics:
+            rows.append((os.getpid(), handle.own_bytes))
+        unknown = handle.is_unified or handle.is_mig
+        return [
+            types.SimpleNamespace(pid=0 if handle.pids_hidden else pid, usedGpuMemory=None if unknown else num_bytes)
+            for pid, num_bytes in rows
+        ]
+
+    def told(value: Callable[[Card], Any]) -> Callable[..., Any]:
+        def read(handle: Card, *_: Any) -> Any:
+            there()
+            return value(handle)
+
+        return read
+
+    def throttled(handle: Card) -> int:
+        return handle.throttle_reasons
+
+    functions: dict[str, Callable[..., Any]] = {
+        "nvmlInit": there,
+        "nvmlShutdown": lambda: None,
+        "nvmlSystemGetDriverVersion": lambda: (there(), card.driver)[1],
+        "nvmlDeviceGetCount": lambda: (there(), 1 + len(card.beside))[1],
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetHandleByIndex": by_index,
+        "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: processes(handle, False),
+        "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: processes(handle, True),
+        "nvmlDeviceGetName": told(lambda handle: handle.name),
+        "nvmlDeviceGetUUID": told(lambda handle: f"GPU-{handle.uuid}"),
+        "nvmlDeviceGetMigMode": told(lambda handle: (int(handle.is_mig), int(handle.is_mig))),
+        "nvmlDeviceGetClockInfo": told(lambda handle: handle.clock_mhz),
+        "nvmlDeviceGetMaxClockInfo": told(lambda handle: handle.most_clock_mhz),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": told(throttled),
+        "nvmlDeviceGetCurrentClocksEventReasons": told(throttled),
+        "nvmlDeviceGetPowerUsage": told(lambda handle: round(handle.power_w * 1000)),
+        "nvmlDeviceGetTemperature": told(lambda handle: handle.temperature_c),
+        "nvmlDeviceGetUtilizationRates": told(
+            lambda handle: types.SimpleNamespace(gpu=sum(one.utilization for one in handle.processes), memory=0)
+        ),
+        "nvmlDeviceGetProcessUtilization": told(
+            lambda handle: [
+                types.SimpleNamespace(pid=one.pid, smUtil=one.utilization, timeStamp=round(card.now_s * 1e6))
+                for one in handle.processes
+            ]
+        ),
+    }
+    for name, function in functions.items():
+        patch.setattr(pynvml, name, function)
+
+
+def _named(card: Card) -> str:
+    return f"{'MIG' if card.is_mig else 'GPU'}-{card.uuid}"
+
+
+def put_smi(card: Card, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """An ``nvidia-smi`` for this process and those that it starts: ``-L`` and ``--query-gpu`` as this package calls
+    them, told of the card as it is now. Without ``has_smi``, there is none."""
+    program = folder / "nvidia-smi"
+    if card.has_smi:
+        cards = (card, *card.beside)
+        listed = "\n".join(f"GPU {at}: {one.name} (UUID: GPU-{one.uuid})" for at, one in enumerate(cards))
+        rows = "\n".join(f"GPU-{one.uuid}, {one.name}, {one.total_bytes // MIB}" for one in cards)
+        program.write_text(
+            f"#!/bin/sh\ncase \"$1\" in -L) cat <<'END'\n{listed}\nEND\n;; *) cat <<'END'\n{rows}\nEND\n;; esac\n"
+        )
+        program.chmod(0o755)
+    patch.setenv("PATH", str(folder), prepend=os.pathsep)
