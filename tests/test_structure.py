@@ -170,6 +170,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "allocator": "autotune.techniques.support.preload",
             "compile": "autotune.techniques.support.compiler",
             "parallel": "autotune.techniques.support.replica",
+            "precision": "autotune.techniques.support.tf32",
         }
         assert ours <= allowed | {own.get(path.stem)}, path.name
 

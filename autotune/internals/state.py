@@ -86,7 +86,8 @@ REPLACED: dict[str, Held] = {
     "script/plan/hooks.py:torch.optim.Optimizer.__init__": Held("the optimizer is found", "hooks are removed"),
     "script/plan/patches.py:setattr": Held("how the functions of hooks.py and loaders.py are replaced", "as they say"),
     "task_file.py:sys.modules": Held("a task file's classes can be pickled", "it fails, or the process ends"),
-    "techniques/precision.py:torch.backends.cudnn.allow_tf32": Held("TF32 is process-wide", "a next plan is applied"),
+    "techniques/support/tf32.py:torch.backends.cuda.matmul.allow_tf32": Held("TF32 is process-wide", "a next plan"),
+    "techniques/support/tf32.py:torch.backends.cudnn.allow_tf32": Held("TF32 is process-wide", "a next plan"),
     "workers/trial/child.py:sys.argv": Held("a task sees its own file", _PROCESS),
     "workers/trial/spawn.py:os.environ": Held("a script's process is told its trial", _PROCESS),
 }

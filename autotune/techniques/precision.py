@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ..errors import PlanError
 from .support.base import Effect, Exactness, Program, Run, Stage, Technique
 from .support.facts import Device, Facts, ScriptFacts
+from .support.tf32 import Tf32, allow_tf32
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,7 +20,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """torch's names, which scripts parse."""
 _LIGHTNING = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
-_flags_before: list[tuple[str, bool]] = []
+_flags_before: list[Tf32] = []
 """torch's process-wide flags as the user had them, while a plan with TF32 is in force."""
 
 
@@ -129,13 +130,12 @@ class Precision(Technique):
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Torch's flags as the user had them."""
-        _restore_flags()
+        if _flags_before:
+            _flags_before.pop().restore()
         return model
 
     def on_model(self, model: nn.Module, blocks: Sequence[nn.Module], run: Run | None = None) -> nn.Module:
         """Allow TF32 in matrix products and convolutions, process-wide as torch has it.
-
-        By torch's older names: once the newer ``fp32_precision`` is set, reading an older one raises.
 
         Raises:
             PlanError: this device cannot compute in the type.
@@ -151,9 +151,7 @@ class Precision(Technique):
 
         if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
             raise PlanError("settings.precision.kind: tf32 needs a CUDA device of compute capability 8.0. Use fp32.")
-        _flags_before.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
+        _flags_before.append(allow_tf32(True))
         return model
 
     @property
@@ -195,13 +193,3 @@ def _lstm_without_bf16(model: nn.Module) -> str | None:
         if is_onednns and all(one.device.type == "cpu" for one in module.parameters()):
             return name or type(module).__name__
     return None
-
-
-def _restore_flags() -> None:
-    """Take off what an earlier plan in this process put on."""
-    import torch
-
-    if _flags_before:
-        precision, cudnn = _flags_before.pop()
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = cudnn

@@ -19,6 +19,7 @@ from ...randomness import seed_everything
 from ...task import Task
 from ...techniques import LoaderSpec, Settings
 from ...techniques.batch import Batch
+from ...techniques.support.tf32 import without_tf32
 from ...training.out_of_memory import is_out_of_memory
 from ...training.training import Training
 from ..errors import NonFiniteLoss
@@ -48,7 +49,8 @@ class Split:
 def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: torch.device) -> Split:
     """Compare the gradient of a batch taken whole with that of two uneven micro-batches.
 
-    Dropout off, fp32, modes as the user set them; parameters and running statistics are left as they were. Both go
+    Dropout off, fp32 without TF32 (cuDNN may take another kernel for another batch, which in TF32 rounds by more than a
+    split may differ), modes as the user set them; parameters and running statistics are left as they were. Both go
     through :class:`Training`, so that the weights are those of a job. An autocast of the model's own is kept off for
     the comparison, where the model runs without: rounding, 0.2 % of the gradient in bf16, is no difference of a split.
 
@@ -66,7 +68,7 @@ def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: 
     size, task = len(samples), replace(task, max_grad_norm=None, after_backward=None, after_step=None)
     run = partial(_gradient, task, model, samples, device)
     with without_dropout(model), _buffers_kept(model):
-        with _autocast_seen(device.type) as seen:
+        with without_tf32(), _autocast_seen(device.type) as seen:
             whole = run(size, checks_hooks=True)
         began_s = perf_counter()
         run(size)
@@ -75,7 +77,7 @@ def measure_split(task: Task, model: nn.Module, samples: Sequence[Any], device: 
             return replace(known, reason="one sample cannot be split")
         off = _without_autocast(run, size, device, whole) if seen.turned_on else None
         try:
-            with _autocast_kept_off(device.type) if off is not None else nullcontext():
+            with without_tf32(), _autocast_kept_off(device.type) if off is not None else nullcontext():
                 parts = run(min(size - 1, -(-2 * size // 3)))
         except (NonFiniteLoss, RuntimeError, ValueError, IndexError) as error:
             if is_out_of_memory(error):
@@ -94,7 +96,7 @@ def _without_autocast(
     """The whole batch's gradient in fp32; None where the model's own types need autocast, or autocast is compiled
     in."""
     try:
-        with _autocast_kept_off(device.type):
+        with without_tf32(), _autocast_kept_off(device.type):
             found = run(size)
     except (NonFiniteLoss, RuntimeError, ValueError) as error:
         if is_out_of_memory(error):

@@ -1,0 +1,90 @@
+"""TF32 on a card: set by whichever of torch's names, read, switched off for a check, and put back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import backends
+
+from autotune.measure.checks.split import measure_split
+from autotune.randomness import seed_everything
+from autotune.techniques.precision import Precision
+from autotune.testing.zoo import ZOO
+
+_CUDA = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+_PLACES = (*_CUDA, backends.mkldnn.matmul, backends.cudnn, backends.mkldnn, backends)
+
+
+def _set_flag(owner: object, name: str, value: object) -> Callable[[], None]:
+    return lambda: setattr(owner, name, value)
+
+
+USERS = {
+    "nothing": lambda: None,
+    "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+    "matmul.allow_tf32": _set_flag(backends.cuda.matmul, "allow_tf32", True),
+    "matmul.fp32_precision": _set_flag(backends.cuda.matmul, "fp32_precision", "tf32"),
+    "all tf32": _set_flag(backends, "fp32_precision", "tf32"),  # transformers' tf32=True
+    "all ieee": _set_flag(backends, "fp32_precision", "ieee"),
+    "conv ieee": _set_flag(backends.cudnn.conv, "fp32_precision", "ieee"),
+    "cudnn.allow_tf32": _set_flag(backends.cudnn, "allow_tf32", False),
+}
+"""How a user may have said it before a plan comes."""
+
+
+@pytest.fixture(params=USERS)
+def users_flags(request) -> Iterator[None]:
+    """As torch starts, then what the user says; torch's own afterwards."""
+    before = [place.fp32_precision for place in _PLACES]
+    USERS[request.param]()
+    yield
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = True
+    for place, one in zip(_PLACES, before, strict=True):
+        place.fp32_precision = one
+
+
+def _flags() -> list[object]:
+    """What is in force, and which of the older names can be read."""
+    found: list[object] = [place.fp32_precision for place in (*_CUDA, backends.mkldnn.matmul)]
+    for read in (torch.get_float32_matmul_precision, lambda: backends.cudnn.allow_tf32):
+        with contextlib.suppress(RuntimeError):
+            found.append(read())
+    return found
+
+
+@pytest.fixture
+def ampere(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+
+
+def test_tf32_goes_with_whichever_names_the_user_has_used(users_flags, ampere):
+    """It is in force for matrix products and convolutions, older names can be read, and taking it off leaves what
+    computed before in what it computed in."""
+    before, model = [place.fp32_precision for place in _PLACES], torch.nn.Linear(1, 1)
+    tf32 = Precision(kind="tf32")
+    tf32.on_model(model, ())
+    assert [place.fp32_precision for place in _CUDA] == ["tf32"] * 3
+    assert torch.get_float32_matmul_precision() == "high"
+    assert backends.cuda.matmul.allow_tf32
+    assert backends.cudnn.allow_tf32
+    tf32.undo(model)
+    assert [place.fp32_precision for place in _PLACES] == before
+
+
+def test_a_split_is_checked_without_tf32(users_flags):
+    """cuDNN takes other kernels for other batches, and in TF32 these differ by more than a split may. What is timed
+    runs as the job does."""
+    task, seen, before = ZOO["mlp"], [], _flags()
+    seed_everything(0)
+    model, dataset = task.build_model(), task.build_dataset()
+    model.register_forward_pre_hook(lambda *_: seen.append([place.fp32_precision for place in _CUDA]))
+    measure_split(task, model, [dataset[index] for index in range(6)], torch.device("cpu"))
+    whole, timed, *parts = seen
+    assert timed == before[:3]
+    assert all(one == ["ieee"] * 3 for one in (whole, *parts))
+    assert _flags()[: len(before)] == before
