@@ -56,7 +56,6 @@ REPLACED: dict[str, Held] = {
     "__main__.py:sys.path": Held("a task file named numpy.py is not imported as numpy", _PROCESS),
     "cli/main.py:sys.stdout": Held("a closed stream is a sink", _PROCESS),
     "cli/main.py:sys.stderr": Held("a closed stream is a sink", _PROCESS),
-    "estimates/tracing/fake_ops.py:F.dropout": Held("backward recomputes where no mode is in force", "the step's end"),
     "estimates/tracing/fake_ops.py:register_optimizer_step_post_hook": Held("a step in backward is one", "its end"),
     "estimates/tracing/fake_ops.py:register_optimizer_step_pre_hook": Held("a step in backward is one", "its end"),
     "estimates/tracing/known_values.py:setattr": Held("masks are chosen by values of positions", "the step's end"),

@@ -19,6 +19,7 @@ from ..rows import save_rows
 from .jobs import JOBS, Job
 from .rungs import print_rungs
 from .speed import print_speeds
+from .vision import import_torchvision
 
 Row = dict[str, Any]
 _MEASURED = Path(__file__).parent / "measured" / "milabench.csv"
@@ -88,6 +89,7 @@ def _row(one: dict[str, str]) -> Row:
 
 @cache
 def _predictor(name: str, capability: tuple[int, int]) -> Predictor:
+    import_torchvision()
     job = JOBS[name]()
     _check(name, job)
     return predictor(job, capability)

@@ -7,6 +7,7 @@ it registers for them fail. These are left out; none of the models here uses the
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ _OWN = "torchvision::"
 
 def torchvision_model(name: str) -> nn.Module:
     """By torchvision's own name."""
-    _import_torchvision()
+    import_torchvision()
     import torchvision.models
 
     model: nn.Module = getattr(torchvision.models, name)()
@@ -27,7 +28,7 @@ def torchvision_model(name: str) -> nn.Module:
 
 def timm_model(name: str, **options: Any) -> nn.Module:
     """By timm's own name."""
-    _import_torchvision()
+    import_torchvision()
     import timm
 
     model: nn.Module = timm.create_model(name, **options)
@@ -35,7 +36,10 @@ def timm_model(name: str, **options: Any) -> nn.Module:
 
 
 @functools.cache
-def _import_torchvision() -> None:
+def import_torchvision() -> None:
+    """Before whatever imports it by itself, as transformers does where it is installed."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
     register = torch.library.register_fake
 
     def tolerant(name: Any, *more: Any, **options: Any) -> Callable[[Any], Any]:

@@ -3,16 +3,12 @@ lack."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Literal, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode, has_torch_function_unary
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -23,6 +19,7 @@ from ...internals.fake_tensors import (
     unset_fake_temporarily,
 )
 from ...measure.profiling.tracer import Sees
+from .cuda_ops import attention_choice, cuda_ops
 from .grad_accumulation import ADD, Accumulation
 from .known_values import dispatch, known_values
 from .meta_fixes import correction_of
@@ -32,7 +29,6 @@ Target = Literal["cpu", "cuda"]
 """The device that is planned for."""
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_DROPOUT = F.dropout
 _ATTENTION = torch.ops.aten._fused_sdp_choice.default
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 
@@ -78,8 +74,7 @@ def answers(
         steps = stack.enter_context(_Steps(is_optimizer))
         stack.enter_context(_Answers(target, fakes, steps, sees))
         if target == "cuda":
-            stack.enter_context(_Functions())
-            stack.enter_context(_dropout_in_backward())
+            stack.enter_context(cuda_ops())
         return stack.pop_all()
 
 
@@ -140,8 +135,8 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             dtype = args[0].dtype
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
         if func is _ATTENTION:
-            if self._target == "cuda" and not _drops(args, kwargs):
-                return SDPBackend.FLASH_ATTENTION.value
+            if self._target == "cuda":
+                return attention_choice(*args, **kwargs).value
             with unset_fake_temporarily():
                 args, kwargs = tree_map_only(Tensor, _empty_like, (args, kwargs))
                 return func(*args, **kwargs)
@@ -188,36 +183,6 @@ class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._kernel(torch.empty_strided, a, made.size(), made.stride(), dtype=a.dtype, device="meta")
 
 
-class _Functions(TorchFunctionMode):
-    """Dropout as the target computes it: its mask is bytes on CUDA, and of the input's type on a CPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (_dropout if func is _DROPOUT else func)(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _dropout_in_backward() -> Iterator[None]:
-    """The same where backward computes a checkpoint again: no mode is in force there, so it is replaced in
-    ``torch.nn.functional`` for the whole process. What a file imported by name before is not reached."""
-
-    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        found: Tensor = (_DROPOUT if has_torch_function_unary(input) else _dropout)(input, p, training, inplace)
-        return found
-
-    F.dropout = dropout
-    try:
-        yield
-    finally:
-        F.dropout = _DROPOUT
-
-
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    if not training or inplace or not 0.0 < p < 1.0:
-        return _DROPOUT(input, p, training, inplace)
-    dropped: Tensor = torch.native_dropout(input, p, True)[0]
-    return dropped
-
-
 def _keeps_first(args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether an in-place operation surely returns its first argument: all tensors are of one type and device, and of
     its shape or broadcast to it."""
@@ -250,11 +215,6 @@ def _is_contiguous(args: Any, kwargs: dict[str, Any]) -> bool:
         else one in (None, torch.preserve_format) or isinstance(one, (int, float))
         for one in (*args, *kwargs.values())
     )
-
-
-def _drops(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an attention has dropout: torch takes its unfused form then, which needs more memory."""
-    return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
 
 
 def choose_as_on_cuda(optimizer: torch.optim.Optimizer) -> None:

@@ -1,0 +1,111 @@
+"""Operations that torch takes apart otherwise on CUDA than on a CPU: dropout and attention.
+
+Fake tensors are a CPU's here, whatever is planned for. So CUDA's choices are registered in place of a CPU's kernels, as
+any library registers its own, and hold wherever an operation is called from, backward's recomputation included.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import _scoped_library
+from torch.nn.attention import SDPBackend
+
+_aten = torch.ops.aten
+_COMPOSITE = "CompositeImplicitAutograd"
+_HALVES = (torch.float16, torch.bfloat16)
+_FLASH_HEAD, _MASK_ROW = 256, 16
+"""The largest head that flash attention takes; and what a row of the efficient kernel's mask is a multiple of."""
+
+
+@contextmanager
+def cuda_ops() -> Iterator[None]:
+    """A context in which operations over a CPU's tensors are made up of the same ones as on CUDA, in the whole
+    process."""
+    with _scoped_library("aten", "IMPL") as library:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says once that a kernel has taken another's place
+            library.impl("dropout", _dropout, _COMPOSITE)
+            library.impl("scaled_dot_product_attention", _attention, _COMPOSITE)
+        yield
+
+
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    """Its mask is bytes on CUDA, and of the input's type on a CPU."""
+    if not train or p == 0.0 or not input.numel():
+        return input
+    if p == 1.0:
+        return input * torch.zeros((), dtype=input.dtype, device=input.device)
+    dropped: Tensor = torch.native_dropout(input, p, True)[0]
+    return dropped
+
+
+def attention_choice(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> SDPBackend:  # fmt: skip
+    """The kernel that CUDA takes for an attention, from compute capability 8.0 on.
+
+    Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, can_use_flash_attention and
+    can_use_mem_efficient_attention. Neither asks for dropout. What takes cuDNN's kernel keeps no more.
+    """
+    inputs = (query, key, value)
+    if any(x.dim() != 4 or x.dtype != query.dtype or len(x) != len(query) or 0 in x.shape[1:] for x in inputs):
+        return SDPBackend.MATH
+    if any(x.stride(-1) != 1 for x in inputs):
+        return SDPBackend.MATH
+    head, is_half = query.size(-1), query.dtype in _HALVES
+    is_grouped = not query.size(1) == key.size(1) == value.size(1)
+    is_square = not is_causal or query.size(2) == key.size(2)
+    if is_half and attn_mask is None and is_square and head == key.size(-1) == value.size(-1) <= _FLASH_HEAD:
+        return SDPBackend.MATH if is_grouped and not enable_gqa else SDPBackend.FLASH_ATTENTION
+    aligned = 8 if is_half else 4
+    fits = head == key.size(-1) and head % aligned == value.size(-1) % aligned == 0
+    if not fits or is_grouped or not (is_half or query.dtype == torch.float32):
+        return SDPBackend.MATH
+    return SDPBackend.EFFICIENT_ATTENTION
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """``F.scaled_dot_product_attention``.
+
+    Source: aten/src/ATen/native/transformers/attention.cpp, scaled_dot_product_attention.
+    """
+    how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    choice = attention_choice(query, key, value, attn_mask, dropout_p, is_causal, **how)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -torch.inf)
+    found: Tensor
+    if choice == SDPBackend.FLASH_ATTENTION:
+        head = query.size(-1)
+        query, key, value = (F.pad(x, (0, -head % 8)) if head % 8 else x for x in (query, key, value))
+        scale = scale or head**-0.5
+        found = _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return found[..., :head] if head % 8 else found
+    if choice == SDPBackend.EFFICIENT_ATTENTION:
+        trains = query.requires_grad or key.requires_grad or value.requires_grad
+        if attn_mask is not None:
+            attn_mask = _rows_padded(attn_mask.expand(*query.shape[:3], key.size(2)))
+        found = _aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
+        )[0]
+        return found
+    found = _aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, **how)[0]
+    return found
+
+
+def _rows_padded(mask: Tensor) -> Tensor:
+    """The mask with rows whose length is a multiple of 16, or whose strides are: else it is copied."""
+    length = mask.size(-1)
+    if length % _MASK_ROW:
+        return F.pad(mask, (0, -length % _MASK_ROW))[..., :length]
+    return mask.contiguous() if any(stride % _MASK_ROW for stride in mask.stride()[:3]) else mask
