@@ -78,7 +78,7 @@ class ForkServer:
     def run(self, request: TrialRequest) -> Outcome:
         """Run one trial and wait for its outcome: ``Lost`` where the server ended or fell silent, with everything that
         came of it."""
-        self._socket.settimeout(request.deadline_s + _GRACE_S)
+        self._socket.settimeout(request.latest_s + _GRACE_S)
         try:
             send(self._socket, request.model_dump_json(by_alias=True))
             text = receive(self._socket)

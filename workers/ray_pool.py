@@ -158,7 +158,7 @@ class _RaySlot:
             if actor is None:
                 return Lost(message="the slot is closed")
             reference = actor.run.remote(request.model_dump_json(by_alias=True))
-            return OUTCOME.validate_json(ray.get(reference, timeout=request.deadline_s + _GRACE_S))
+            return OUTCOME.validate_json(ray.get(reference, timeout=request.latest_s + _GRACE_S))
         except RayError as error:
             self._kill()
             end_orphans()  # of a worker that was killed

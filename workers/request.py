@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, TypeAdapter
 
 from ..estimates import EstimateOptions, PredictOptions
 from ..measure import InspectOptions, MeasureOptions
@@ -32,6 +33,8 @@ class _Request(BaseModel):
     """Start a new interpreter, as a job is started, instead of forking a server that has imported torch."""
     deadline_s: PositiveFloat = 600.0
     """The trial and its descendants are ended after this."""
+    compiling_s: NonNegativeFloat = 600.0
+    """Most seconds by which the time that torch.compile takes puts that off."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables that the driver hands on (thread counts); the plan's own are added where the trial runs."""
 
@@ -39,9 +42,15 @@ class _Request(BaseModel):
         """The same, for a task that lies elsewhere."""
         return self.model_copy(update={"task": task})
 
-    def with_deadline(self, deadline_s: float) -> Self:
-        """The same, with more time or less."""
-        return self.model_copy(update={"deadline_s": deadline_s})
+    def with_deadline(self, deadline_s: float, most_s: float = math.inf) -> Self:
+        """The same, with more time or less, and no more than ``most_s`` where it compiles."""
+        compiling_s = max(0.0, min(self.compiling_s, most_s - deadline_s))
+        return self.model_copy(update={"deadline_s": deadline_s, "compiling_s": compiling_s})
+
+    @property
+    def latest_s(self) -> float:
+        """The deadline of a trial that compiles for as long as it may."""
+        return self.deadline_s + self.compiling_s
 
     @property
     def applied(self) -> Settings:
@@ -102,10 +111,10 @@ class CompareRequest(_Request):
         sides = {"one": self.one.of_task(task), "other": self.other.of_task(task)}
         return self.model_copy(update={"task": task, **sides})
 
-    def with_deadline(self, deadline_s: float) -> Self:
+    def with_deadline(self, deadline_s: float, most_s: float = math.inf) -> Self:
         """Of both sides."""
-        sides = {"one": self.one.with_deadline(deadline_s), "other": self.other.with_deadline(deadline_s)}
-        return self.model_copy(update={"deadline_s": deadline_s, **sides})
+        one, other = (side.with_deadline(deadline_s, most_s) for side in (self.one, self.other))
+        return super().with_deadline(deadline_s, most_s).model_copy(update={"one": one, "other": other})
 
     @classmethod
     def of(cls, one: MeasureRequest, other: MeasureRequest, most_s: float) -> CompareRequest:
@@ -113,7 +122,8 @@ class CompareRequest(_Request):
         deadline_s = one.deadline_s + other.deadline_s + most_s
         one, other = (side.model_copy(update={"deadline_s": deadline_s, "fresh": True}) for side in (one, other))
         own = {"id": one.id, "task": one.task, "device": one.device, "deadline_s": deadline_s, "fresh": True}
-        return cls(**own, one=one, other=other, most_s=most_s)
+        compiling_s = one.compiling_s + other.compiling_s
+        return cls(**own, compiling_s=compiling_s, one=one, other=other, most_s=most_s)
 
 
 class ProfileRequest(_PlanRequest):

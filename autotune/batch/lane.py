@@ -27,7 +27,7 @@ class References:
     def submit(self, turn: Turn, request: MeasureRequest) -> Future[Outcome]:
         """The run of this round, if another job has just asked for it; else a new one."""
         unbounded = request.plan.model_copy(update={"budget": type(request.plan.budget)()})  # it is held to none
-        alike = request.model_copy(update={"plan": unbounded, "deadline_s": 1.0})
+        alike = request.with_deadline(1.0, 1.0).model_copy(update={"plan": unbounded})
         options = alike.options.model_copy(update={"budget": unbounded.budget})
         key = alike.model_copy(update={"options": options}).model_dump_json()
         with self._lock:
@@ -86,7 +86,7 @@ class Inspecting(Executor):
         """Queue a request, or give what is known."""
         if not isinstance(request, InspectRequest):
             return self.executor.submit(request)
-        key = request.model_copy(update={"deadline_s": 1.0}).model_dump_json()
+        key = request.with_deadline(1.0, 1.0).model_dump_json()
         if key in self.known:
             return done(self.known[key])
         future = self.executor.submit(request)

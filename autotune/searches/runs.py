@@ -60,7 +60,7 @@ def _asked_again(session: Session, request: TrialRequest, outcome: Outcome) -> O
     left_s = session.time_budget.left_s()
     if left_s <= request.deadline_s:
         return outcome
-    longer = request.with_deadline(min(2 * request.deadline_s, left_s))
+    longer = request.with_deadline(min(2 * request.deadline_s, left_s), left_s)
     session.warn(
         f"{request.id} did not end within {request.deadline_s:.0f} s, as it did before: other work on the machine may "
         f"be why. It runs once more, for up to {longer.deadline_s:.0f} s."

@@ -129,13 +129,15 @@ class Session:
             measure = measure.model_copy(update={"parity_batch": None})
         elif self.not_comparable:
             measure = measure.model_copy(update={"sums_only": True})
-        deadline_s = self.time_budget.deadline_s(share_s, spare_finalists=finalist_round is None and not is_reference)
+        spares = finalist_round is None and not is_reference
+        deadline_s = self.time_budget.deadline_s(share_s, spares)
         if judged:
             quality = self._quality_options(is_reference, finalist_round or 0)
             if self.options.keep_weights and finalist_round == 1 and not is_reference:
                 quality = quality.model_copy(update={"keep": str(self.weights_file(name))})
             measure = measure.model_copy(update={"quality": quality})
         request = self.requests.request(name, settings, measure, deadline_s)
+        request = request.with_deadline(deadline_s, self.time_budget.room_s(spares))
         seed = request.seed + (finalist_round or 0) * judged
         return request.model_copy(update={"fresh": bool(finalist_round), "seed": seed})
 

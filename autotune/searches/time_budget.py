@@ -106,8 +106,11 @@ class TimeBudget:
         first_s = max(self._overheads_s[:1] + self._fresh_overheads_s[:1], default=0.0) + self._judged_s
         known = max(_LEAST_LIMIT_S, _SLOWER_BY * first_s)
         limit = share_s + (known if self._overheads_s else _LOAD_LIMIT_S)
-        left = self.left_s() - (self._reserve_s() if spare_finalists else 0.0)
-        return max(LEAST_SHARE_S, min(limit, left))
+        return max(LEAST_SHARE_S, min(limit, self.room_s(spare_finalists)))
+
+    def room_s(self, spare_finalists: bool) -> float:
+        """Seconds of ``--max-time`` that a trial may take at most, however long it compiles."""
+        return self.left_s() - (self._reserve_s() if spare_finalists else 0.0)
 
     def may_predict(self) -> bool:
         """Whether a process can read the task, predict, and leave time for a trial."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -35,12 +35,15 @@ class Clocked(TableExecutor):
     def __init__(self, known: Facts, overhead_s: float, hangs: bool = False, rows: Iterable[Row] = ()) -> None:
         super().__init__(known, [*(row(settings) for settings in configurations(known)), *rows])
         self.now, self.overhead_s, self.hangs = 0.0, overhead_s, hangs
+        self.asked: Callable[[TrialRequest], None] = lambda request: None
 
     def clock(self) -> float:
         return self.now
 
     def _answer(self, request: TrialRequest) -> Outcome:
         outcome = super()._answer(request)
+        if request.kind == "measure":
+            self.asked(request)
         if not isinstance(outcome, Measured) or request.kind != "measure":
             self.now += self.overhead_s
             return outcome
@@ -116,6 +119,16 @@ def test_without_a_limit_every_trial_gets_its_share_and_a_generous_deadline():
     assert {request.options.trial_time_s for request in measured} == {5.0}
     assert measured[0].deadline_s == 605.0
     assert measured[1].deadline_s == 65.0
+    assert {request.compiling_s for request in measured} == {600.0}
+
+
+def test_compiling_has_time_of_its_own_within_max_time():
+    """Of 100 s, all that the deadline leaves, but for what is spared for the finalists."""
+    executor, ends = Clocked(facts(), 4.0), []
+    executor.asked = lambda request: ends.append(executor.now + request.latest_s)
+    run_search(options(max_time=100.0, trials=3), executor=executor, clock=executor.clock)
+    assert ends[0] == 100.0
+    assert max(ends) <= 100.0
 
 
 def test_a_slow_reference_makes_later_deadlines_longer():

@@ -8,7 +8,7 @@ from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.techniques.precision import Precision
-from autotune.workers import REQUEST, InspectRequest, MeasureRequest, PredictRequest, ProfileRequest
+from autotune.workers import REQUEST, CompareRequest, InspectRequest, MeasureRequest, PredictRequest, ProfileRequest
 
 COMMON = {"id": "1", "task": "model.py", "device": "cpu"}
 BF16 = Settings(precision=Precision(kind="bf16"))
@@ -55,3 +55,17 @@ def test_a_measurement_alone_is_held_to_its_budget():
     free = MEASURE.model_copy(update={"options": MeasureOptions(parity_batch=8, enforce=False)})
     limits = [one.memory_limit_bytes for one in (MEASURE, free, ProfileRequest(**COMMON, plan=PLAN))]
     assert limits == [2**30 * 5 // 4, None, None]
+
+
+def test_another_deadline_is_of_both_sides_and_bounds_compiling():
+    """600 s of compiling beyond a deadline, of which 50 s are left where the whole may take 150; a task that lies
+    elsewhere is both sides'."""
+    both = CompareRequest.of(MEASURE, MEASURE, 60.0)
+    assert (both.one.deadline_s, both.one.compiling_s, both.compiling_s) == (1260.0, 600.0, 1200.0)
+    shorter = both.with_deadline(100.0, 150.0)
+    assert [(one.deadline_s, one.compiling_s, one.latest_s) for one in (shorter, shorter.one, shorter.other)] == [
+        (100.0, 50.0, 150.0)
+    ] * 3
+    assert MEASURE.with_deadline(100.0, 90.0).compiling_s == 0.0
+    moved = both.of_task("elsewhere.py")
+    assert {one.task for one in (moved, moved.one, moved.other)} == {"elsewhere.py"}

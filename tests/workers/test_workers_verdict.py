@@ -10,8 +10,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from autotune.measure import MeasureOptions
+from autotune.measure.timing.compile_time import CompileTime
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.workers import Crashed, Failed, Lost, MeasureRequest, OutOfMemory, TimedOut
@@ -19,7 +21,8 @@ from autotune.workers.process import ProcessId, end, identify, is_alive
 from autotune.workers.protocol import receive, send
 from autotune.workers.trial.environment import trial_environment
 from autotune.workers.trial.folder import TrialFolder
-from autotune.workers.trial.supervise import Capture, Ending
+from autotune.workers.trial.spawn import Child
+from autotune.workers.trial.supervise import Capture, Ending, Limits, supervise
 from autotune.workers.trial.verdict import verdict
 
 REQUEST = MeasureRequest(
@@ -141,3 +144,39 @@ def test_a_trial_is_no_rank():
     """Of a shell, or of torchrun with one process: a task that looks for them would wait for peers."""
     base = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     assert trial_environment(REQUEST, {**base, "TORCHELASTIC_RUN_ID": "none", "HOME": "/root"}) == {"HOME": "/root"}
+
+
+def supervised(compiled_s, most_s):
+    """How a process ends that waits for its input, which ``compiled_s`` may close."""
+    reader, writer = os.pipe()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=writer) as own:
+        os.close(writer)
+        limits = Limits(0.05, None, compiled_s=lambda: compiled_s(own), most_compiling_s=most_s)
+        return supervise(Child(own.pid, reader), limits, theirs)
+
+
+def test_compiling_puts_a_deadline_off_by_what_it_takes():
+    """A trial that is seen to compile at its deadline comes to its end by itself; with its most seconds of that it is
+    ended all the same, which is said."""
+    ended = supervised(lambda own: own.stdin.close() or 3600.0, 7200.0)
+    assert (ended.ended_for, ended.put_off_s) == (None, 3600.0)
+    assert os.WIFEXITED(ended.status)
+    late = supervised(lambda own: 3600.0, 0.05)
+    assert (late.ended_for, late.put_off_s) == ("deadline", 0.05)
+
+
+def test_what_was_put_off_is_said(folder):
+    outcome = verdict(REQUEST, folder, ending(status=KILLED, ended_for="deadline", put_off_s=40.0))
+    assert outcome.deadline_s == 640.0
+    assert outcome.message.startswith("ended, put off by 40 s for compiling, while starting")
+
+
+def test_a_trial_says_how_long_it_compiles(folder):
+    """What :class:`CompileTime` counts; while it compiles, the seconds go on."""
+    time, seen = CompileTime(folder.write_compiling), []
+    assert folder.read_compiled_s() == 0.0
+    torch.compile(lambda x: x + 1, backend=lambda graph, _: seen.append(folder.read_compiled_s()) or graph)(
+        torch.ones(2)
+    )
+    assert 0.0 < seen[0] < folder.read_compiled_s() == time.seconds()

@@ -24,6 +24,7 @@ from ...measure.memory import enforce_budget, lift_budget
 from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
 from ...measure.run import measure
+from ...measure.timing.compile_time import CompileTime
 from ...ranks import this_rank
 from ...task import Task
 from ...task_file import load_task
@@ -101,6 +102,7 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
 
 def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: float) -> Measured:
     options = request.options
+    _note_compiling(folder)
     if options.plain_loop:
         task = as_in_a_plain_loop(task)
     folder.write_phase("applying the plan")
@@ -127,6 +129,12 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
     measurement = measurement.model_copy(update={"phases_s": phases_s})
     device = inspect_device(request.device)
     return Measured(measurement=measurement, applied=applied if applied != asked else None, device=device)
+
+
+def _note_compiling(folder: TrialFolder) -> None:
+    """Compiling puts the trial's deadline off: of several processes, the first one's."""
+    if this_rank().rank == 0:
+        CompileTime(folder.write_compiling)
 
 
 def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:
@@ -179,6 +187,7 @@ def _kept(training: Training, options: QualityOptions) -> Iterator[str]:
 
 def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profiled:
     folder.write_phase("applying the plan")
+    _note_compiling(folder)
     if request.device == "cuda":
         enforce_budget(None)
     training = apply(request.plan, task, seed=request.seed)

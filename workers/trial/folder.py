@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,20 @@ class TrialFolder:
     def has_begun(self) -> bool:
         """Whether the trial came as far as the task's code."""
         return self.read_phase() != _STARTING
+
+    def write_compiling(self, seconds: float, is_compiling: bool) -> None:
+        """Say how long torch.compile has taken so far, as it begins and as it has ended."""
+        since = repr(time.monotonic()) if is_compiling else ""
+        with self._held():
+            self._write("compiling.partial", f"{seconds!r} {since}")
+            os.replace(self.path / "compiling.partial", self.path / "compiling")
+
+    def read_compiled_s(self) -> float:
+        """How long it has taken by now; 0 where nothing was compiled."""
+        with contextlib.suppress(OSError):
+            seconds, *since = map(float, (self.path / "compiling").read_text().split())
+            return seconds + sum(time.monotonic() - began_s for began_s in since)
+        return 0.0
 
     def write_measured(self) -> None:
         """Say that the peak is known: what follows is no part of it."""

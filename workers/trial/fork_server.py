@@ -73,7 +73,13 @@ class _Server:
         child = spawn(folder, request, fresh, self._client.fileno())
         takes_turns = isinstance(request, MeasureRequest) and request.options.turns is not None
         limits = Limits(
-            request.deadline_s, request.memory_limit_bytes, folder.is_measured, folder.read_speaker, takes_turns
+            request.deadline_s,
+            request.memory_limit_bytes,
+            is_lifted=folder.is_measured,
+            speaker=folder.read_speaker,
+            compiled_s=folder.read_compiled_s,
+            most_compiling_s=request.compiling_s,
+            takes_turns=takes_turns,
         )
         ending = supervise(child, limits, self._client)
         return verdict(request, folder, ending) if ending is not None else None

@@ -45,7 +45,7 @@ def join_group(request: TrialRequest, folder: TrialFolder) -> None:
         f"file://{folder.path.absolute()}/ranks",
         rank=ranks.rank,
         world_size=ranks.size,
-        timeout=timedelta(seconds=request.deadline_s),
+        timeout=timedelta(seconds=request.latest_s),
     )
 
 

@@ -71,6 +71,10 @@ class Limits:
     """Asked of a trial over its memory: True leaves it alone."""
     speaker: Callable[[], int | None] = lambda: None
     """Which process writes the trial's stack, where it is not the one that was started."""
+    compiled_s: Callable[[], float] = lambda: 0.0
+    """Asked of a trial at its deadline: how long it has compiled, by which the deadline is put off."""
+    most_compiling_s: float = 0.0
+    """By how much at most."""
     takes_turns: bool = False
     """Whether it is stopped (SIGSTOP), and continued, by who measures it by turns with another."""
 
@@ -89,6 +93,8 @@ class Ending:
     """Whether the kernel killed a process for memory meanwhile."""
     seconds: float
     output: str
+    put_off_s: float = 0.0
+    """By how much compiling put the deadline off."""
 
 
 def supervise(child: Child, limits: Limits, client: socket.socket) -> Ending | None:
@@ -114,6 +120,7 @@ def supervise(child: Child, limits: Limits, client: socket.socket) -> Ending | N
             oom_killed=num_oom_kills() > oom_kills,
             seconds=time.monotonic() - watch.started_s,
             output=watch.rest_of_output(),
+            put_off_s=watch.put_off_s,
         )
     finally:
         watch.close()
@@ -142,6 +149,7 @@ class _Watch:
     def __init__(self, child: Child, limits: Limits, client: socket.socket) -> None:
         self.ended_for: Literal["deadline", "memory", "stopped"] | None = None
         self.charged_bytes = 0
+        self.put_off_s = 0.0
         self.started_s = time.monotonic()
         self._pid = child.pid
         self._limits = limits
@@ -198,6 +206,9 @@ class _Watch:
 
     def _hold_limits(self) -> None:
         now_s, limit = time.monotonic(), self._limits.memory_bytes
+        if self._deadline_s <= now_s and self.ended_for is None:
+            self.put_off_s = min(self._limits.compiled_s(), self._limits.most_compiling_s)
+            self._deadline_s = self.started_s + self._limits.deadline_s + self.put_off_s
         if now_s >= self._deadline_s:
             if self.ended_for is None:
                 # The trial's faulthandler writes its Python stack, and then the trial has had its time.

@@ -48,7 +48,8 @@ def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Ou
         return Lost(message=f"a trial was stopped (SIGSTOP) {doing}, and nobody continued it")
     if ending.ended_for == "deadline":
         where = f", at{INNERMOST}{stack}" if stack else "; its Python stack could not be had"
-        return TimedOut(deadline_s=request.deadline_s, message=f"ended {doing}{where}")
+        put_off = f", put off by {ending.put_off_s:.0f} s for compiling," if ending.put_off_s else ""
+        return TimedOut(deadline_s=request.deadline_s + ending.put_off_s, message=f"ended{put_off} {doing}{where}")
     if code > 0 and not folder.has_begun():
         return Lost(
             message=f"a trial's process ended with code {code} before it came to the task: {_last_said(ending)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -9,9 +10,14 @@ from typing import Any
 class CompileTime:
     """Watches torch.compile in this process from here on, whoever called it, for as long as the process lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[float, bool], None] = lambda seconds, is_compiling: None) -> None:
+        """
+        Args:
+            note: told as compiling begins and as it has ended: the seconds so far, and whether more come.
+        """
         from torch._dynamo.callback import callback_handler
 
+        self._note = note
         self._seconds = 0.0
         self._began_s = 0.0
         self._depth = 0
@@ -25,9 +31,11 @@ class CompileTime:
     def _begin(self, _: Any) -> None:
         if self._depth == 0:
             self._began_s = perf_counter()
+            self._note(self._seconds, True)
         self._depth += 1
 
     def _end(self, _: Any) -> None:
         self._depth -= 1
         if self._depth == 0:
             self._seconds += perf_counter() - self._began_s
+            self._note(self._seconds, False)
