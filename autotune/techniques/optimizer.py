@@ -93,6 +93,10 @@ class Optimizer(Technique):
         optimizer.defaults.update(flags)
         for group in optimizer.param_groups:
             group.update(flags)
+        if self.kind != "fused" and hasattr(optimizer, "_step_supports_amp_scaling"):
+            # Built fused: a loss scaler would leave it to its kernel to unscale gradients, which the others cannot
+            # (torch 2.13, amp/grad_scaler.py, step).
+            optimizer._step_supports_amp_scaling = False
         return optimizer
 
 

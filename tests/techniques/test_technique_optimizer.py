@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from line_task import floats, line, training_of
@@ -55,6 +57,21 @@ def test_every_implementation_gives_the_same_update(name):
     assert supported[:2] == ("for_loop", "foreach")
     for kind in supported:
         torch.testing.assert_close(updated(build, kind), updated(build, "default"), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["default", *KINDS])
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad"])
+def test_an_optimizer_that_was_built_fused_steps_after_a_loss_scaler(name, kind):
+    """By whichever implementation, with gradients that are unscaled once: the update is that without a scaler."""
+    weights = []
+    for precision in (None, "fp16"):
+        build = partial(getattr(torch.optim, name), lr=0.125, fused=True)
+        training = training_of(
+            line(floats(4), precision=precision, build_optimizer=build), optimizer=Optimizer(kind=kind)
+        )
+        training.step(next(iter(training.loader)))
+        weights.append(training.model.weight.item())
+    assert weights[0] == weights[1] != 1.0
 
 
 def test_what_each_class_supports():
