@@ -107,6 +107,15 @@ class OutOfMemory(_Outcome):
     """Who refused, and where."""
 
 
+def host_ran_out(why: str) -> str:
+    """The message of a trial on a card that a lack of the host's memory ended, which its budget has nothing to do
+    with."""
+    return (
+        f"the host's memory ran out, and not the device's: {why.rstrip('. ')}. Fewer loader workers or a smaller "
+        "prefetch_factor take less; where /dev/shm is full, give it more (of a container: --shm-size)."
+    )
+
+
 class TimedOut(_Outcome):
     """The trial was ended at its deadline."""
 

@@ -11,6 +11,7 @@ import torch
 from ..bundle import device_name
 from ..techniques import Device
 from .context import driver_version
+from .errors import DeviceLost
 from .processes import kib_fields
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -30,6 +31,24 @@ def inspect_device(kind: Literal["cpu", "cuda"]) -> Device:
         capability=(properties.major, properties.minor),
         bf16=torch.cuda.is_bf16_supported(including_emulation=False),
         driver=driver_version(),
+    )
+
+
+def check_device(kind: Literal["cpu", "cuda"]) -> None:
+    """Raises:
+    DeviceLost: torch cannot use the CUDA device, in its own words.
+    """
+    if kind == "cpu" or torch.cuda.is_available():  # which only warns of a driver that is too old
+        return
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip()
+    else:
+        reason = "torch sees no CUDA device"
+    raise DeviceLost(
+        f"torch cannot use the GPU: {reason}\nMend that (a newer driver, or a torch that is built for it: "
+        "https://pytorch.org), or search with --device cpu."
     )
 
 

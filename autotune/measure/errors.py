@@ -1,4 +1,4 @@
-"""Errors that a measurement finds in a training."""
+"""Errors that a measurement finds in a training, or in what it runs on."""
 
 from __future__ import annotations
 
@@ -17,3 +17,7 @@ class NonFiniteLoss(AutotuneError):
         super().__init__(f"the loss is not finite at optimizer step {step}: it is {value}.")
         self.step = step
         self.value = value
+
+
+class DeviceLost(AutotuneError):
+    """The device has failed, or torch cannot use it, or others hold it: it says nothing of any configuration."""

@@ -173,7 +173,7 @@ def _failure() -> tuple[float, ...]:
 
 def _log_ratio(value: float, limit: float) -> float:
     """Clipped logarithm of ``value`` over ``limit``; positive exactly where ``value > limit``."""
-    return max(-_BOUND, min(_BOUND, math.log(value / limit)))
+    return max(-_BOUND, min(_BOUND, math.log(max(value, 1.0) / limit)))
 
 
 def observation(outcome: Outcome, verdict: Verdict) -> Observation:

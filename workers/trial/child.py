@@ -17,7 +17,7 @@ from ...measure import Measurement
 from ...measure.checks.distill import build_teacher, distilled
 from ...measure.checks.parity import rounded_losses, run_parity
 from ...measure.checks.quality import measure_quality
-from ...measure.device import inspect_device
+from ...measure.device import check_device, inspect_device
 from ...measure.inspect import inspect_task
 from ...measure.measurement import QualityOptions
 from ...measure.memory import enforce_budget, lift_budget
@@ -84,6 +84,7 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
     folder.write_phase("loading the task")
     task = load_task(request.task)
     load_s = time.monotonic() - spawned_s
+    check_device(request.device)
     join_group(request, folder)
     match request:
         case InspectRequest():

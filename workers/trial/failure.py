@@ -8,21 +8,46 @@ import traceback
 import torch
 
 from ...errors import UserError
-from ...measure.errors import NonFiniteLoss
+from ...measure.errors import DeviceLost, NonFiniteLoss
 from ...measure.memory import Charge
-from ...training.out_of_memory import chain, is_out_of_memory
-from ..outcome import Failed, Lost, NonFinite, Outcome, OutOfMemory
+from ...training.out_of_memory import chain, ran_out
+from ..outcome import Failed, Lost, NonFinite, Outcome, OutOfMemory, host_ran_out
 from .traces import plain, text_of, traceback_of
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_OF_CARD = (
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "CUDA driver version is insufficient for CUDA runtime version",
+    "MPS client failed to connect to the MPS control daemon or the MPS server",
+    "forward compatibility was attempted on non supported HW",
+    "Invalid access of peer GPU memory over nvlink or a hardware error",
+    "no CUDA-capable device is detected",
+    "system has unsupported display driver / cuda driver combination",
+    "system not yet initialized",
+    "uncorrectable ECC error encountered",
+    "uncorrectable NVLink error detected during the execution",
+    "CUDA error: unknown error",
+    # torch 2.13, torch/cuda/__init__.py and c10/cuda/CUDAFunctions.cpp
+    "Found no NVIDIA driver on your system",
+    "The NVIDIA driver on your system is too old",
+    "No CUDA GPUs are available",
+    "Unexpected error from cudaGetDeviceCount()",
+    "Torch not compiled with CUDA enabled",
+)
+"""What a card that fails says, or a driver that torch cannot use, whatever a task does: cudaGetErrorString's texts.
+Source: https://docs.nvidia.com/cuda/cuda-runtime-api, cudaError_t"""
 
 
 def outcome_of(error: BaseException, device: str) -> Outcome:
     """What an exception that ended a trial means."""
     if isinstance(error, NonFiniteLoss):
         return NonFinite(step=error.step, message=str(error))
-    if is_out_of_memory(error):
-        return OutOfMemory(peak_bytes=Charge(torch.device(device)).peak().process, message=_last_line(error))
+    if (whose := ran_out(error)) is not None:
+        if device == "cuda" and whose == "host":
+            return Failed(message=host_ran_out(_last_line(error)), traceback=traceback_of(error))
+        return OutOfMemory(peak_bytes=_peak_bytes(device), message=_last_line(error))
+    if isinstance(error, DeviceLost) or (device == "cuda" and _is_of_card(error)):
+        return Lost(message=plain(text_of(error)).strip())
     if is_out_of_room(error):
         where = "Free some space on the disk that the task writes to."
         return Lost(message=f"{_last_line(error)}. {where}\n{traceback_of(error)}".rstrip())
@@ -32,6 +57,20 @@ def outcome_of(error: BaseException, device: str) -> Outcome:
     if isinstance(error, UserError):
         return Failed(message=str(error), traceback=traceback_of(error.__cause__) if error.__cause__ else "")
     return Failed(message=_last_line(error), traceback=traceback_of(error))
+
+
+def _peak_bytes(device: str) -> int:
+    """What was charged: of a device that has failed and does not say, what its allocator had reserved."""
+    charge = Charge(torch.device(device))
+    try:
+        return charge.peak().process
+    except RuntimeError:
+        return charge.high_water_bytes()
+
+
+def _is_of_card(error: BaseException) -> bool:
+    said = (text_of(link) for link in chain(error) if isinstance(link, RuntimeError | AssertionError))
+    return any(words in text for text in said for words in _OF_CARD)
 
 
 def is_out_of_room(error: BaseException) -> bool:

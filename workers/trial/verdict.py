@@ -6,7 +6,7 @@ import os
 import signal
 
 from ...units import MIB
-from ..outcome import Crashed, Failed, Lost, Outcome, OutOfMemory, TimedOut
+from ..outcome import Crashed, Failed, Lost, Outcome, OutOfMemory, TimedOut, host_ran_out
 from ..request import TrialRequest
 from .folder import NO_FOLDER, TrialFolder, check_working_folder
 from .supervise import Ending
@@ -21,9 +21,11 @@ def verdict(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Outco
     if answer is None:
         answer = _of_ending(request, folder, ending)
     elif isinstance(answer, Failed) and ending.oom_killed and any(text in answer.message for text in _KILLED_WORKER):
-        answer = OutOfMemory(
-            peak_bytes=ending.peak_bytes, message=f"the kernel killed a loader worker for memory: {answer.message}"
-        )
+        why = f"the kernel killed a loader worker for memory: {answer.message}"
+        if request.device == "cuda":
+            answer = Failed(message=host_ran_out(why))
+        else:
+            answer = OutOfMemory(peak_bytes=ending.peak_bytes, message=why)
     if isinstance(answer, Failed | Crashed):
         answer = check_working_folder() or answer
     return answer.model_copy(update={"output": ending.output, "seconds": ending.seconds})
@@ -57,6 +59,8 @@ def _of_ending(request: TrialRequest, folder: TrialFolder, ending: Ending) -> Ou
     if code >= 0:
         return Crashed(message=f"exited with code {code} and without an answer {doing}")
     if -code == signal.SIGKILL and ending.oom_killed:
+        if request.device == "cuda":
+            return Crashed(message=host_ran_out(f"ended {doing} by the kernel"))
         return OutOfMemory(peak_bytes=ending.peak_bytes, message=f"ended {doing} by the kernel, for memory")
     return Crashed(message=f"{_name(-code)} {doing}{stack}")
 
