@@ -211,8 +211,8 @@ class Measurement(_Frozen):
     """Share of the timed seconds that the speed comes from: less than 1 where windows that other work disturbed are
     left out."""
     stopped: Stopped = "time"
-    """What ended timing. Where that is :meth:`MeasureOptions.is_out`, ``parity.losses`` is empty, unless the model is
-    compiled or the job is a script."""
+    """What ended timing. Where that is :meth:`MeasureOptions.is_out`, ``parity.losses`` is empty, unless the job is a
+    script."""
     epoch_start_s: float = Field(ge=0)
     """Seconds from asking for an epoch to its first batch."""
     compile_s: float = Field(default=0.0, ge=0)

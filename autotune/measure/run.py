@@ -11,7 +11,6 @@ from time import perf_counter
 from ..internals import lost
 from ..ranks import world_size
 from ..task import Task
-from ..techniques.compile import Compile
 from ..training.training import Training
 from ..units import ceil_mib, format_bytes
 from .checks.leak import LeakWatch
@@ -55,7 +54,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         if training.loader.options["num_workers"]:
             steps.feed.open()  # workers are forked from a process as small as a job's
         parity = Parity(losses=())
-        if options.parity_batch is not None and not _is_parity_last(training, options):
+        if options.parity_batch is not None and not options.parity_last and options.to_beat is None:
             parity = run_parity(training, task, options, leaks.note)
     with _timed(phases_s, "warmup"):
         if options.largest_of:
@@ -97,12 +96,6 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         phases_s=phases_s,
         warnings=(*warnings, *found, *_stopped(evaluations, options)),
     )
-
-
-def _is_parity_last(training: Training, options: MeasureOptions) -> bool:
-    """Where there is a speed to beat, losses wait until a configuration may win; but a model that is applied anew for
-    them would be compiled anew."""
-    return options.parity_last or (options.to_beat is not None and training.settings.compile == Compile())
 
 
 def _steps_asked(training: Training) -> int:

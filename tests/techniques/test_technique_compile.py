@@ -129,6 +129,34 @@ def test_compiling_is_measured_and_is_no_part_of_the_speed():
     assert windows_s + found.compile_s <= found.phases_s["warmup"] + found.phases_s["timed"]
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """The programs that torch hands to a compiler, which here is none: they run operation by operation."""
+    graphs, compile = [], torch.compile
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda entry, **_: compile(entry, backend=keep))
+    return graphs
+
+
+@needs_compiler
+def test_what_is_too_slow_compiles_no_other_program_than_it_trains(compiled):
+    """Losses are compared without dropout, by a program of its own: only of a configuration that may win."""
+    task, num_programs = ZOO["mlp"], []
+    task = dataclasses.replace(task, build_dataset=lambda: Subset(ZOO["mlp"].build_dataset(), range(16)))
+    task = dataclasses.replace(task, build_model=lambda: nn.Sequential(ZOO["mlp"].build_model(), nn.Dropout(0.1)))
+    for to_beat in (None, 1e12):
+        compiled.clear()
+        options = MeasureOptions(trial_time_s=0.2, parity_batch=8, to_beat=to_beat)
+        found = measure(training_of(task, batch=Batch(micro=8), compile=MODEL), task, options)
+        num_programs.append(len(compiled))
+        assert bool(found.parity.losses) == (to_beat is None)
+    assert num_programs == [2, 1]
+
+
 def test_what_compiles_nothing_takes_no_time():
     """Seconds of compiling are zero without it."""
     with warnings.catch_warnings():
