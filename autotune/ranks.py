@@ -52,20 +52,31 @@ def this_rank() -> Ranks:
     return Ranks(int(rank) if rank.isdecimal() else 0, int(size)) if size.isdecimal() and int(size) > 1 else ALONE
 
 
+def own_gpu() -> int | None:
+    """Number of the CUDA device that one of several processes takes, of those that it sees: that of its ``LOCAL_RANK``,
+    or its only one, where a launcher (SLURM, MPI) shows each process its own. None of a process by itself."""
+    ranks = this_rank()
+    if ranks.size == 1:
+        return None
+    import torch
+
+    return int(os.environ.get("LOCAL_RANK", ranks.rank)) % torch.cuda.device_count()
+
+
 def join_ranks(device: torch.device) -> Ranks:
     """This process's place, with the default group there if there are others; what torchrun has set makes one.
 
     Args:
-        device: that the training runs on; of CUDA devices this process takes that of its ``LOCAL_RANK``.
+        device: that the training runs on; of CUDA devices this process takes its own.
     """
-    import torch
-
     ranks = this_rank()
+    if device.type == "cuda":
+        from .device_memory.context import open_context
+
+        open_context(None if _has_group() else own_gpu())
     if ranks.size > 1 and not _has_group():
         import torch.distributed
 
-        if device.type == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", ranks.rank)))
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     return ranks
 

@@ -40,7 +40,7 @@ FLOORS = (
     ("techniques",),
     ("layers", "pruning"),
     ("bundle",),
-    ("plain_yaml",),
+    ("plain_yaml", "device_memory"),
     ("distribution", "files", "internals", "nested", "randomness"),
     ("units", "errors"),
 )

@@ -20,13 +20,13 @@ _PROCESS = "the process ends"
 
 VARIABLES: dict[str, Held] = {
     "data/worker_queues.py:_QUEUES": Held("workers hear of their end, whatever ends an epoch", "the iteration is gone"),
+    "device_memory/context.py:_opened": Held("what others used before: NVML may hide them", _PROCESS),
     "estimates/forks.py:_asked": Held("the function that a fork runs, handed on unpickled", "the fork ends"),
     "integrations/checks.py:_said": Held("an untried version is said once", _PROCESS),
     "integrations/loaders.py:_unmet": Held("a row that comes after an optimizer's step is late", "that step"),
     "integrations/ray_train.py:_entered": Held("a loss outside a forward_context is told from one in it", "its exit"),
     "layers/convert.py:_ORIGINALS": Held("a converted class is taken back to its own", _PROCESS),
     "layers/intercept.py:_current": Held("nested modules share one dispatch mode a thread", "the forward's end"),
-    "measure/context.py:_used_before": Held("what others used before: NVML may hide them", _PROCESS),
     "measure/evaluation.py:_listeners": Held("an evaluation by parts of a model is watched", "the evaluation's end"),
     "measure/processes.py:_server_pid": Held("a fork is charged as an interpreter of its own", _PROCESS),
     "pruning/factors.py:_REPLACED": Held("weights that factors took the place of", "the weight is gone"),

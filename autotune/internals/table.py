@@ -108,6 +108,7 @@ FEATURES: tuple[Feature, ...] = (
         "no trial can be run, and the first one says so",
         (
             "torch._dynamo.callback.callback_handler",
+            "torch.cuda._lazy_call",
             "torch.ops.mkldnn._is_mkldnn_bf16_supported",
             "torch.nn.modules.batchnorm._BatchNorm",
             "torch.nn.modules.conv._ConvNd",
@@ -173,6 +174,7 @@ FEATURES: tuple[Feature, ...] = (
         (
             *_CALL,
             "torch._C._get_tracing_state",
+            "torch.cuda._lazy_call",
             "torch.autocast.__init__:_enabled",
             "torch.Tensor._version",
             f"{_NODE}._saved_other",

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 from ..bundle import device_name
+from ..device_memory.context import driver_version
 from ..techniques import Device
-from .context import driver_version
 from .errors import DeviceLost
 from .processes import kib_fields
 

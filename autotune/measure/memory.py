@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 
 import torch
 
+from ..device_memory.context import changed_by_others, context_bytes, open_context
 from ..plan import Budget, Peak
-from .context import context_bytes, open_context
+from ..units import ceil_mib, format_bytes
 from .processes import descendants, own_live_bytes, own_peak_bytes, private_bytes, unmapped_files_bytes
 
 
@@ -43,6 +45,16 @@ def lift_budget() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def of_others() -> Iterator[str]:
+    """Said where others on the device took memory or gave some back, and the driver does not show whose is whose."""
+    if torch.cuda.is_initialized() and (changed := changed_by_others()):  # type: ignore[no-untyped-call]
+        yield (
+            f"others on the device {'took' if changed > 0 else 'gave back'} {format_bytes(ceil_mib(abs(changed)))} "
+            "while this was measured, and the driver does not show whose memory is whose: the peak may be off. Search "
+            "where nothing else uses the device"
+        )
 
 
 def process_bytes(device: torch.device) -> int:

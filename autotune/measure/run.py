@@ -17,7 +17,7 @@ from .checks.leak import LeakWatch
 from .checks.parity import run_parity
 from .evaluation import measure_evaluations
 from .measurement import NUM_STEPS, Evaluated, Measurement, MeasureOptions, Parity
-from .memory import Charge
+from .memory import Charge, of_others
 from .steps import Steps
 from .timing.engine import WARMUP_SHARE, Timing, WarmUp
 from .timing.moments import OptimizerTime
@@ -94,7 +94,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         leak_bytes_per_step=leak,
         evaluations=evaluations,
         phases_s=phases_s,
-        warnings=(*warnings, *found, *_stopped(evaluations, options)),
+        warnings=(*warnings, *found, *_stopped(evaluations, options), *of_others()),
     )
 
 

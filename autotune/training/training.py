@@ -12,6 +12,7 @@ from torch import nn
 
 from ..data.loader import Loader
 from ..data.positions import Position
+from ..device_memory.context import step_begins, step_ended
 from ..errors import TaskError
 from ..randomness import random_state, set_random_state
 from ..task import Task
@@ -140,6 +141,7 @@ class Training:
         return self._forward_of(self.loader.positions.next())
 
     def _forward_of(self, position: Position | None) -> AbstractContextManager[Any]:
+        step_begins()
         if isinstance(self.model, Replica) and torch.is_grad_enabled():
             ends = position is not None and position.ends_step
             self.model.begin(averages=ends or self._gradients.num_added + 1 >= self.batch.accumulate)
@@ -285,6 +287,7 @@ class Training:
         self.scaler.update()
         self._gradients.clear()
         self._guard.stepped()
+        step_ended()
         has_stepped = not self.scaler.is_enabled() or self.scaler.get_scale() >= before
         if has_stepped:
             self._task.call("after_step", self._own)

@@ -171,6 +171,7 @@ class Card:
         self._known: dict[int, Any] = {}
         self.fraction = 1.0
         self.is_open = False
+        self._at_opening: list[Callable[[], None]] = []
         self._grown: set[str] = set()
         self._placing: bool | None = None
         self._pid = os.getpid()
@@ -227,6 +228,9 @@ class Card:
         if not self.is_open:
             if self.context_bytes > self.free_bytes:
                 raise RuntimeError(TEXTS["driver"])
+            waiting, self._at_opening = self._at_opening, []
+            for act in waiting:  # ``_lazy_init`` calls them before torch counts as initialized
+                act()
             self.is_open = True
 
     def _context(self) -> int:
@@ -611,8 +615,17 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
         }
 
     rng = torch.get_rng_state()
+
+    def when_open(act: Callable[[], None]) -> None:
+        if card.is_open:
+            act()
+        else:
+            card._at_opening.append(act)
+
+    patch.setattr("autotune.device_memory.context._opened", None)
     functions = {
         "_lazy_init": card.open,
+        "_lazy_call": when_open,
         "init": card.open,
         "is_available": lambda: True,
         "is_initialized": lambda: card.is_open,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.measure import MeasureOptions, context
+from autotune.measure import MeasureOptions
 from autotune.measure.memory import Charge, enforce_budget
 from autotune.measure.processes import descendants, own_live_bytes, own_peak_bytes, private_bytes
 from autotune.plan import Budget, Plan
@@ -131,32 +131,6 @@ def test_a_budget_is_exceeded_only_with_its_margin():
 
 def test_the_peak_says_how_many_batches_it_is_the_largest_of():
     assert Charge(torch.device("cpu"), largest_of=64).peak().largest_of == 64
-
-
-class _FakeCuda:
-    """The device's own figures, as NVML and the driver would give them."""
-
-    def __init__(self, monkeypatch, reserved, own=None, used=None, before=None):
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60 * MIB, 100 * MIB))
-        monkeypatch.setattr(context, "_shown_for_this_process", lambda: own)
-        monkeypatch.setattr(context, "_used_by_all", lambda: used)
-        monkeypatch.setattr(context, "_used_before", before)
-
-
-def test_context_is_what_nvml_shows_for_this_process_beyond_the_reservation(monkeypatch):
-    _FakeCuda(monkeypatch, reserved=20 * MIB, own=31 * MIB, used=90 * MIB, before=10 * MIB)
-    assert context.context_bytes() == 11 * MIB
-
-
-def test_where_nvml_hides_processes_the_devices_growth_serves(monkeypatch):
-    _FakeCuda(monkeypatch, reserved=20 * MIB, used=90 * MIB, before=55 * MIB)
-    assert context.context_bytes() == 15 * MIB
-
-
-def test_without_nvml_the_driver_is_asked(monkeypatch):
-    _FakeCuda(monkeypatch, reserved=20 * MIB)
-    assert context.context_bytes() == 20 * MIB
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from ...device_memory.context import open_when_used
 from ...errors import Caught, UserError
 from ...estimates import EstimateOptions, PredictOptions
 from ...measure import Measurement
@@ -25,7 +26,7 @@ from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
 from ...measure.run import measure
 from ...measure.timing.compile_time import CompileTime
-from ...ranks import this_rank
+from ...ranks import own_gpu, this_rank
 from ...task import Task
 from ...task_file import load_task
 from ...training.apply_plan import apply
@@ -82,6 +83,8 @@ def _answer(run: Callable[[], Outcome], device: str) -> Outcome:
 
 def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:
     folder.write_phase("loading the task")
+    if request.device == "cuda":
+        open_when_used(own_gpu())
     task = load_task(request.task)
     load_s = time.monotonic() - spawned_s
     check_device(request.device)

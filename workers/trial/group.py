@@ -12,9 +12,10 @@ from typing import NoReturn
 
 import torch
 
+from ...device_memory.context import open_context
 from ...errors import PlanError
 from ...measure.processes import end_with
-from ...ranks import Ranks, this_rank
+from ...ranks import Ranks, own_gpu, this_rank
 from ...techniques.support.facts import num_processors
 from ..outcome import Crashed, Measured, Outcome
 from ..process import fork, send_signal
@@ -39,7 +40,7 @@ def join_group(request: TrialRequest, folder: TrialFolder) -> None:
     import torch.distributed as dist
 
     if request.device == "cuda":
-        torch.cuda.set_device(ranks.rank)
+        open_context(own_gpu())
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if request.device == "cuda" else "gloo",
         f"file://{folder.path.absolute()}/ranks",

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from ...data.worker_queues import hold_queues
+from ...device_memory.context import step_begins, step_ended
 from ...errors import AutotuneError
 from ...internals import lost
 from ...randomness import undisturbed
@@ -161,6 +162,7 @@ class ScriptHooks:
             looks = self._plan.model is None or self.has_stepped
             if looks and (optimizer := self._optimizer_of(module)) is not None:
                 self._stops_looking()
+                step_begins()
                 self._put_on(module, optimizer, functools.partial(_call, args, kwargs))
                 return module(*args, **kwargs)
             if module not in self._parts and self._is_part(module):
@@ -307,6 +309,7 @@ class ScriptHooks:
             return
         if not self.has_stepped:
             self.has_stepped = True
+            step_ended()
             self._stops_looking()
             self._stops_listening()
             if self.observer is None:

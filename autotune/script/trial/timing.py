@@ -14,7 +14,7 @@ from ...measure.checks.parity import compare, course_of, why_unlike
 from ...measure.errors import NonFiniteLoss
 from ...measure.evaluation import EvaluationRecord
 from ...measure.measurement import NO_EVALUATION, NUM_STEPS, Evaluated, Measurement, Parity
-from ...measure.memory import Charge
+from ...measure.memory import Charge, of_others
 from ...measure.timing.compile_time import CompileTime
 from ...measure.timing.engine import Reading, Timing, WarmUp
 from ...workers import Measured, NonFinite, Outcome
@@ -130,7 +130,7 @@ class ScriptTiming(Observer):
                 compile_s=self._compile_time.seconds(),
                 evaluations=self._evaluations.found(),
                 phases_s=self._phases_s,
-                warnings=() if self._has_evaluated else (NO_EVALUATION,),
+                warnings=(*(() if self._has_evaluated else (NO_EVALUATION,)), *of_others()),
             )
         )
 

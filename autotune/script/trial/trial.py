@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ...errors import UserError
 from ...measure.processes import end_with
 from ...plan import Plan
-from ...ranks import this_rank
+from ...ranks import own_gpu, this_rank
 from ...techniques import Settings
 from ...workers import Failed, Inspected, Measured, Outcome
 from ...workers.request import InspectRequest, MeasureRequest
@@ -98,6 +98,7 @@ class ScriptTrial:
         """Torch is there: begin to look."""
         import torch
 
+        from ...device_memory.context import open_context
         from ...measure.memory import Charge, enforce_budget
         from ...measure.timing.compile_time import CompileTime
         from ..observer import Observer
@@ -114,7 +115,7 @@ class ScriptTrial:
                     f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}), but --device is cuda. Let it see one, or search "
                     "with --device cpu."
                 )
-            torch.cuda.set_device(self._ranks.rank % torch.cuda.device_count())
+            open_context(own_gpu())
             limit = (
                 request.plan.budget.limit if isinstance(request, MeasureRequest) and request.options.enforce else None
             )
