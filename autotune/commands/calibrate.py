@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import StudyError
 from ..estimates import Calibration, EstimateOptions, Interval, PredictOptions
+from ..estimates.cards import on_device
 from ..results import WhatToEstimate
 from ..searches.predicted.calibration import learn_calibration
 from ..searches.requests import LARGEST_OF, failure
@@ -51,7 +52,7 @@ def calibrate(
         raise Uncalibrated(f"every trial of study {study.name} had loader workers or a cached epoch, which come on top")
     asked = PredictOptions(
         settings=tuple(settings for settings, _ in alone),
-        target=what.device,
+        **on_device(facts.device, bool(facts.conv_dims)),
         largest_of=LARGEST_OF if facts.shapes_vary else None,
         model_bytes=4 * facts.num_parameters,
         most_s=_MOST_CALIBRATING_S,

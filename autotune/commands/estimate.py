@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from ..errors import NothingFits, TaskError, UserError
 from ..estimates import EstimateOptions
+from ..estimates.cards import on_device
 from ..report.estimate import WIDTH, as_json, explain, line
 from ..report.printing import print_json, print_words, tell
 from ..results import Combination, Estimation, WhatToEstimate
@@ -120,13 +121,13 @@ def _planned_for(what: WhatToEstimate, facts: Facts) -> Facts:
         return facts
     size = what.device_memory_bytes or what.budget_bytes or 0
     name = f"a CUDA device of {format_bytes(size)}" if size else "a CUDA device"
-    card = Device(type="cuda", name=name, memory_bytes=size, capability=(8, 0), bf16=True)
+    card = Device(type="cuda", name=name, memory_bytes=size, bf16=True)
     return facts.model_copy(update={"device": card})
 
 
 def _options(what: WhatToEstimate, facts: Facts, limit_bytes: int) -> EstimateOptions:
     return EstimateOptions(
-        target=what.device,
+        **on_device(facts.device, bool(facts.conv_dims)),
         limit_bytes=limit_bytes,
         reference_batch=facts.effective_batch,
         reference_micro=facts.micro_batch,

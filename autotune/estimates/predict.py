@@ -13,7 +13,6 @@ from ..measure.device import available_host_bytes
 from ..task import Task
 from ..techniques import TECHNIQUES, Effect, Settings
 from ..techniques.checkpointing import Checkpointing
-from .allocators.cuda_caching import base_bytes
 from .allocators.process import resident_bytes
 from .checkpointing.block_choice import Places
 from .checkpointing.process_choice import ProcessChoice
@@ -112,7 +111,7 @@ class _Bases:
     def __init__(self, options: PredictOptions, task: Task) -> None:
         self._added: dict[str, int] = {}
         if options.target == "cuda":
-            self._stock = base_bytes()
+            self._stock = options.context.value
             return
         settings = Settings()
         self._stock = known = resident_bytes(settings.in_force(task.precision))
@@ -150,6 +149,7 @@ class _Predictors:
         self._options = EstimateOptions(
             target=options.target,
             capability=options.capability,
+            context=options.context,
             reference_batch=split.num_samples if split else 1,
             is_held=split is not None,
             largest_of=options.largest_of,

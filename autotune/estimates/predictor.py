@@ -77,7 +77,7 @@ class Predictor:
         if base_bytes is not None:
             self.base_bytes = base_bytes
         elif self._is_cuda:
-            self.base_bytes = segments.base_bytes()
+            self.base_bytes = options.context.value
         else:  # a dataset that lies in memory is the process's too
             dataset = task.build_dataset()
             self._task = replace(task, build_dataset=lambda: dataset)
@@ -166,5 +166,5 @@ class Predictor:
             self._last = micro, memory_model.interval(micro), memory_model.at(micro)
         _, tensors, at = self._last
         if self._is_cuda:
-            return segments.process_interval(at, tensors, self._options.capability)
+            return segments.process_interval(at, tensors, self._options.capability, self._options.context)
         return process_interval(self.base_bytes, at, tensors, settings)

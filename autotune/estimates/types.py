@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, Posit
 from ..internals import TRIED
 from ..measure.profiling.allocations import Kind
 from ..techniques import Settings
+from ..units import MIB
 
 
 def untried(torch_version: str) -> str | None:
@@ -45,6 +46,11 @@ class Interval(_Frozen):
         return Interval(low=self.low + num_bytes, value=self.value + num_bytes, high=self.high + num_bytes)
 
 
+CONTEXT = Interval(low=300 * MIB, value=512 * MIB, high=768 * MIB)
+"""What a CUDA context takes with torch's kernels loaded, on a card of which no more is known: 300 to 500 MiB are seen,
+by card and driver, and kernels that are loaded later come on top."""
+
+
 class Calibration(_Frozen):
     """Correction of predictions of the process, learned from measured trials."""
 
@@ -68,6 +74,8 @@ class _Options(_Frozen):
     """The device that is planned for; it need not be here."""
     capability: tuple[int, int] | None = None
     """Of a CUDA device; None where any is thought of."""
+    context: Interval = CONTEXT
+    """What a CUDA device charges the process beside what its allocator reserves."""
     limit_bytes: PositiveInt | None = None
     """What the device may charge the process; None chooses nothing by it."""
     largest_of: PositiveInt | None = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import Interrupted, NothingFits, PlanError, TaskError
 from ..estimates import PredictOptions
+from ..estimates.cards import on_device
 from ..measure import InspectOptions, MeasureOptions, Parity
 from ..measure.measurement import Course, EvaluationOptions
 from ..plan import Budget, Evaluation, Plan, TaskRef
@@ -113,8 +114,7 @@ class Requests:
             options=PredictOptions(
                 settings=tuple(every),
                 to_choose=tuple(to_choose),
-                target=self.facts.device.type,
-                capability=self.facts.device.capability,
+                **on_device(self.facts.device, bool(self.facts.conv_dims)),
                 limit_bytes=int(limit_bytes / (1 + self.budget.margin)),
                 largest_of=LARGEST_OF if self.facts.shapes_vary else None,
                 model_bytes=4 * self.facts.num_parameters,

@@ -173,7 +173,7 @@ class Precision(Technique):
 
 def refused(stated: Kind | None, device: Device) -> str | None:
     """Why a job that states this precision cannot run on a device; None where it can."""
-    if stated != "tf32" or (device.capability or (0, 0)) >= (8, 0):
+    if stated != "tf32" or (device.type == "cuda" and (device.capability or (8, 0)) >= (8, 0)):
         return None
     return (
         f'precision is "tf32", which needs a CUDA device of compute capability 8.0, but this is {device.name}. State '

@@ -11,24 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from autotune.estimates import EstimateOptions
+from autotune.estimates.cards import Card, on_device
 from autotune.estimates.predictor import Predictor
 from autotune.techniques import Settings
 from autotune.units import MIB
 
 from ..rows import save_rows
-from .jobs import JOBS, Job
+from .jobs import JOBS, Job, has_convolutions
+from .known import CARDS, total_mib
 from .rungs import print_rungs
 from .speed import print_speeds
 from .vision import import_torchvision
 
 Row = dict[str, Any]
 _MEASURED = Path(__file__).parent / "measured" / "milabench.csv"
-CARDS: dict[str, tuple[tuple[int, int], int]] = {
-    "H100": ((9, 0), 81_559),
-    "H200": ((9, 0), 143_771),
-    "L40S": ((8, 9), 46_068),
-}
-"""Compute capability, and MiB as nvidia-smi gives them."""
 _FULL = 0.95
 """Above this share of a card torch gives cached segments back, so that a peak is less than its steps would take."""
 _LARGE = 8 * 1024 * MIB
@@ -68,13 +64,14 @@ def measured(job: str, card: str) -> Iterator[dict[str, str]]:
     with _MEASURED.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["job"] == job and row["card"] == card]
     for row in sorted(rows, key=lambda row: int(row["batch"])):
-        if float(row["mib"]) <= _FULL * CARDS[card][1]:
+        if float(row["mib"]) <= _FULL * total_mib(card):
             yield row
 
 
 def _row(one: dict[str, str]) -> Row:
     batch, peak = int(one["batch"]), round(float(one["mib"]) * MIB)
-    found = _predictor(one["job"], CARDS[one["card"]][0]).process(batch, Settings())
+    card = CARDS[one["card"]]
+    found = _predictor(one["job"], card).process(batch, Settings()).plus(card.driver_mib * MIB)
     return {
         "job": one["job"],
         "card": one["card"],
@@ -88,20 +85,19 @@ def _row(one: dict[str, str]) -> Row:
 
 
 @cache
-def _predictor(name: str, capability: tuple[int, int]) -> Predictor:
+def _predictor(name: str, card: Card) -> Predictor:
     import_torchvision()
     job = JOBS[name]()
     _check(name, job)
-    return predictor(job, capability)
+    return predictor(job, card)
 
 
-def predictor(job: Job, capability: tuple[int, int]) -> Predictor:
+def predictor(job: Job, card: Card) -> Predictor:
     """Of a job on a card. Gradients that are never cleared are there in forward, as they are from the second of two
     accumulated micro-batches on."""
     options = EstimateOptions(
         settings=Settings(),
-        target="cuda",
-        capability=capability,
+        **on_device(card.device, has_convolutions(job.task)),
         reference_batch=2**20 if job.has_gradients_in_forward else 1,
         is_held=job.has_gradients_in_forward,
     )

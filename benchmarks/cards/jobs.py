@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import Dataset
 
 from autotune import Task
@@ -159,6 +160,12 @@ def _whisper() -> Task:
         return {"input_features": torch.zeros(config.num_mel_bins, 3000), "labels": 0}
 
     return _transformers(lambda: WhisperForAudioClassification(config), sample, "fp16")
+
+
+def has_convolutions(task: Task) -> bool:
+    """Whether its model has any, so that cuDNN is loaded."""
+    with torch.device("meta"):
+        return any(isinstance(module, _ConvNd) for module in task.build_model().modules())
 
 
 JOBS: dict[str, Callable[[], Job]] = {

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from autotune import Task
 from autotune.estimates import EstimateOptions
+from autotune.estimates.cards import on_device
 from autotune.estimates.predictor import Predictor
 from autotune.estimates.tracing.fake_step import Untraceable
 from autotune.techniques import Settings
@@ -21,13 +22,13 @@ from autotune.techniques.memory_format import MemoryFormat
 from autotune.units import MIB
 
 from ..rows import save_rows
-from .jobs import Samples
+from .jobs import Samples, has_convolutions
+from .known import RTX_3090
 from .vision import timm_model
 
 Row = dict[str, Any]
 _MEASURED = Path(__file__).parent / "measured" / "timm-3090.csv"
-_CAPABILITY, _USABLE = (8, 6), 24_268 * MIB
-"""Of an RTX 3090: what torch can use of it."""
+_LIMIT = RTX_3090.memory_mib * MIB
 _FIRST = 512
 """The ladder begins there."""
 _BAR = 0.95
@@ -69,7 +70,7 @@ def _row(one: dict[str, str]) -> Row:
     rungs = [*ladder()]
     try:
         job = _predictor(one)
-        found = next((rung for rung in rungs if job.process(rung, _settings(one)).value <= _USABLE), 0)
+        found = next((rung for rung in rungs if job.process(rung, _settings(one)).value <= _LIMIT), 0)
     except (Untraceable, RuntimeError, ImportError) as error:
         return row | {"error": f"{type(error).__name__}: {str(error)[:200]}"}
     return row | {"predicted": found, "off": _place(rungs, row["measured"]) - _place(rungs, found)}
@@ -98,9 +99,8 @@ def _predictor(one: dict[str, str]) -> Predictor:
         build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, nesterov=True),
         precision="fp16",
     )
-    options = EstimateOptions(
-        settings=_settings(one), target="cuda", capability=_CAPABILITY, reference_batch=2**20, is_held=True
-    )
+    device = on_device(RTX_3090.device, has_convolutions(task))
+    options = EstimateOptions(settings=_settings(one), reference_batch=2**20, is_held=True, **device)
     return Predictor(task, options)
 
 

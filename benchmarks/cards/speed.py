@@ -28,10 +28,9 @@ from ..replay.competitors import COMPETITORS
 from ..replay.play import play
 from ..replay.table import MARGIN, Entry, Table
 from ..rows import save_rows
+from .known import total_mib
 
 Row = dict[str, Any]
-_USABLE = {"H100": 81_559, "H200": 143_771, "L40S": 46_068, "MI325": 262_144}
-"""MiB."""
 _FULL = 0.95
 _CARD = Device(type="cuda", name="a card", memory_bytes=2**36, bf16=True)
 _SEARCHES = {"search": "gain", "TPE": "tpe, raw space"}
@@ -61,7 +60,7 @@ def curves(path: Path) -> Iterator[Curve]:
     found: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if float(row["mib"]) <= _FULL * _USABLE[row["card"]]:
+            if float(row["mib"]) <= _FULL * total_mib(row["card"]):
                 found[row["job"], row["card"]][int(row["batch"])].append(
                     (float(row["samples_per_s"]), float(row["mib"]))
                 )

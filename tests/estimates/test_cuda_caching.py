@@ -7,11 +7,12 @@ import random
 import pytest
 
 from autotune.estimates.allocators.cuda_caching import CachingAllocator, process_interval
+from autotune.estimates.types import CONTEXT as ON_ANY_CARD
 from autotune.estimates.types import Interval
 from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.units import MIB
 
-CONTEXT, LEAST_CONTEXT = 512 * MIB, 300 * MIB
+CONTEXT, LEAST_CONTEXT, MOST_CONTEXT = 512 * MIB, 300 * MIB, 768 * MIB
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,8 @@ def step(*scratch):
 
 def process(trace, capability, share=1.0):
     peak = trace.peak_bytes()
-    return process_interval(trace, Interval(low=peak, value=peak, high=round(share * peak)), capability)
+    tensors = Interval(low=peak, value=peak, high=round(share * peak))
+    return process_interval(trace, tensors, capability, ON_ANY_CARD)
 
 
 RESERVED = (12 + 30 + 24) * MIB
@@ -143,7 +145,8 @@ def test_a_process_is_a_context_cublas_and_segments(capability, low, value):
     """cuBLAS is given 8.125 MiB twice, in one segment of 20; or 32 twice on Hopper and Blackwell. Which, where the card
     is not known, the interval leaves open."""
     found = process(step(), capability)
-    assert found.value == found.high == CONTEXT + value * MIB + RESERVED
+    assert found.value == CONTEXT + value * MIB + RESERVED
+    assert found.high == MOST_CONTEXT + value * MIB + RESERVED
     assert found.low == LEAST_CONTEXT + low * MIB + RESERVED
 
 
@@ -157,4 +160,4 @@ def test_what_kernels_take_is_reserved_but_for_the_lower_end():
 
 
 def test_what_is_reserved_is_in_proportion_to_the_tensors_peak():
-    assert process(step(), (8, 0), share=1.5).high == CONTEXT + round(1.5 * (20 * MIB + RESERVED))
+    assert process(step(), (8, 0), share=1.5).high == MOST_CONTEXT + round(1.5 * (20 * MIB + RESERVED))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from autotune.estimates import Calibration, EstimateOptions, Prediction, PredictOptions
 from autotune.estimates.max_batch import estimate
 from autotune.estimates.predict import predict
+from autotune.estimates.types import CONTEXT, Interval
 from autotune.task import Task
 from autotune.techniques import Settings
 
@@ -187,8 +188,9 @@ TO_CHOOSE = (settings(MANY),)
 
 
 def chosen(limit_bytes: int | None) -> Prediction:
-    """For a CUDA device, whose base is the same each time."""
-    options = PredictOptions(settings=(), to_choose=TO_CHOOSE, target="cuda", limit_bytes=limit_bytes)
+    """For a CUDA device, whose base is the same each time, and known."""
+    context = Interval(low=CONTEXT.value, value=CONTEXT.value, high=CONTEXT.value)
+    options = PredictOptions(settings=(), to_choose=TO_CHOOSE, target="cuda", context=context, limit_bytes=limit_bytes)
     (found,) = predict(task(Deep), options).predictions
     assert found is not None
     return found

@@ -36,8 +36,6 @@ _LEAST, _MOST = (8, 0), (9, 0)
 """Compute capabilities of a card with the smaller workspace, and of one with the larger."""
 _NUM_CUBLAS = 2
 """Workspaces in use: one for the thread that runs forward, one for backward's."""
-_CONTEXT, _LEAST_CONTEXT = 512 * MIB, 300 * MIB
-"""What a context takes with torch's kernels loaded: 300 to 500 MiB are seen, by card and driver."""
 
 
 class CachingAllocator:
@@ -84,12 +82,9 @@ class CachingAllocator:
         return block
 
 
-def base_bytes() -> int:
-    """Bytes that a process is charged beside what its allocator reserves."""
-    return _CONTEXT
-
-
-def process_interval(trace: Trace, tensors: Interval, capability: tuple[int, int] | None) -> Interval:
+def process_interval(
+    trace: Trace, tensors: Interval, capability: tuple[int, int] | None, context: Interval
+) -> Interval:
     """What the device charges the process at its peak: the context, and what the allocator reserves with what cuBLAS
     and the convolutions work in.
 
@@ -97,10 +92,11 @@ def process_interval(trace: Trace, tensors: Interval, capability: tuple[int, int
         trace: a steady step; where its peak is another than the tensors', what is reserved is taken in proportion.
         tensors: at their peak.
         capability: the card's; None is any.
+        context: beside what is reserved.
 
     Returns:
-        At the lower end the context is the smallest that is seen, no kernel takes anything for itself, and a card that
-        is not known is one that gives cuBLAS less.
+        At the lower end no kernel takes anything for itself, and a card that is not known is one that gives cuBLAS
+        less.
     """
     value = _reserved(trace, _cublas_bytes(capability or _MOST))
     bare = replace(trace, allocations=tuple(_without_scratch(one) for one in trace.allocations))
@@ -109,7 +105,7 @@ def process_interval(trace: Trace, tensors: Interval, capability: tuple[int, int
         round(reserved * part / trace.peak_bytes())
         for reserved, part in ((least, tensors.low), (value, tensors.value), (value, tensors.high))
     )
-    return Interval(low=_LEAST_CONTEXT + low, value=_CONTEXT + most_likely, high=_CONTEXT + high)
+    return Interval(low=context.low + low, value=context.value + most_likely, high=context.high + high)
 
 
 def _cublas_bytes(capability: tuple[int, int]) -> int:

@@ -1,0 +1,16 @@
+"""The cards that were measured."""
+
+from __future__ import annotations
+
+from autotune.estimates.cards import find_cards
+
+CARDS = {card.name: card for card in find_cards("h100,h200,l40s")}
+"""Those whose rows are predicted, by name."""
+RTX_3090 = find_cards("rtx3090")[0]
+_NOT_CUDA = {"MI325": 262_144}
+
+
+def total_mib(name: str) -> int:
+    """All of a card's memory, as its driver gives it; what the driver keeps counts as used."""
+    card = CARDS.get(name)
+    return _NOT_CUDA[name] if card is None else card.memory_mib + card.driver_mib
