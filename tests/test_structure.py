@@ -223,6 +223,7 @@ CAUGHT = {
     "layers/equivalent_ops.py": "a layer of the user's that fails on other inputs is none of torch's, and stays",
     "layers/sites.py": "over fake tensors: the structure decides, with a warning",
     "measure/checks/quality.py": "a user's evaluate: a TaskError that names it",
+    "measure/timing/loading.py": "a user's dataset that cannot be read in a worker is loaded without: a note",
     "pruning/child.py": "a user's model: a PlanError that names it",
     "pruning/heads.py": "a user's model that goes by its width: its heads stay, with the reason",
     "pruning/surgery.py": "a user's model, or torch-pruning: a PlanError that names it",

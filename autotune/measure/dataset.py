@@ -34,6 +34,8 @@ class DatasetFacts:
     """Whether the samples collate to one shape by torch's own collate."""
     shapes_vary: bool
     """Whether samples collate to different shapes."""
+    on_device: bool = False
+    """Whether they collate to tensors that are on a device already."""
 
 
 def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
@@ -69,4 +71,5 @@ def inspect_dataset(task: Task, dataset: Any) -> DatasetFacts:
         deterministic=not streams and reads_alike(dataset, collate, indices),
         stackable=not streams and task.collate is None and len(shapes) == 1 and any(sizes),
         shapes_vary=len(shapes) > 1,
+        on_device=any(t.device.type != "cpu" for tensors in collated for t in tensors),
     )

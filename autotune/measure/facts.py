@@ -58,6 +58,7 @@ def build_facts(
         "epochs_differ": _OF_STREAM if isinstance(dataset, IterableDataset) else None,
         "stackable": data.stackable,
         "shapes_vary": data.shapes_vary,
+        "samples_on_device": data.on_device,
         "effective_batch": batch.num_samples,
         "micro_batch": batch.micro if batch.accumulate > 1 else None,
         "allow_split": options.allow_split,

@@ -27,7 +27,7 @@ from .device import inspect_device
 from .facts import build_facts
 from .measurement import InspectOptions
 from .memory import process_bytes
-from .timing.loading import loader_rates
+from .timing.loading import LoaderRates, loader_rates
 
 _NOT_RUN = "the model was not run"
 
@@ -60,6 +60,12 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     spec = LoaderSpec(dataset, task.collate, dict(task.loader_options), torch.device(device), user_dataset=dataset)
     most_workers = 1 if isinstance(dataset, IterableDataset) and not task.shards_by_worker else num_processors()
     own = isinstance(dataset, OwnLoader)
+    has_rates = options.runs_model and not own
+    rates = (
+        loader_rates(task, spec, batch, 0 if data.on_device else most_workers, split.samples_per_s)
+        if has_rates
+        else LoaderRates()
+    )
     loader_options = build_loader(task, spec, batch).options if own else task.loader_options
     facts = build_facts(
         model,
@@ -78,9 +84,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         own_loader=own,
         even_batches=task.even_batches,
         loader_options={k: v for k, v in loader_options.items() if isinstance(v, (int, bool))},
-        loader_samples_per_s=(
-            loader_rates(task, spec, batch, most_workers, split.samples_per_s) if options.runs_model and not own else {}
-        ),
+        loader_samples_per_s=rates.by_workers,
         step_samples_per_s=split.samples_per_s if options.runs_model else None,
         effective_batch_held=(options.effective_batch or task.batch_size) is not None,
         effective_batch_assumed=(options.effective_batch or task.batch_size) is None,
@@ -91,7 +95,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
         split_rounded=split.rounded,
         evaluates=task.evaluate is not None,
         evaluation_batch=task.evaluation_batch(batch.micro),
-        warnings=tuple(_warnings(task, options, model, data, split)),
+        warnings=(*_warnings(task, options, model, data, split), *rates.notes),
     )
     unsplit = refused_split(facts)
     return facts.model_copy(update={"warnings": (*facts.warnings, *filter(None, [unsplit]))})

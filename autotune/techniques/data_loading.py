@@ -70,7 +70,7 @@ class DataLoading(Technique):
     @classmethod
     def choices(cls, facts: Facts) -> tuple[DataLoading, ...]:
         """The user's own, a cached epoch where it fits, and the worker counts that the loader alone gains from."""
-        pin = True if facts.device.type == "cuda" else None
+        pin = True if facts.device.type == "cuda" and not facts.samples_on_device else None
         caches = (cls(num_workers=0, cache="device"), cls(num_workers=0, pin_memory=pin, cache="host"))
         found = [cls(), *(choice for choice in caches if choice._is_worth_trying(facts))]
         for count in _worthwhile_workers(facts):
@@ -84,6 +84,8 @@ class DataLoading(Technique):
         """An epoch can be cached only if reading it twice gives the same, and it fits."""
         if facts.own_loader and self != type(self)():
             return "the task builds its loaders itself (build_loader)"
+        if facts.samples_on_device and (self.num_workers or self.pin_memory):
+            return "the samples are on the device already: no worker process could use it, and there is nothing to pin"
         if self.cache != "none":
             return self._why_no_cache(facts)
         if self.persistent_workers and not facts.loader_options.get("persistent_workers") and facts.epochs_differ:
@@ -157,6 +159,8 @@ class DataLoading(Technique):
             return facts.epochs_differ
         if self.cache == "device" and not facts.stackable:
             return "the samples do not stack to one shape"
+        if self.cache == "host" and facts.samples_on_device and facts.stackable:
+            return "the samples are on the device already, and so would the epoch be; cache: device is the same"
         room = facts.host_memory_bytes if self.cache == "host" else facts.device.memory_bytes
         if facts.dataset_bytes is None or facts.dataset_bytes > _CACHE_SHARE * room:
             return f"the dataset's {facts.dataset_bytes} bytes exceed half of the {self.cache} memory"

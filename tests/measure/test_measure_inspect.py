@@ -165,7 +165,7 @@ def _rates(rate, step_samples_per_s):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "_rate", rate)
         spec = loading.LoaderSpec([], None, {}, torch.device("cpu"), user_dataset=[])
-        return loading.loader_rates(ZOO["mlp"], spec, loading.Batch(micro=8), 8, step_samples_per_s)
+        return loading.loader_rates(ZOO["mlp"], spec, loading.Batch(micro=8), 8, step_samples_per_s).by_workers
 
 
 def test_an_empty_dataset_is_named():

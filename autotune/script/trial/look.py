@@ -19,7 +19,7 @@ from ...errors import Caught
 from ...measure.dataset import DatasetFacts, inspect_dataset
 from ...measure.facts import build_facts
 from ...measure.memory import Charge
-from ...measure.timing.loading import loader_rates
+from ...measure.timing.loading import LoaderRates, loader_rates
 from ...nested import tensors_in
 from ...ranks import world_size
 from ...task import Task
@@ -188,6 +188,7 @@ class Look(Observer):
         batch = Batch(micro=micro, accumulate=accumulate * ranks)
         is_read = bool(data.samples)
         has_rates = is_read and not isinstance(dataset, IterableDataset) and loader.batch_sampler is not None
+        rates = self._loader_rates(task, spec, batch.share(ranks), rate, data) if has_rates else LoaderRates()
         fingerprint, identity = identify(model, dataset if is_read else (), collate)
         has_norm = any(isinstance(module, _NORMS) and module.training for module in model.modules())
         return build_facts(
@@ -205,7 +206,7 @@ class Look(Observer):
             shapes_vary=False,  # what the script draws is what is measured
             shards_by_worker=options.get("num_workers", 0) > 1,
             loader_options={k: v for k, v in options.items() if isinstance(v, (int, bool))},
-            loader_samples_per_s=self._loader_rates(task, spec, batch.share(ranks), rate) if has_rates else {},
+            loader_samples_per_s=rates.by_workers,
             step_samples_per_s=rate,
             effective_batch_held=True,
             effective_batch_assumed=False,
@@ -221,7 +222,7 @@ class Look(Observer):
             shared_by=parallel.kind,
             first_losses=(losses := self._first_losses()),
             not_comparable=self._not_comparable(not is_read or data.deterministic, losses),
-            warnings=tuple(self._warnings(trained_on)),
+            warnings=(*self._warnings(trained_on), *rates.notes),
         )
 
     def _device_of(self, model: nn.Module) -> str:
@@ -275,10 +276,11 @@ class Look(Observer):
             return torch.get_num_threads()  # the script's own word
         return int(Settings(parallel=parallel).environment(own)["OMP_NUM_THREADS"])
 
-    def _loader_rates(self, task: Task, spec: LoaderSpec, share: Batch, rate: float) -> dict[int, float]:
+    def _loader_rates(self, task: Task, spec: LoaderSpec, share: Batch, rate: float, data: DatasetFacts) -> LoaderRates:
         ranks = world_size()
-        found = loader_rates(task, spec, share, max(1, num_processors() // ranks), rate / ranks)
-        return {num_workers: value * ranks for num_workers, value in found.items()}
+        most_workers = 0 if data.on_device else max(1, num_processors() // ranks)
+        found = loader_rates(task, spec, share, most_workers, rate / ranks)
+        return found._replace(by_workers={count: value * ranks for count, value in found.by_workers.items()})
 
     def _first_losses(self) -> tuple[float, ...]:
         """Of each optimizer step, what the backward passes were of, in all: no split of a batch changes it."""

@@ -102,6 +102,8 @@ class Facts(_Frozen):
     """Whether all samples collate by default_collate to one shape, so that an epoch can lie on the device."""
     shapes_vary: bool
     """Whether batch shapes differ between batches."""
+    samples_on_device: bool = False
+    """Whether batches are on the device as they are collated, which only the training process can do."""
     shards_by_worker: bool
     """Whether an iterable dataset says that it splits itself between loader workers."""
     own_loader: bool = False
