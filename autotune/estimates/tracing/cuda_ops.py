@@ -1,4 +1,4 @@
-"""Operations that torch takes apart otherwise on CUDA than on a CPU: dropout and attention.
+"""Operations that torch takes apart otherwise on CUDA than on a CPU: dropout, attention, and autocast's.
 
 Fake tensors are a CPU's here, whatever is planned for. So CUDA's choices are registered in place of a CPU's kernels, as
 any library registers its own, and hold wherever an operation is called from, backward's recomputation included.
@@ -7,7 +7,7 @@ any library registers its own, and hold wherever an operation is called from, ba
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import _scoped_library
 from torch.nn.attention import SDPBackend
+
+from .cuda_autocast import autocast_kernels
 
 _aten = torch.ops.aten
 _COMPOSITE = "CompositeImplicitAutograd"
@@ -33,6 +35,10 @@ def cuda_ops() -> Iterator[None]:
             warnings.simplefilter("ignore")  # torch says once that a kernel has taken another's place
             library.impl("dropout", _dropout, _COMPOSITE)
             library.impl("scaled_dot_product_attention", _attention, _COMPOSITE)
+            for name in ("softmax.int", "log_softmax.int"):
+                library.impl(name, _softmax(name), _COMPOSITE)
+            for name, kernel in autocast_kernels():
+                library.impl(name, kernel, "AutocastCPU")
         yield
 
 
@@ -44,6 +50,22 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
         return input * torch.zeros((), dtype=input.dtype, device=input.device)
     dropped: Tensor = torch.native_dropout(input, p, True)[0]
     return dropped
+
+
+def _softmax(name: str) -> Callable[..., Tensor]:
+    """In fp32 of float16 numbers, which CUDA's kernel reads as they are; everything else is turned first.
+
+    Source: aten/src/ATen/native/SoftMax.cpp, softmax.
+    """
+    kernel = getattr(_aten, "_" + name.partition(".")[0])
+
+    def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        converts = input.dtype == torch.float16 and dtype == torch.float32
+        given = input if converts or dtype is None else input.to(dtype)
+        found: Tensor = kernel(given, dim, converts)
+        return found
+
+    return softmax
 
 
 def attention_choice(
