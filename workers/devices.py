@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ..device_memory.nvml import ask
 from ..units import MIB
+from .process import start_child
 
 _DEV = Path("/dev")
 _DRIVERS_FILES = ("nvidiactl", "nvidia[0-9]*", "dxg", "nvmap")
 """Of NVIDIA's driver: on Linux, in WSL, on Jetson."""
+_PATIENCE_S = 60.0
+"""How long CUDA may take to count its devices."""
 
 
 class Gpu(NamedTuple):
@@ -33,20 +37,8 @@ class Gpu(NamedTuple):
 
 def installed_gpus() -> tuple[Gpu, ...]:
     """All of this machine's, in the order of their places on the bus: those that are split by their instances."""
-    try:
-        import pynvml
-    except ModuleNotFoundError:  # it is required on Linux alone
-        return ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        return tuple(gpu for number in range(pynvml.nvmlDeviceGetCount()) for gpu in _by_nvml(pynvml, number))
-    except pynvml.NVMLError:  # one that shares the machine's memory (Jetson, GB10) has none to tell of
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
+    # one that shares the machine's memory (Jetson, GB10) has none to tell of
+    return ask(lambda nvml: tuple(gpu for at in range(nvml.nvmlDeviceGetCount()) for gpu in _by_nvml(nvml, at))) or ()
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -59,6 +51,28 @@ def visible_gpus() -> tuple[Gpu, ...]:
     found = [next((gpu for gpu in installed if name and gpu.uuid.startswith(name)), None) for name in names]
     named = tuple(gpu for gpu in found if gpu is not None)
     return named if len(named) == len(names) else _by_cuda(installed)
+
+
+def fault_of(gpu: str) -> str | None:
+    """Why a GPU is of no use any more: CUDA's driver, asked in a new process, does not count it, or does not answer.
+
+    None where it does, and where there is no such driver.
+
+    Args:
+        gpu: as ``CUDA_VISIBLE_DEVICES`` names it.
+    """
+    if not _has_driver():
+        return None
+    try:
+        if _said_by_cuda(gpu) != "":
+            return None
+        what = "does not count it any more"
+    except subprocess.TimeoutExpired:
+        what = "does not answer"
+    return (
+        f"{gpu}: this GPU has failed: CUDA's driver {what}. The kernel's log (dmesg) may have an Xid with the cause. "
+        "Reset the GPU, or restart the machine; then go on with --resume."
+    )
 
 
 def type_text(name: str, memory_bytes: int) -> str:
@@ -107,17 +121,36 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
 def _by_cuda(installed: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Those that CUDA counts, in its order, as NVML calls them where it does: asked in a process of its own, which no
     driver's CUDA outlives."""
-    if not any(next(_DEV.glob(name), None) for name in _DRIVERS_FILES):
+    if not _has_driver():
         return ()
     known = {gpu.uuid: gpu for gpu in installed}
-    found = [line.split("\t") for line in _said_by_cuda().splitlines()]
+    try:
+        found = [line.split("\t") for line in (_said_by_cuda() or "").splitlines()]
+    except subprocess.TimeoutExpired:
+        return ()
     return tuple(known.get(row[0]) or Gpu(row[0], row[1], int(row[2])) for row in found)
 
 
-def _said_by_cuda() -> str:
-    """What ``cuda_driver.py`` prints."""
+def _has_driver() -> bool:
+    return any(next(_DEV.glob(name), None) for name in _DRIVERS_FILES)
+
+
+def _said_by_cuda(visible: str | None = None) -> str | None:
+    """What ``cuda_driver.py`` prints, of what ``CUDA_VISIBLE_DEVICES`` has or of ``visible`` alone; None where it
+    cannot be run, or is ended.
+
+    Raises:
+        subprocess.TimeoutExpired: the driver does not answer.
+    """
     command = [sys.executable, "-I", str(Path(__file__).with_name("cuda_driver.py"))]
+    environment = os.environ if visible is None else {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+        process = start_child(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+    except OSError:
+        return None
+    try:
+        said = process.communicate(timeout=_PATIENCE_S)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()  # and is not waited for: a driver that is out of order may keep it
+        raise
+    return said.decode() if process.returncode == 0 else None

@@ -9,7 +9,8 @@ from typing import Literal
 
 from ..errors import UserError
 from .client import FOLDERS, ForkServer
-from .outcome import Failed, Lost, Outcome
+from .devices import fault_of
+from .outcome import Crashed, Failed, Lost, Outcome, TimedOut
 from .placement import choose_type, gpus_here, types_here
 from .pool import SlotPool
 from .request import CompareRequest, TrialRequest
@@ -81,10 +82,18 @@ class LocalSlot:
         if server is None:
             return Lost(message="the slot is closed")
         try:
-            return server.run(request)
+            return self._of_card(request, server.run(request))
         finally:
             if not server.is_up():
                 self._servers.pop(key, None)
+
+    def _of_card(self, request: TrialRequest, outcome: Outcome) -> Outcome:
+        """A trial that failed on a card that has failed, too, says nothing of its configuration."""
+        gpu = self._base.get("CUDA_VISIBLE_DEVICES")
+        if request.device != "cuda" or not gpu or not isinstance(outcome, Crashed | Failed | TimedOut):
+            return outcome
+        fault = fault_of(gpu)
+        return outcome if fault is None else Lost(message=f"{fault} A trial's last words: {outcome.message}")
 
     def close(self) -> None:
         """End every server with everything that came of it."""

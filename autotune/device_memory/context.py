@@ -6,10 +6,12 @@ import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..units import MIB
+from .nvml import answered, ask
 
 _MEMORY = Path("/proc/meminfo")
 _QUIET_BYTES = 64 * MIB
@@ -107,15 +109,7 @@ def changed_by_others() -> int:
 
 def driver_version() -> str | None:
     """The NVIDIA driver's version; None where NVML cannot be asked."""
-    try:
-        import pynvml
-    except ModuleNotFoundError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return None
+    return ask(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
 
 
 def _beside_reservation() -> int | None:
@@ -132,14 +126,9 @@ def _used_by_all(index: int | None = None) -> int | None:
     Args:
         index: of those that this process sees; None is the current one.
     """
-    try:
-        import pynvml
-    except ModuleNotFoundError:
-        return _used_of_machine(index)
-    try:
-        return int(torch.cuda.device_memory_used(index))
-    except (RuntimeError, pynvml.NVMLError):
-        return _used_of_machine(index)
+    at = torch.cuda.current_device() if index is None else index  # each thread has a current device of its own
+    found = answered(lambda: int(torch.cuda.device_memory_used(at)))
+    return _used_of_machine(index) if found is None else found
 
 
 def _used_of_machine(index: int | None) -> int | None:
@@ -151,15 +140,11 @@ def _used_of_machine(index: int | None) -> int | None:
 
 
 def _shown_for_this_process() -> int | None:
-    try:
-        import pynvml
-    except ModuleNotFoundError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
-        shown = {row.pid: row.usedGpuMemory for row in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-    except pynvml.NVMLError:
-        return None
-    used = shown.get(os.getpid())
+    name = f"GPU-{torch.cuda.get_device_properties().uuid}"
+
+    def shown(nvml: Any) -> dict[int, int | None]:
+        rows = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(name))
+        return {row.pid: row.usedGpuMemory for row in rows}
+
+    used = (ask(shown) or {}).get(os.getpid())
     return int(used) if used else None

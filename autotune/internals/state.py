@@ -21,6 +21,7 @@ _PROCESS = "the process ends"
 VARIABLES: dict[str, Held] = {
     "data/worker_queues.py:_QUEUES": Held("workers hear of their end, whatever ends an epoch", "the iteration is gone"),
     "device_memory/context.py:_opened": Held("what others used before: NVML may hide them", _PROCESS),
+    "device_memory/nvml.py:_is_silent": Held("a driver that hangs is asked nothing more", _PROCESS),
     "estimates/forks.py:_asked": Held("the function that a fork runs, handed on unpickled", "the fork ends"),
     "integrations/checks.py:_said": Held("an untried version is said once", _PROCESS),
     "integrations/loaders.py:_unmet": Held("a row that comes after an optimizer's step is late", "that step"),

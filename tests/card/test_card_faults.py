@@ -4,6 +4,11 @@ them held against a configuration's use of the card."""
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +16,17 @@ import pytest
 import torch
 from stand_in import GIB, Card
 
+from autotune.device_memory import nvml
 from autotune.errors import TrialsLost
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
 from autotune.searches.verdict import judge
 from autotune.techniques import Settings
 from autotune.units import MIB
-from autotune.workers import Crashed, Failed, Lost, MeasureRequest, OutOfMemory
+from autotune.workers import Crashed, Failed, Lost, MeasureRequest, OutOfMemory, TimedOut, devices
 from autotune.workers._base import result_of
+from autotune.workers.devices import installed_gpus
+from autotune.workers.local import LocalSlot
 from autotune.workers.outcome import Outcome
 from autotune.workers.pool import done
 from autotune.workers.trial import child
@@ -181,3 +189,110 @@ def test_a_loader_worker_that_the_kernel_ended_is_no_use_of_the_card(tmp_path: P
     outcome = verdict(REQUEST, folder, ending())
     assert isinstance(outcome, Failed)
     assert outcome.message.startswith("the host's memory ran out, and not the device's: the kernel killed")
+
+
+class Server:
+    """A fork server whose next trial comes to this."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def run(self, request: MeasureRequest) -> Outcome:
+        return self._outcome
+
+    def is_up(self) -> bool:
+        return True
+
+
+def run_in_slot(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, outcome: Outcome, counted: Callable[[str | None], str | None]
+) -> Outcome:
+    """What a slot makes of an outcome, on a machine whose driver says this in a new process."""
+    (folder / "nvidiactl").touch()
+    monkeypatch.setattr(devices, "_DEV", folder)
+    monkeypatch.setattr(devices, "_said_by_cuda", counted)
+    slot = LocalSlot({"CUDA_VISIBLE_DEVICES": "GPU-7"}, name="GPU-7")
+    monkeypatch.setattr(slot, "_server", lambda key: Server(outcome))
+    return slot.run(REQUEST)
+
+
+ENDINGS = [
+    Failed(message="RuntimeError: CUDA error: unspecified launch failure"),
+    Crashed(message="Bus error (SIGBUS) while training"),
+    TimedOut(deadline_s=60.0, message="ended while training"),
+]
+
+
+@pytest.mark.parametrize("outcome", ENDINGS)
+def test_a_card_that_fell_off_the_bus_in_mid_trial_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Outcome
+) -> None:
+    """Whatever the trial came to: a kernel that failed, a signal, or a wait without end."""
+    found = run_in_slot(monkeypatch, tmp_path, outcome, lambda visible: "")
+    assert isinstance(found, Lost)
+    assert "GPU-7: this GPU has failed: CUDA's driver does not count it any more." in found.message
+    assert outcome.message in found.message
+
+
+def test_a_driver_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def hangs(visible: str | None) -> str:
+        raise subprocess.TimeoutExpired("cuda_driver.py", 60)
+
+    found = run_in_slot(monkeypatch, tmp_path, ENDINGS[2], hangs)
+    assert isinstance(found, Lost)
+    assert "does not answer" in found.message
+
+
+@pytest.mark.parametrize("said", ["GPU-7\tNVIDIA A100\t42\n", None])
+def test_on_a_card_that_is_well_a_failure_is_the_configurations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str | None
+) -> None:
+    """Also where nothing can be asked."""
+    assert run_in_slot(monkeypatch, tmp_path, ENDINGS[0], lambda visible: said) == ENDINGS[0]
+
+
+def test_the_driver_is_asked_in_a_process_of_its_own_and_not_for_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that a driver keeps is not waited for."""
+    asked = tmp_path / "python"
+    asked.write_text('#!/bin/sh\n[ "$CUDA_VISIBLE_DEVICES" = GPU-7 ] && exec sleep 60\necho all\n')
+    asked.chmod(0o755)
+    monkeypatch.setattr(devices.sys, "executable", str(asked))
+    assert devices._said_by_cuda() == "all\n"
+    monkeypatch.setattr(devices, "_PATIENCE_S", 0.05)
+    with pytest.raises(subprocess.TimeoutExpired):
+        devices._said_by_cuda("GPU-7")
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(nvml, "_is_silent", threading.Event())
+
+
+def test_nvml_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch, patience: None) -> None:
+    ended, asked = threading.Event(), []
+
+    def hangs() -> None:
+        asked.append(1)
+        ended.wait()
+
+    monkeypatch.setitem(sys.modules, "pynvml", types.SimpleNamespace(nvmlInit=hangs, NVMLError=RuntimeError))
+    assert [nvml.ask(lambda _: 1) for _ in range(3)] == [None] * 3
+    assert (nvml.is_silent(), asked) == (True, [1])
+    assert installed_gpus() == ()
+    ended.set()
+
+
+@pytest.mark.parametrize("has_nvml", [True, False])
+def test_nvml_that_refuses_or_is_not_there_answers_nothing(
+    card: Card, monkeypatch: pytest.MonkeyPatch, has_nvml: bool
+) -> None:
+    """What the library of an older driver has not is as if it refused."""
+    card.has_nvml = has_nvml
+    assert nvml.ask(lambda pynvml: pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(7))) is None
+    assert nvml.ask(lambda pynvml: pynvml.nvmlNotYet()) is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml.ask(lambda pynvml: 1) is None
+    assert not nvml.is_silent()

@@ -1,0 +1,64 @@
+"""NVML, the library of NVIDIA's driver: what it tells, where it is there and answers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Answer = TypeVar("_Answer")
+
+_PATIENCE_S = 5.0
+"""How long an answer may take. It takes milliseconds, or a second where the driver has to wake a card; a driver that is
+out of order keeps whoever asks for good."""
+_is_silent = threading.Event()
+
+
+def ask(question: Callable[[Any], _Answer]) -> _Answer | None:
+    """What NVML answers, as :func:`answered` has it.
+
+    Args:
+        question: is given ``pynvml``.
+    """
+
+    def opened() -> _Answer:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return question(pynvml)
+
+    return answered(opened)
+
+
+def answered(question: Callable[[], _Answer]) -> _Answer | None:
+    """What a question to NVML gives; None where there is no NVML, it refuses, or it has not answered in time: from then
+    on this process asks it nothing more.
+
+    Args:
+        question: is called in a thread, which torch's current device is not known in.
+    """
+    if _is_silent.is_set():
+        return None
+    answers: list[_Answer] = []
+    thread = threading.Thread(target=_put, args=(question, answers), name="autotune-nvml", daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_S)
+    if thread.is_alive():
+        _is_silent.set()
+    return answers[0] if answers else None
+
+
+def is_silent() -> bool:
+    """Whether it has left a question of this process without an answer."""
+    return _is_silent.is_set()
+
+
+def _put(question: Callable[[], _Answer], answers: list[_Answer]) -> None:
+    try:
+        import pynvml
+    except ModuleNotFoundError:  # it is required on Linux alone
+        return
+    # also what an older library has not
+    with contextlib.suppress(pynvml.NVMLError, RuntimeError, AttributeError, UnicodeDecodeError):
+        answers.append(question())
