@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from .commands.estimate import check, estimate_task
+from .commands.estimate import estimate_task, inspected_on, what_to_estimate
 from .commands.interrupts import interrupts
 from .commands.search import check_asked, search_on
 from .commands.verify import job_of, verify_plan
@@ -25,7 +25,7 @@ from .plain_yaml import explain
 from .plan import Plan, load_plan
 from .report.displays.live import saying
 from .report.printing import console
-from .results import Estimation, Verification, WhatToEstimate
+from .results import Estimation, Verification
 from .script.command import script_name
 from .searches.event import Event
 from .searches.options import HowToSearch, SearchOptions, read_bytes
@@ -112,6 +112,7 @@ def estimate(
     budget: str | int | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     device_memory: str | int | None = None,
+    card: str | None = None,
     **options: Any,
 ) -> Estimation:
     """Tell, for combinations of techniques, the largest micro-batch that fits, without running the task.
@@ -119,20 +120,23 @@ def estimate(
     Args:
         task: ``model.py`` or ``model.py:name``.
         budget: bytes, or ``"8GiB"``; None is all of the device's memory.
-        device: type of the device that is planned for; None is cuda with ``device_memory``, else this machine's.
+        device: type of the device that is planned for; None is cuda with ``device_memory`` or ``card``, else this
+            machine's.
         device_memory: of a CUDA device, which need not be here.
+        card: the name of one, such as ``"h100"``, in place of its memory.
         **options: ``space``, ``effective_batch`` and ``storage``.
 
     Raises:
-        UserError: an unknown option or a size that is none.
+        UserError: an unknown option, a size that is none, or not one card.
         NothingFits: no combination fits at a micro-batch of 1.
     """
     asked = _read(SearchOptions, {"task": str(task), **options})
     sizes = [_bytes(name, size) for name, size in (("budget", budget), ("device_memory", device_memory))]
-    target = device or ("cuda" if device_memory is not None else default_device())
-    what = WhatToEstimate(asked.task, sizes[0], target, sizes[1], asked.space, asked.effective_batch, asked.storage)
-    check(what)
-    with _running(Where("local", is_command=False), what.task, "cpu") as (opened, _):
+    given = {name: getattr(asked, name) for name in ("space", "effective_batch", "storage")}
+    what = what_to_estimate(asked.task, device, sizes[1], card, budget_bytes=sizes[0], **given)
+    if len(what.cards) > 1:
+        raise UserError(f"card: one was expected, but got {card!r}. Call autotune.estimate once for each.")
+    with _running(Where("local", is_command=False), what.task, inspected_on(what)) as (opened, _):
         return estimate_task(what, opened, lambda event: None)
 
 

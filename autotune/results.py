@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from .estimates import Calibration, Estimate
+from .estimates.cards import Card
 from .measure.profiling.types import Profile
 from .plan import Evaluation, Evidence, Plan
 from .search_spaces import Unavailable
@@ -138,6 +139,10 @@ class WhatToEstimate:
     """The device type that is planned for; it need not be here."""
     device_memory_bytes: int | None = None
     """``--device-memory``: of the CUDA device that is planned for."""
+    cards: tuple[Card, ...] = ()
+    """``--card``: those that are planned for; one alone is looked at with each technique."""
+    is_here: bool = False
+    """A card that is planned for is this machine's own."""
     space: str = "default"
     """``--space``: a preset's name or a YAML file."""
     effective_batch: int | None = None
@@ -148,8 +153,10 @@ class WhatToEstimate:
     @property
     def limit_bytes(self) -> int | None:
         """What the process may be charged, as far as the user said."""
-        said = [size for size in (self.budget_bytes, self.device_memory_bytes) if size is not None]
-        return min(said, default=None)
+        sizes = [self.budget_bytes, self.device_memory_bytes]
+        if len(self.cards) == 1:
+            sizes.append(self.cards[0].device.memory_bytes)
+        return min((size for size in sizes if size is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -217,3 +224,20 @@ class Estimation:
         """Each technique alone, where it lets a larger micro-batch fit than the job as it stands: the most first."""
         alone = (one for one in self.distinct() if one.num_changes == 1 and one.micro > self.base.micro)
         return sorted(alone, key=lambda one: -one.micro)
+
+
+@dataclass(frozen=True)
+class OnCard:
+    """The job as it stands, on one card."""
+
+    card: Card
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class CardsEstimation:
+    """The job as it stands on several cards, in the order in which they were asked for."""
+
+    what: WhatToEstimate
+    facts: Facts
+    rows: tuple[OnCard, ...]

@@ -85,6 +85,8 @@ class Estimated(_Outcome):
     kind: Literal["estimated"] = "estimated"
     estimate: Estimate
     """What a combination of techniques takes, without having run."""
+    others: tuple[Estimate, ...] = ()
+    """The same for each of the other cards that were asked about."""
 
 
 class Predicted(_Outcome):

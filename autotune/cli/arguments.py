@@ -120,6 +120,16 @@ DeviceMemory = Annotated[
         show_default="none: plan for this machine",
     ),
 ]
+Cards = Annotated[
+    str | None,
+    typer.Option(
+        "--card",
+        metavar="[NAME,...|all]",
+        help="Plan for a card that need not be here, by its name: h100, rtx3090. Of several, or of all that are known, "
+        "a row each.",
+        show_default="none: plan for this machine",
+    ),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 also when it is slower than the plan says.")]
 StrictRun = Annotated[
     bool,

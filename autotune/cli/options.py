@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import re
 from collections.abc import Callable, Collection
 from itertools import groupby
 from pathlib import Path
@@ -118,6 +120,23 @@ def _checked(model: type[BaseModel], name: str, takes_several: bool) -> Callable
         return value
 
     return check
+
+
+_ALONE = {"--card": ("all", re.compile(r"(?!-)(?!.*\.py\b).+"))}
+"""Options whose value may be left out: what it is then, and what can be one."""
+
+
+class MayBeAlone(TyperCommand):
+    """A command whose ``--card`` may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give such an option its value, where what follows is none."""
+        found = []
+        for word, follows in itertools.zip_longest(args, args[1:], fillvalue=""):
+            found.append(word)
+            if word in _ALONE and not _ALONE[word][1].fullmatch(follows):
+                found.append(_ALONE[word][0])
+        return super().parse_args(ctx, found)
 
 
 class ByPanel(TyperCommand):

@@ -12,6 +12,7 @@ from ..searches.options import HowToSearch, SearchOptions
 from .app import app, one_document
 from .arguments import (
     Alone,
+    Cards,
     Depth,
     Device,
     DeviceMemory,
@@ -24,7 +25,7 @@ from .arguments import (
     Trace,
     Verbose,
 )
-from .options import takes_options
+from .options import MayBeAlone, takes_options
 
 
 @app.command(short_help="Show where a training step's memory and time go, module by module.")
@@ -58,11 +59,12 @@ def profile(
         raise typer.Exit(command(what, plan, ProfileForm(depth, html, json), verbose))
 
 
-@app.command(short_help="Tell without a device which micro-batch fits, and what fills the memory.")
+@app.command(cls=MayBeAlone, short_help="Tell without a device which micro-batch fits, and what fills the memory.")
 @takes_options(SearchOptions, only=("space", "effective_batch", "storage"))
 def estimate(
     task: TaskPath,
     budget: EstimatedBudget = None,
+    card: Cards = None,
     device_memory: DeviceMemory = None,
     device: Device = None,
     verbose: Verbose = False,
@@ -75,15 +77,20 @@ def estimate(
     A training step is traced over fake tensors (shapes without data), in a process of its own for each combination. Its
     allocations are extended to any batch. A model that cannot be traced runs a few small steps instead. Where a search
     has measured this task, its trials calibrate the estimate. Exits with 3 when nothing fits.
-    """
-    from ..commands.estimate import estimate as command
-    from ..commands.where import default_device
-    from ..results import WhatToEstimate
 
-    target = device or ("cuda" if device_memory is not None else default_device())
-    what = WhatToEstimate(task, budget, target, device_memory, **given)
+    With several cards, --card h100,l40s, or --card alone for all that are known: a row for each, with the largest
+    micro-batch of the job as it stands, what binds it, and in what the card computes.
+    """
+    from ..commands.estimate import estimate as one_device
+    from ..commands.estimate import what_to_estimate
+
     with one_document(json):
-        command(what, json, verbose)
+        what = what_to_estimate(task, device, device_memory, card, budget_bytes=budget, **given)
+        if len(what.cards) > 1:
+            from ..commands.estimate_cards import estimate_cards
+
+            raise typer.Exit(estimate_cards(what, json, verbose))
+        one_device(what, json, verbose)
 
 
 @app.command(short_help="Write a commented task file that runs.")

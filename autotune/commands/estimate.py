@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 from ..errors import NothingFits, TaskError, UserError
 from ..estimates import EstimateOptions
-from ..estimates.cards import on_device
+from ..estimates.cards import find_cards, on_device
 from ..report.estimate import WIDTH, as_json, explain, line
 from ..report.printing import print_json, print_words, tell
 from ..results import Combination, Estimation, WhatToEstimate
@@ -23,7 +24,7 @@ from ..techniques.precision import refused
 from ..units import ceil_mib, format_bytes
 from ..workers import Estimated, Executor, Failed, Outcome
 from .calibrate import Uncalibrated, calibrate, predict_request
-from .where import Where, trials
+from .where import Where, default_device, trials
 
 _MOST_MICRO = 2**16
 
@@ -37,10 +38,8 @@ def estimate(what: WhatToEstimate, json: bool, verbose: bool) -> None:
         verbose: show what the task prints.
 
     Raises:
-        UserError: ``--device-memory`` with ``--device cpu``, or a CUDA device is planned for and its memory not said;
-            or as :func:`estimate_task`.
+        UserError: as :func:`estimate_task`.
     """
-    check(what)
     tell(f"reading the task: {what.task}")
     told: list[Facts] = []
 
@@ -48,7 +47,7 @@ def estimate(what: WhatToEstimate, json: bool, verbose: bool) -> None:
         tell(line(event, *told))
         told.extend([event] if isinstance(event, Facts) else [])
 
-    with trials(Where("local", verbose=verbose), what.task, "cpu") as executor:
+    with trials(Where("local", verbose=verbose), what.task, inspected_on(what)) as executor:
         found = estimate_task(what, executor, observe)
     if json:
         print_json(as_json(found))
@@ -56,16 +55,49 @@ def estimate(what: WhatToEstimate, json: bool, verbose: bool) -> None:
         print_words(sys.stdout, explain(found), WIDTH)
 
 
-def check(what: WhatToEstimate) -> None:
-    """Refuse, before anything runs, what cannot be planned for.
+def what_to_estimate(
+    task: str,
+    device: Literal["cpu", "cuda"] | None = None,
+    device_memory_bytes: int | None = None,
+    card: str | None = None,
+    **options: Any,
+) -> WhatToEstimate:
+    """What is asked for, once it is clear which device is planned for.
+
+    Args:
+        task: ``model.py`` or ``model.py:name``.
+        device: its type; None is what the others say, and this machine's without them.
+        device_memory_bytes: of a CUDA device, which need not be here.
+        card: names of cards that need not be here, with commas between them, or ``all``.
+        **options: other fields.
 
     Raises:
-        UserError: a CUDA device's memory for a CPU, or none for a CUDA device.
+        UserError: a CUDA device's memory, or a card, for a CPU; both together; none for a CUDA device that is not here;
+            an unknown card.
     """
-    if what.device == "cpu" and what.device_memory_bytes is not None:
-        raise UserError("--device-memory is of a CUDA device, but --device is cpu. Leave one of them out.")
-    if what.device == "cuda" and what.limit_bytes is None:
-        raise UserError("--device cuda: how much may be taken? Give --budget or --device-memory, such as 24GiB.")
+    given = {"--device-memory": device_memory_bytes, "--card": card}
+    said = [name for name, value in given.items() if value is not None]
+    if len(said) > 1:
+        raise UserError("--card has its own memory, and --device-memory is another card's. Leave one of them out.")
+    if device == "cpu" and said:
+        raise UserError(f"{said[0]} is of a CUDA device, but --device is cpu. Leave one of them out.")
+    here = default_device()
+    target: Literal["cpu", "cuda"] = device or ("cuda" if said else here)
+    cards = find_cards(card) if card is not None else ()
+    is_here = target == here == "cuda" and not said
+    what = WhatToEstimate(
+        task, device=target, device_memory_bytes=device_memory_bytes, cards=cards, is_here=is_here, **options
+    )
+    if target == "cuda" and not is_here and not cards and what.limit_bytes is None:
+        raise UserError(
+            "--device cuda: how much may be taken? Give --budget or --device-memory, such as 24GiB, or --card."
+        )
+    return what
+
+
+def inspected_on(what: WhatToEstimate) -> Literal["cpu", "cuda"]:
+    """The device type that the task is read on: that of this machine's own card, where that is planned for."""
+    return "cuda" if what.is_here else "cpu"
 
 
 def estimate_task(
@@ -86,17 +118,14 @@ def estimate_task(
     """
     time_budget = TimeBudget(0.0, None)
     space = load_space(what.space)
-    options = SearchOptions(
-        task=what.task, device="cpu", effective_batch=what.effective_batch, max_quality_drop=ANY_DROP
-    )
-    facts = _planned_for(what, inspect(options, executor, time_budget, runs_model=False))
+    facts = read_task(what, executor, time_budget)
     observe(facts)
     limit_bytes = what.limit_bytes or facts.device.memory_bytes
     try:
         study, calibration, uncalibrated = *calibrate(what, facts, executor, time_budget), None
     except Uncalibrated as reason:
         study, calibration, uncalibrated = None, None, str(reason)
-    asked = _options(what, facts, limit_bytes).model_copy(update={"calibration": calibration})
+    asked = options_of(facts, limit_bytes).model_copy(update={"calibration": calibration})
     found: list[Combination] = []
     choices = space.choices(facts)
     may_choose = any(choice != Checkpointing() for choice in choices.get(Checkpointing.name, ()))
@@ -105,7 +134,7 @@ def estimate_task(
         request = predict_request(f"estimate-{len(found) + 1}", what, time_budget, wanted)
         one = Combination(settings, executor.ask(request))
         if not found:
-            _check_base(one.outcome, what)
+            estimated(one.outcome, what)
         found.append(one)
         observe(one)
     estimation = Estimation(what, facts, limit_bytes, tuple(found), calibration, study, uncalibrated or None)
@@ -114,18 +143,30 @@ def estimate_task(
     return estimation
 
 
-def _planned_for(what: WhatToEstimate, facts: Facts) -> Facts:
-    if what.device == "cpu":
-        if (reason := refused(facts.precision, facts.device)) is not None:
-            raise TaskError(f"{what.task}: {reason}")
+def read_task(what: WhatToEstimate, executor: Executor, time_budget: TimeBudget) -> Facts:
+    """The task's facts on the device that is planned for; the first card of several.
+
+    Raises:
+        TaskError: it cannot be loaded, or states a precision that this machine does not have.
+    """
+    options = SearchOptions(
+        task=what.task, device=inspected_on(what), effective_batch=what.effective_batch, max_quality_drop=ANY_DROP
+    )
+    facts = inspect(options, executor, time_budget, runs_model=False)
+    if what.device == "cpu" and (reason := refused(facts.precision, facts.device)) is not None:
+        raise TaskError(f"{what.task}: {reason}")
+    if what.device == "cpu" or what.is_here:
         return facts
-    size = what.device_memory_bytes or what.budget_bytes or 0
-    name = f"a CUDA device of {format_bytes(size)}" if size else "a CUDA device"
-    card = Device(type="cuda", name=name, memory_bytes=size, bf16=True)
-    return facts.model_copy(update={"device": card})
+    if what.cards:
+        own = {} if len(what.cards) == 1 else {"name": f"{len(what.cards)} cards"}
+        return facts.model_copy(update={"device": what.cards[0].device.model_copy(update=own)})
+    size = what.limit_bytes or 0
+    name = f"a CUDA device of {format_bytes(size)}"
+    return facts.model_copy(update={"device": Device(type="cuda", name=name, memory_bytes=size, bf16=True)})
 
 
-def _options(what: WhatToEstimate, facts: Facts, limit_bytes: int) -> EstimateOptions:
+def options_of(facts: Facts, limit_bytes: int) -> EstimateOptions:
+    """What is asked of the job as it stands."""
     return EstimateOptions(
         **on_device(facts.device, bool(facts.conv_dims)),
         limit_bytes=limit_bytes,
@@ -153,10 +194,14 @@ def _combinations(choices: dict[str, tuple[Technique, ...]], facts: Facts) -> It
     )
 
 
-def _check_base(outcome: Outcome, what: WhatToEstimate) -> None:
-    """The job as it stands has to be known: a task that is wrong is wrong in every combination."""
+def estimated(outcome: Outcome, what: WhatToEstimate) -> Estimated:
+    """The job as it stands has to be known: a task that is wrong is wrong in every combination.
+
+    Raises:
+        TaskError: it is not.
+    """
     if isinstance(outcome, Estimated):
-        return
+        return outcome
     if isinstance(outcome, Failed) and not outcome.traceback:
         raise TaskError(outcome.message)
     raise TaskError(f"{what.task}: its memory cannot be estimated: {failure(outcome)}")

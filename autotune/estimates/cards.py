@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from ..errors import UserError
 from ..techniques import Device
 from ..techniques.precision import Kind, Precision
-from ..units import MIB
+from ..units import MIB, shortened
 from .types import CONTEXT, Interval
 
 _NATIVE_BF16 = (8, 0)
@@ -88,7 +89,7 @@ def find_cards(names: str) -> tuple[Card, ...]:
     """The cards that a text with commas between them names; ``all`` is every one.
 
     Raises:
-        ValueError: there is no such card, with the nearest names.
+        UserError: there is no such card, with the nearest names.
     """
     return CARDS if names.strip().lower() == "all" else tuple(dict.fromkeys(map(_named, names.split(","))))
 
@@ -130,8 +131,9 @@ def _named(text: str) -> Card:
         keys = {_key(card.name): card for card in CARDS}
         near = [keys[key] for key in difflib.get_close_matches(asked, keys, _NEAREST, 0.4)]
     said = f"The nearest: {', '.join(map(option_name, near[:_NEAREST]))}. " if near else ""
-    raise ValueError(
-        f"no card is known as {text.strip()!r}. {said}`--card all` shows every one; for another, give --device-memory."
+    raise UserError(
+        f"--card: no card is known as {shortened(text.strip())!r}. {said}`--card all` shows every one. For any other "
+        "card, give its memory: --device-memory 24GiB."
     )
 
 

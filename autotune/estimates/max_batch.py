@@ -35,8 +35,18 @@ def estimate(task: Task, options: EstimateOptions) -> Estimate:
     Raises:
         Exception: whatever the user's code raises.
     """
-    began_s = time.perf_counter()
+    return _estimate(Predictor(task, options), task, options)
+
+
+def estimate_each(task: Task, options: EstimateOptions) -> tuple[Estimate, ...]:
+    """The same for the device that is planned for, and for each of the others, by one set of traces."""
     prediction = Predictor(task, options)
+    others = ((prediction.on(room), options.model_copy(update=dict(room))) for room in options.others)
+    return tuple(_estimate(one, task, asked) for one, asked in [(prediction, options), *others])
+
+
+def _estimate(prediction: Predictor, task: Task, options: EstimateOptions) -> Estimate:
+    began_s = time.perf_counter()
     reference = prediction.fit(options.own_micro)
     best = surely = smallest = None
     if options.limit_bytes is not None:

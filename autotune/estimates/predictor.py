@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -19,7 +20,7 @@ from .memory_model_cache import MemoryModelCache
 from .tracing.fake_step import Untraceable
 from .tracing.real_step import fit_probed_model
 from .tracing.work import Work
-from .types import EstimateOptions, Fit, Interval
+from .types import EstimateOptions, Fit, Interval, Room
 
 
 class PeakModel(Protocol):
@@ -84,6 +85,14 @@ class Predictor:
             self.base_bytes = resident_bytes(options.settings.in_force(task.precision))
         self.memory_models = memory_models or MemoryModelCache(self._task, options.largest_of, options.target)
         """The task's."""
+
+    def on(self, room: Room) -> Predictor:
+        """The same on another card of its capability: what was traced serves there too."""
+        other = copy(self)
+        other._options = self._options.model_copy(update=dict(room))
+        other._fits, other._processes = {}, {}
+        other.base_bytes = room.context.value
+        return other
 
     def memory_model(self, micro: int) -> Found:
         """The memory model of a step with this micro-batch."""

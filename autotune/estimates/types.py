@@ -82,6 +82,15 @@ class _Options(_Frozen):
     """Batch shapes vary: every batch is one of the largest of so many samples."""
 
 
+class Room(_Frozen):
+    """A card of the same compute capability as another."""
+
+    limit_bytes: PositiveInt
+    """What it may charge the process."""
+    context: Interval
+    """What it charges the process beside what its allocator reserves."""
+
+
 class EstimateOptions(_Options):
     """The combination of techniques to estimate, and the batches of interest."""
 
@@ -99,6 +108,8 @@ class EstimateOptions(_Options):
     """Whether to say which blocks to recompute where the job's own batch does not fit."""
     calibration: Calibration | None = None
     """Of what the process is charged."""
+    others: tuple[Room, ...] = ()
+    """Other cards of this capability, for which the same traces are to answer."""
 
     @property
     def own_micro(self) -> int:

@@ -54,7 +54,7 @@ def inspect_task(task: Task, options: InspectOptions, device: Literal["cpu", "cu
     dataset = task.build_dataset()
     data = inspect_dataset(task, dataset)
     found_fingerprint, identity = identify(model, dataset, task.collate, task.blocks)
-    model = model.to(device)
+    model = model.to(device) if options.runs_model else model
     batch = reference_batch(task, dataset, options.effective_batch)
     split = _split(task, model, data, device) if options.runs_model else Split(None, _NOT_RUN, 0.0)
     spec = LoaderSpec(dataset, task.collate, dict(task.loader_options), torch.device(device), user_dataset=dataset)

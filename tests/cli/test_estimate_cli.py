@@ -95,7 +95,7 @@ def test_a_model_that_reads_values_is_measured_in_small_steps_and_says_so(folder
         ("no_model.py", ("--budget", "1GiB"), 2, "no_model.py: no such file. `autotune init no_model.py` writes"),
         ("healthy.py", ("--budget", "3MiB", "--device", "cpu", "--space", "exact"), 3, "nothing fits within 3 MiB"),
         ("healthy.py", ("--budget", "8"), 2, "Was 8GiB meant?"),
-        ("healthy.py", ("--device", "cuda"), 2, "Give --budget or --device-memory, such as 24GiB."),
+        ("healthy.py", ("--device", "cuda"), 2, "Give --budget or --device-memory, such as 24GiB, or --card."),
         ("healthy.py", ("--device", "cpu", "--device-memory", "8GiB"), 2, "Leave one of them out."),
         ("healthy.py", ("--budget", "1GiB", "--space", "none"), 2, "neither a file nor a preset"),
         ("hostile_raises.py", ("--budget", "1GiB"), 2, "hostile_raises.py"),

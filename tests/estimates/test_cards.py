@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from autotune.errors import UserError
 from autotune.estimates.cards import CARDS, find_cards, on_device, option_name
 from autotune.estimates.types import CONTEXT
 from autotune.techniques import Device
@@ -37,7 +38,7 @@ def test_what_people_leave_out_of_a_name_is_not_missed(asked: str, names: list[s
     [("a100", "a100-40gb, a100-80gb"), ("h1000", "h100"), ("rtx-4080", "rtx-4090"), ("l40s,v100", "v100-16gb")],
 )
 def test_a_card_that_is_not_known_names_the_nearest(asked: str, near: str):
-    with pytest.raises(ValueError, match=rf"no card is known as '{asked.split(',')[-1]}'\. The nearest: .*{near}"):
+    with pytest.raises(UserError, match=rf"no card is known as '{asked.split(',')[-1]}'\. The nearest: .*{near}"):
         find_cards(asked)
 
 

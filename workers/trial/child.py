@@ -202,9 +202,10 @@ def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profil
 def _predict(options: PredictOptions | EstimateOptions, task: Task) -> Predicted | Estimated:
     # What these import is not to be in the memory of trials that are measured.
     if isinstance(options, EstimateOptions):
-        from ...estimates.max_batch import estimate
+        from ...estimates.max_batch import estimate_each
 
-        return Estimated(estimate=estimate(task, options))
+        first, *others = estimate_each(task, options)
+        return Estimated(estimate=first, others=tuple(others))
     from ...estimates.predict import predict
 
     found = predict(task, options)
