@@ -34,18 +34,26 @@ class Node:
 
 
 @contextmanager
-def another_node(address: str, log: Path, before: Callable[[], None] | None = None) -> Iterator[Node]:
+def another_node(
+    address: str, log: Path, before: Callable[[], None] | None = None, num_gpus: int = 0
+) -> Iterator[Node]:
     """A node of one processor, as long as the body runs.
 
     Args:
         address: of the cluster.
         log: a file, for what the node says.
         before: is called in the node's process, before it starts.
+        num_gpus: that it says it has.
     """
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--num-gpus=0"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
     with tempfile.TemporaryDirectory(prefix="autotune-node-", ignore_cleanup_errors=True) as own, log.open("w") as file:
         # in a folder of its own, as on another machine: nodes of one folder unpack the tasks into one place
-        command += ["--object-store-memory=100000000", f"--address={address}", f"--temp-dir={own}"]
+        command += [
+            f"--num-gpus={num_gpus}",
+            "--object-store-memory=100000000",
+            f"--address={address}",
+            f"--temp-dir={own}",
+        ]
         environment = {**os.environ, **TOKEN}
         node = Node(subprocess.Popen(command, env=environment, stdout=file, stderr=file, preexec_fn=before), log)
         try:

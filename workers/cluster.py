@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal
@@ -90,6 +91,13 @@ class ClusterOptions(_Frozen):
     """Of this process: what a job that is started here would have."""
 
 
+class Waiting(_Frozen):
+    """It says so before its first answer: others use all the devices."""
+
+    num_slots: int
+    device_type: str
+
+
 class Ready(_Frozen):
     """Its first answer: a cluster."""
 
@@ -129,7 +137,7 @@ class Answer(_Frozen):
     outcome: Outcome
 
 
-_FIRST: TypeAdapter[Ready | Refused] = TypeAdapter(Ready | Refused)
+_FIRST: TypeAdapter[Ready | Refused | Waiting] = TypeAdapter(Ready | Refused | Waiting)
 _LATER: TypeAdapter[Answer | Changed] = TypeAdapter(Answer | Changed)
 
 
@@ -143,6 +151,7 @@ class RayExecutor(Executor):
         device_name: str | None = None,
         address: str | None = None,
         working_dir: Path | None = None,
+        tell: Callable[[str], None] = lambda words: None,
     ) -> None:
         """Start an isolated cluster on this machine, or join one.
 
@@ -151,6 +160,7 @@ class RayExecutor(Executor):
             device_name: part of a device's name and memory, where there are unlike ones.
             address: a cluster's; None starts one, which ends with this executor.
             working_dir: the folder that is shipped to the cluster at ``address``; tasks lie in it.
+            tell: is told what is waited for.
 
         Raises:
             UserError: Ray is not installed, or the cluster lacks the device.
@@ -183,7 +193,7 @@ class RayExecutor(Executor):
                 folder=str(self._scratch.path),
                 environment=dict(os.environ),
             )
-            ready = self._first_answer(options)
+            ready = self._first_answer(options, tell)
             undone.pop_all()
         self.num_slots, self.address, self.device_type = ready.num_slots, ready.address, ready.device_type
         self._is_watched = address is not None and self._answers()
@@ -238,10 +248,26 @@ class RayExecutor(Executor):
                 start_new_session=True,  # the terminal's Ctrl-C is for the driver
             )
 
-    def _first_answer(self, options: ClusterOptions) -> Ready:
+    def _first_answer(self, options: ClusterOptions, tell: Callable[[str], None]) -> Ready:
         with contextlib.suppress(OSError):
             send(self._socket, options.model_dump_json())
         self._core: dict[str, ProcessId] = {}
+        answer = self._next_answer()
+        if isinstance(answer, Waiting):
+            tell(
+                f"{self._where}: all of {answer.num_slots} x {answer.device_type} are in use by other work. Waiting "
+                "for one; Ctrl-C ends that."
+            )
+            answer = self._next_answer()
+        assert not isinstance(answer, Waiting), "it is said once"
+        if isinstance(answer, Refused):
+            if answer.types:
+                raise UnlikeDevices(answer.reason, answer.types)
+            raise (TrialsLost if answer.is_lost else UserError)(answer.reason)
+        self._find_core()
+        return answer
+
+    def _next_answer(self) -> Ready | Refused | Waiting:
         while not self._has_answer(_LOOK_S):
             self._find_core()
             ended = map(name_of_ended, children(self._process.pid))  # it may never have been seen alive
@@ -251,13 +277,7 @@ class RayExecutor(Executor):
         if text is None:
             said = (text_of(self._log).splitlines() or ["it ended and said nothing"])[-1]
             raise TrialsLost(f"{self._where} could not be reached: {said} Or use --executor local.")
-        answer = _FIRST.validate_json(text)
-        if isinstance(answer, Refused):
-            if answer.types:
-                raise UnlikeDevices(answer.reason, answer.types)
-            raise (TrialsLost if answer.is_lost else UserError)(answer.reason)
-        self._find_core()
-        return answer
+        return _FIRST.validate_json(text)
 
     def _find_core(self) -> None:
         """Children alone, and the first of a name: what the raylet forks has its name, too, until it runs another

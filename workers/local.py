@@ -11,7 +11,7 @@ from ..errors import UserError
 from .client import FOLDERS, ForkServer
 from .devices import fault_of
 from .outcome import Crashed, Failed, Lost, Outcome, TimedOut
-from .placement import choose_type, gpus_here, types_here
+from .placement import slots_here
 from .pool import SlotPool
 from .request import CompareRequest, TrialRequest
 from .trial.environment import trial_environment
@@ -35,12 +35,8 @@ class LocalExecutor(SlotPool):
             UserError: no such device.
             UnlikeDevices: several are meant.
         """
-        if device == "cpu":
-            self.device_type, _ = choose_type({"cpu": types_here("cpu")}, device, device_name)
-            slots = [LocalSlot(os.environ, name="cpu")]
-        else:
-            self.device_type, chosen = choose_type(gpus_here(), device, device_name)
-            slots = [LocalSlot({**os.environ, "CUDA_VISIBLE_DEVICES": gpu}, name=gpu) for gpu in chosen]
+        self.device_type, found = slots_here(device, device_name)
+        slots = [LocalSlot({**os.environ, **own}, name=name) for name, own in found.items()]
         super().__init__(slots)
 
 

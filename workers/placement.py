@@ -24,9 +24,18 @@ def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
     return [f"{memory}, {number} processor{'' if number == 1 else 's'}"]
 
 
-def gpus_here() -> dict[str, list[str]]:
-    """The type of each GPU that this process may use, by what ``CUDA_VISIBLE_DEVICES`` may name it."""
-    return {gpu.uuid: [gpu.type] for gpu in visible_gpus()}
+def slots_here(kind: Literal["cpu", "cuda"], wanted: str | None) -> tuple[str, dict[str, dict[str, str]]]:
+    """The type of this machine's devices that is meant, and by each one's name what its trials have in their
+    environment.
+
+    Raises:
+        UserError: there is none of it.
+        UnlikeDevices: several are meant.
+    """
+    if kind == "cpu":
+        return choose_type({"cpu": types_here(kind)}, kind, wanted)[0], {"cpu": {}}
+    type_, chosen = choose_type({gpu.uuid: [gpu.type] for gpu in visible_gpus()}, kind, wanted)
+    return type_, {gpu: {"CUDA_VISIBLE_DEVICES": gpu} for gpu in chosen}
 
 
 def check_nodes(address: str, meant: Collection[str], answered: Collection[str], others: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -16,6 +16,8 @@ from .request import TrialRequest
 _PAUSES_S = (0.0, 3.0)
 """Before each further try: a server that was killed is started again at once, a full disk may be cleared soon. A loss
 whose device has gone with it is none of these tries."""
+_PATIENCE_S = 15.0
+"""How long no device may come before it is said that all are waited for: to start a process there takes seconds."""
 _MOST_THREADS = 4096
 """Trials that wait or run; a thread is started only where none is idle."""
 
@@ -38,6 +40,13 @@ class Slot(Protocol):
 
     def close(self) -> None:
         """End everything this slot started, now; a trial that runs meanwhile is lost."""
+
+
+class SharedSlot(Slot, Protocol):
+    """A slot whose device others may be using."""
+
+    def wait_until_up(self) -> None:
+        """Until its device is its own, however long that takes, or it never will be, which its next trial tells."""
 
 
 class SlotPool(Executor):
@@ -170,3 +179,37 @@ class SlotPool(Executor):
         slot.close()
         with contextlib.suppress(ValueError):  # another thread has
             self._leaving.remove(slot)
+
+
+class Joining:
+    """Slots that a pool gets once their devices are free. Else a trial would wait for a device that others use while
+    another stands idle."""
+
+    def __init__(self, pool: SlotPool, is_there: Callable[[Slot], bool]) -> None:
+        """
+        Args:
+            pool: that gets them.
+            is_there: whether the device of one that is up has not gone meanwhile.
+        """
+        self._pool, self._is_there = pool, is_there
+        self._has_one = threading.Event()
+        self.tell: Callable[[], None] = lambda: None
+        """Is called when one has joined."""
+
+    def begin(self, slots: Iterable[SharedSlot]) -> None:
+        """Wait for their devices, each in a thread of its own."""
+        for slot in slots:
+            threading.Thread(target=self._join, args=(slot,), daemon=True).start()
+
+    def wait_for_one(self, tell: Callable[[], None]) -> None:
+        """Until one has joined; ``tell`` is called, once, where that takes long."""
+        if not self._has_one.wait(_PATIENCE_S):
+            tell()
+            self._has_one.wait()
+
+    def _join(self, slot: SharedSlot) -> None:
+        slot.wait_until_up()
+        if self._is_there(slot):
+            self._pool.add(slot)
+            self._has_one.set()
+            self.tell()

@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors import Caught, TrialsLost, UnlikeDevices, UserError
 from ..internals import TRIED, lost
-from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused
+from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused, Waiting
 from .local import LocalSlot
 from .outcome import OUTCOME, Lost, Outcome
-from .placement import check_nodes, choose_type, types_here
-from .pool import Slot, SlotPool
+from .placement import check_nodes, choose_type, slots_here, types_here
+from .pool import Joining, Slot, SlotPool
 from .process import adopt_orphans, end_orphans
 from .protocol import receive, send
 from .request import REQUEST, TrialRequest
@@ -34,7 +34,7 @@ from .trial.environment import THREAD_VARIABLES
 from .trial.supervise import end_descendants
 
 _GRACE_S = 300.0
-"""How long over a trial's deadline an actor may stay silent: it may have to be started on another machine."""
+"""How long over a trial's deadline an actor may stay silent."""
 _CLOSE_S = 30.0
 _LOOK_S = 2.0
 """How often to look for nodes that have come or gone."""
@@ -42,6 +42,8 @@ _PROBE_S = 60.0
 """How long a node may take to say what devices it has: a worker of its own is started."""
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only requests and outcomes cross Ray."""
+_PLACED = {"max_concurrency": 2}
+"""Of an actor: it runs a trial, and is closed meanwhile."""
 _NOT_SHIPPED = [".git", ".venv", ".autotune", "__pycache__"]
 _FORCED_BY_RAY = frozenset({*THREAD_VARIABLES, "PYTHONBREAKPOINT", "PYTHONUNBUFFERED"})
 """Variables that a Ray worker has and a job would not."""
@@ -79,11 +81,9 @@ def _leave_nothing(options: ClusterOptions) -> None:
 
 
 def _serve(connection: socket.socket, options: ClusterOptions, started: threading.Event) -> None:
-    # On this machine a trial sees what a job started here would; elsewhere, what Ray's worker has less Ray's part.
-    base = None if options.address else options.environment
     try:
         _connect(options)
-        cluster = _Cluster(options, base)
+        cluster = _Cluster(options)
         slots = cluster.slots()
     except UserError as error:
         types = error.types if isinstance(error, UnlikeDevices) else ()
@@ -100,13 +100,18 @@ def _serve(connection: socket.socket, options: ClusterOptions, started: threadin
     def answer(number: int, future: Future[Outcome]) -> None:
         tell(Answer(number=number, outcome=_outcome_of(future)))
 
-    with SlotPool(slots, cluster.has) as pool:
+    with SlotPool([] if options.address else slots, cluster.has) as pool:
+        joined = Joining(pool, cluster.has)
+        if options.address:
+            joined.begin(slots)
+            threading.Thread(target=cluster.follow, args=(pool, joined, ended), daemon=True).start()
+            joined.wait_for_one(lambda: tell(Waiting(num_slots=len(slots), device_type=cluster.type)))
         started.set()
         address = ray.get_runtime_context().gcs_address
         tell(Ready(num_slots=pool.num_slots, address=address, device_type=cluster.type))
         if options.address:
-            follow = (pool, lambda: tell(Changed(num_slots=pool.num_slots)), ended)
-            threading.Thread(target=cluster.follow, args=follow, daemon=True).start()
+            joined.tell = lambda: tell(Changed(num_slots=pool.num_slots))
+            joined.tell()  # of those that came meanwhile
         while (text := receive(connection)) is not None:
             ask = Ask.model_validate_json(text)
             pool.submit(ask.request).add_done_callback(partial(answer, ask.number))
@@ -127,8 +132,11 @@ class _TrialActor:
         mine = os.environ
         if base is None:
             base = {name: value for name, value in mine.items() if name not in _FORCED_BY_RAY}
-        gpus = {name: mine[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in mine}
-        self._slot = LocalSlot({**base, **gpus})
+        gpus = ",".join(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))  # Ray may be told not to set it
+        self._slot = LocalSlot({**base, "CUDA_VISIBLE_DEVICES": gpus} if gpus else base)
+
+    def is_up(self) -> None:
+        """Answers once it is: its device is its own."""
 
     def run(self, request: str) -> str:
         """JSON in, JSON out: objects would tie the driver's version to the worker's."""
@@ -142,18 +150,41 @@ class _TrialActor:
 class _RaySlot:
     """One actor, started when it is needed, and again after it was lost."""
 
-    def __init__(self, name: str, node: str, options: Mapping[str, Any], base: Mapping[str, str] | None) -> None:
+    def __init__(self, name: str, node: str, options: Mapping[str, Any], base: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            name: of the device.
+            node: that it is on.
+            options: of the actor.
+            base: variables that its trials start with; None is what its worker has, less Ray's part.
+        """
         self.name, self.node = name, node
         self._options = options
         self._base = base
         self._actor: Any = None
+        self._is_up = False
         self._lock = threading.Lock()
         self._is_closed = False
+
+    def wait_until_up(self) -> None:
+        """However long others use its device; of an actor that is lost meanwhile the next trial tells."""
+        with contextlib.suppress(RayError):
+            self._wait()
+
+    def _wait(self) -> None:
+        if not self._is_up and (actor := self._living_actor()) is not None:
+            try:
+                ray.get(actor.is_up.remote())
+            except RayError:
+                self._kill()
+                raise
+            self._is_up = True
 
     def run(self, request: TrialRequest) -> Outcome:
         """Run a trial under this slot's actor: ``Lost`` where the actor, its worker or its machine was lost, its
         environment cannot be set up, or the slot is closed."""
         try:
+            self._wait()
             actor = self._living_actor()
             if actor is None:
                 return Lost(message="the slot is closed")
@@ -169,8 +200,9 @@ class _RaySlot:
         with self._lock:
             self._is_closed = True
         if self._actor is not None:
-            with contextlib.suppress(RayError):  # it has died already
-                ray.get(self._actor.close.remote(), timeout=_CLOSE_S)
+            if self._is_up:
+                with contextlib.suppress(RayError):  # it has died already
+                    ray.get(self._actor.close.remote(), timeout=_CLOSE_S)
             self._kill()
 
     def _living_actor(self) -> Any:
@@ -183,7 +215,7 @@ class _RaySlot:
 
     def _kill(self) -> None:
         with self._lock:
-            actor, self._actor = self._actor, None
+            actor, self._actor, self._is_up = self._actor, None, False
             if actor is not None:
                 ray.kill(actor)
 
@@ -245,8 +277,8 @@ def _on(node: str) -> NodeAffinitySchedulingStrategy:
 class _Cluster:
     """The devices of one type, on the nodes that there are at the moment."""
 
-    def __init__(self, options: ClusterOptions, base: Mapping[str, str] | None) -> None:
-        self._options, self._base = options, base
+    def __init__(self, options: ClusterOptions) -> None:
+        self._options = options
         self._types: dict[str, list[str]] = {}
         self._seen: dict[str, dict[str, Any]] = {}
         self.type = ""
@@ -263,17 +295,24 @@ class _Cluster:
             UserError: none has such a device, or they have several types.
             TrialsLost: there are no nodes for trials at the moment.
         """
-        nodes = self._seen = _nodes(self._options.device)
-        kind = self._options.device
+        nodes, kind = self._look(), self._options.device
         if self._options.address is None:
-            self._types = {id: self._counted(node, types_here(kind)) for id, node in nodes.items()}
-        else:
-            self._types = self._types_on(nodes)
-            check_nodes(self._options.address, nodes, self._types, _nodes("cpu"))
+            return self._slots_here(*nodes)
+        self._types = self._types_on(nodes)
+        check_nodes(self._options.address, nodes, self._types, _nodes("cpu"))
         self.type, chosen = choose_type(self._types, kind, self._options.device_name)
         return [slot for node, number in chosen.items() for slot in self._slots_of(nodes[node], number)]
 
-    def follow(self, pool: SlotPool, tell: Callable[[], None], ended: threading.Event) -> None:
+    def _slots_here(self, node: str) -> list[_RaySlot]:
+        """As on this machine without Ray: nobody else uses this cluster, and Ray knows neither the instances of a split
+        GPU nor which of unlike ones it gives."""
+        self.type, found = slots_here(self._options.device, self._options.device_name)
+        return [
+            _RaySlot(name, node, {**_PLACED, "num_cpus": 0}, {**self._options.environment, **own})
+            for name, own in found.items()
+        ]
+
+    def follow(self, pool: SlotPool, joined: Joining, ended: threading.Event) -> None:
         """In a thread: nodes come and go."""
         while not ended.wait(_LOOK_S):
             nodes = self._look()
@@ -284,14 +323,13 @@ class _Cluster:
             self._types = {id: row for id, row in self._types.items() if id not in gone} | self._types_on(new)
             for id, node in new.items():
                 if set(self._types.get(id, ())) == {self.type}:
-                    for slot in self._slots_of(node, len(self._types[id])):
-                        pool.add(slot)
-            tell()
+                    joined.begin(self._slots_of(node, len(self._types[id])))
+            joined.tell()
 
     def _look(self) -> dict[str, dict[str, Any]]:
         """The nodes that there are; where the cluster's control process (GCS) is away for a moment, as it was."""
         with contextlib.suppress(RayError):
-            self._seen = _nodes(self._options.device)
+            self._seen = _nodes(self._options.device if self._options.address else "cpu")
         return self._seen
 
     def _types_on(self, nodes: Mapping[str, dict[str, Any]]) -> dict[str, list[str]]:
@@ -320,12 +358,8 @@ class _Cluster:
         """A GPU each; or the machine, with its processors where others may want them."""
         resources: dict[str, Any] = {"num_gpus": 1}
         if self._options.device == "cpu":
-            resources = {"num_cpus": int(node["Resources"]["CPU"]) if self._options.address else 0}
-        placed = {
-            "max_concurrency": 2,  # run, and close meanwhile
-            "scheduling_strategy": _on(node["NodeID"]),
-            **resources,
-        }
+            resources = {"num_cpus": int(node["Resources"]["CPU"])}
+        placed = {**_PLACED, "scheduling_strategy": _on(node["NodeID"]), **resources}
         name = f"{node['NodeManagerHostname']}/{node['NodeID'][:6]}"
         names = [f"{name} GPU {place}" if self._options.device == "cuda" else name for place in range(number)]
-        return [_RaySlot(each, node["NodeID"], placed, self._base) for each in names]
+        return [_RaySlot(each, node["NodeID"], placed) for each in names]

@@ -54,7 +54,7 @@ class Where:
             return LocalExecutor(device, self.device_name)
         from ..workers.cluster import RayExecutor
 
-        return RayExecutor(device, self.device_name, self.address, path)
+        return RayExecutor(device, self.device_name, self.address, path, tell)
 
 
 def default_device() -> Literal["cpu", "cuda"]:

@@ -196,8 +196,8 @@ def test_nodes_stay_known_while_the_cluster_cannot_be_asked():
     from autotune.workers.ray_pool import _Cluster, _RaySlot
 
     options = dict.fromkeys(("device_name", "address", "working_dir"))
-    cluster = _Cluster(ClusterOptions(device="cpu", folder="", environment={}, **options), None)
-    slot = _RaySlot("node", "a", {}, None)
+    cluster = _Cluster(ClusterOptions(device="cpu", folder="", environment={}, **options))
+    slot = _RaySlot("node", "a", {})
     assert not cluster.has(slot)
     cluster._seen = {"a": {}}
     assert cluster.has(slot)

@@ -1,0 +1,188 @@
+"""GPUs by Ray: which of them an actor trains on, and those of a cluster that other work uses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+from ray_node import TOKEN, another_node
+
+from autotune.workers import Failed, InspectRequest, Lost, pool
+from autotune.workers.cluster import ClusterOptions, RayExecutor
+from autotune.workers.devices import Gpu
+from autotune.workers.pool import Joining, SlotPool
+
+pytest.importorskip("ray", reason="Ray is not installed")
+from autotune.workers import ray_pool
+
+REQUEST = InspectRequest(id="1", task="model.py", device="cuda")
+SMALL, LARGE = Gpu("GPU-1", "NVIDIA GeForce GTX 1060", 6 * 2**30), Gpu("GPU-2", "NVIDIA GeForce RTX 4090", 24 * 2**30)
+
+
+@pytest.mark.parametrize(("given", "seen"), [(["3"], "3"), (["GPU-1"], "GPU-1"), ([], "0,1")])
+def test_an_actor_trains_on_what_ray_has_given_it(monkeypatch, given, seen):
+    """Ray does not set CUDA_VISIBLE_DEVICES where RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES tells it so."""
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": given, "TPU": []})
+    monkeypatch.setattr(ray_pool.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray_pool, "adopt_orphans", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert ray_pool._TrialActor(None)._slot._base["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_on_this_machine_trials_have_what_they_have_without_ray(monkeypatch):
+    """Unlike GPUs in one machine: each actor is told its own, of which Ray would give it any."""
+    monkeypatch.setattr("autotune.workers.placement.visible_gpus", lambda: (SMALL, LARGE, LARGE._replace(uuid="GPU-3")))
+    monkeypatch.setattr(ray_pool, "_nodes", lambda device: {"node": {}} if device == "cpu" else {})
+    options = ClusterOptions(
+        device="cuda", device_name="4090", address=None, working_dir=None, folder="", environment={"A": "b"}
+    )
+    cluster = ray_pool._Cluster(options)
+    slots = cluster.slots()
+    assert cluster.type == LARGE.type
+    assert [(slot.name, slot.node, slot._base) for slot in slots] == [
+        (gpu, "node", {"A": "b", "CUDA_VISIBLE_DEVICES": gpu}) for gpu in ("GPU-2", "GPU-3")
+    ]
+
+
+class Shared:
+    """A slot whose device others use until it is ``free``."""
+
+    def __init__(self, name):
+        self.name, self.free, self.joined = name, threading.Event(), threading.Event()
+
+    def wait_until_up(self):
+        self.free.wait()
+
+    def run(self, request):
+        return Failed(message=self.name)
+
+    def close(self):
+        self.free.set()
+
+
+def test_a_trial_goes_to_the_device_that_is_free(monkeypatch):
+    """And to the other once that is. All that is told in the meantime is told once."""
+    monkeypatch.setattr(pool, "_PATIENCE_S", 0.0)
+    busy, idle, told, came = Shared("busy"), Shared("idle"), [], threading.Semaphore(0)
+    with SlotPool([]) as slots:
+        joining = Joining(slots, lambda slot: True)
+        joining.tell = came.release
+        joining.begin([busy, idle])
+        joining.wait_for_one(lambda: [told.append(slots.num_slots), idle.free.set()])
+        assert told == [0]
+        assert [slots.ask(REQUEST).where for _ in range(3)] == ["idle"] * 3
+        busy.free.set()
+        assert [came.acquire(timeout=60) for _ in range(2)] == [True, True]
+        assert slots.num_slots == 2
+
+
+def test_a_device_that_has_gone_while_it_was_waited_for_does_not_join():
+    gone, there = Shared("gone"), Shared("there")
+    with SlotPool([]) as slots:
+        joining = Joining(slots, lambda slot: slot is there)
+        gone.free.set()
+        joining._join(gone)
+        there.free.set()
+        joining._join(there)
+        assert slots.num_slots == 1
+
+
+class Remote:
+    """An actor's method: what it is asked for is its name."""
+
+    def __init__(self, name):
+        self.remote = lambda *given: name
+
+
+class FakeRay:
+    """Ray, whose actor is up when it says so, as ray_pool calls it."""
+
+    def __init__(self, answers):
+        self.asked, self.killed, self._answers = [], 0, answers
+        actor = SimpleNamespace(**{name: Remote(name) for name in ("is_up", "run", "close")})
+        self.remote = lambda made: SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda base: actor))
+
+    def get(self, what, timeout=None):
+        self.asked.append((what, timeout))
+        answer = self._answers[what]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self, actor):
+        self.killed += 1
+
+
+def test_a_trials_deadline_begins_when_it_has_its_device(monkeypatch):
+    """Others may use it for hours: a trial that did not even begin was lost."""
+    ray = FakeRay({"is_up": None, "run": Failed(message="ran").model_dump_json(by_alias=True), "close": None})
+    monkeypatch.setattr(ray_pool, "ray", ray)
+    slot = ray_pool._RaySlot("gpu", "node", {})
+    assert [slot.run(REQUEST).message for _ in range(2)] == ["ran", "ran"]
+    limit = REQUEST.latest_s + ray_pool._GRACE_S
+    assert ray.asked == [("is_up", None), ("run", limit), ("run", limit)]
+
+
+def test_an_actor_that_cannot_come_is_asked_for_anew(monkeypatch):
+    ray = FakeRay({"is_up": ray_pool.RayError("no room there"), "close": None})
+    monkeypatch.setattr(ray_pool, "ray", ray)
+    monkeypatch.setattr(ray_pool, "end_orphans", lambda: None)
+    slot = ray_pool._RaySlot("gpu", "node", {})
+    slot.wait_until_up()
+    assert (ray.killed, slot._actor) == (1, None)
+    assert slot.run(REQUEST) == Lost(message="Ray: no room there")
+
+
+def test_who_still_waits_for_a_device_is_not_asked_to_close(monkeypatch):
+    """It would not answer."""
+    ray = FakeRay({})
+    monkeypatch.setattr(ray_pool, "ray", ray)
+    slot = ray_pool._RaySlot("gpu", "node", {})
+    assert slot._living_actor() is not None
+    slot.close()
+    assert (ray.asked, ray.killed) == ([], 1)
+
+
+HOLDER = """
+import ray, sys
+
+@ray.remote(num_gpus=1)
+class Holder:
+    def is_up(self):
+        return True
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+holder = Holder.remote()
+ray.get(holder.is_up.remote())
+print("holds", flush=True)
+sys.stdin.read()
+"""
+"""Another's work, which has the only GPU until its stdin is closed."""
+
+
+@pytest.mark.slow
+def test_a_search_on_a_shared_cluster_waits_for_a_gpu(ray_executor, tmp_path, monkeypatch):
+    """It says so, and begins once it has one; the machine's GPU is one in name alone."""
+    monkeypatch.setenv(*next(iter(TOKEN.items())))
+    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
+    with another_node(ray_executor.address, tmp_path / "node.log", num_gpus=1):
+        command = [sys.executable, "-c", HOLDER, ray_executor.address]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        holder = subprocess.Popen(command, env=dict(os.environ), text=True, **pipes)
+        assert holder.stdout.readline() == "holds\n"
+        told = []
+
+        def let_go(words):
+            told.append(words)
+            holder.communicate("")
+
+        with RayExecutor("cuda", address=ray_executor.address, working_dir=tmp_path, tell=let_go) as executor:
+            assert told == [
+                f"the Ray cluster at {ray_executor.address}: all of 1 x GPU are in use by other work. Waiting for one; "
+                "Ctrl-C ends that."
+            ]
+            assert executor.num_slots == 1
