@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +17,15 @@ from ..units import MIB
 from .process import start_child
 
 _DEV = Path("/dev")
-_DRIVERS_FILES = ("nvidiactl", "nvidia[0-9]*", "dxg", "nvmap")
-"""Of NVIDIA's driver: on Linux, in WSL, on Jetson."""
+_DRIVERS_FILES = ("nvidiactl", "nvidia[0-9]*", "nvmap")
+"""Of NVIDIA's driver: on Linux, and on Jetson."""
+_WSL = "dxg"
+"""Of Windows' driver, in WSL, whoever made the GPU."""
+_AMD = "kfd"
+_OTHERS = {"hip": "AMD's GPUs (ROCm)", "xpu": "Intel's GPUs (XPU)"}
+_MEASURED = "CPUs can be (--device cpu), and NVIDIA's GPUs."
+_NONE = ("", "-1")
+"""``CUDA_VISIBLE_DEVICES`` of who wants no GPU."""
 _PATIENCE_S = 60.0
 """How long CUDA may take to count its devices."""
 
@@ -75,6 +85,42 @@ def fault_of(gpu: str) -> str | None:
     )
 
 
+def why_no_gpu() -> str | None:
+    """Why no trial can have this machine's GPU, and what to do; None where one can, or there is none."""
+    builds, chosen = torch_builds(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return f"Apple's GPU (MPS) cannot be measured on. {_MEASURED}"
+    if other := next((_OTHERS[name] for name in _OTHERS if name in builds), None):
+        return f"this torch is built for {other}, which cannot be measured on. {_MEASURED}"
+    installed = installed_gpus()
+    if "cuda" in builds and (chosen in _NONE or visible_gpus()):
+        return None
+    if "cuda" in builds and installed:
+        there = ", ".join(f"{gpu.uuid} ({gpu.name})" for gpu in installed)
+        return f"CUDA sees no GPU with CUDA_VISIBLE_DEVICES={chosen}. Unset it, or name one of these: {there}."
+    if name := next((gpu.name for gpu in installed), None) or _file(*_DRIVERS_FILES):
+        if "cuda" not in builds:
+            return f"torch has no CUDA here, but a GPU is ({name}). Install torch's CUDA build: https://pytorch.org."
+        return (
+            f"a GPU's driver is here ({name}), but neither NVML nor CUDA finds a GPU by it. See whether `nvidia-smi` "
+            "runs; a container wants `--gpus all` and NVIDIA_DRIVER_CAPABILITIES=compute,utility."
+        )
+    if name := _file(_AMD):
+        return f"an AMD GPU is here ({name}), which cannot be measured on. {_MEASURED}"
+    return None
+
+
+def torch_builds() -> dict[str, str]:
+    """What the installed torch is built for beside CPUs, with the version: ``{"cuda": "13.0"}``, or hip, or xpu; found
+    without importing it. Builds for CPUs alone need not say so in torch's version (conda's, aarch64's)."""
+    spec = importlib.util.find_spec("torch")
+    try:
+        text = Path(str(spec and spec.origin)).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:  # a driver may stand where there is no torch
+        return {}
+    return dict(re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= '([^']+)'", text, re.MULTILINE))
+
+
 def type_text(name: str, memory_bytes: int) -> str:
     """``NVIDIA H100 80GB HBM3, 80 GiB``: a type of device, as people name it."""
     return f"{name}, {memory_bytes / (1024 * MIB):.0f} GiB"
@@ -132,7 +178,12 @@ def _by_cuda(installed: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _has_driver() -> bool:
-    return any(next(_DEV.glob(name), None) for name in _DRIVERS_FILES)
+    return _file(*_DRIVERS_FILES, _WSL) is not None
+
+
+def _file(*names: str) -> str | None:
+    """The first such device file that there is."""
+    return next((str(path) for name in names for path in _DEV.glob(name)), None)
 
 
 def _said_by_cuda(visible: str | None = None) -> str | None:

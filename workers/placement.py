@@ -11,7 +11,7 @@ from typing import Literal
 from ..bundle import device_name
 from ..errors import TrialsLost, UnlikeDevices, UserError
 from ..techniques.support.facts import num_processors
-from .devices import installed_gpus, type_text, visible_gpus
+from .devices import installed_gpus, torch_builds, type_text, visible_gpus, why_no_gpu
 
 
 def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
@@ -29,12 +29,15 @@ def slots_here(kind: Literal["cpu", "cuda"], wanted: str | None) -> tuple[str, d
     environment.
 
     Raises:
-        UserError: there is none of it.
+        UserError: there is none of it, or none that can be measured on.
         UnlikeDevices: several are meant.
     """
     if kind == "cpu":
         return choose_type({"cpu": types_here(kind)}, kind, wanted)[0], {"cpu": {}}
-    type_, chosen = choose_type({gpu.uuid: [gpu.type] for gpu in visible_gpus()}, kind, wanted)
+    gpus = visible_gpus()
+    if (not gpus or "cuda" not in torch_builds()) and (why := why_no_gpu()) is not None:
+        raise UserError(f"device cuda: {why}")
+    type_, chosen = choose_type({gpu.uuid: [gpu.type] for gpu in gpus}, kind, wanted)
     return type_, {gpu: {"CUDA_VISIBLE_DEVICES": gpu} for gpu in chosen}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -41,7 +41,7 @@ class Where:
 
         Raises:
             UserError: no such task file, or nothing of a task in it; Ray is asked for and is not installed, or
-                ``address`` is given without it.
+                ``address`` is given without it; this machine's GPU cannot be measured on.
         """
         path = Path(task).parent if self.is_script else split_source(task)[0].parent
         if not self.is_script:
@@ -58,10 +58,20 @@ class Where:
 
 
 def default_device() -> Literal["cpu", "cuda"]:
-    """``cuda`` where this machine shows a GPU and torch is built for it, found without importing torch."""
-    from ..workers.devices import visible_gpus
+    """``cuda`` where this machine has a GPU that can be measured on, found without importing torch. Where it has one
+    that cannot be, that is told, once."""
+    from ..workers.devices import torch_builds, visible_gpus, why_no_gpu
 
-    return "cuda" if not version("torch").endswith("+cpu") and visible_gpus() else "cpu"
+    if "cuda" in torch_builds() and visible_gpus():
+        return "cuda"
+    _say_once(why_no_gpu())
+    return "cpu"
+
+
+@cache
+def _say_once(why: str | None) -> None:
+    if why is not None:
+        tell(f"measuring on the CPU: {why}")
 
 
 @contextmanager

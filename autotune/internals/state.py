@@ -39,6 +39,7 @@ VARIABLES: dict[str, Held] = {
 """Of modules: what is assigned by ``global``, or changed in place."""
 
 CACHES: dict[str, Held] = {
+    "commands/where.py:_say_once": Held("said once", _PROCESS),
     "estimates/tracing/grad_accumulation.py:_references_where_unshared": Held("torch's counts are constants", _PROCESS),
     "estimates/tracing/recurrent.py:_measured": Held("a layer is run once for its workspace", _PROCESS),
     "integrations/loaders.py:_watch_loaders": Held("loaders are watched by one patch", _PROCESS),

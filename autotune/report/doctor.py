@@ -18,7 +18,7 @@ from ..internals import broken
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..units import size
-from ..workers.devices import visible_gpus
+from ..workers.devices import why_no_gpu
 from ..workers.trial.environment import THREAD_VARIABLES
 from .tables import rows_table
 
@@ -32,7 +32,8 @@ def examine() -> dict[str, Any]:
     from ..measure.device import inspect_device
     from ..techniques.support.facts import num_processors
 
-    types: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    has_cuda = torch.cuda.is_available() and why_no_gpu() is None
+    types: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda") if has_cuda else ("cpu",)
     devices = [inspect_device(kind) for kind in types]
     return {
         "devices": [device.model_dump(exclude_none=True) for device in devices],
@@ -49,7 +50,7 @@ def examine() -> dict[str, Any]:
             {"feature": _goes_by(feature.name), "reason": reason, "without": feature.without}
             for feature, reason in broken()
         ],
-        "advice": list(_advice(torch.cuda.is_available())),
+        "advice": list(_advice(has_cuda)),
     }
 
 
@@ -152,8 +153,8 @@ def _advice(has_cuda: bool) -> Iterator[str]:
         yield from (f"{name}: {INSTALLATION[name]}. On a CPU it decides what a job is charged." for name in missing)
         if missing:
             yield "A library that was unpacked anywhere is found where LD_LIBRARY_PATH names its folder."
-    if not has_cuda and visible_gpus():
-        yield "A GPU is here that this torch cannot use: install torch's CUDA build (https://pytorch.org)."
+    if (why := why_no_gpu()) is not None:
+        yield f"Searches measure the CPU: {why}"
     for name in THREAD_VARIABLES:
         if name in os.environ:
             yield f"{name}={os.environ[name]} is handed on to trials; unset it to let torch use every processor."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,9 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from autotune.commands import where
+from autotune.commands.where import default_device
+from autotune.errors import UserError
+from autotune.report.doctor import examine
 from autotune.units import MIB
 from autotune.workers import cuda_driver, devices
-from autotune.workers.devices import Gpu, installed_gpus, visible_gpus
+from autotune.workers.devices import Gpu, installed_gpus, torch_builds, visible_gpus, why_no_gpu
 from autotune.workers.local import LocalExecutor
 
 
@@ -107,15 +113,17 @@ def test_a_split_gpu_is_its_instances_beside_the_whole_ones(machine):
 
 
 @pytest.mark.parametrize(("name", "gpu"), [("1g.5gb", SMALL), ("3g.20gb", LARGE), ("A100-SXM4-40GB, 40", WHOLE)])
-def test_an_instance_is_chosen_by_its_profile(machine, name, gpu):
+def test_an_instance_is_chosen_by_its_profile(machine, torch_for, name, gpu):
+    torch_for(cuda="13.0")
     machine([Card(WHOLE, ()), Card(named(6, "A100-SXM4-40GB", 40), (SMALL, LARGE))])
     with LocalExecutor("cuda", name) as executor:
         assert executor.device_type == gpu.type
         assert [slot.name for slot in executor._slots] == [gpu.uuid]
 
 
-def test_a_number_is_cudas(machine):
+def test_a_number_is_cudas(machine, torch_for):
     """It counts the fastest first: the card at the first place on the bus is its second."""
+    torch_for(cuda="13.0")
     machine([Card(GTX), Card(RTX)], chosen="0", cuda=[RTX])
     assert visible_gpus() == (RTX,)
     with LocalExecutor("cuda", "4090") as executor:
@@ -180,8 +188,125 @@ def test_cuda_tells_uuid_name_and_bytes():
     assert [*cuda_driver.rows(Driver([RTX], fails=100))] == []
 
 
-def test_a_machine_without_a_driver_says_nothing(monkeypatch):
-    """The program runs by itself, without this package."""
-    if devices._said_by_cuda():
-        pytest.skip("CUDA's driver is here")
-    assert devices._said_by_cuda() == ""
+def test_the_program_needs_no_package_and_no_driver(tmp_path):
+    """It says nothing where there is none."""
+    ended = subprocess.run([sys.executable, "-I", cuda_driver.__file__], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+VERSION = """\
+from typing import Optional
+__version__ = '2.13.0'
+cuda: Optional[str] = {cuda!r}
+git_version = 'cuda'
+hip: Optional[str] = {hip!r}
+xpu: Optional[str] = {xpu!r}
+"""
+"""torch/version.py, as torch's tools/generate_torch_version.py writes it."""
+
+
+@pytest.fixture
+def torch_for(monkeypatch, tmp_path):
+    """The installed torch is one that is built so."""
+
+    def build(**builds):
+        none = dict.fromkeys(("cuda", "hip", "xpu"))
+        (tmp_path / "version.py").write_text(VERSION.format(**{**none, **builds}))
+        spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+        monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: spec)
+
+    return build
+
+
+def test_what_torch_is_built_for_is_read_without_it(torch_for, monkeypatch):
+    """The version of conda's and of aarch64's build for CPUs has no "+cpu" in it."""
+    torch_for()
+    assert torch_builds() == {}
+    torch_for(cuda="13.0")
+    assert torch_builds() == {"cuda": "13.0"}
+    torch_for(hip="6.4.43482")
+    assert torch_builds() == {"hip": "6.4.43482"}
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    assert torch_builds() == {}
+
+
+NO_CUDA = (
+    "torch has no CUDA here, but a GPU is (NVIDIA GeForce GTX 1060). Install torch's CUDA build: https://pytorch.org."
+)
+
+
+@pytest.mark.parametrize(
+    ("builds", "cards", "chosen", "cuda", "why"),
+    [
+        ({"cuda": "13.0"}, [Card(GTX)], None, None, None),
+        ({"cuda": "13.0"}, [Card(GTX)], "0", [GTX], None),
+        ({"cuda": "13.0"}, [Card(GTX)], "-1", [], None),
+        ({"cuda": "13.0"}, [Card(GTX)], "", [], None),
+        ({}, [Card(GTX)], None, None, NO_CUDA),
+        (
+            {"cuda": "13.0"},
+            [Card(GTX)],
+            "7",
+            [],
+            f"CUDA sees no GPU with CUDA_VISIBLE_DEVICES=7. Unset it, or name one of these: {GTX.uuid} ({GTX.name}).",
+        ),
+        ({"cuda": "13.0"}, [], None, [], "neither NVML nor CUDA finds a GPU by it. See whether `nvidia-smi` runs"),
+        (
+            {"hip": "6.4"},
+            [],
+            None,
+            [],
+            "this torch is built for AMD's GPUs (ROCm), which cannot be measured on. CPUs can",
+        ),
+        ({"xpu": "2025"}, [], None, [], "this torch is built for Intel's GPUs (XPU), which cannot be measured on."),
+    ],
+)
+def test_a_gpu_that_is_left_unused_is_told_with_the_way_out(
+    machine, torch_for, capfd, builds, cards, chosen, cuda, why
+):
+    """A search goes to the CPU then, says so once, and refuses ``--device cuda``."""
+    machine(cards, chosen, cuda)
+    torch_for(**builds)
+    where._say_once.cache_clear()
+    kinds = [default_device() for _ in range(2)]
+    said = capfd.readouterr().err
+    if why is None:
+        assert kinds == ["cpu" if chosen in ("", "-1") else "cuda"] * 2
+        assert said == ""
+        return
+    assert kinds == ["cpu", "cpu"]
+    assert said.startswith("measuring on the CPU: ")
+    assert said.count("\n") == 1
+    assert why in said
+    with pytest.raises(UserError, match=re.escape(f"device cuda: {why_no_gpu()}")):
+        LocalExecutor("cuda")
+
+
+def test_a_machine_without_a_gpu_is_told_nothing(machine, torch_for, tmp_path):
+    machine([], cuda=[])
+    (tmp_path / "nvidiactl").unlink()
+    for builds in ({}, {"cuda": "13.0"}):
+        torch_for(**builds)
+        assert why_no_gpu() is None
+    (tmp_path / "kfd").touch()
+    assert why_no_gpu() == (
+        f"an AMD GPU is here ({tmp_path}/kfd), which cannot be measured on. CPUs can be (--device cpu), and NVIDIA's "
+        "GPUs."
+    )
+
+
+def test_apples_gpu_is_told_of(monkeypatch, torch_for):
+    monkeypatch.setattr(devices.sys, "platform", "darwin")
+    monkeypatch.setattr(devices.platform, "machine", lambda: "arm64")
+    torch_for()
+    assert why_no_gpu().startswith("Apple's GPU (MPS) cannot be measured on. CPUs can be")
+
+
+def test_doctor_lists_no_gpu_that_searches_leave_aside(machine, torch_for, monkeypatch):
+    """torch for AMD's GPUs calls them cuda."""
+    machine([], cuda=[])
+    torch_for(hip="6.4")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    found = examine()
+    assert [device["type"] for device in found["devices"]] == ["cpu"]
+    assert f"Searches measure the CPU: {why_no_gpu()}" in found["advice"]

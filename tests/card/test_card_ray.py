@@ -36,6 +36,7 @@ def test_an_actor_trains_on_what_ray_has_given_it(monkeypatch, given, seen):
 def test_on_this_machine_trials_have_what_they_have_without_ray(monkeypatch):
     """Unlike GPUs in one machine: each actor is told its own, of which Ray would give it any."""
     monkeypatch.setattr("autotune.workers.placement.visible_gpus", lambda: (SMALL, LARGE, LARGE._replace(uuid="GPU-3")))
+    monkeypatch.setattr("autotune.workers.placement.torch_builds", lambda: {"cuda": "13.0"})
     monkeypatch.setattr(ray_pool, "_nodes", lambda device: {"node": {}} if device == "cpu" else {})
     options = ClusterOptions(
         device="cuda", device_name="4090", address=None, working_dir=None, folder="", environment={"A": "b"}
