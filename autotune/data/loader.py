@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -55,6 +55,8 @@ class Loader:
         self.positions = Positions()
         """Positions of those that were yielded and not yet trained on."""
         self.epoch = 0
+        self.on_arrival: Callable[[], Any] | None = None
+        """Called when a batch is there, before it is moved to the device."""
         self._sampler = sampler
         self._cut: Cut | None = None
         self._start: Start | None = None
@@ -286,6 +288,8 @@ class _Epoch(Iterator[Any]):
         except StopIteration:
             loader.end(self._number)
             raise
+        if loader.on_arrival is not None:
+            loader.on_arrival()
         moved = loader.move(batch)
         loader.position = position._replace(epoch=self._number, start=self._start)
         loader.positions.put(moved, loader.position)

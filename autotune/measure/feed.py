@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator
-from time import perf_counter
 from typing import Any
-
-import torch
 
 from ..data.loader import Loader
 from ..data.positions import Position
 from ..errors import TaskError
 from ..nested import tensors_in
+from .timing.moments import Gap, Gaps
 
 _END = object()
 
@@ -38,20 +35,20 @@ class Feed:
     """Iterates over a loader for ever.
 
     The start of an epoch is counted apart from waiting within it. It lasts from the call that finds an epoch exhausted
-    (which ends its workers) to the next epoch's first batch.
+    (which ends its workers) to the next epoch's first batch. Moving a batch to the device is neither.
     """
 
     def __init__(self, loader: Loader) -> None:
         self.num_batches = 0
         """Micro-batches handed out."""
-        self.wait_s = 0.0
-        """Seconds spent waiting within epochs."""
-        self.between_s = 0.0
-        """Seconds spent between epochs."""
+        self.waits = Gaps()
+        """Waiting within epochs."""
+        self.starts = Gaps()
+        """Between epochs."""
         self._loader = loader
         self._epoch: Iterator[Any] | None = None
         self._first: Any = None
-        self._starts_s: list[float] = []
+        self._first_start: Gap | None = None
         self._samples_seen = 0
         self._samples_counted: int | None = None
 
@@ -62,7 +59,7 @@ class Feed:
         Raises:
             TaskError: the dataset or its sampler is empty.
         """
-        self._first = self._start(ended_s=0.0)
+        self._first = self._start(self._gap())
 
     def next(self) -> tuple[Any, Position]:
         """The next micro-batch, on the device, and its position in the optimizer step.
@@ -92,17 +89,20 @@ class Feed:
     def restart(self) -> None:
         """Leave the running epoch and start another, so that an epoch's start is measured."""
         self._epoch, self._samples_seen = None, 0
-        self._first = self._start(ended_s=0.0)
+        self._first = self._start(self._gap())
 
     @property
     def has_restarted(self) -> bool:
         """Whether an epoch's start other than the first has been seen."""
-        return len(self._starts_s) > 1
+        return self.starts.num > 1
 
     @property
     def epoch_start_s(self) -> float:
-        """Mean seconds from asking for an epoch to its first batch; the first counts only while there is no other."""
-        return statistics.fmean(self._starts_s[1:] or self._starts_s or [0.0])
+        """Mean seconds from asking for an epoch to its first batch, as far as the device did without; the first counts
+        only while there is no other. Waits for the device."""
+        first_s = self._first_start.seconds() if self._first_start is not None else 0.0
+        total_s, num = self.starts.seconds(self.starts.num), self.starts.num
+        return (total_s - first_s) / (num - 1) if num > 1 else first_s
 
     @property
     def epoch_samples(self) -> int | None:
@@ -114,27 +114,35 @@ class Feed:
             first, self._first = self._first, None
             return first
         if self._epoch is None:
-            return self._start(ended_s=0.0)
-        asked_s = perf_counter()
-        batch = next(self._epoch, _END)
-        waited_s = perf_counter() - asked_s
+            return self._start(self._gap())
+        gap = self._gap()
+        batch = self._next_of(self._epoch, gap)
         if batch is not _END:
-            self.wait_s += waited_s
+            self.waits.add(gap)
             return batch
         self._samples_counted, self._samples_seen = self._samples_seen, 0
-        if self._loader.device.type == "cuda":
-            torch.cuda.synchronize(self._loader.device)  # steps still queued belong to the epoch that ended
-        return self._start(waited_s)
+        return self._start(gap)
 
-    def _start(self, ended_s: float) -> Any:
-        began_s = perf_counter()
+    def _gap(self) -> Gap:
+        return Gap(self._loader.device)
+
+    def _next_of(self, epoch: Iterator[Any], gap: Gap) -> Any:
+        """A batch, or ``_END``; the gap ends where it is there."""
+        self._loader.on_arrival = gap.end
+        try:
+            return next(epoch, _END)
+        finally:
+            self._loader.on_arrival = None
+
+    def _start(self, gap: Gap) -> Any:
+        """The first batch of an epoch, which was asked for as the gap began."""
         self._epoch = iter(self._loader)
-        batch = next(self._epoch, _END)
+        batch = self._next_of(self._epoch, gap)
         if batch is _END:
             raise TaskError(
                 "an epoch has no batch: build_sampler returned a sampler without indices, or so few that drop_last "
                 "drops them all."
             )
-        self._starts_s.append(ended_s + perf_counter() - began_s)
-        self.between_s += self._starts_s[-1]
+        self._first_start = self._first_start or gap
+        self.starts.add(gap)
         return batch

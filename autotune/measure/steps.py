@@ -1,7 +1,8 @@
-"""``Steps``: runs optimizer steps one after another; losses are read only when the device is synchronized."""
+"""``Steps``: runs optimizer steps one after another, and meters them without waiting for the device."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
@@ -12,8 +13,10 @@ from ..data.positions import Position
 from ..training.training import Training
 from .errors import NonFiniteLoss
 from .feed import Feed, repeated
+from .losses import Losses
 from .timing.compile_time import CompileTime
 from .timing.engine import Reading
+from .timing.moments import DeviceClock, moment
 
 
 class Step(NamedTuple):
@@ -43,7 +46,8 @@ class Steps:
         self.num_steps = num_steps
         self.compile_time = CompileTime()
         self._num_samples = 0
-        self._losses: list[tuple[int, torch.Tensor]] = []
+        self._losses = Losses()
+        self._clock = DeviceClock(training.device)
 
     @property
     def num_ahead(self) -> int:
@@ -56,12 +60,30 @@ class Steps:
         return Reading(
             perf_counter(),
             process_time(),
-            self.feed.between_s,
+            self.feed.starts.host_s,
             self.compile_time.seconds(),
-            self.feed.wait_s,
+            self.feed.waits.host_s,
             self._num_samples,
             self.num_steps,
         )
+
+    def mark(self) -> Callable[[], Reading]:
+        """As :meth:`read`, once the device has come here; by its clock.
+
+        Raises:
+            NonFiniteLoss: from what is returned: a loss until then is NaN or infinite.
+        """
+        losses = self._losses.look()
+        at, now = moment(self.training.device), self.read()
+        num_starts, num_waits = self.feed.starts.num, self.feed.waits.num
+
+        def reading() -> Reading:
+            seconds = self._clock.seconds(at)
+            _check(losses())
+            starts_s, waits_s = self.feed.starts.seconds(num_starts), self.feed.waits.seconds(num_waits)
+            return now._replace(device_s=seconds, between_s=starts_s, wait_s=waits_s)
+
+        return reading
 
     def at_edge(self) -> None:
         """Between windows."""
@@ -81,15 +103,10 @@ class Steps:
         Raises:
             NonFiniteLoss: one of them is NaN or infinite.
         """
+        losses = self._losses.look()
         if self.training.device.type == "cuda":
             torch.cuda.synchronize(self.training.device)
-        if not self._losses:
-            return
-        values = torch.stack([loss for _, loss in self._losses])
-        if not bool(values.isfinite().all()):
-            step, value = next((n, float(v)) for (n, v) in self._losses if not v.isfinite())
-            raise NonFiniteLoss(step, value)
-        self._losses.clear()
+        _check(losses())
 
     def _step(self, micro_batches: Iterator[tuple[Any, Position]]) -> Step:
         self.num_steps += 1
@@ -97,8 +114,13 @@ class Steps:
         for batch, position in micro_batches:
             result = self.training.step(batch)
             num_samples += position.num_samples
-            if result.weight:  # a micro-batch that counts for nothing has no mean
-                self._losses.append((self.num_steps, result.loss.float().reshape(())))
+            self._losses.add(self.num_steps, result.loss, result.count)
         step = Step(position.step_samples or num_samples * self.training.loader.ranks.size, not result.stepped)
         self._num_samples += step.num_samples
         return step
+
+
+def _check(losses: list[tuple[int, float]]) -> None:
+    for step, loss in losses:
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(step, loss)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sized
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ..measure.losses import Losses
+from ..measure.timing.moments import Gap, Gaps
 from ..nested import tensors_in
 from ..ranks import world_size
+
+_CPU = torch.device("cpu")
 
 
 class _Draw(NamedTuple):
@@ -20,18 +23,23 @@ class _Draw(NamedTuple):
 
     iterator: Any
     num_samples: int
-    wait_s: float
+    wait: Gap
 
 
 class Observer:
     """Counts samples, and what waiting for them took: by the batches that training loaders hand out; without such a
     loader by the first dimension of what the model is called with."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = _CPU) -> None:
+        """
+        Args:
+            device: that does without what is waited for.
+        """
         self.num_steps = self.num_batches = 0
-        self.wait_s = 0.0
-        self.losses: list[tuple[int, torch.Tensor]] = []
+        self.waits = Gaps()
+        self.losses = Losses()
         """Of backward passes, with the step that each is of."""
+        self._device = device
         self._drawn = self._seen = 0
         self._loaders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         """Of the iterators that are watched."""
@@ -71,9 +79,9 @@ class Observer:
                 observer.drawn_from.append(loader)
             if iterator in observer._trained_on:
                 observer.training_goes_on()
-            asked_s = perf_counter()
+            wait = Gap(observer._device)
             batch = original(iterator)
-            observer._count(_Draw(iterator, _drawn(iterator, batch), perf_counter() - asked_s))
+            observer._count(_Draw(iterator, _drawn(iterator, batch), wait.end()))
             return batch
 
         _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign, assignment]
@@ -86,7 +94,7 @@ class Observer:
     def _count(self, draw: _Draw) -> None:
         self.num_batches += 1
         self._drawn += draw.num_samples
-        self.wait_s += draw.wait_s
+        self.waits.add(draw.wait)
         self._unused.append(draw)
 
     def training_goes_on(self) -> None:
@@ -109,7 +117,7 @@ class Observer:
             if draw.iterator not in self._trained_on:
                 self.num_batches -= 1
                 self._drawn -= draw.num_samples
-                self.wait_s -= draw.wait_s
+                self.waits.leave_out(draw.wait)
         self._unused.clear()
 
     def forward_ended(self) -> None:
@@ -118,7 +126,7 @@ class Observer:
     def backward(self, loss: Any) -> None:
         """A backward pass begins."""
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            self.losses.append((self.num_steps + 1, loss.detach().reshape(()).float()))
+            self.losses.add(self.num_steps + 1, loss.detach())
 
     def stepped(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """The optimizer has stepped."""

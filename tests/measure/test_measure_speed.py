@@ -46,7 +46,11 @@ class FakeSteps:
 
     def read(self):
         now_s, samples = self._clock.now_s, 32 * self.num_steps
-        return Reading(now_s, now_s, self._between_s, self.compile_s, self._wait_s, samples, self.num_steps)
+        return Reading(now_s, now_s, self._between_s, self.compile_s, self._wait_s, samples, self.num_steps, now_s)
+
+    def mark(self):
+        now = self.read()
+        return lambda: now
 
 
 class FakeCharge:
@@ -345,11 +349,11 @@ def test_disturbed_to_its_end_a_run_takes_its_time(clock, others):
 
 def test_on_a_device_of_its_own_all_windows_count(clock, others):
     """That the host waited tells nothing of it; the share is said."""
-    others(*(0.0, 0.06) * 20)
+    others(*(0.0, 0.0625) * 20)
     charge = FakeCharge()
     charge.is_cuda = True
-    found = _timing(clock, [CALM], charge=charge).result()
-    assert (found["num_windows"], found["stopped"], found["calm"]) == (10, "precise", 1.0)
+    found = _timing(clock, [(0.0625, 0.0, 0.0)], charge=charge).result()
+    assert (found["num_windows"], found["stopped"], found["calm"]) == (10 + 4, "precise", 1.0)  # four were queued
     assert found["disturbed"] == pytest.approx(0.5)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import torch
+
 
 class CompileTime:
     """Watches torch.compile in this process from here on, whoever called it, for as long as the process lives."""
@@ -30,6 +32,8 @@ class CompileTime:
 
     def _begin(self, _: Any) -> None:
         if self._depth == 0:
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()  # what is queued is done beside it, and is no part of it
             self._began_s = perf_counter()
             self._note(self._seconds, True)
         self._depth += 1

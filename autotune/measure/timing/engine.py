@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from ...ranks import of_first, world_size
@@ -23,6 +24,9 @@ _STABLE = 1.005
 _CALM_STEPS = 2
 """Steps in a row without a skip, and with a stable peak, before timing begins."""
 
+_AHEAD_S, _MOST_AHEAD = 0.5, 4
+"""Of windows that a CUDA device has not done yet: the host waits for the first of them where all take longer, or are
+more."""
 _CALM_WINDOWS = 4
 """Windows in a row with a stable peak, before a race is ended."""
 
@@ -44,6 +48,8 @@ class Reading(NamedTuple):
     """Trained on, by all ranks."""
     num_steps: int
     """Optimizer steps."""
+    device_s: float = 0.0
+    """Of a mark: as ``now_s``, by the device's clock."""
 
     @property
     def aside_s(self) -> float:
@@ -68,7 +74,12 @@ class Meter(Protocol):
         """Wait for the device, and check the losses since the last time."""
 
     def read(self) -> Reading:
-        """Now."""
+        """Now, as the host sees it; a CUDA device may be behind."""
+        ...
+
+    def mark(self) -> Callable[[], Reading]:
+        """A reading of here, by the device's clock. What is returned waits until the device has come here, and checks
+        the losses until here; it is called in the order of marks."""
         ...
 
     def at_edge(self) -> None:
@@ -133,7 +144,11 @@ class WarmUp:
 
 class Timing:
     """Windows of whole optimizer steps, until the speed is known or the time is over; by turns with another process
-    where the options say so."""
+    where the options say so.
+
+    On a CUDA device, events tell when the device comes to the edges of a window, and the host goes on meanwhile, as in
+    the job. If the host waited at each edge, the device would be idle until the next step is ready.
+    """
 
     def __init__(self, meter: Meter, charge: Charge, options: MeasureOptions, side: Side | None = None) -> None:
         """The first window opens here, or once it is this process's turn.
@@ -149,6 +164,8 @@ class Timing:
         charge.sample_descendants()
         self._is_over, self._high_bytes = charge.exceeds(self._budget), charge.high_water_bytes()
         self._windows: list[Window] = []
+        self._to_read: deque[tuple[Callable[[], Reading], Callable[[], Reading]]] = deque()
+        """Edges of those that the device may not have done yet."""
         # a CUDA device may be ahead of a host that waits: there, all windows can be compared
         self._comparable = calm if not charge.is_cuda else lambda windows: windows
         self._rule, self._grew_at = StoppingRule(options, self._comparable), 0
@@ -157,9 +174,12 @@ class Timing:
         self._other_work = OtherWork()
         self._side, self._rested_s = side, side.at_rest_s if side is not None else 0.0
         self._turn_began_at = self._num_to_skip = 0
+        if charge.is_cuda:
+            self._num_to_skip = 1  # the host gets ahead of a device that has been waited for
         if self._side is not None:
             self._wait_for_turn(self._side)
-        self._open()
+        if not self._num_to_skip:
+            self._open()
 
     @property
     def at_rest_s(self) -> float:
@@ -168,8 +188,8 @@ class Timing:
 
     @property
     def windows(self) -> list[Window]:
-        """So far."""
-        taken_s = zip(self._windows, self._other_work.seconds(), strict=True)
+        """So far, as far as the device has come."""
+        taken_s = zip(self._windows, self._other_work.seconds()[: len(self._windows)], strict=True)
         return [dataclasses.replace(window, others_s=others_s) for window, others_s in taken_s]
 
     def stepped(self) -> bool:
@@ -185,10 +205,9 @@ class Timing:
             return False
         if not self._is_long_enough():
             return False
-        self._meter.settle()
-        closed = self._meter.read()
+        self._to_read.append((self._opened, self._meter.mark()))
         self._other_work.close()
-        self._windows.append(_between(self._opened, closed))
+        self._read_all_but(self._num_ahead)
         self._look_at_memory()
         self.stopped = self._reason()
         if self.stopped is not None:
@@ -199,6 +218,7 @@ class Timing:
 
     def end(self) -> None:
         """No other step is made."""
+        self._read_all_but(0)
         self._charge.sample_descendants()
         self._other_work.end()
 
@@ -224,10 +244,24 @@ class Timing:
             "stopped": self.stopped or "time",
         }
 
+    @property
+    def _num_ahead(self) -> int:
+        """Windows that the device may have left to do: half a second of them, as the last one says."""
+        if not self._charge.is_cuda:
+            return 0
+        last_s = self._windows[-1].seconds if self._windows else _AHEAD_S
+        return max(1, min(_MOST_AHEAD, int(_AHEAD_S / max(last_s, _SHORTEST_S))))
+
+    def _read_all_but(self, num: int) -> None:
+        """Wait for the device until it has no more than so many windows left to do."""
+        while len(self._to_read) > num:
+            opened, closed = self._to_read.popleft()
+            self._windows.append(_between(opened(), closed()))
+
     def _reason(self) -> Stopped | None:
         if self._side is None:
             num_windows = len(self._windows)
-            is_stable = num_windows - self._grew_at >= _CALM_WINDOWS
+            is_stable = num_windows + len(self._to_read) - self._grew_at >= _CALM_WINDOWS
             reason = self._rule.reason(num_windows, lambda: self.windows, self._is_over, is_stable)
             return cast(Stopped | None, _agreed(self._meter, reason))
         turn = self.windows[self._turn_began_at :]
@@ -238,6 +272,7 @@ class Timing:
     def _wait_for_turn(self, side: Side, last: Sequence[Window] = ()) -> None:
         """Say how the last turn went. Batches that lay ready when the next begins are trained on, and not timed."""
         rate = sum(window.num_samples for window in last) / sum(window.seconds for window in last) if last else 0.0
+        self._read_all_but(0)
         with self._other_work.at_rest():
             self._goes_on = side.wait(rate, disturbed_share(last) if last else 0.0)
         self._turn_began_at, self._num_to_skip = len(self._windows), 1 + self._meter.num_ahead
@@ -245,7 +280,7 @@ class Timing:
     def _open(self) -> None:
         self._agreed_steps = self._steps_of_next()
         self._other_work.open()
-        self._opened = self._meter.read()
+        self._opened, self._opened_with = self._meter.mark(), self._meter.read()
 
     def _steps_of_next(self) -> int | None:
         """Steps of the next window, in which several ranks have to agree; None where the clock decides."""
@@ -255,29 +290,28 @@ class Timing:
         return int(of_first(max(1, math.ceil(last.num_steps * _SHORTEST_S / last.seconds)) if last else 1))
 
     def _is_long_enough(self) -> bool:
-        now = self._meter.read()
+        now, opened = self._meter.read(), self._opened_with
         if self._agreed_steps is not None:
-            return now.num_steps - self._opened.num_steps >= self._agreed_steps
-        return now.now_s - self._opened.now_s - (now.aside_s - self._opened.aside_s) >= _SHORTEST_S
+            return now.num_steps - opened.num_steps >= self._agreed_steps
+        return now.now_s - opened.now_s - (now.aside_s - opened.aside_s) >= _SHORTEST_S
 
     def _look_at_memory(self) -> None:
         self._meter.at_edge()
         self._charge.sample_descendants(every_s=1.0)
         before, self._high_bytes = self._high_bytes, self._charge.high_water_bytes()
         if self._high_bytes > before * _STABLE:
-            self._grew_at = len(self._windows)
+            self._grew_at = len(self._windows) + len(self._to_read)
         self._is_over = self._is_over or (self._high_bytes > before and self._charge.exceeds(self._budget))
 
 
 def _between(opened: Reading, closed: Reading) -> Window:
-    elapsed_s = closed.now_s - opened.now_s
-    seconds = elapsed_s - (closed.aside_s - opened.aside_s)
+    seconds = closed.device_s - opened.device_s - (closed.aside_s - opened.aside_s)
     return Window(
         seconds,
         closed.num_samples - opened.num_samples,
         closed.num_steps - opened.num_steps,
         min(closed.wait_s - opened.wait_s, seconds),
-        elapsed_s,
+        closed.now_s - opened.now_s,
         closed.cpu_s - opened.cpu_s,
     )
 

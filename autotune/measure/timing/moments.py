@@ -1,9 +1,10 @@
-"""Points in time of a training, by the clock or on a CUDA device's stream, without waiting for the device; and the time
-between two of them that the optimizer's own steps take."""
+"""Points in time of a training, by the clock or on a CUDA device's stream, without waiting for the device; and what is
+told by them: a clock, what the device does without, and the time of the optimizer's own steps."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
@@ -27,6 +28,72 @@ def seconds_between(began: Any, ended: Any) -> float:
         return float(ended - began)
     ended.synchronize()
     return float(began.elapsed_time(ended)) / 1000
+
+
+class DeviceClock:
+    """Tells moments in seconds. Steps are queued on a CUDA device, which may be far behind the host: their time is
+    there."""
+
+    def __init__(self, device: torch.device) -> None:
+        """It runs from here."""
+        self._last, self._seconds = moment(device), 0.0
+
+    def seconds(self, at: Any) -> float:
+        """From the beginning to a moment, which is no earlier than the last one asked for; waits for it."""
+        self._seconds += seconds_between(self._last, at)
+        self._last = at
+        return self._seconds
+
+
+class Gap:
+    """A stretch of a training in which the host has nothing for the device to do."""
+
+    def __init__(self, device: torch.device) -> None:
+        """It begins."""
+        self._device, self._began_s, self._began = device, perf_counter(), moment(device)
+        self._ended: Any = None
+        self.host_s = 0.0
+        """By the clock."""
+
+    def end(self) -> Gap:
+        """It ends here; again, if it turns out to be longer."""
+        self.host_s, self._ended = perf_counter() - self._began_s, moment(self._device)
+        return self
+
+    def seconds(self) -> float:
+        """What the device did without: nothing, as long as it was still at what had been queued."""
+        return seconds_between(self._began, self._ended)
+
+
+class Gaps:
+    """Gaps one after another, summed up late, so that nothing waits for the device."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        """So far."""
+        self.host_s = 0.0
+        """All of them, by the clock."""
+        self._to_read: deque[Gap] = deque()
+        self._seconds = 0.0
+
+    def add(self, gap: Gap) -> None:
+        """One that has ended."""
+        self.num += 1
+        self.host_s += gap.host_s
+        self._to_read.append(gap)
+
+    def leave_out(self, gap: Gap) -> None:
+        """One that was added is none, unless it has been read."""
+        if gap in self._to_read:
+            self.num -= 1
+            self.host_s -= gap.host_s
+            self._to_read.remove(gap)
+
+    def seconds(self, num: int) -> float:
+        """What the device did without in the first ``num``, no fewer than the last time; waits for the end of them."""
+        while self._to_read and self.num - len(self._to_read) < num:
+            self._seconds += self._to_read.popleft().seconds()
+        return self._seconds
 
 
 class OptimizerTime:

@@ -30,19 +30,18 @@ _CALM_PART = 0.1
 
 @dataclass(frozen=True)
 class Window:
-    """Some whole optimizer steps, with the device synchronized at both ends. Epoch starts and compiling are left
-    out."""
+    """Some whole optimizer steps. Epoch starts and compiling are left out."""
 
     seconds: float
-    """Wall time."""
+    """Wall time, until the device has done them."""
     num_samples: int
     """Samples consumed."""
     num_steps: int
     """Optimizer steps."""
     wait_s: float
-    """Seconds of it spent waiting for data."""
+    """Seconds of it in which the device did nothing, since data had to be waited for."""
     elapsed_s: float
-    """Wall time, with epoch starts and compiling."""
+    """Wall time of the host, with epoch starts and compiling."""
     cpu_s: float
     """Processor time of this process meanwhile, all of its threads."""
     others_s: float = 0.0
@@ -83,8 +82,8 @@ class StoppingRule:
         if (is_over or elapsed_s >= self._options.trial_time_s) and num_windows >= FEWEST_WINDOWS:
             is_slower = "slower" in self._found(windows(), elapsed_s)
             return "over" if is_over else "slower" if is_slower else "time"
-        if num_windows == self._next_look:
-            self._next_look = math.ceil(self._next_look * _NEXT_LOOK)
+        if num_windows >= self._next_look:
+            self._next_look = math.ceil(num_windows * _NEXT_LOOK)
             found = set(self._found(windows(), elapsed_s))
             self._num_running = Counter({reason: self._num_running[reason] + 1 for reason in found})
         if (self._options.to_beat is not None or self._options.may_be_unsure) and not is_stable:

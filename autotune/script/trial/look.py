@@ -284,9 +284,10 @@ class Look(Observer):
 
     def _first_losses(self) -> tuple[float, ...]:
         """Of each optimizer step, what the backward passes were of, in all: no split of a batch changes it."""
-        found = [0.0] * self.num_steps if self.losses else []
-        for step, loss in self.losses:
-            found[step - 1] += float(loss)
+        losses = self.losses.look()()
+        found = [0.0] * self.num_steps if losses else []
+        for step, loss in losses:
+            found[step - 1] += loss
         return tuple(found)
 
     def _not_comparable(self, reads_alike: bool, losses: Sequence[float]) -> str | None:

@@ -3,6 +3,7 @@ all trials."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from time import perf_counter, process_time
@@ -17,6 +18,7 @@ from ...measure.measurement import NO_EVALUATION, NUM_STEPS, Evaluated, Measurem
 from ...measure.memory import Charge, of_others
 from ...measure.timing.compile_time import CompileTime
 from ...measure.timing.engine import Reading, Timing, WarmUp
+from ...measure.timing.moments import DeviceClock, moment
 from ...workers import Measured, NonFinite, Outcome
 from ...workers.request import MeasureRequest
 from ..observer import Observer, samples_in
@@ -48,9 +50,9 @@ class ScriptTiming(Observer):
             answer: takes the outcome, and ends the script.
             tell: takes what the trial is doing.
         """
-        super().__init__()
+        super().__init__(torch.device(request.device))
         self._options, self._answer, self._tell = request.options, answer, tell
-        self._device = torch.device(request.device)
+        self._clock = DeviceClock(self._device)
         self._charge = Charge(self._device)
         self._compile_time = CompileTime()
         self._began_s, self._first_s, self._timed_s = began_s, 0.0, 0.0
@@ -141,10 +143,22 @@ class ScriptTiming(Observer):
             process_time() - self._pause.cpu_s,
             0.0,
             self._compile_time.seconds(),
-            self.wait_s,
+            self.waits.host_s,
             self.num_samples,
             self.num_steps,
         )
+
+    def mark(self) -> Callable[[], Reading]:
+        """As :meth:`read`, once the device has come here; by its clock."""
+        losses = self.losses.look()
+        at, now, num_waits, paused_s = moment(self._device), self.read(), self.waits.num, self._pause.seconds
+
+        def reading() -> Reading:
+            seconds = self._clock.seconds(at)
+            self._note(losses())
+            return now._replace(device_s=seconds - paused_s, wait_s=self.waits.seconds(num_waits))
+
+        return reading
 
     def at_edge(self) -> None:
         """Between windows there is nothing to do."""
@@ -166,15 +180,17 @@ class ScriptTiming(Observer):
 
     def settle(self) -> None:
         """Wait for the device, and look at the losses since the last time."""
+        losses = self.losses.look()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
-        losses, self.losses = self.losses, []
-        if losses and not bool(torch.stack([loss for _, loss in losses]).isfinite().all()):
-            step, value = next((number, float(loss)) for number, loss in losses if not loss.isfinite())
-            self._answer(NonFinite(step=step, message=str(NonFiniteLoss(step, value))))
+        self._note(losses())
+
+    def _note(self, losses: list[tuple[int, float]]) -> None:
         for step, loss in losses:
+            if not math.isfinite(loss):
+                self._answer(NonFinite(step=step, message=str(NonFiniteLoss(step, loss))))
             if step <= NUM_STEPS:
-                self._step_losses[step] = self._step_losses.get(step, 0.0) + float(loss)
+                self._step_losses[step] = self._step_losses.get(step, 0.0) + loss
 
 
 class _Pause:
