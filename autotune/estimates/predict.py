@@ -216,10 +216,11 @@ def _prediction(predictor: Predictor, settings: Settings) -> Prediction:
     memory_model = predictor.memory_model(micro).memory_model
     step, optimizer = memory_model.work(micro)
     seen = micro * min(passes, 2)  # samples of the step that was traced
-    process = predictor.process(micro, settings)
+    process, live = predictor.process(micro, settings), memory_model.at(micro).live_bytes()
     return Prediction(
         peak_bytes=process.value,
         high_bytes=process.high,
+        step_bytes=max(live) - live[0],
         flops_per_sample=step.flops / seen + optimizer.flops / num_samples,
         bytes_per_sample=step.num_bytes / seen + optimizer.num_bytes / num_samples,
     )

@@ -137,6 +137,8 @@ class Prediction(_Frozen):
     """What the device charges the process at its peak."""
     high_bytes: int | None = None
     """Upper end of the interval: at most one in twenty measured peaks is to be above."""
+    step_bytes: int = 0
+    """Of the tensors at their peak, what a step makes; 0 where that is not known."""
     flops_per_sample: float | None = None
     """Floating-point operations of a training step."""
     bytes_per_sample: float | None = None

@@ -50,7 +50,9 @@ FEATURES: tuple[Feature, ...] = (
         "compiled modules",
         *_CALL,
         "torch._functorch.config",
-        "torch._inductor.compile_fx.compile_fx(model_, example_inputs_)",
+        "torch._inductor.compile_fx.compile_fx(model_, example_inputs_, config_patches)",
+        "torch._inductor.list_mode_options(mode)",
+        "torch.utils._pytree.tree_map_only",
     ),
     _of_techniques(
         "saved tensors",

@@ -141,6 +141,10 @@ class Settings(BaseModel):
         """What these keep on the device for as long as the process lives, beside the tensors of a step."""
         return sum(one.cached_bytes(facts) for one in self.techniques())
 
+    def may_hold(self, step_bytes: int, facts: Facts) -> int:
+        """What these may hold beyond what is predicted: :meth:`Technique.may_hold`."""
+        return sum(one.may_hold(step_bytes, facts) for one in self.techniques())
+
     def times_charged(self, facts: Facts) -> int | None:
         """How many times the memory of one process is charged; None where it cannot be told from that."""
         times = [one.times_charged(facts) for one in self.techniques()]

@@ -47,17 +47,21 @@ class Compile(Technique):
     kind: Literal["none", "blocks", "model"] = "none"
     """``none`` runs operation by operation, as stock; ``blocks`` compiles each repeated block by itself, ``model`` all
     at once."""
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    """torch's: ``reduce-overhead`` records a program's kernels as CUDA graphs, so that launching them takes no time;
+    ``max-autotune`` tries several kernels for a product and takes the fastest, and on CUDA records them too."""
     activation_memory_budget: float = Field(default=1.0, ge=0, le=1)
     """How much of what a compiled program keeps for backward it may keep: 1 is all that makes it fast, 0 recomputes
     everything from the program's inputs."""
 
     @model_validator(mode="after")
-    def _check_budget(self) -> Compile:
-        if self.kind == "none" and self.activation_memory_budget != 1:
-            raise ValueError(
-                f"activation_memory_budget: kind none compiles nothing, but got {self.activation_memory_budget:g}. "
-                "Use kind: blocks or kind: model."
-            )
+    def _check_kind(self) -> Compile:
+        stock = type(self).model_fields
+        for name, value in (("mode", self.mode), ("activation_memory_budget", self.activation_memory_budget)):
+            if self.kind == "none" and value != stock[name].default:
+                raise ValueError(
+                    f"{name}: kind none compiles nothing, but got {value}. Use kind: blocks or kind: model."
+                )
         return self
 
     def describe(self, facts: Facts | None = None) -> str:
@@ -65,8 +69,9 @@ class Compile(Technique):
         if self.kind == "none":
             return super().describe(facts)
         what = "each block" if self.kind == "blocks" else "the model"
+        mode = "" if self.mode == "default" else f" ({self.mode})"
         budget = self.activation_memory_budget
-        return f"compile {what}" + (f", keeping {budget:.0%} of its activations" if budget < 1 else "")
+        return f"compile {what}{mode}" + (f", keeping {budget:.0%} of its activations" if budget < 1 else "")
 
     @classmethod
     def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
@@ -75,10 +80,14 @@ class Compile(Technique):
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Compile, ...]:
-        """On CUDA: none, each block, the model. On a CPU none: it gained nothing there."""
+        """On CUDA: none; each block and the model, in every mode, graphs first where a pass sees few samples: its
+        kernels are short, and launching them is what takes the time. On a CPU none: it gained nothing there."""
         if facts.device.type == "cpu":
             return (cls(),)
-        offered = (cls(kind="blocks"), cls(kind="model"))
+        modes = ["default", "reduce-overhead", "max-autotune"]
+        if (facts.micro_batch or facts.effective_batch) <= _FEW_SAMPLES:
+            modes = ["reduce-overhead", "default", "max-autotune"]
+        offered = (cls.model_validate({"kind": kind, "mode": mode}) for mode in modes for kind in ("blocks", "model"))
         return (cls(), *(one for one in offered if one.unavailable(facts) is None))
 
     def prior_gain(self) -> tuple[float, float]:
@@ -86,9 +95,11 @@ class Compile(Technique):
         return (0.0, 0.0) if self.kind == "none" else (0.1, 0.3)
 
     def unavailable(self, facts: Facts) -> str | None:
-        """It takes a compiler, and blocks where blocks are to be compiled."""
+        """It takes a compiler, blocks where blocks are to be compiled, and CUDA for its graphs."""
         if self.kind == "none":
             return None
+        if self.mode == "reduce-overhead" and facts.device.type != "cuda":
+            return "mode reduce-overhead records CUDA graphs, and there are none on a CPU"
         if self.kind == "blocks" and facts.num_blocks == 0:
             return "the model has no blocks"
         return facts.no_compiler
@@ -113,7 +124,17 @@ class Compile(Technique):
             return "a compiled program keeps what it chooses, and memory-saving layers would not be in force: use one"
         if settings.checkpointing.kind != "none":
             return "blocks that are recomputed cannot be compiled: use activation_memory_budget, or checkpointing"
+        if self.mode in _RECORDING and settings.batch is not None and settings.batch.accumulate > 1:
+            return (
+                f"mode {self.mode} records CUDA graphs on a card, which overwrite gradients that a later micro-batch "
+                "would be added to: use mode default or max-autotune-no-cudagraphs, or no accumulation"
+            )
         return None
+
+    @property
+    def lends_gradients(self) -> bool:
+        """CUDA graphs do (``dealloc_current_path_weakrefs`` of torch 2.13, torch/_inductor/cudagraph_trees.py)."""
+        return self.mode in _RECORDING
 
     def as_predicted(self, facts: Facts) -> Compile:
         """What a program keeps is its compiler's choice: it is predicted as if nothing was compiled."""
@@ -122,6 +143,11 @@ class Compile(Technique):
     def cached_bytes(self, facts: Facts) -> int:
         """The compiler's own memory, which stays in the process."""
         return _INDUCTOR_BYTES if self.kind != "none" and facts.device.type == "cpu" else 0
+
+    def may_hold(self, step_bytes: int, facts: Facts) -> int:
+        """At most all of it once more: CUDA graphs run in a pool of memory that they share with each other and with
+        nothing else, and that is kept ("the private pool", torch 2.13, torch/_inductor/cudagraph_trees.py)."""
+        return step_bytes if self.mode in _RECORDING and facts.device.type == "cuda" else 0
 
     def undo(self, model: nn.Module) -> nn.Module:
         """A model that runs operation by operation, where it was compiled here; what the user compiled stays so."""
@@ -137,23 +163,44 @@ class Compile(Technique):
         Raises:
             PlanError: there are no blocks, or there is nothing to compile with.
         """
-        import torch
-
         if self.kind == "none":
             return model
         if self.kind == "blocks" and not blocks:
             raise PlanError("settings.compile.kind: the model has no blocks to compile. Use kind: model, or none.")
+        from torch._inductor import list_mode_options
+
         device = next((p.device.type for p in model.parameters()), "cpu")
         if (reason := lacking_compiler(device)) is not None:
             raise PlanError(f"settings.compile.kind: {reason}. Use kind: none here.")
-        backend = "inductor" if self.activation_memory_budget == 1 else _Inductor(self.activation_memory_budget)
-        modules = blocks if self.kind == "blocks" else (model,)
-        for module, entry in zip(modules, _entries(modules), strict=True):
-            module._compiled_call_impl = torch.compile(entry, backend=backend)
+        if self.mode == "reduce-overhead" and device != "cuda":
+            raise PlanError(
+                f"settings.compile.mode: {self.mode} records CUDA graphs, but the model is on a {device}. "
+                "Use mode: default here."
+            )
+        modules, options = blocks if self.kind == "blocks" else (model,), list_mode_options(self.mode)
+        plain = {name: value for name, value in options.items() if name != _GRAPHS}
+        for module, entry, other in zip(modules, _entries(modules), _entries(modules), strict=True):
+            call = self._compiled(entry, plain)
+            if self.mode in _RECORDING and device == "cuda":
+                call = _recorded(self._compiled(other, options), call)
+            module._compiled_call_impl = call
             vars(module)[_MARK] = True
         return model
 
+    def _compiled(self, entry: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+        import torch
 
+        if self.activation_memory_budget == 1:
+            return torch.compile(entry, options=dict(options))
+        return torch.compile(entry, backend=_Inductor(self.activation_memory_budget, options))
+
+
+_FEW_SAMPLES = 8
+"""In a forward pass."""
+_RECORDING = ("reduce-overhead", "max-autotune")
+"""Modes that record CUDA graphs (``torch._inductor.list_mode_options`` in torch 2.13)."""
+_GRAPHS = "triton.cudagraphs"
+"""inductor's option for it."""
 _MARK = "_autotune_compiled"
 """On modules that are compiled by this technique."""
 
@@ -176,16 +223,32 @@ def _called(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
+def _recorded(recorded: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call of CUDA graphs gives lies in memory that the next one overwrites; torch raises an error where it is
+    read then. So numbers are copied out of it, such as a loss that a loop keeps; and what evaluates, and may keep all
+    that it is given, runs without graphs."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return plain(*args, **kwargs)
+        found = recorded(*args, **kwargs)
+        return tree_map_only(torch.Tensor, lambda one: one.clone() if one.ndim == 0 else one, found)
+
+    return call
+
+
 class _Inductor:
     """torch's default backend, with a bound on what a program keeps for backward: torch has it as a setting of the
     whole process, which is read as a program is compiled."""
 
-    def __init__(self, activation_memory_budget: float) -> None:
-        self._budget = activation_memory_budget
+    def __init__(self, activation_memory_budget: float, options: Mapping[str, Any]) -> None:
+        self._budget, self._options = activation_memory_budget, dict(options)
 
     def __call__(self, graph: Any, inputs: Any) -> Any:
         from torch._functorch import config
         from torch._inductor.compile_fx import compile_fx
 
         with config.patch(activation_memory_budget=self._budget):
-            return compile_fx(graph, inputs)
+            return compile_fx(graph, inputs, config_patches=self._options)

@@ -96,6 +96,12 @@ class Gradients:
             return divisor(summed(weight * times, self._loader.device))
         return divisor(weight) * times
 
+    def copy(self) -> None:
+        """Hold what is added so far in memory of its own: later micro-batches are added to that in place."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
     def settle(self, counts: bool, in_step: bool) -> None:
         """All are added: a short tail, or counts that varied, make the actual total another than was expected.
 

@@ -82,6 +82,7 @@ class Training:
         self._guard = Guard(optimizer)
         self._halving = Halving(loader.batch.micro, halve_when_out_of_memory, self._together)
         self._gradients = Gradients(optimizer, loader, self._halving)
+        self._lends_gradients = any(technique.lends_gradients for technique in settings.techniques())
         self._own = within(model)
 
     def with_loader(self, loader: Loader) -> Training:
@@ -251,6 +252,8 @@ class Training:
             undone.callback(gradients.clear)
             self.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
             undone.pop_all()
+        if self._lends_gradients and gradients.num_added == 1 and not gradients.is_whole:
+            gradients.copy()
         if isinstance(self.model, Replica):
             self.model.check(averages=gradients.is_whole)
         if gradients.is_whole:

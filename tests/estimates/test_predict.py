@@ -132,6 +132,13 @@ def test_the_peak_is_what_an_estimate_says_but_for_the_base():
     assert high.peak_bytes - low.peak_bytes == without_base[1] - without_base[0]
 
 
+def test_what_a_step_makes_is_told_apart_from_what_is_there():
+    """Of 1000 samples the batch, 32 bytes each, and their outputs' gradients, 16; the weight's, 128, and three numbers:
+    the weight is there before."""
+    (found,) = predicted(settings(1000))
+    assert found.step_bytes == 32_000 + 16_000 + 128 + 3 * 4
+
+
 def test_a_model_that_reads_values_is_probed_and_the_reason_is_given():
     class Reads(nn.Module):
         def __init__(self) -> None:

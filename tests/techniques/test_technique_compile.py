@@ -7,23 +7,26 @@ import dataclasses
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
-from line_task import training_of
+from line_task import floats, line, training_of
 from search_tables import facts
 from torch import nn
 from torch.utils.data import Subset
 
 import autotune
-from autotune.errors import PlanError
+from autotune.errors import PlanError, TaskError
+from autotune.estimates import Prediction
 from autotune.measure import MeasureOptions
 from autotune.measure.run import measure
 from autotune.plan import Plan
+from autotune.searches.predicted.predictions import _Foresight
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
-from autotune.techniques.compile import Compile
+from autotune.techniques.compile import Compile, _recorded
 from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.techniques.support.compiler import lacking_compiler
@@ -33,6 +36,7 @@ from autotune.testing.zoo import ZOO
 
 needs_compiler = pytest.mark.skipif(lacking_compiler("cpu") is not None, reason=str(lacking_compiler("cpu")))
 BLOCKS, MODEL = Compile(kind="blocks"), Compile(kind="model")
+GRAPHS, AUTOTUNED = Compile(kind="model", mode="reduce-overhead"), Compile(kind="model", mode="max-autotune")
 MLP = dataclasses.replace(ZOO["mlp"], build_optimizer=ZOO["gpt"].build_optimizer)
 
 
@@ -46,7 +50,7 @@ class TestCompile(TechniqueContract):
     """On a CPU it offers nothing, so that this compiles nothing: those below do."""
 
     technique = Compile
-    lacking = (BLOCKS,)
+    lacking = (BLOCKS, GRAPHS)
 
 
 def whole_batches(name: str) -> autotune.Task:
@@ -57,7 +61,11 @@ def whole_batches(name: str) -> autotune.Task:
 
 @pytest.mark.medium
 @needs_compiler
-@pytest.mark.parametrize(("choice", "task"), [(BLOCKS, whole_batches("gpt")), (MODEL, MLP)], ids=["blocks", "model"])
+@pytest.mark.parametrize(
+    ("choice", "task"),
+    [(BLOCKS, whole_batches("gpt")), (MODEL, MLP), pytest.param(AUTOTUNED, MLP, marks=pytest.mark.slow)],
+    ids=["blocks", "model", "max-autotune"],
+)
 def test_a_compiled_model_trains_what_a_stock_one_does(choice, task):
     """A GPT's blocks; an MLP, with a tail: losses, gradients and trained parameters up to the order of additions; keys
     of ``state_dict`` stay."""
@@ -224,21 +232,41 @@ def test_an_earlier_plans_compiling_is_taken_off_and_the_users_own_stays():
     [
         ({"checkpointing": Checkpointing(kind="blocks")}, "use activation_memory_budget, or checkpointing"),
         ({"layers": Layers(kind="exact")}, "memory-saving layers would not be in force"),
+        ({"compile": GRAPHS, "batch": Batch(micro=4, accumulate=2)}, "use mode default or max-autotune-no-cudagraphs"),
     ],
 )
 def test_what_it_does_not_go_with_is_said(other, said):
     """Two settings of which one would not be in force."""
     with pytest.raises(ValueError, match=said):
-        Plan(settings=Settings(compile=MODEL, **other))
+        Plan(settings=Settings(**{"compile": MODEL, **other}))
+
+
+def on_cuda(**changes):
+    """Facts of a model of two blocks on a card, with a compiler."""
+    cuda = facts().device.model_copy(update={"type": "cuda"})
+    return facts(**{"num_blocks": 2, "device": cuda, "no_compiler": None, **changes})
+
+
+@pytest.mark.parametrize(
+    ("samples", "modes"),
+    [
+        ({"effective_batch": 64}, ("default", "reduce-overhead", "max-autotune")),
+        ({"effective_batch": 8}, ("reduce-overhead", "default", "max-autotune")),
+        ({"effective_batch": 64, "micro_batch": 4}, ("reduce-overhead", "default", "max-autotune")),
+    ],
+)
+def test_on_a_card_every_mode_is_offered_the_likeliest_first(samples, modes):
+    """CUDA graphs, where a forward pass has few samples; of a model without blocks, the whole model alone."""
+    every = [(one.kind, one.mode) for one in Compile.choices(on_cuda(**samples))]
+    assert every == [("none", "default"), *((kind, mode) for mode in modes for kind in ("blocks", "model"))]
+    bare = Compile.choices(on_cuda(**samples, num_blocks=0))
+    assert [(one.kind, one.mode) for one in bare[1:]] == [("model", mode) for mode in modes]
+    assert len({one.describe() for one in Compile.choices(on_cuda())}) == 7
 
 
 def test_without_a_compiler_it_is_not_offered(monkeypatch):
-    """On CUDA both kinds are offered where there is a compiler; where there is none the reason is told."""
-    cuda = facts().model_copy(
-        update={"num_blocks": 2, "device": facts().device.model_copy(update={"type": "cuda"}), "no_compiler": None}
-    )
-    assert Compile.choices(cuda) == (Compile(), BLOCKS, MODEL)
-    bare = cuda.model_copy(update={"no_compiler": "there is no C++ compiler here"})
+    """The reason is told."""
+    bare = on_cuda(no_compiler="there is no C++ compiler here")
     assert Compile.choices(bare) == (Compile(),)
     assert MODEL.unavailable(bare) == "there is no C++ compiler here"
     monkeypatch.setenv("PATH", "")
@@ -247,7 +275,104 @@ def test_without_a_compiler_it_is_not_offered(monkeypatch):
         autotune.apply_to_model(Plan(settings=Settings(compile=MODEL)), nn.Linear(1, 1))
 
 
-def test_a_budget_without_compiling_is_refused():
-    """It bounds what a compiled program keeps."""
-    with pytest.raises(ValueError, match=r"kind none compiles nothing, but got 0\.5\. Use kind: blocks"):
-        Compile(activation_memory_budget=0.5)
+@pytest.mark.parametrize(("field", "value"), [("activation_memory_budget", 0.5), ("mode", "max-autotune")])
+def test_what_says_how_to_compile_is_refused_without_compiling(field, value):
+    """A budget bounds what a compiled program keeps."""
+    with pytest.raises(ValueError, match=rf"{field}: kind none compiles nothing, but got {value}\. Use kind: blocks"):
+        Compile(**{field: value})
+
+
+def test_a_mode_is_a_field_of_a_plan_that_earlier_plans_lack():
+    """Read back as it was written; a row without one is of torch's default mode."""
+    plan = Plan(settings=Settings(compile=GRAPHS))
+    assert "  compile: {kind: model, mode: reduce-overhead}\n" in plan.to_yaml()
+    assert Plan.from_yaml(plan.to_yaml()) == plan
+    assert Plan.from_yaml(Plan(settings=Settings(compile=MODEL)).to_yaml()).settings.compile.mode == "default"
+
+
+def test_cuda_graphs_are_refused_on_a_cpu():
+    """In a search by a reason, in a plan by an error that says what to use."""
+    assert "there are none on a CPU" in GRAPHS.unavailable(facts())
+    assert AUTOTUNED.unavailable(facts()) is None
+    with pytest.raises(PlanError, match=r"but the model is on a cpu\. Use mode: default here"):
+        autotune.apply_to_model(Plan(settings=Settings(compile=GRAPHS)), nn.Linear(1, 1))
+
+
+def test_a_step_may_be_there_twice_where_graphs_have_a_pool_of_their_own():
+    """All that it needs for a moment, on a card, in the modes that record."""
+    cuda, mode = on_cuda(), {"kind": "model"}
+    assert [Settings(compile=one).may_hold(5, cuda) for one in (MODEL, GRAPHS, AUTOTUNED, Compile())] == [0, 5, 5, 0]
+    assert Settings(compile=Compile(**mode, mode="max-autotune-no-cudagraphs")).may_hold(5, cuda) == 0
+    assert Settings(compile=AUTOTUNED).may_hold(5, facts()) == 0
+
+
+@pytest.mark.parametrize(("mode", "high"), [("default", 110), ("reduce-overhead", 150)])
+def test_the_pool_of_graphs_is_in_the_upper_end_of_what_is_predicted(mode, high):
+    """Of 100 bytes, 40 of them a step's: they may be there twice."""
+    budget = SimpleNamespace(elapsed_s=lambda: 0.0)
+    foresight = _Foresight(SimpleNamespace(options=SimpleNamespace(max_time=None), time_budget=budget, facts=on_cuda()))
+    settings = Settings(batch=Batch(micro=8), compile=Compile(kind="model", mode=mode))
+    foresight.known[foresight.key(settings).canonical()] = Prediction(peak_bytes=100, high_bytes=110, step_bytes=40)
+    assert foresight.predict(settings) == Prediction(peak_bytes=100, high_bytes=high, step_bytes=40)
+
+
+class Lent(torch.autograd.Function):
+    """A product whose gradient lies in memory that the next forward overwrites, as CUDA graphs have it."""
+
+    memory = torch.zeros(())
+
+    @staticmethod
+    def forward(ctx, weight, x):
+        Lent.memory.fill_(torch.nan)
+        ctx.save_for_backward(x)
+        return weight * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        Lent.memory.copy_((gradient * x).sum())
+        return Lent.memory.view(()), None
+
+
+def weight_after_an_epoch(task):
+    training = training_of(task, batch=Batch(micro=2, accumulate=2))
+    for batch in training.loader:
+        training.step(batch)
+    return float(training.model.weight.detach())
+
+
+def test_gradients_that_graphs_lend_are_copied_before_more_are_added(monkeypatch):
+    """Samples 0 to 3 by twos: gradients of 0.25 and of 1.25, where losses are compared at another batch than the
+    plan's. Without a copy the first is gone."""
+    task = line(floats(4), compute_loss=lambda model, x: Lent.apply(model.weight, x).mean())
+    with pytest.raises(TaskError, match="gradients of an optimizer step were cleared or changed"):
+        weight_after_an_epoch(task)
+    monkeypatch.setattr(Compile, "lends_gradients", True)
+    assert weight_after_an_epoch(task) == 1.0 - 1.5
+
+
+def test_on_a_card_what_trains_is_recorded_and_what_evaluates_is_not(monkeypatch):
+    """By the options that torch's mode stands for."""
+    model, asked = nn.Linear(1, 1), []
+    parameter = SimpleNamespace(device=torch.device("cuda"), shape=(), dtype=torch.float32, requires_grad=True)
+    monkeypatch.setattr(model, "parameters", lambda: iter([parameter]), raising=False)
+    monkeypatch.setattr("autotune.techniques.compile.lacking_compiler", lambda device: None)
+    monkeypatch.setattr(torch, "compile", lambda entry, options: lambda: asked.append(options))
+    AUTOTUNED.on_model(model, ())
+    tuned = {"max_autotune": True, "coordinate_descent_tuning": True}
+    model()
+    with torch.no_grad():
+        model()
+    assert asked == [{**tuned, "triton.cudagraphs": True}, tuned]
+
+
+def test_numbers_are_copied_out_of_graphs_and_evaluation_does_without():
+    """A loss that a loop keeps; tensors are handed on as they are."""
+    loss, logits = torch.ones((), requires_grad=True), torch.ones(2)
+    call = _recorded(lambda: {"loss": loss, "logits": logits}, lambda: "plain")
+    found = call()
+    assert found["loss"] is not loss
+    assert torch.equal(found["loss"], loss)
+    assert found["logits"] is logits
+    with torch.no_grad():
+        assert call() == "plain"

@@ -69,14 +69,15 @@ class _Foresight:
 
     def predict(self, settings: Settings) -> Prediction | None:
         """The prediction for a configuration, with the bytes of an epoch that it caches in the device's memory, of all
-        processes that are charged."""
-        known = self.known.get(self.key(settings).canonical())
-        cached, times = settings.cached_bytes(self._session.facts), settings.times_charged(self._session.facts)
+        processes that are charged; at the upper end with what it may hold beyond."""
+        known, facts = self.known.get(self.key(settings).canonical()), self._session.facts
+        cached, times = settings.cached_bytes(facts), settings.times_charged(facts)
         if known is None or times is None:
             return None
-        if not cached and times == 1:
+        more = cached + settings.may_hold(known.step_bytes, facts)
+        if not more and times == 1:
             return known
-        high = None if known.high_bytes is None else (known.high_bytes + cached) * times
+        high = None if known.high_bytes is None else (known.high_bytes + more) * times
         return known.model_copy(update={"peak_bytes": (known.peak_bytes + cached) * times, "high_bytes": high})
 
     def blocks(self, settings: Settings) -> tuple[int, ...] | None:

@@ -209,6 +209,11 @@ class Technique(BaseModel):
         """Bytes that it keeps on the device for the life of the process, beside the tensors of a step."""
         return 0
 
+    def may_hold(self, step_bytes: int, facts: Facts) -> int:
+        """Bytes that it may hold on the device beyond what is predicted, where a step needs ``step_bytes`` for a
+        moment."""
+        return 0
+
     def times_charged(self, facts: Facts) -> int | None:
         """How many times the memory of one process is charged; None where what is charged cannot be told from that."""
         return 1
@@ -230,6 +235,11 @@ class Technique(BaseModel):
     @property
     def frees_gradients(self) -> bool:
         """Whether gradients are gone by the time that backward has ended."""
+        return False
+
+    @property
+    def lends_gradients(self) -> bool:
+        """Whether gradients lie in memory that the next forward pass overwrites."""
         return False
 
     def conflicts(self, settings: Settings) -> str | None:
