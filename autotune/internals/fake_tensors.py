@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 try:
     from torch._subclasses.fake_tensor import (
         FakeCopyMode,
@@ -23,4 +25,28 @@ except ImportError:
     FakeCopyMode = FakeTensor = FakeTensorMode = in_kernel_invocation_manager = _Missing  # type: ignore[assignment, misc]
     unset_fake_temporarily = _Missing  # type: ignore[assignment]
 
-__all__ = ["FakeCopyMode", "FakeTensor", "FakeTensorMode", "in_kernel_invocation_manager", "unset_fake_temporarily"]
+__all__ = [
+    "FakeCopyMode",
+    "FakeTensor",
+    "FakeTensorMode",
+    "PlannedMode",
+    "device_type",
+    "in_kernel_invocation_manager",
+    "unset_fake_temporarily",
+]
+
+
+class PlannedMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Fake tensors of a step that is planned for a type of device, which they are not on."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.target = target
+        """torch's name of it."""
+
+
+def device_type(x: Tensor) -> str:
+    """Of the device that ``x`` is on; of a fake tensor, of the device that is planned for."""
+    if isinstance(x, FakeTensor) and isinstance(x.fake_mode, PlannedMode):
+        return x.fake_mode.target
+    return x.device.type

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from ..internals.fake_tensors import FakeTensor
+from ..internals.fake_tensors import FakeTensor, device_type
 from .graph import turns
 
 _PIECE = {"cpu": 2**19}
@@ -99,7 +99,7 @@ def _width(num_values: int) -> int:
 
 
 def _piece(x: Tensor) -> int:
-    return _PIECE.get(x.device.type, _PIECE_ELSEWHERE)
+    return _PIECE.get(device_type(x), _PIECE_ELSEWHERE)
 
 
 def _split(flat: Tensor, size: int) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
-from ..internals.fake_tensors import FakeTensor
+from ..internals.fake_tensors import FakeTensor, device_type
 from .graph import autocast_dtype, notes_of, run, turns
 from .rematerialization import Unchanged
 from .sites import Site
@@ -24,8 +24,10 @@ from .sites import Site
 _KEY = "autotune.head"
 _HEAD = 8
 """Outputs over inputs of a linear layer from which it is taken for a head over a vocabulary."""
-_CHUNK = 2**20
-"""Logits that are worked on at once."""
+_CHUNK = {"cpu": 2**20}
+_CHUNK_ELSEWHERE = 2**25
+"""Logits that are worked on at once: on a CPU what a cache holds. Elsewhere each turn reads the whole head and its
+gradient, and has a dozen launches: about as many rows as Liger takes of a model of 4,096 and 128,000 words."""
 _DTYPES = (torch.float32, torch.bfloat16)
 """Of a head's input. In fp16 a gradient that no loss scale has been applied to yet would vanish."""
 _PASSED = frozenset(("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0"))
@@ -143,7 +145,7 @@ def _is_one(grad: Tensor) -> bool:
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
-    rows = max(1, _CHUNK // logits.shape[1])
+    rows = max(1, _CHUNK.get(device_type(logits), _CHUNK_ELSEWHERE) // logits.shape[1])
     for start in turns(logits.shape[0], rows, logits):
         yield slice(start, start + rows)
 

@@ -137,9 +137,14 @@ def rms_norm(
     if not input.requires_grad or (weight is not None and weight.dtype != input.dtype):
         return F.rms_norm(input, normalized_shape, weight, eps)
     known = torch.finfo(_wide(input)).eps if eps is None else eps
-    output = run(_RMSNorm, input, list(normalized_shape), weight, known)
+    # CUDA's own is one kernel forward and one back, and keeps no more (torch 2.13, native_functions.yaml,
+    # _fused_rms_norm). A CPU's is a handful of operations, which keep x several times over.
+    has_kernel = input.device.type == "cuda"
+    shape = list(normalized_shape)
+    output = F.rms_norm(input, shape, weight, known) if has_kernel else run(_RMSNorm, input, shape, weight, known)
+    dtype = output.dtype  # autocast may have computed in another than the input's
     return rematerialization.publish(
-        output, lambda x, weight: F.rms_norm(x, normalized_shape, weight, known), input, weight
+        output, lambda x, weight: F.rms_norm(x.to(dtype), shape, weight, known), input, weight
     )
 
 

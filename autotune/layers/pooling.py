@@ -12,12 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..internals.fake_tensors import device_type
 from . import bits
 from .conv import for_each_dim
 from .graph import run, turns
 from .sites import Site
 
 _STOCK: dict[int, Callable[..., Any]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_MAX_WITH_INDICES: dict[int, Any] = {
+    2: torch.ops.aten.max_pool2d_with_indices.default,
+    3: torch.ops.aten.max_pool3d_with_indices.default,
+}
 _MAX_BACKWARD: dict[int, Any] = {
     2: torch.ops.aten.max_pool2d_with_indices_backward.grad_input,
     3: torch.ops.aten.max_pool3d_with_indices_backward.grad_input,
@@ -29,7 +34,7 @@ _MOST_PLACES = 16
 _NOWHERE = 255
 _ROWS_ELEMENTS = 2**17
 _MOST_TURNS = 8
-"""An input is worked on some rows at a time, of so many elements or more: a few times as many lie in memory."""
+"""On a CPU an input is worked on in turns, of so many elements or more: a few times as many lie in memory."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,11 @@ class _Window:
     @property
     def num_places(self) -> int:
         return math.prod(self.kernel)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """As torch's own functions take them."""
+        return self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode
 
     def largest(self, x: Tensor, size_out: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Of each window the largest element and the first place where it stands, one dimension after the other.
@@ -111,18 +121,37 @@ class _Window:
 
     def indices(self, place: Tensor, size: Sequence[int]) -> Tensor:
         """Where an input of ``size`` has the element at each output's place, as torch's own pooling counts."""
-        steps = [math.prod(size[dim + 1 :]) for dim in range(len(size))]
-        within = _addresses(self.kernel, [dilation * step for dilation, step in zip(self.dilation, steps, strict=True)])
+        within, starts = self._addresses(place.shape[-len(size) :], size, place.device)
+        return within.index_select(0, place.flatten().int()).view(place.shape).add_(starts)
+
+    def places(self, indices: Tensor, size: Sequence[int]) -> Tensor:
+        """Of :meth:`indices`, the places: where several have one address, any of them."""
+        within, starts = self._addresses(indices.shape[-len(size) :], size, indices.device)
+        reach = (dilation * (count - 1) for dilation, count in zip(self.dilation, self.kernel, strict=True))
+        most = sum(count * step for count, step in zip(reach, _steps(size), strict=True))
+        numbers = torch.zeros(most + 1, dtype=torch.uint8, device=indices.device)
+        numbers[within] = torch.arange(len(within), dtype=torch.uint8, device=indices.device)
+        return numbers[indices - starts]
+
+    def _addresses(self, size_out: Sequence[int], size: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Of the places, from a window's first on; and of each window's first place."""
+        steps = _steps(size)
+        within = [dilation * step for dilation, step in zip(self.dilation, steps, strict=True)]
         between = [stride * step for stride, step in zip(self.stride, steps, strict=True)]
         start = sum(padding * step for padding, step in zip(self.padding, steps, strict=True))
-        starts = _addresses(place.shape[-len(size) :], between) - start
-        found = within.flatten().to(place.device).index_select(0, place.flatten().int()).view(place.shape)
-        return found.add_(starts.to(place.device))
+        return _table(self.kernel, within, device).flatten(), _table(size_out, between, device) - start
 
 
-def _addresses(counts: Sequence[int], steps: list[int]) -> Tensor:
-    """Where each of so many elements in each dimension lies, which are ``steps`` apart."""
-    return _outer_sum([torch.arange(count) * step for count, step in zip(counts, steps, strict=True)])
+def _steps(size: Sequence[int]) -> list[int]:
+    """How far apart in memory neighbours are, in each dimension."""
+    return [math.prod(size[dim + 1 :]) for dim in range(len(size))]
+
+
+def _table(counts: Sequence[int], steps: list[int], device: torch.device) -> Tensor:
+    """Where each of so many elements in each dimension lies, which are ``steps`` apart. Made on the device: a copy from
+    the host would wait for it."""
+    pairs = zip(counts, steps, strict=True)
+    return _outer_sum([torch.arange(0, count * step, step, device=device) for count, step in pairs])
 
 
 def _outer_sum(axes: list[Tensor]) -> Tensor:
@@ -130,6 +159,8 @@ def _outer_sum(axes: list[Tensor]) -> Tensor:
 
 
 def _rows(x: Tensor) -> Iterator[slice]:
+    if device_type(x) == "cuda":  # which has memory for it, and each turn's kernels to launch
+        return iter((slice(0, len(x)),))
     num_rows = max(1, _ROWS_ELEMENTS // max(1, x.shape[1:].numel()), -(-len(x) // _MOST_TURNS))
     return (slice(row, row + num_rows) for row in turns(len(x), num_rows, x))
 
@@ -139,10 +170,16 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: _Window, like: Tensor) -> Tensor:
-        output = torch.empty_like(like, device=x.device)
-        place = torch.empty(like.size(), dtype=torch.uint8, device=x.device)
-        for rows in _rows(x):
-            output[rows], place[rows] = window.largest(x[rows], like.shape[-len(window.kernel) :])
+        num_dims = len(window.kernel)
+        if device_type(x) == "cuda":  # one kernel, and its indices as long as it takes to pack them
+            output: Tensor
+            output, indices = _MAX_WITH_INDICES[num_dims](x, *window.arguments)
+            place = window.places(indices, x.shape[-num_dims:])
+        else:
+            output = torch.empty_like(like, device=x.device)
+            place = torch.empty(like.size(), dtype=torch.uint8, device=x.device)
+            for rows in _rows(x):
+                output[rows], place[rows] = window.largest(x[rows], like.shape[-num_dims:])
         ctx.window, ctx.size = window, x.size()
         ctx.save_for_backward(bits.pack_small(place, window.num_places))
         return output
@@ -154,11 +191,10 @@ class _MaxPool(torch.autograd.Function):
         window, num_dims = ctx.window, len(ctx.window.kernel)
         place = bits.unpack_small(packed, window.num_places, grad.size())
         grad, grad_x = grad.contiguous(), grad.new_empty(ctx.size)
-        rest = window.kernel, window.stride, window.padding, window.dilation, window.ceil_mode
         for rows in _rows(grad_x):
             found = grad_x[rows]
             indices = window.indices(place[rows], ctx.size[-num_dims:])
-            _MAX_BACKWARD[num_dims](grad[rows], found, *rest, indices, grad_input=found)
+            _MAX_BACKWARD[num_dims](grad[rows], found, *window.arguments, indices, grad_input=found)
             del indices  # before the next ones are there
         return grad_x, None, None
 

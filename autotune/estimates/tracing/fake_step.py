@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from ...errors import Caught
 from ...internals import lost
-from ...internals.fake_tensors import FakeCopyMode, FakeTensorMode
+from ...internals.fake_tensors import FakeCopyMode, PlannedMode
 from ...measure.feed import largest, repeated
 from ...measure.profiling.allocations import Phase, Trace
 from ...measure.profiling.tracer import Sees, Shows, Tracer
@@ -95,7 +95,7 @@ class FakeTraining:
         """Make a fake model of one's own, and let go of the real one."""
         if (reason := lost("estimates")) is not None:
             raise Untraceable(reason)
-        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._fakes = PlannedMode(self._target)
         with _untraceable_because("its model or optimizer cannot be copied"):
             self._model, self._optimizer = self._copied((real.model, real.optimizer))
 
