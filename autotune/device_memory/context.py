@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..units import MIB
-from .nvml import answered, ask
+from .nvml import ask
 
 _MEMORY = Path("/proc/meminfo")
 _QUIET_BYTES = 64 * MIB
@@ -126,9 +126,15 @@ def _used_by_all(index: int | None = None) -> int | None:
     Args:
         index: of those that this process sees; None is the current one.
     """
-    at = torch.cuda.current_device() if index is None else index  # each thread has a current device of its own
-    found = answered(lambda: int(torch.cuda.device_memory_used(at)))
+    found = _shown_for_all(index)
     return _used_of_machine(index) if found is None else found
+
+
+def _shown_for_all(index: int | None) -> int | None:
+    # Not by torch.cuda.device_memory_used, which initializes CUDA: in another thread it would wait for this one, which
+    # may be initializing CUDA (torch 2.13, torch/cuda/__init__.py, `_initialization_lock`).
+    name = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+    return ask(lambda nvml: int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(name)).used))
 
 
 def _used_of_machine(index: int | None) -> int | None:

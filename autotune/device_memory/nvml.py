@@ -16,32 +16,20 @@ _is_silent = threading.Event()
 
 
 def ask(question: Callable[[Any], _Answer]) -> _Answer | None:
-    """What NVML answers, as :func:`answered` has it.
+    """What NVML answers; None where there is no NVML, it refuses, or it has not answered in time: from then on this
+    process asks it nothing more.
 
     Args:
-        question: is given ``pynvml``.
+        question: is given ``pynvml``, in a thread, where it is to ask torch nothing.
     """
-
-    def opened() -> _Answer:
+    try:
         import pynvml
-
-        pynvml.nvmlInit()
-        return question(pynvml)
-
-    return answered(opened)
-
-
-def answered(question: Callable[[], _Answer]) -> _Answer | None:
-    """What a question to NVML gives; None where there is no NVML, it refuses, or it has not answered in time: from then
-    on this process asks it nothing more.
-
-    Args:
-        question: is called in a thread, which torch's current device is not known in.
-    """
+    except ModuleNotFoundError:  # it is required on Linux alone
+        return None
     if _is_silent.is_set():
         return None
     answers: list[_Answer] = []
-    thread = threading.Thread(target=_put, args=(question, answers), name="autotune-nvml", daemon=True)
+    thread = threading.Thread(target=_put, args=(pynvml, question, answers), name="autotune-nvml", daemon=True)
     thread.start()
     thread.join(_PATIENCE_S)
     if thread.is_alive():
@@ -54,11 +42,8 @@ def is_silent() -> bool:
     return _is_silent.is_set()
 
 
-def _put(question: Callable[[], _Answer], answers: list[_Answer]) -> None:
-    try:
-        import pynvml
-    except ModuleNotFoundError:  # it is required on Linux alone
-        return
+def _put(nvml: Any, question: Callable[[Any], _Answer], answers: list[_Answer]) -> None:
     # also what an older library has not
-    with contextlib.suppress(pynvml.NVMLError, RuntimeError, AttributeError, UnicodeDecodeError):
-        answers.append(question())
+    with contextlib.suppress(nvml.NVMLError, AttributeError, UnicodeDecodeError):
+        nvml.nvmlInit()
+        answers.append(question(nvml))

@@ -34,11 +34,11 @@ def inspect_device(kind: Literal["cpu", "cuda"]) -> Device:
     )
 
 
-def check_device(kind: Literal["cpu", "cuda"]) -> None:
+def check_device() -> None:
     """Raises:
     DeviceLost: torch cannot use the CUDA device, in its own words.
     """
-    if kind == "cpu" or torch.cuda.is_available():  # which only warns of a driver that is too old
+    if torch.cuda.is_available():  # which only warns of a driver that is too old
         return
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]

@@ -649,6 +649,7 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
         "memory_stats": lambda device=None: stats(),
         "empty_cache": allocator.release,
         "set_per_process_memory_fraction": cap,
+        "get_per_process_memory_fraction": opened(lambda: card.fraction),
         "get_rng_state": lambda device=None: rng.clone(),
         "set_rng_state": lambda state, device=None: None,
         "get_rng_state_all": lambda: [rng.clone()],

@@ -40,12 +40,12 @@ class Device:
             "get_rng_state": torch.get_rng_state,
             "memory_reserved": lambda: self.reserved,
             "max_memory_reserved": lambda: self.reserved,
-            "device_memory_used": self.used,
             "mem_get_info": lambda: (100_000 * MIB - self.total(), 100_000 * MIB),
             "get_device_properties": lambda index=None: SimpleNamespace(is_integrated=self.is_integrated, uuid="1"),
         }.items():
             patch.setattr(torch.cuda, name, function)
         patch.setattr(context, "_shown_for_this_process", lambda: None)
+        patch.setattr(context, "_shown_for_all", self.used)
         patch.setattr(context, "_opened", None)
 
     def open(self, index: int) -> None:
@@ -54,10 +54,8 @@ class Device:
     def total(self) -> int:
         return self.others + self.context + self.reserved
 
-    def used(self, index: int | None = None) -> int:
-        if not self.has_nvml:
-            raise RuntimeError("NVML has no figure")
-        return self.total()
+    def used(self, index: int | None = None) -> int | None:
+        return self.total() if self.has_nvml else None
 
     def step(self) -> None:
         """The first optimizer step."""

@@ -16,7 +16,8 @@ import pytest
 import torch
 from stand_in import GIB, Card
 
-from autotune.device_memory import nvml
+from autotune.device_memory import context, nvml
+from autotune.device_memory.context import open_context
 from autotune.errors import TrialsLost
 from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
@@ -140,14 +141,14 @@ def test_a_full_card_ends_a_trial_in_words_where_its_peak_cannot_be_read(
 ) -> None:
     """The device has failed with it: what the allocator had reserved is known all the same."""
 
-    def fails(*_: Any) -> None:
-        raise RuntimeError("CUDA error: out of memory")
+    def info(*_: Any) -> tuple[int, int]:
+        if "matmul" not in card.fails:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return card.free_bytes, card.total_bytes
 
     card.has_nvml = False
-    card.fails["matmul"] = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    began: list[int] = []
-    monkeypatch.setattr(child, "enforce_budget", lambda limit: began.append(1))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", fails)
+    card.fails["matmul"] = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", info)
     outcome = measured(tmp_path)
     assert isinstance(outcome, OutOfMemory)
     assert outcome.peak_bytes == torch.cuda.max_memory_reserved() > 0
@@ -296,3 +297,24 @@ def test_nvml_that_refuses_or_is_not_there_answers_nothing(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.ask(lambda pynvml: 1) is None
     assert not nvml.is_silent()
+
+
+def test_nvml_is_asked_nothing_of_torch_which_another_thread_may_be_initializing(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's first use opens the context, under torch's lock: what waits for that lock meanwhile waits for good."""
+    held = threading.RLock()
+
+    def waits(*_: Any) -> int:
+        if not held.acquire(timeout=1.0):
+            raise RuntimeError("it waits for the thread that waits for it")
+        held.release()
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "device_memory_used", waits)
+    monkeypatch.setattr(torch.cuda, "current_device", waits)
+    monkeypatch.setattr(nvml, "_PATIENCE_S", 0.5)
+    with held:
+        open_context()
+    assert not nvml.is_silent()
+    assert context._opened is not None

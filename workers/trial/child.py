@@ -22,6 +22,7 @@ from ...measure.device import check_device, inspect_device
 from ...measure.inspect import inspect_task
 from ...measure.measurement import QualityOptions
 from ...measure.memory import enforce_budget, lift_budget
+from ...measure.others import wait_for_room
 from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
 from ...measure.run import measure
@@ -87,7 +88,7 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
         open_when_used(own_gpu())
     task = load_task(request.task)
     load_s = time.monotonic() - spawned_s
-    check_device(request.device)
+    _take_device(request)
     join_group(request, folder)
     match request:
         case InspectRequest():
@@ -102,6 +103,17 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
             return _predict(request.options, task)
         case CompareRequest():
             raise AssertionError("each of its sides is a request of its own")
+
+
+def _take_device(request: TrialRequest) -> None:
+    """See that torch can use the card, and that others leave a trial the memory that it may take."""
+    if request.device == "cpu" or isinstance(request, PredictRequest):
+        return
+    check_device()
+    if not isinstance(request, MeasureRequest):
+        wait_for_room(None)
+    elif request.options.turns is None:  # else the other of the two, which is ours, holds memory there, too
+        wait_for_room(request.plan.budget if request.options.enforce else None)
 
 
 def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: float) -> Measured:

@@ -10,6 +10,7 @@ import torch
 from ...errors import UserError
 from ...measure.errors import DeviceLost, NonFiniteLoss
 from ...measure.memory import Charge
+from ...measure.others import shortage
 from ...training.out_of_memory import chain, ran_out
 from ..outcome import Failed, Lost, NonFinite, Outcome, OutOfMemory, host_ran_out
 from .traces import plain, text_of, traceback_of
@@ -45,8 +46,12 @@ def outcome_of(error: BaseException, device: str) -> Outcome:
     if (whose := ran_out(error)) is not None:
         if device == "cuda" and whose == "host":
             return Failed(message=host_ran_out(_last_line(error)), traceback=traceback_of(error))
+        if device == "cuda" and (short := _shortage(error)) is not None:
+            return Lost(message=short)
         return OutOfMemory(peak_bytes=_peak_bytes(device), message=_last_line(error))
-    if isinstance(error, DeviceLost) or (device == "cuda" and _is_of_card(error)):
+    if (lost := next((link for link in chain(error) if isinstance(link, DeviceLost)), None)) is not None:
+        return Lost(message=str(lost))
+    if device == "cuda" and _is_of_card(error):
         return Lost(message=plain(text_of(error)).strip())
     if is_out_of_room(error):
         where = "Free some space on the disk that the task writes to."
@@ -66,6 +71,14 @@ def _peak_bytes(device: str) -> int:
         return charge.peak().process
     except RuntimeError:
         return charge.high_water_bytes()
+
+
+def _shortage(error: BaseException) -> str | None:
+    said = next(text_of(link) for link in chain(error) if ran_out(link) is not None)
+    try:
+        return shortage(plain(said))
+    except RuntimeError:  # the device has failed
+        return None
 
 
 def _is_of_card(error: BaseException) -> bool:
