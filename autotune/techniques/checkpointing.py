@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt, model_validator
 from ..errors import PlanError, TaskError
 from .support.base import Effect, Program, Run, Stage, Technique
 from .support.facts import Facts, ScriptFacts
-from .support.recomputed import Buffers, recomputed
+from .support.recomputed import Buffers, is_recomputed, recomputed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -151,9 +151,8 @@ class Checkpointing(Technique):
     def undo(self, model: nn.Module) -> nn.Module:
         """Blocks with their own forward."""
         for module in model.modules():
-            forward = vars(module).get("forward")
-            if isinstance(forward, functools.partial) and forward.func is recomputed:
-                del module.forward
+            if is_recomputed(module):
+                forward = vars(module).pop("forward")
                 if module.forward != forward.args[0]:
                     module.forward = forward.args[0]
         return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from ..units import MIB
 from .support.base import Effect, Program, Run, Stage, Technique
 from .support.compiler import lacking_compiler
 from .support.facts import Facts, ScriptFacts
+from .support.recomputed import is_recomputed
 
 if TYPE_CHECKING:
     import torch
@@ -122,8 +123,6 @@ class Compile(Technique):
             return None
         if settings.layers.kind != "none":
             return "a compiled program keeps what it chooses, and memory-saving layers would not be in force: use one"
-        if settings.checkpointing.kind != "none":
-            return "blocks that are recomputed cannot be compiled: use activation_memory_budget, or checkpointing"
         if self.mode in _RECORDING and settings.batch is not None and settings.batch.accumulate > 1:
             return (
                 f"mode {self.mode} records CUDA graphs on a card, which overwrite gradients that a later micro-batch "
@@ -187,12 +186,15 @@ class Compile(Technique):
             vars(module)[_MARK] = True
         return model
 
-    def _compiled(self, entry: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    def _compiled(self, entry: MethodType, options: Mapping[str, Any]) -> Callable[..., Any]:
+        """A module's call as a program. One that recomputes blocks is whole or an error, as torchtitan has it: of one
+        in pieces torch would run a recomputed block twice, and what it does to its buffers too."""
         import torch
 
+        own: dict[str, Any] = {"fullgraph": any(map(is_recomputed, cast("nn.Module", entry.__self__).modules()))}
         if self.activation_memory_budget == 1:
-            return torch.compile(entry, options=dict(options))
-        return torch.compile(entry, backend=_Inductor(self.activation_memory_budget, options))
+            return torch.compile(entry, options=dict(options), **own)
+        return torch.compile(entry, backend=_Inductor(self.activation_memory_budget, options), **own)
 
 
 _FEW_SAMPLES = 8
@@ -205,7 +207,7 @@ _MARK = "_autotune_compiled"
 """On modules that are compiled by this technique."""
 
 
-def _entries(modules: Sequence[nn.Module]) -> Iterator[Callable[..., Any]]:
+def _entries(modules: Sequence[nn.Module]) -> Iterator[MethodType]:
     """What calls each of them, from a file that is none of torch's: what begins in one of those, as ``nn.Sequential``
     does, torch leaves uncompiled without a word (``nn.Module.compile`` in torch 2.13).
 
@@ -214,7 +216,11 @@ def _entries(modules: Sequence[nn.Module]) -> Iterator[Callable[..., Any]]:
     """
     codes: dict[Any, CodeType] = {}
     for module in modules:
-        alike = type(module), tuple((p.shape, p.dtype, p.requires_grad) for p in module.parameters())
+        alike = (
+            type(module),
+            is_recomputed(module),
+            tuple((p.shape, p.dtype, p.requires_grad) for p in module.parameters()),
+        )
         code = codes.setdefault(alike, _called.__code__.replace())
         yield MethodType(FunctionType(code, globals()), module)
 

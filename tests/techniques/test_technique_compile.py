@@ -7,6 +7,7 @@ import dataclasses
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +54,22 @@ class TestCompile(TechniqueContract):
     lacking = (BLOCKS, GRAPHS)
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """The programs that torch hands to a compiler, which here is none: they run operation by operation."""
+    graphs, compile = [], torch.compile
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def stand_in(entry, fullgraph=False, **_):
+        return compile(entry, backend=keep, fullgraph=fullgraph)
+
+    monkeypatch.setattr(torch, "compile", stand_in)
+    return graphs
+
+
 def whole_batches(name: str) -> autotune.Task:
     """A job of the zoo without dropout, and without its tail of 6, for which programs are compiled once more."""
     task = ZOO[name]
@@ -85,6 +102,81 @@ def test_the_optimizer_steps_within_a_compiled_models_backward():
         MLP, Settings(batch=Batch(micro=8), compile=MODEL, optimizer_step=OptimizerStep(kind="in_backward"))
     )
     assert relative_difference(compiled.state, run_by_hand(MLP).state) <= 2e-5
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", [BLOCKS, MODEL], ids=["blocks", "model"])
+def test_recomputed_blocks_are_compiled_and_keep_their_inputs_alone(choice):
+    """Gradients and running statistics are those of stock torch. Of two blocks, each 64 rows of 16 values through 64
+    hidden ones, the inputs and parameters are kept, and none of the hidden."""
+    torch.manual_seed(0)
+    stock, x = nn.Sequential(Wide(), Wide()), torch.randn(64, 16)
+    fresh = copy.deepcopy(stock.state_dict())
+    recomputing = Settings(compile=choice, checkpointing=Checkpointing(kind="blocks"))
+    model = autotune.apply_to_model(Plan(settings=recomputing), copy.deepcopy(stock))
+    parameters = sum(p.nbytes for p in model.parameters())
+    assert saved_bytes(model, x) <= 2 * x.nbytes + parameters
+    for one in (stock, model):
+        one.load_state_dict(fresh)
+        one(x).square().sum().backward()
+    assert relative_difference(gradients_of(model), gradients_of(stock)) <= 2e-5
+    assert relative_difference(dict(model.named_buffers()), dict(stock.named_buffers())) <= 2e-5
+
+
+class Wide(nn.Module):
+    """A block with running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.BatchNorm1d(16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return x + scale * self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+class Dropped(nn.Module):
+    """A block that drops half of its input, times a weight of 1."""
+
+    def __init__(self, prints: bool = False) -> None:
+        super().__init__()
+        self.weight, self.prints = nn.Parameter(torch.ones(())), prints
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.prints:
+            print("here")
+        return nn.functional.dropout(torch.tanh(x * self.weight), 0.5, self.training) * self.weight
+
+
+@needs_compiler
+@pytest.mark.medium
+def test_a_compiled_block_drops_the_same_when_it_is_computed_again():
+    """Of y = 2 m tanh(w x) w, where a mask m of zeros and ones drops, and w = 1, the derivative by w is
+    2 m (tanh x + x (1 - tanh² x)); y tells the mask."""
+    recomputing = Settings(compile=BLOCKS, checkpointing=Checkpointing(kind="blocks"))
+    model, x = autotune.apply_to_model(Plan(settings=recomputing), nn.Sequential(Dropped())), torch.rand(64) + 0.1
+    y = model(x)
+    y.sum().backward()
+    kept = 2 * (y.detach() != 0)
+    assert 0 < int((kept == 0).sum()) < 64
+    expected = kept * (x.tanh() + x * (1 - x.tanh() ** 2))
+    torch.testing.assert_close(model[0].weight.grad, expected.sum())
+
+
+@needs_compiler
+@pytest.mark.usefixtures("compiled")
+def test_a_recomputed_block_that_is_no_program_is_an_error():
+    """Not run in pieces, in which its buffers would change twice; without checkpointing it is."""
+    for recomputes in (False, True):
+        settings = Settings(compile=BLOCKS, checkpointing=Checkpointing(kind="blocks" if recomputes else "none"))
+        model = autotune.apply_to_model(Plan(settings=settings), nn.Sequential(Dropped(prints=True)))
+        said = pytest.raises(RuntimeError, match="Failed to trace builtin operator") if recomputes else nullcontext()
+        with said:
+            model(torch.ones(2))
 
 
 def saved_bytes(model: nn.Module, x: torch.Tensor) -> int:
@@ -135,19 +227,6 @@ def test_compiling_is_measured_and_is_no_part_of_the_speed():
     windows_s = found.num_steps * ZOO["mlp"].batch_size / found.samples_per_s.value
     assert found.compile_s > 0
     assert windows_s + found.compile_s <= found.phases_s["warmup"] + found.phases_s["timed"]
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """The programs that torch hands to a compiler, which here is none: they run operation by operation."""
-    graphs, compile = [], torch.compile
-
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", lambda entry, **_: compile(entry, backend=keep))
-    return graphs
 
 
 @needs_compiler
@@ -230,7 +309,6 @@ def test_an_earlier_plans_compiling_is_taken_off_and_the_users_own_stays():
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"checkpointing": Checkpointing(kind="blocks")}, "use activation_memory_budget, or checkpointing"),
         ({"layers": Layers(kind="exact")}, "memory-saving layers would not be in force"),
         ({"compile": GRAPHS, "batch": Batch(micro=4, accumulate=2)}, "use mode default or max-autotune-no-cudagraphs"),
     ],

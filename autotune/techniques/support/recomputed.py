@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,26 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+def is_recomputed(module: nn.Module) -> bool:
+    """Whether its forward is :func:`recomputed`."""
+    forward = vars(module).get("forward")
+    return isinstance(forward, functools.partial) and forward.func is recomputed
+
+
 def recomputed(forward: Any, buffers: Buffers, /, *args: Any, **kwargs: Any) -> Any:
-    """What a block's forward returns, whose inside is computed again when backward comes to it."""
+    """What a block's forward returns, whose inside is computed again when backward comes to it.
+
+    A program that is compiled of it does that by itself: its backward has the block's operations once more, random
+    numbers are drawn again from the same seeds, and buffers change at its end, once (``TagActivationCheckpoint`` in
+    torch 2.13, _higher_order_ops/wrap.py).
+    """
     import torch
     from torch.utils.checkpoint import checkpoint
 
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
+    if torch.compiler.is_compiling():
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     call, given = _positional(forward, args, kwargs)
     return checkpoint(call, *given, use_reentrant=False, context_fn=buffers.contexts)
 
