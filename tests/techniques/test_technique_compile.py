@@ -435,7 +435,7 @@ def test_on_a_card_what_trains_is_recorded_and_what_evaluates_is_not(monkeypatch
     parameter = SimpleNamespace(device=torch.device("cuda"), shape=(), dtype=torch.float32, requires_grad=True)
     monkeypatch.setattr(model, "parameters", lambda: iter([parameter]), raising=False)
     monkeypatch.setattr("autotune.techniques.compile.lacking_compiler", lambda device: None)
-    monkeypatch.setattr(torch, "compile", lambda entry, options: lambda: asked.append(options))
+    monkeypatch.setattr(torch, "compile", lambda entry, options, **_: lambda: asked.append(options))
     AUTOTUNED.on_model(model, ())
     tuned = {"max_autotune": True, "coordinate_descent_tuning": True}
     model()
