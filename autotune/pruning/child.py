@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..errors import Caught, PlanError
@@ -62,14 +62,20 @@ def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> R
             "settings.pruning: a cut is found by running the model, and there is no sample to run it on: an iterable "
             "dataset is read only once. Pass run= to apply_to_model, give a map-style dataset, or use kind: none."
         )
-    if any(tensor.device.type != "cpu" for tensor in tensors_of(model).values()):
-        model = copy.deepcopy(model).cpu()  # a forked process has no CUDA
+    if away := [tensor for tensor in tensors_of(model).values() if tensor.device.type != "cpu"]:
+        model = copy.deepcopy(model, {id(tensor): _on_host(tensor) for tensor in away})  # a fork has no CUDA
     untouchable = frozenset(untouchable_modules(model, how.untouchable, "settings.pruning.untouchable"))
     trains = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # a fork's backward would want it
     found = _in_a_child(lambda: find_cut(model, run, how, untouchable, trains))
     for reason in found.left:
         warnings.warn(f"pruning: {reason}.", stacklevel=2)
     return found
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy as ``deepcopy`` makes it, straight to the host: the device may not have room for another."""
+    copied = tensor.detach().cpu()
+    return type(tensor)(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
 
 
 def untouchable_modules(model: nn.Module, paths: Iterable[str], where: str) -> Iterator[nn.Module]:
