@@ -24,8 +24,13 @@ class Step(NamedTuple):
 
     num_samples: int
     """Samples it consumed, of all ranks."""
-    skipped: bool
-    """Whether the loss scaler found infinite gradients."""
+    took_step: bool | torch.Tensor
+    """Whether the optimizer stepped, on the device where only that knows."""
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the loss scaler found infinite gradients; may wait for the device."""
+        return not self.took_step
 
 
 class Steps:
@@ -115,7 +120,7 @@ class Steps:
             result = self.training.step(batch)
             num_samples += position.num_samples
             self._losses.add(self.num_steps, result.loss, result.count)
-        step = Step(position.step_samples or num_samples * self.training.loader.ranks.size, not result.stepped)
+        step = Step(position.step_samples or num_samples * self.training.loader.ranks.size, result.took_step)
         self._num_samples += step.num_samples
         return step
 

@@ -245,8 +245,10 @@ class _Stacked(_Kept):
     def __getitems__(self, indices: list[int]) -> Any:
         import torch
 
-        where = torch.tensor(indices)
-        return _map_tensors(lambda tensor: tensor[where.to(tensor.device)], self._autotune_samples)
+        where, device = torch.tensor(indices), _first_tensor(self._autotune_samples).device
+        if device.type == "cuda":  # from other memory than page-locked, the copy waits for all that is queued
+            where = where.pin_memory().to(device, non_blocking=True)
+        return _map_tensors(lambda tensor: tensor[where], self._autotune_samples)
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -281,6 +283,12 @@ def _fill(rows: Any, part: Any, start: int) -> None:
         if whole.dtype != piece.dtype or whole.shape[1:] != piece.shape[1:]:
             raise TypeError("samples differ in dtype or shape")
         whole[start : start + len(piece)] = piece
+
+
+def _first_tensor(nested: Any) -> Any:
+    from torch.utils._pytree import tree_leaves
+
+    return tree_leaves(nested)[0]
 
 
 def _map_tensors(function: Any, nested: Any) -> Any:

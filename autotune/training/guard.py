@@ -38,9 +38,13 @@ class _Count:
 
     def __init__(self) -> None:
         self.num = 0
+        self.found_inf: Tensor | None = None
+        """Of the last: what a loss scaler gave an optimizer that skips the step by itself
+        (torch 2.13, amp/grad_scaler.py, ``step``)."""
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.num += 1
+        self.found_inf = getattr(optimizer, "found_inf", None)
 
 
 class Guard:
@@ -52,8 +56,11 @@ class Guard:
         self._num_steps = 0
         self._seen: tuple[_Seen, ...] = ()
         self._num_dropped = 0
-        with suppress(AttributeError):  # a wrapper that did not call Optimizer.__init__ has no hooks
+        self.sees_steps = False
+        """Whether the optimizer has hooks: a wrapper that did not call ``Optimizer.__init__`` has none."""
+        with suppress(AttributeError):
             optimizer.register_step_post_hook(self._steps)
+            self.sees_steps = True
 
     def begin(self) -> None:
         """A step's first micro-batch comes: forget steps that the optimizer took before (to create its state)."""
@@ -94,6 +101,13 @@ class Guard:
                 "the gradients were cleared between training.backward and training.optimizer_step(), which would step "
                 "on nothing. Leave optimizer.zero_grad() out: training.optimizer_step() does it."
             )
+
+    def took_step(self) -> bool | Tensor:
+        """Whether the optimizer stepped since :meth:`check_before_step`. A loss scaler skips a step by not calling it;
+        a fused one decides on the device, so that it is a tensor."""
+        if self._steps.num == self._num_steps or self._steps.found_inf is None:
+            return self._steps.num != self._num_steps
+        return self._steps.found_inf == 0
 
     def stepped(self) -> None:
         """The step was taken."""

@@ -32,10 +32,16 @@ class StepResult:
 
     loss: torch.Tensor
     """The micro-batch's mean loss, detached."""
-    stepped: bool
-    """Whether the optimizer stepped (a loss scaler that found infinite gradients skips its step)."""
+    took_step: bool | torch.Tensor
+    """``stepped``, on the device where only that knows."""
     count: Count
     """What the mean is over: samples, or the count that came with the loss, on its device."""
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the optimizer stepped (a loss scaler that found infinite gradients skips its step). In fp16 with a
+        fused optimizer this waits for the device."""
+        return bool(self.took_step)
 
     @property
     def weight(self) -> float:
@@ -122,10 +128,10 @@ class Training:
         left = last is not None and position is not None and position.epoch != last.epoch
         begins = not self._gradients.num_added or left
         mean, count = self._halving.run(batch, position, begins, self._pass, self._gradients.clear)
-        stepped = self.optimizer_step()
+        took_step = self._take_step()
         if not self._gradients.num_added:
             self._halving.forget()
-        return StepResult(mean, stepped, count)
+        return StepResult(mean, took_step, count)
 
     def _pass(self, batch: Any, position: Position | None) -> tuple[torch.Tensor, Count]:
         """Forward and backward; the detached mean loss, and what it is over."""
@@ -280,21 +286,28 @@ class Training:
             TaskError: the optimizer was stepped already, or the gradients are gone, or the task's ``after_step``
                 raised.
         """
+        return bool(self._take_step())
+
+    def _take_step(self) -> bool | torch.Tensor:
+        """:meth:`optimizer_step`, without waiting for the device."""
         if not self._gradients.is_whole:
             return False
         self._guard.check_before_step()
         if self._task.max_grad_norm is not None:
             self._gradients.clip(self.model, self._task.max_grad_norm)
-        before = self.scaler.get_scale() if self.scaler.is_enabled() else 0.0
+        asks_scale = self.scaler.is_enabled() and not self._guard.sees_steps
+        before = self.scaler.get_scale() if asks_scale else 0.0
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        took_step: bool | torch.Tensor = True
+        if self.scaler.is_enabled():
+            took_step = self.scaler.get_scale() >= before if asks_scale else self._guard.took_step()
         self._gradients.clear()
         self._guard.stepped()
         step_ended()
-        has_stepped = not self.scaler.is_enabled() or self.scaler.get_scale() >= before
-        if has_stepped:
+        if self._task.after_step is not None and took_step:
             self._task.call("after_step", self._own)
-        return has_stepped
+        return took_step
 
     def _drop(self, left: Position, begun: Position) -> None:
         """The loop left its last step half done, and iterates the loader anew: drop its gradients."""

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 import autotune
 from autotune.measure import Measurement, MeasureOptions
 from autotune.measure.run import measure
+from autotune.measure.steps import Steps
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -30,7 +31,13 @@ class Rows(Dataset[torch.Tensor]):
 
 
 def _task(
-    card: Card, host_s: float, device_s: float, options: dict[str, Any] | None = None, counts: bool = False
+    card: Card,
+    host_s: float,
+    device_s: float,
+    options: dict[str, Any] | None = None,
+    counts: bool = False,
+    collates: bool = True,
+    fused: bool = False,
 ) -> autotune.Task:
     """A batch takes the host ``host_s`` to put together, and the card ``device_s`` to train on."""
 
@@ -47,7 +54,8 @@ def _task(
         build_model=lambda: nn.Linear(4, 2),
         build_dataset=Rows,
         compute_loss=compute_loss,
-        collate=collate,
+        collate=collate if collates else None,
+        build_optimizer=lambda parameters: torch.optim.AdamW(parameters, fused=fused),
         loader_options={"pin_memory": True} if options is None else options,
     )
 
@@ -81,3 +89,60 @@ def test_speed_is_that_of_a_loop_that_waits_once(card: Card, host_ms: int, devic
     measured, truth = _measured(task).samples_per_s.value, _samples_per_s(card, task)
     assert truth == pytest.approx(4000 / max(host_ms, device_ms), rel=0.1)
     assert measured == pytest.approx(truth, rel=0.02)
+
+
+_NOT_PINNED: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "waits"),
+    [
+        ({}, {}, []),
+        ({}, {"counts": True}, []),
+        ({}, {"options": _NOT_PINNED}, ["copy from pageable memory"]),
+        ({"data_loading": {"num_workers": 0, "cache": "device"}}, {"options": _NOT_PINNED, "collates": False}, []),
+        ({"precision": {"kind": "fp16"}}, {"fused": True}, []),
+        ({"precision": {"kind": "fp16"}}, {}, ["item"]),
+    ],
+    ids=["mean", "sum and count", "not pinned", "cache on the card", "fp16, built fused", "fp16: torch's own"],
+)
+def test_a_step_waits_for_the_card_no_more_than_torch_does(
+    card: Card, settings: dict[str, Any], more: dict[str, Any], waits: list[str]
+) -> None:
+    """A loss scaler that leaves an optimizer out reads what it found first (torch 2.13, amp/grad_scaler.py,
+    ``_maybe_opt_step``)."""
+    task = _task(card, 0.0, 0.001, **more)
+    steps = Steps(autotune.apply(_plan(**settings), task))
+    steps.step()
+    card.waits.clear()
+    for _ in range(20):  # over the end of an epoch
+        steps.step()
+    assert card.waits == waits * 20
+
+
+def test_a_fused_optimizer_s_skipped_step_is_told(card: Card) -> None:
+    """Its kernel leaves it out on the card; who asks waits."""
+    training = autotune.apply(_plan(precision={"kind": "fp16"}), _task(card, 0.0, 0.001, fused=True))
+    batches, before = iter(training.loader), training.model.weight.detach().clone()
+    first = training.step(next(batches) * float("inf"))
+    assert (first.stepped, torch.equal(training.model.weight, before)) == (False, True)
+    assert training.step(next(batches)).stepped
+    assert not torch.equal(training.model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "host_ms", "share"),
+    [
+        ({"pin_memory": True}, 20, 0.0),
+        ({"pin_memory": True}, 150, 1 / 3),
+        (_NOT_PINNED, 1, 0.0),
+        (_NOT_PINNED, 150, 1 / 3),
+    ],
+    ids=["overlaps", "too slow", "not pinned", "not pinned, too slow"],
+)
+def test_waiting_for_data_is_what_the_card_does_without(
+    card: Card, options: dict[str, Any], host_ms: int, share: float
+) -> None:
+    """Of 100 ms on the card. A copy from pageable memory waits for what is queued, which is no waiting for data."""
+    found = _measured(_task(card, host_ms / 1000, 0.1, options))
+    assert found.loader_wait == pytest.approx(share, abs=0.01)

@@ -56,7 +56,7 @@ def watched_step(
                 training.backward(loss)
         with watch.phase(Phase.OPTIMIZER):
             stepped = training.optimizer_step()
-    return Step(num_samples, not stepped), loss
+    return Step(num_samples, stepped), loss
 
 
 class WatchedSteps:
