@@ -175,5 +175,7 @@ class Predictor:
             self._last = micro, memory_model.interval(micro), memory_model.at(micro)
         _, tensors, at = self._last
         if self._is_cuda:
-            return segments.process_interval(at, tensors, self._options.capability, self._options.context)
+            options = self._options
+            limit_bytes = options.limit_bytes if options.calibration is None else None  # which moves what is charged
+            return segments.process_interval(at, tensors, options.capability, options.context, limit_bytes)
         return process_interval(self.base_bytes, at, tensors, settings)

@@ -92,7 +92,8 @@ class Room(_Frozen):
 
 
 class EstimateOptions(_Options):
-    """The combination of techniques to estimate, and the batches of interest."""
+    """The combination of techniques to estimate, and the batches of interest. Within a limit a CUDA device charges what
+    its allocator does with: it gives cached segments back before it fails."""
 
     settings: Settings = Settings()
     """The combination; its batch does not matter."""

@@ -93,14 +93,16 @@ def _predictor(one: dict[str, str]) -> Predictor:
         return F.cross_entropy(found[0] if isinstance(found, tuple) else found, batch[1])
 
     task = Task(
-        build_model=lambda: timm_model(one["model"]),
+        build_model=lambda: timm_model(one["model"], fuses_attention=False),
         build_dataset=lambda: Samples(lambda: (torch.zeros(3, side, side), 0)),
         compute_loss=compute_loss,
         build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, nesterov=True),
         precision="fp16",
     )
     device = on_device(RTX_3090.device, has_convolutions(task))
-    options = EstimateOptions(settings=_settings(one), reference_batch=2**20, is_held=True, **device)
+    options = EstimateOptions(
+        settings=_settings(one), reference_batch=2**20, is_held=True, limit_bytes=_LIMIT, **device
+    )
     return Predictor(task, options)
 
 

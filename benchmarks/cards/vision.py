@@ -26,12 +26,14 @@ def torchvision_model(name: str) -> nn.Module:
     return model
 
 
-def timm_model(name: str, **options: Any) -> nn.Module:
-    """By timm's own name."""
+def timm_model(name: str, fuses_attention: bool = True) -> nn.Module:
+    """By timm's own name. Versions before 0.9 fused no attention."""
     import_torchvision()
     import timm
+    import timm.layers
 
-    model: nn.Module = timm.create_model(name, **options)
+    timm.layers.set_fused_attn(fuses_attention)
+    model: nn.Module = timm.create_model(name)
     return model
 
 

@@ -1,13 +1,14 @@
 """``CachingAllocator``: memory that torch's CUDA allocator reserves for a sequence of allocations and frees.
 
 Source: c10/cuda/CUDACachingAllocator.cpp of torch 2.13 with the default configuration: ``round_size``, ``get_pool``,
-``get_allocation_size``, ``get_free_block`` (best fit), ``should_split``, ``try_merge_blocks``. One stream; no segment
-is given back, as none is while the device has room.
+``get_allocation_size``, ``get_free_block`` (best fit), ``should_split``, ``try_merge_blocks``; where the device has no
+more room, ``release_cached_blocks``. One stream.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 from ...measure.profiling.allocations import Allocation, Trace
 from ...units import MIB
@@ -38,17 +39,31 @@ _NUM_CUBLAS = 2
 """Workspaces in use: one for the thread that runs forward, one for backward's."""
 
 
+class Full(Exception):
+    """The device has no room for a segment, and none that could be given back."""
+
+
 class CachingAllocator:
     """Segments of a device's memory, cut into blocks; freed blocks are merged with free neighbours and kept for
-    reuse."""
+    reuse. Segments that are wholly free are given back to the device only where another would not fit."""
 
-    def __init__(self) -> None:
-        self.reserved_bytes = 0
-        """Bytes of all segments."""
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        """
+        Args:
+            limit_bytes: of all segments, at any time; None for as many as are asked for.
+        """
+        self.reserved_bytes = self.peak_bytes = 0
+        """Bytes of all segments, now and at most."""
+        self._limit_bytes = limit_bytes
+        self._next_address = 0
         self._pools = {is_small: FreeBlocks() for is_small in (True, False)}
 
     def allocate(self, num_bytes: int) -> Block | None:
-        """A block of at least so many bytes; None for nothing."""
+        """A block of at least so many bytes; None for nothing.
+
+        Raises:
+            Full: there is no room for it, not even once all free segments are given back.
+        """
         if num_bytes <= 0:
             return None
         size = round_up(num_bytes, _ROUNDING)
@@ -77,13 +92,29 @@ class CachingAllocator:
             segment = _LARGE_SEGMENT
         else:
             segment = round_up(size, _LARGE_ROUNDING)
-        block = Block(self.reserved_bytes, segment)
+        if not self._has_room(segment):
+            self._give_back()
+            if not self._has_room(segment):
+                raise Full
+        block = Block(self._next_address, segment)
+        self._next_address += segment
         self.reserved_bytes += segment
+        self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
         return block
+
+    def _has_room(self, segment: int) -> bool:
+        return self._limit_bytes is None or self.reserved_bytes + segment <= self._limit_bytes
+
+    def _give_back(self) -> None:
+        """Give all segments that are wholly free back to the device."""
+        for pool in self._pools.values():
+            for block in [one for one in pool if one.before is None and one.after is None]:
+                pool.take(block)
+                self.reserved_bytes -= block.num_bytes
 
 
 def process_interval(
-    trace: Trace, tensors: Interval, capability: tuple[int, int] | None, context: Interval
+    trace: Trace, tensors: Interval, capability: tuple[int, int] | None, context: Interval, limit_bytes: int | None
 ) -> Interval:
     """What the device charges the process at its peak: the context, and what the allocator reserves with what cuBLAS
     and the convolutions work in.
@@ -93,31 +124,60 @@ def process_interval(
         tensors: at their peak.
         capability: the card's; None is any.
         context: beside what is reserved.
+        limit_bytes: what the device has; None is enough.
 
     Returns:
         At the lower end no kernel takes anything for itself, and a card that is not known is one that gives cuBLAS
-        less.
+        less. An end is within the limit where the step runs there, if need be by giving cached segments back; else it
+        is what would be charged on a larger device.
     """
-    value = _reserved(trace, _cublas_bytes(capability or _MOST))
+    peak_bytes = trace.peak_bytes()
     bare = replace(trace, allocations=tuple(_without_scratch(one) for one in trace.allocations))
-    least = min(value, _reserved(bare, _cublas_bytes(capability or _LEAST)))
-    low, most_likely, high = (
-        round(reserved * part / trace.peak_bytes())
-        for reserved, part in ((least, tensors.low), (value, tensors.value), (value, tensors.high))
+
+    def charged(replays: _Replays, tensors_bytes: int, context_bytes: int) -> int:
+        share = tensors_bytes / peak_bytes
+        room = None if limit_bytes is None else int((limit_bytes - context_bytes) / share)
+        return context_bytes + round(replays.reserved_bytes(room) * share)
+
+    whole = _Replays(trace, _cublas_bytes(capability or _MOST))
+    least = _Replays(bare, _cublas_bytes(capability or _LEAST))
+    value = charged(whole, tensors.value, context.value)
+    return Interval(
+        low=min(value, charged(least, tensors.low, context.low)),
+        value=value,
+        high=max(value, charged(whole, tensors.high, context.high)),
     )
-    return Interval(low=context.low + low, value=context.value + most_likely, high=context.high + high)
+
+
+class _Replays:
+    """Replays of one training, with as much room as it takes, and with less."""
+
+    def __init__(self, trace: Trace, cublas_bytes: int) -> None:
+        self._trace, self._cublas_bytes = trace, cublas_bytes
+
+    @cached_property
+    def _freely(self) -> int:
+        return self._peak_bytes(None)
+
+    def reserved_bytes(self, room: int | None) -> int:
+        """Most that is reserved at once: in this room where that is enough, else where there is more."""
+        if room is None or self._freely <= room:
+            return self._freely
+        try:
+            return self._peak_bytes(room)
+        except Full:
+            return self._freely
+
+    def _peak_bytes(self, room: int | None) -> int:
+        allocator = CachingAllocator(room)
+        for _ in range(_NUM_CUBLAS):
+            allocator.allocate(self._cublas_bytes)
+        replay(self._trace, allocator)
+        return allocator.peak_bytes
 
 
 def _cublas_bytes(capability: tuple[int, int]) -> int:
     return _CUBLAS_NEWER if capability[0] in _NEWER else _CUBLAS
-
-
-def _reserved(trace: Trace, cublas_bytes: int) -> int:
-    allocator = CachingAllocator()
-    for _ in range(_NUM_CUBLAS):
-        allocator.allocate(cublas_bytes)
-    replay(trace, allocator)
-    return allocator.reserved_bytes
 
 
 def _without_scratch(one: Allocation) -> Allocation:
