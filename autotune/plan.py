@@ -14,7 +14,7 @@ from .errors import PlanError
 from .files import read_text, replacing, write_text
 from .plain_yaml import dump_yaml, explain, read_yaml
 from .techniques import Exactness, Settings
-from .techniques.support.facts import Identity
+from .techniques.support.facts import Identity, InTf32
 from .units import Bytes, Percent, Ratio
 
 _Whole = Annotated[int, Field(ge=0, lt=2**63)]
@@ -191,6 +191,9 @@ class Environment(_Section):
     """Python's version."""
     threads: Annotated[_Whole, Field(gt=0)] | None = None
     """On a CPU: threads that torch computed with."""
+    tf32: tuple[InTf32, ...] | None = None
+    """On a CUDA device that has TF32: what of fp32 computes in it by torch's flags, as the job leaves them. By torch's
+    default convolutions do, in the reference too."""
 
 
 class SearchRecord(_Section):

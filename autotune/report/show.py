@@ -223,7 +223,11 @@ def _environment(plan: Plan) -> Rows:
     driver = f", driver {there.driver}" if there.driver else ""
     versions = f"torch {there.torch}, Python {there.python}, autotune {there.autotune}"
     threads = f", {count(there.threads, 'thread')}" if there.threads else ""
-    return [("device", there.device + driver + threads), ("versions", versions)]
+    rows = [("device", there.device + driver + threads), ("versions", versions)]
+    if there.tf32 is not None:
+        how = "by torch's default" if there.tf32 == ("convolutions",) else "by torch's flags, as the job leaves them"
+        rows.append(("TF32", f"{' and '.join(there.tf32) or 'nothing'} of what is in fp32 computes in it, {how}"))
+    return rows
 
 
 def _how_to_apply(plan: Plan, path: Path, coloured: bool) -> Iterator[RenderableType]:

@@ -34,7 +34,8 @@ class DataLoading(Technique):
     prefetch_factor: PositiveInt | None = Field(default=None, le=1024)
     """Batches that each worker holds ready, at most 1024: torch asks for all of them before it returns the first."""
     pin_memory: bool | None = None
-    """Load into page-locked memory, from which copies to a CUDA device overlap with computation."""
+    """Load into page-locked memory, from which the copy to a CUDA device is queued behind what that computes, and the
+    host goes on; from other memory the host waits for it."""
     persistent_workers: bool | None = None
     """Keep workers between epochs."""
     cache: Literal["none", "host", "device"] = "none"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ..errors import PlanError
 from .support.base import Effect, Exactness, Program, Run, Stage, Technique
 from .support.facts import Device, Facts, ScriptFacts
-from .support.tf32 import Tf32, allow_tf32
+from .support.tf32 import Tf32, allow_tf32, in_tf32
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 Kind = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -31,15 +32,29 @@ class Precision(Technique):
     stage: ClassVar[Stage] = Stage.PRECISION
     affects: ClassVar[frozenset[Effect]] = frozenset({"tensors", "code"})
     purposes: ClassVar[Mapping[str, str]] = {
-        "fp32": "Everything computes in the types that it has: no autocast.",
+        "fp32": "Everything computes in the types that it has: no autocast. Convolutions on CUDA round their inputs to "
+        "TF32 all the same, as torch has it by default.",
         "bf16": "Matrix products and convolutions compute in bfloat16; parameters stay fp32.",
         "fp16": "Matrix products and convolutions compute in float16, with a loss scaler.",
-        "tf32": "Matrix products and convolutions round their inputs to TF32.",
+        "tf32": "Matrix products round their inputs to TF32, and so do convolutions, which do by torch's default.",
     }
 
     kind: Literal["default", "fp32", "tf32", "bf16", "fp16"] = "default"
     """``default`` is what the task states, or without that the model as it stands, fp32; ``bf16`` and ``fp16`` are
     autocast, fp16 with a loss scaler."""
+
+    @classmethod
+    def facts_of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, device_type: str) -> Mapping[str, Any]:
+        """What computes in TF32 already."""
+        import torch
+
+        has_tf32 = device_type == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+        return {"tf32": in_tf32() if has_tf32 else None}
+
+    def describe(self, facts: Facts | None = None) -> str:
+        """``fp32 (convolutions in TF32)``."""
+        tf32 = facts.tf32 if facts is not None and self.kind == "fp32" else None
+        return f"{self.kind} ({' and '.join(tf32)} in TF32)" if tf32 else self.kind
 
     @property
     def scales_loss(self) -> bool:

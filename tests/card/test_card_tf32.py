@@ -7,10 +7,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from search_tables import facts
+from stand_in import Card
 from torch import backends
 
 from autotune.measure.checks.split import measure_split
+from autotune.plan import Plan
 from autotune.randomness import seed_everything
+from autotune.report.show import found_rows
+from autotune.searches.winner.build_plan import environment_of
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
 from autotune.techniques.precision import Precision
 from autotune.testing.zoo import ZOO
 
@@ -88,3 +95,47 @@ def test_a_split_is_checked_without_tf32(users_flags):
     assert timed == before[:3]
     assert all(one == ["ieee"] * 3 for one in (whole, *parts))
     assert _flags()[: len(before)] == before
+
+
+def _told() -> Plan:
+    """A plan for a job on this card."""
+    model = ZOO["cnn"].build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    known = facts(**Precision.facts_of(model, optimizer, "cuda"))
+    return Plan(settings=Settings(batch=Batch(micro=1)), environment=environment_of(known))
+
+
+TOLD = {
+    "nothing": (("convolutions",), "convolutions of what is in fp32 computes in it, by torch's default"),
+    "conv ieee": ((), "nothing of what is in fp32 computes in it, by torch's flags, as the job leaves them"),
+    "all tf32": (
+        ("matrix products", "convolutions"),
+        "matrix products and convolutions of what is in fp32 computes in it, by torch's flags, as the job leaves them",
+    ),
+}
+
+
+@pytest.mark.parametrize("users_flags", TOLD, indirect=True)
+def test_every_plan_says_what_of_fp32_is_in_tf32(users_flags, card: Card, request):
+    """On a card that has it, also where the plan changes no precision: torch's own default has convolutions in it."""
+    wanted, words = TOLD[request.node.callspec.params["users_flags"]]
+    plan = Plan.from_yaml(_told().to_yaml())
+    assert plan.environment.tf32 == wanted
+    assert ("TF32", words) in found_rows(plan)["Measured on"]
+    card.capability = (7, 5)
+    assert _told().environment.tf32 is None
+    assert "tf32" not in _told().to_yaml()
+
+
+def test_fp32_is_described_with_what_is_in_tf32():
+    on_card = facts(tf32=("convolutions",))
+    assert Precision(kind="fp32").describe(on_card) == "fp32 (convolutions in TF32)"
+    assert Precision(kind="fp32").describe(facts(tf32=())) == Precision(kind="fp32").describe(facts()) == "fp32"
+
+
+def test_losses_of_a_job_that_computes_in_tf32_are_held_to_a_rounding_jobs_limit():
+    """cuDNN and cuBLAS may take other kernels for other batches. Of convolutions only where the model has any."""
+    assert facts(tf32=("convolutions",), conv_dims=(2,)).rounds
+    assert not facts(tf32=("convolutions",), conv_dims=()).rounds
+    assert facts(tf32=("matrix products", "convolutions"), conv_dims=()).rounds
+    assert not facts(tf32=(), conv_dims=(2,)).rounds

@@ -103,6 +103,7 @@ def environment_of(facts: Facts) -> Environment:
         autotune=VERSION,
         python=platform.python_version(),
         threads=facts.num_threads if facts.device.type == "cpu" else None,
+        tf32=facts.tf32,
     )
 
 

@@ -8,6 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+InTf32 = Literal["matrix products", "convolutions"]
+"""Of fp32, what may compute in TF32 on CUDA; with convolutions go recurrent layers."""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -130,6 +133,8 @@ class Facts(_Frozen):
     """Of a script: how often each sample is passed back in an optimizer step (SAM: twice)."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
     """What the task says that the job runs in."""
+    tf32: tuple[InTf32, ...] | None = None
+    """What of fp32 computes in TF32 by torch's flags, as the task leaves them; None where the device has none."""
     max_grad_norm: float | None = None
     """The norm that the task says it clips gradients at."""
     own_autocast: bool = False
@@ -184,7 +189,9 @@ class Facts(_Frozen):
     @property
     def rounds(self) -> bool:
         """Whether the job as it stands computes in less than fp32: sums in another order show in its losses."""
-        return self.own_autocast or self.split_rounded or self.precision not in (None, "fp32")
+        tf32 = self.tf32 or ()
+        is_in_tf32 = "matrix products" in tf32 or ("convolutions" in tf32 and bool(self.conv_dims))
+        return self.own_autocast or self.split_rounded or self.precision not in (None, "fp32") or is_in_tf32
 
 
 class ScriptFacts(_Frozen):

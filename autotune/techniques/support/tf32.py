@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .facts import InTf32
+
 
 @dataclass(frozen=True)
 class Tf32:
@@ -34,7 +36,8 @@ class Tf32:
         return cls(newer, _read(torch.get_float32_matmul_precision), _read(lambda: torch.backends.cudnn.allow_tf32))
 
     def restore(self) -> None:
-        """Put them back."""
+        """Put them back. Torch's state before anybody has set a flag, which follows ``torch.backends.fp32_precision``,
+        has no name: what computes in TF32 then says so by itself afterwards."""
         import torch
 
         if self.matmul is not None:
@@ -57,6 +60,13 @@ def allow_tf32(allowed: bool) -> Tf32:
     for place in _places()[:3]:
         place.fp32_precision = "tf32" if allowed else "ieee"
     return before
+
+
+def in_tf32() -> tuple[InTf32, ...]:
+    """What of fp32 computes in TF32 as the flags stand, on a device that has it."""
+    matmul, conv, *_ = _places()
+    found: tuple[tuple[InTf32, Any], ...] = ("matrix products", matmul), ("convolutions", conv)
+    return tuple(name for name, place in found if place.fp32_precision == "tf32")
 
 
 @contextmanager
