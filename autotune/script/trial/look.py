@@ -143,7 +143,7 @@ class Look(Observer):
         read, self.drawn_from = self.drawn_from, []
         if self.num_steps == 1:
             self._made = made_words(made_in(self._scratch)) if self._scratch is not None else None
-            self._began_s, self._began_with, self._num_passes = perf_counter(), self.num_samples, 0
+            self._began_s, self._began_with, self._num_passes = self._now_s(), self.num_samples, 0
             self._began_seen, self._began_drawn = self._seen, self._drawn
         if self.num_steps < _NUM_STEPS:
             return
@@ -168,7 +168,7 @@ class Look(Observer):
         request, model = self._request, unwrapped(self._found.model)
         ranks, parallel = world_size(), self._shared_out()
         device = self._device_of(model)
-        rate = (self.num_samples - self._began_with) / (perf_counter() - self._began_s)
+        rate = (self.num_samples - self._began_with) / (self._now_s() - self._began_s)
         loader = self._found.loader
         passes = self._passes()
         accumulate = self._per_step[-1] // passes
@@ -224,6 +224,12 @@ class Look(Observer):
             not_comparable=self._not_comparable(not is_read or data.deterministic, losses),
             warnings=(*self._warnings(trained_on), *rates.notes),
         )
+
+    def _now_s(self) -> float:
+        """Once the device has done what was asked of it."""
+        if self._request.device == "cuda":
+            torch.cuda.synchronize()
+        return perf_counter()
 
     def _device_of(self, model: nn.Module) -> str:
         found = next(p.device.type for p in model.parameters())

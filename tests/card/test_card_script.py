@@ -1,0 +1,124 @@
+"""What is measured of a script on a card is what a job of it does."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_in import Card
+
+from autotune.measure import InspectOptions, MeasureOptions
+from autotune.measure.timing.loading import LoaderRates
+from autotune.plan import Plan
+from autotune.script.plan.applied import InScript
+from autotune.script.plan.hooks import ScriptHooks
+from autotune.script.trial.look import Look
+from autotune.script.trial.timing import ScriptTiming
+from autotune.techniques import Settings
+from autotune.workers import Inspected, InspectRequest, Measured, MeasureRequest
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def collate(samples):
+    card.host(host_s)
+    return torch.stack([x for x, in samples])
+
+model = nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+loader = DataLoader(TensorDataset(torch.ones(4 * num_batches, 4)), batch_size=4, collate_fn=collate, pin_memory=True)
+for epoch in range(num_epochs):
+    model.train()
+    for batch in loader:
+        loss = model(batch.cuda(non_blocking=True)).pow(2).mean()
+        card.work(device_s)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if evaluates:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(3):
+                model(torch.ones(4, 4, device="cuda"))
+                card.work(1.0)
+torch.cuda.synchronize()
+"""
+"""A step takes ``host_s`` to load, and ``device_s`` on the card."""
+
+
+@pytest.fixture
+def run(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run the script here; watched, until there is an outcome, where an observer is given."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    monkeypatch.setattr(sys, "argv", [str(path)])
+
+    def run(observe: Callable[..., Any] | None = None, **names: Any) -> Any:
+        given = {"num_batches": 16, "num_epochs": 10**6, "evaluates": False, "lr": 0.01, **names, "card": card}
+        if observe is None:
+            return runpy.run_path(str(path), given, "__main__")
+        found: list[Any] = []
+
+        def answer(outcome: Any) -> Any:
+            found.append(outcome)
+            raise SystemExit(0)
+
+        in_script = InScript(Plan(settings=Settings()), Path("plan.yaml"))
+        hooks = ScriptHooks(in_script)
+        hooks.observer = observe(in_script, answer)
+        hooks.install()
+        try:
+            with pytest.raises(SystemExit):
+                runpy.run_path(str(path), given, "__main__")
+        finally:
+            hooks.remove()
+        return found[0]
+
+    return run
+
+
+def _timing(card: Card) -> Callable[..., Any]:
+    options = MeasureOptions(trial_time_s=20, precision=0.01, parity_batch=None)
+    request = MeasureRequest(id="x", task="train.py", device="cuda", plan=Plan(settings=Settings()), options=options)
+    return lambda in_script, answer: ScriptTiming(request, card.now_s, answer, lambda said: None)
+
+
+@pytest.mark.parametrize(
+    ("host_ms", "device_ms", "evaluates"), [(20, 100, False), (20, 100, True), (60, 30, False)], ids=str
+)
+def test_a_script_is_as_fast_as_without_being_measured(
+    card: Card, run: Callable[..., Any], host_ms: int, device_ms: int, evaluates: bool
+) -> None:
+    """Evaluations are left out: 3 s on the card after every 16 steps."""
+    times = {"host_s": host_ms / 1000, "device_s": device_ms / 1000}
+    found = run(_timing(card), **times, evaluates=evaluates)
+    assert isinstance(found, Measured), found
+    began_s = card.now_s
+    run(**times, num_batches=64, num_epochs=1)
+    truth = 4 * 64 / (card.now_s - began_s)
+    assert truth == pytest.approx(4000 / max(host_ms, device_ms), rel=0.02)
+    assert found.measurement.samples_per_s.value == pytest.approx(truth, rel=0.02)
+
+
+def test_a_script_s_losses_are_seen_with_the_windows(card: Card, run: Callable[..., Any]) -> None:
+    """The first that is infinite or NaN ends it, with the step that it is of: weights of 1e30, squared, are too
+    large."""
+    found = run(_timing(card), host_s=0.0, device_s=0.1, lr=1e30)
+    assert (found.kind, found.step) == ("non_finite", 2)
+
+
+def test_the_rate_of_a_script_s_first_steps_is_the_card_s(
+    card: Card, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host has queued them in no time."""
+    monkeypatch.setattr("autotune.script.trial.look.loader_rates", lambda *_: LoaderRates())
+    request = InspectRequest(id="x", task="train.py", device="cuda", options=InspectOptions())
+    found = run(lambda in_script, answer: Look(request, in_script, 1, answer, None, None), host_s=0.0, device_s=0.1)
+    assert isinstance(found, Inspected), found
+    assert found.facts.step_samples_per_s == pytest.approx(40, rel=0.02)
