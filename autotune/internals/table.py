@@ -50,7 +50,7 @@ FEATURES: tuple[Feature, ...] = (
         "compiled modules",
         *_CALL,
         "torch._functorch.config",
-        "torch._inductor.compile_fx.compile_fx(model_, example_inputs_, config_patches)",
+        "torch._inductor.compile_fx.compile_fx(model_, example_inputs_, inner_compile, config_patches)",
         "torch._inductor.list_mode_options(mode)",
         "torch.utils._pytree.tree_map_only",
     ),
@@ -122,6 +122,11 @@ FEATURES: tuple[Feature, ...] = (
             "torch.Tensor._version",
             "torch.UntypedStorage._cdata",
         ),
+    ),
+    Feature(
+        "graph breaks",
+        "a trial does not say where torch.compile breaks a model into pieces",
+        ("torch._dynamo.utils.graph_break_reasons",),
     ),
     Feature(
         "evaluation",

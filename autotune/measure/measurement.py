@@ -217,6 +217,8 @@ class Measurement(_Frozen):
     """Seconds from asking for an epoch to its first batch."""
     compile_s: float = Field(default=0.0, ge=0)
     """Seconds that torch.compile took; with a warm cache where something alike was compiled on this machine before."""
+    graph_breaks: tuple[str, ...] = ()
+    """Where torch.compile broke what it compiled into pieces, and why; the reasons are torch's."""
     leak_bytes_per_step: float | None = None
     """Memory gained by each optimizer step without end; None where it is stable."""
     evaluations: tuple[Evaluated, ...] = ()

@@ -91,6 +91,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         optimizer_share=min(1.0, optimizer_time.seconds() / sum(window.seconds for window in timing.windows)),
         epoch_start_s=steps.feed.epoch_start_s,
         compile_s=steps.compile_time.seconds(),
+        graph_breaks=steps.compile_time.graph_breaks(),
         leak_bytes_per_step=leak,
         evaluations=evaluations,
         phases_s=phases_s,

@@ -32,7 +32,7 @@ from autotune.plan import Budget, Speed
 from autotune.searches.events import FinalistEnded, Stopped, Warned
 from autotune.searches.winner.evidence import combine
 from autotune.techniques import Settings
-from autotune.workers import Crashed, OutOfMemory, TimedOut
+from autotune.workers import Crashed, Measured, OutOfMemory, TimedOut
 from autotune.workers.table import TableExecutor
 
 pytestmark = pytest.mark.usefixtures("in_memory")
@@ -351,6 +351,16 @@ def test_repeats_that_lie_far_apart_are_noted():
     notes = run_search(options(), rows=rows).plan.notes
     assert any(note.startswith("speeds vary by ±") for note in notes)
     assert not any(note.startswith("speeds vary by ±") for note in small_search().plan.notes)
+
+
+def test_pieces_of_a_compiled_model_are_noted():
+    """Three places by name, each once."""
+    places = tuple(f"model.py, line {line}: print(x) (why)" for line in range(1, 6))
+    found = measurement(300.0, process=peak(BOTH)).model_copy(update={"graph_breaks": places})
+    notes = run_search(options(), rows=[row(BOTH, outcome=Measured(measurement=found, seconds=1.0))]).plan.notes
+    (said,) = [note for note in notes if "in pieces" in note]
+    assert said.endswith(f"torch cannot go on at {'; '.join(places[:3])}; and at 2 more")
+    assert not any("in pieces" in note for note in small_search().plan.notes)
 
 
 def test_waiting_for_data_is_noted_from_a_tenth_of_the_time_on():

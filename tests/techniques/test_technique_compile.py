@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import subprocess
 import sys
 import warnings
@@ -242,6 +243,18 @@ def test_what_is_too_slow_compiles_no_other_program_than_it_trains(compiled):
         num_programs.append(len(compiled))
         assert bool(found.parity.losses) == (to_beat is None)
     assert num_programs == [2, 1]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("compiled")
+def test_where_a_model_is_in_pieces_is_in_its_measurement():
+    """Each place once, by file and line, with torch's reason; those of another model before it are not."""
+    settings = {"batch": Batch(micro=8), "compile": MODEL}
+    task = dataclasses.replace(MLP, build_model=lambda: nn.Sequential(MLP.build_model(), Dropped(prints=True)))
+    options = MeasureOptions(trial_time_s=0.1, parity_batch=None)
+    (told,) = measure(training_of(task, **settings), task, options).graph_breaks
+    assert re.fullmatch(r'test_technique_compile.py, line \d+: print\("here"\) \(Failed to trace builtin .*\)', told)
+    assert measure(training_of(MLP, **settings), MLP, options).graph_breaks == ()
 
 
 def test_what_compiles_nothing_takes_no_time():

@@ -1,12 +1,16 @@
-"""Seconds that torch.compile takes within a training: tracing, partitioning and the compiler's own runs."""
+"""Seconds that torch.compile takes within a training: tracing, partitioning and the compiler's own runs; and where it
+breaks a model into pieces."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import torch
+
+from ...internals import lost
 
 
 class CompileTime:
@@ -25,10 +29,16 @@ class CompileTime:
         self._depth = 0
         callback_handler.register_start_callback(self._begin)
         callback_handler.register_end_callback(self._end)
+        self._num_breaks = len(_breaks())
 
     def seconds(self) -> float:
         """Wall time so far."""
         return self._seconds
+
+    def graph_breaks(self) -> tuple[str, ...]:
+        """Each line at which a program ended, since torch could not trace what it does, and why; what follows is
+        another program."""
+        return tuple(dict.fromkeys(map(_in_words, _breaks()[self._num_breaks :])))
 
     def _begin(self, _: Any) -> None:
         if self._depth == 0:
@@ -43,3 +53,22 @@ class CompileTime:
         if self._depth == 0:
             self._seconds += perf_counter() - self._began_s
             self._note(self._seconds, False)
+
+
+def _breaks() -> list[Any]:
+    if lost("graph breaks") is not None:
+        return []
+    from torch._dynamo.utils import graph_break_reasons
+
+    return graph_break_reasons
+
+
+def _in_words(found: Any) -> str:
+    """``model.py, line 9: print(x) (Failed to trace builtin operator)``."""
+    reason: str = found.reason.strip().partition("\n")[0]
+    if reason.startswith("generic_jump"):
+        reason = "which way to go depends on a tensor's value"
+    if not found.user_stack:
+        return reason
+    at = found.user_stack[-1]
+    return f"{os.path.basename(at.filename)}, line {at.lineno}: {at.line} ({reason})"

@@ -130,6 +130,7 @@ class ScriptTiming(Observer):
                 parity=self._parity(),
                 epoch_start_s=0.0,
                 compile_s=self._compile_time.seconds(),
+                graph_breaks=self._compile_time.graph_breaks(),
                 evaluations=self._evaluations.found(),
                 phases_s=self._phases_s,
                 warnings=(*(() if self._has_evaluated else (NO_EVALUATION,)), *of_others()),

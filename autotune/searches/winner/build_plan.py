@@ -29,6 +29,8 @@ from .final import Final, run_name
 
 _WIDE = 0.25
 """Relative half-width of a 95 % interval from which on a note asks whether the machine is shared."""
+_BREAKS_SAID = 3
+"""Most places that a note names; a trial's record has all."""
 _MUCH_WAITING = 0.1
 """Share of the time spent waiting for data from which on a note says so."""
 
@@ -211,6 +213,12 @@ def _notes(session: Session, final: Final, measured: Evidence, reference: Eviden
     runs = [winner.outcome.measurement, *final.repeats] if isinstance(winner.outcome, Measured) else []
     if runs and all(NO_EVALUATION in run.warnings for run in runs):
         yield NO_EVALUATION
+    if breaks := list(dict.fromkeys(one for run in runs for one in run.graph_breaks)):
+        more = f"; and at {len(breaks) - _BREAKS_SAID} more" if len(breaks) > _BREAKS_SAID else ""
+        yield (
+            "what is compiled is in pieces, which costs a part of its gain: torch cannot go on at "
+            f"{'; '.join(breaks[:_BREAKS_SAID])}{more}"
+        )
     for technique in winner.settings.techniques():
         if technique.exactness(facts) == "lossy":
             what = "what the model computes" if "function" in technique.affects else "the gradient"
