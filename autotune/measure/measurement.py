@@ -186,6 +186,23 @@ class Evaluated(_Frozen):
     """Peak of the process after it."""
 
 
+class CardState(_Frozen):
+    """A GPU while something was timed on it; None is what its driver does not tell."""
+
+    clock_mhz: int | None
+    """Mean clock of its multiprocessors."""
+    least_clock_mhz: int | None
+    """The lowest of them."""
+    lowered: tuple[str, ...]
+    """Why it was lowered, if it was; not by a limit of power, which what is computed reaches by itself."""
+    power_w: float | None
+    """Mean power."""
+    temperature_c: int | None
+    """The highest temperature."""
+    others: float | None
+    """Mean share of its time that other processes computed."""
+
+
 class Measurement(_Frozen):
     """Speed, memory and losses of one configuration in one process."""
 
@@ -210,6 +227,8 @@ class Measurement(_Frozen):
     calm: float = Field(default=1.0, ge=0, le=1)
     """Share of the timed seconds that the speed comes from: less than 1 where windows that other work disturbed are
     left out."""
+    card: CardState | None = None
+    """The GPU meanwhile; None of a CPU's, and where its driver tells nothing."""
     stopped: Stopped = "time"
     """What ended timing. Where that is :meth:`MeasureOptions.is_out`, ``parity.losses`` is empty, unless the job is a
     script."""

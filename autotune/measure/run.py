@@ -95,7 +95,7 @@ def measure(training: Training, task: Task, options: MeasureOptions) -> Measurem
         leak_bytes_per_step=leak,
         evaluations=evaluations,
         phases_s=phases_s,
-        warnings=(*warnings, *found, *_stopped(evaluations, options), *of_others()),
+        warnings=(*warnings, *found, *_stopped(evaluations, options), *of_others(), *timing.warnings()),
     )
 
 

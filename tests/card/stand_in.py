@@ -96,6 +96,8 @@ _TRIAL = ("autotune.workers.trial.child", "autotune.measure.inspect", "autotune.
 """With what they import, modules that are there before clocks are set."""
 _OWN_CLOCK = "autotune.measure.timing.disturbance"
 """Watches the machine that tests run on."""
+_THREAD_CLOCK = "autotune.measure.timing.card"
+"""Is read in a thread, which passes no time of the card's."""
 
 
 @dataclass(frozen=True)
@@ -559,7 +561,7 @@ def _patch_clock(patch: pytest.MonkeyPatch, card: Card) -> None:
     clock.sleep = card.host
     named = {time.perf_counter: now, time.monotonic: now, time.process_time: now, time: clock}
     for name, module in list(sys.modules.items()):
-        if name != _OWN_CLOCK and (f"{name}.".startswith(_CLOCKED) or name == _TRIAL[0]):
+        if name not in (_OWN_CLOCK, _THREAD_CLOCK) and (f"{name}.".startswith(_CLOCKED) or name == _TRIAL[0]):
             for word, value in list(vars(module).items()):
                 if isinstance(value, types.ModuleType | types.BuiltinFunctionType) and value in named:
                     patch.setattr(module, word, named[value])
@@ -745,8 +747,10 @@ def _patch_nvml(patch: pytest.MonkeyPatch, card: Card) -> None:
         ),
         "nvmlDeviceGetProcessUtilization": told(
             lambda handle: [
-                types.SimpleNamespace(pid=one.pid, smUtil=one.utilization, timeStamp=round(card.now_s * 1e6))
-                for one in handle.processes
+                types.SimpleNamespace(
+                    pid=0 if handle.pids_hidden else pid, smUtil=share, timeStamp=int(card.now_s * 1e6)
+                )
+                for pid, share in (*((one.pid, one.utilization) for one in handle.processes), (os.getpid(), 50))
             ]
         ),
     }

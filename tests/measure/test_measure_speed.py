@@ -96,11 +96,25 @@ class FakeOtherWork:
         pass
 
 
+class QuietCard(FakeOtherWork):
+    """A card that nobody else uses, and whose driver tells nothing."""
+
+    def __init__(self, watches_others=True):
+        super().__init__()
+
+    def shares(self):
+        return [0.0] * self._num_windows
+
+    def state(self):
+        return None
+
+
 @pytest.fixture
 def clock(monkeypatch):
     fake = Clock()
     monkeypatch.setattr(speed, "perf_counter", fake)
     monkeypatch.setattr(engine, "OtherWork", FakeOtherWork)
+    monkeypatch.setattr(engine, "CardWatch", QuietCard)
     return fake
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from ...ranks import of_first, world_size
 from ..measurement import MeasureOptions, Stopped
 from ..memory import Charge
+from .card import CardWatch
 from .disturbance import OtherWork, disturbed_share
 from .speed import FEWEST_WINDOWS, StoppingRule, Window, calm, settled, speed_of
 from .turns import Side
@@ -172,6 +173,7 @@ class Timing:
         self.stopped: Stopped | None = None
         """What ended it; None while it goes on."""
         self._other_work = OtherWork()
+        self._card = CardWatch(watches_others=side is None) if charge.is_cuda else None
         self._side, self._rested_s = side, side.at_rest_s if side is not None else 0.0
         self._turn_began_at = self._num_to_skip = 0
         if charge.is_cuda:
@@ -189,8 +191,10 @@ class Timing:
     @property
     def windows(self) -> list[Window]:
         """So far, as far as the device has come."""
-        taken_s = zip(self._windows, self._other_work.seconds()[: len(self._windows)], strict=True)
-        return [dataclasses.replace(window, others_s=others_s) for window, others_s in taken_s]
+        taken_s = self._other_work.seconds()[: len(self._windows)]
+        shares = self._card.shares() if self._card is not None else [0.0] * len(taken_s)
+        found = zip(self._windows, taken_s, shares, strict=False)
+        return [dataclasses.replace(one, others_s=taken_s + share * one.elapsed_s) for one, taken_s, share in found]
 
     def stepped(self) -> bool:
         """A step has ended: close the window, if it is long enough.
@@ -207,6 +211,8 @@ class Timing:
             return False
         self._to_read.append((self._opened, self._meter.mark()))
         self._other_work.close()
+        if self._card is not None:
+            self._card.close()
         self._read_all_but(self._num_ahead)
         self._look_at_memory()
         self.stopped = self._reason()
@@ -221,6 +227,12 @@ class Timing:
         self._read_all_but(0)
         self._charge.sample_descendants()
         self._other_work.end()
+        if self._card is not None:
+            self._card.end()
+
+    def warnings(self) -> Iterator[str]:
+        """What the user should hear of the device."""
+        yield from self._card.warnings() if self._card is not None else ()
 
     def result(self, start_s: float = 0.0) -> dict[str, Any] | None:
         """What a measurement tells of the windows; None where they are too few.
@@ -241,6 +253,7 @@ class Timing:
             "loader_wait": min(1.0, sum(window.wait_s for window in windows) / seconds),
             "disturbed": disturbed_share(windows),
             "calm": min(1.0, sum(w.elapsed_s for w in kept) / sum(w.elapsed_s for w in every)),
+            "card": self._card.state() if self._card is not None else None,
             "stopped": self.stopped or "time",
         }
 
@@ -280,6 +293,8 @@ class Timing:
     def _open(self) -> None:
         self._agreed_steps = self._steps_of_next()
         self._other_work.open()
+        if self._card is not None:
+            self._card.open()
         self._opened, self._opened_with = self._meter.mark(), self._meter.read()
 
     def _steps_of_next(self) -> int | None:

@@ -133,7 +133,7 @@ class ScriptTiming(Observer):
                 graph_breaks=self._compile_time.graph_breaks(),
                 evaluations=self._evaluations.found(),
                 phases_s=self._phases_s,
-                warnings=(*(() if self._has_evaluated else (NO_EVALUATION,)), *of_others()),
+                warnings=(*(() if self._has_evaluated else (NO_EVALUATION,)), *of_others(), *self._timing.warnings()),
             )
         )
 
