@@ -60,7 +60,7 @@ def search(
         UserError: an unknown option or a value that it does not take; or as :func:`autotune.searches.driver.search`.
     """
     words = [str(task)] if isinstance(task, str | Path) else [str(word) for word in task]
-    kind, name = _device(options.pop("device", None))
+    kind, name = _device(options.pop("device", None), address)
     is_script = len(words) > 1
     stated = {
         "task": script_name(words) if is_script else words[0],
@@ -95,7 +95,9 @@ def verify(
         UserError: an unknown option, or the plan cannot be had here.
     """
     path = None if isinstance(plan, Plan) else Path(plan)
-    found = (plan if isinstance(plan, Plan) else load_plan(plan)).on(default_device())
+    found = plan if isinstance(plan, Plan) else load_plan(plan)
+    if found.budget.device is None:
+        found = found.on(default_device(address))
     asked = _read(HowToSearch, options)
     words = None if task is None else [str(task)] if isinstance(task, str | Path) else [str(word) for word in task]
     source, command, _ = job_of(found, words, path)
@@ -150,9 +152,9 @@ def _read(model: type[Any], given: Mapping[str, Any]) -> Any:
         raise UserError(explain(error, "autotune", model)) from None
 
 
-def _device(text: str | None) -> tuple[Literal["cpu", "cuda"], str | None]:
+def _device(text: str | None, address: str | None) -> tuple[Literal["cpu", "cuda"], str | None]:
     try:
-        return split_device(text or default_device())
+        return split_device(text or default_device(address))
     except ValueError as error:
         raise UserError(f"device: {error}") from None
 

@@ -20,6 +20,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -139,6 +140,22 @@ class Answer(_Frozen):
 
 _FIRST: TypeAdapter[Ready | Refused | Waiting] = TypeAdapter(Ready | Refused | Waiting)
 _LATER: TypeAdapter[Answer | Changed] = TypeAdapter(Answer | Changed)
+
+
+@cache
+def kind_of_devices(address: str) -> Literal["cpu", "cuda"]:
+    """``cuda`` where a Ray cluster has a GPU at the moment, as a process of its own reads it.
+
+    Raises:
+        TrialsLost: the cluster does not answer.
+    """
+    program = f"from {__package__}.ray_pool import tell_kind; tell_kind({address!r})"
+    asked = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
+    kinds: dict[str, Literal["cpu", "cuda"]] = {"cpu": "cpu", "cuda": "cuda"}
+    said = (asked.stdout or asked.stderr).splitlines()[-1]
+    if said not in kinds:
+        raise TrialsLost(f"the Ray cluster at {address} could not be asked for its devices: {said}")
+    return kinds[said]
 
 
 class RayExecutor(Executor):

@@ -68,6 +68,14 @@ def main(client: int) -> None:
             _leave_nothing(options)
 
 
+def tell_kind(address: str) -> None:
+    """Print the kind of devices that the cluster at ``address`` has."""
+    _connect(
+        ClusterOptions(device="cpu", device_name=None, address=address, working_dir=None, folder="", environment={})
+    )
+    print("cuda" if _nodes("cuda") else "cpu")
+
+
 def _end_with_driver(connection: socket.socket, options: ClusterOptions, started: threading.Event) -> None:
     """In a thread: where the driver goes while Ray starts, nobody waits for Ray."""
     if connection.recv(1, socket.MSG_PEEK) == b"" and not started.is_set():

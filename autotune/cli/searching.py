@@ -56,7 +56,7 @@ def search(
     from ..workers.devices import split_device
 
     device = given.pop("device", None)
-    kind, device_name = split_device(device or default_device())
+    kind, device_name = split_device(device or default_device(address))
     is_script = len(job) > 1
     if is_script:
         from ..script.command import script_name

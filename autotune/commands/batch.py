@@ -58,16 +58,19 @@ def batch(what: WhatToTune, where: Where, dry_run: bool, json: bool) -> int:
     """
     jobs = load_jobs(what.jobs, what.folder)
     results = Results(what.storage or default_storage("results"))
-    with executors_for(jobs, what.jobs, where) as executors:
+    device = default_device(where.address) if any(job.device is None for job in jobs.jobs) else "cpu"
+    with executors_for(jobs, what.jobs, where, device) as executors:
         if dry_run:
-            return preview(jobs, what, executors, results, json)
-        found, stop = run_jobs(jobs, what, executors, results)
+            return preview(jobs, what, executors, results, json, device)
+        found, stop = run_jobs(jobs, what, executors, results, device)
     code = tell_of(found, stop.is_set())
     print_summary(found.folder / SUMMARY, code, as_document(found), json)
     return code
 
 
-def run_jobs(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results) -> tuple[Batch, threading.Event]:
+def run_jobs(
+    jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, device: str = "cpu"
+) -> tuple[Batch, threading.Event]:
     """Run jobs, watched, to their end or a Ctrl-C.
 
     Args:
@@ -75,12 +78,13 @@ def run_jobs(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results)
         what: where their files go.
         executors: by the device that jobs ask for; the caller closes them.
         results: where measurements are kept.
+        device: of jobs that name none.
 
     Returns:
         What came of them, and an event that a Ctrl-C has set.
     """
     stop, watch = threading.Event(), Watch(console(sys.stderr))
-    found = prepare_batch(jobs, what.folder, executors, results, stop, what.resume, watch.observe, default_device())
+    found = prepare_batch(jobs, what.folder, executors, results, stop, what.resume, watch.observe, device)
     with watch.drawing(found), interrupts(stop, lambda: close_all(executors), watch.interrupted):
         found.run()
     return found, stop
@@ -93,13 +97,13 @@ def close_all(executors: Devices) -> None:
 
 
 @contextmanager
-def executors_for(jobs: Jobs, path: Path, where: Where) -> Iterator[Devices]:
-    """An executor for each device that the jobs ask for, one where several mean the same. A cluster is shipped the
-    folder of ``path``, the jobs' file."""
+def executors_for(jobs: Jobs, path: Path, where: Where, default: str = "cpu") -> Iterator[Devices]:
+    """An executor for each device that the jobs ask for, ``default`` where they name none; one where several mean the
+    same. A cluster is shipped the folder of ``path``, the jobs' file."""
     with ExitStack() as stack:
         found: dict[str, Executor] = {}
         by_type: dict[tuple[str, str], Executor] = {}
-        for wanted in sorted({job.device or default_device() for job in jobs.jobs}):
+        for wanted in sorted({job.device or default for job in jobs.jobs}):
             device, name = split_device(wanted)
             shipping = replace(where, is_script=True, device_name=name)  # it looks at no task: each job's was looked at
             executor = stack.enter_context(trials(shipping, str(path), device))
@@ -140,10 +144,10 @@ def as_document(found: Batch) -> dict[str, Any]:
     return {"jobs": [run.as_row() for run in found.jobs], "devices": found.devices()}
 
 
-def preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, json: bool) -> int:
-    """Say what jobs would do; the exit code."""
+def preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, json: bool, device: str) -> int:
+    """Say what jobs would do, on ``device`` where they name none; the exit code."""
     tell("reading the tasks; no trial is run")
-    found = preview_jobs(jobs, what, executors, results)
+    found = preview_jobs(jobs, what, executors, results, device)
     if json:
         print_json({"jobs": [preview_as_json(one) for one in found]})
     else:
@@ -151,14 +155,16 @@ def preview(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, 
     return 0
 
 
-def preview_jobs(jobs: Jobs, what: WhatToTune, executors: Devices, results: Results) -> list[PreviewedJob]:
-    """What jobs would do, in the order that they run in; measures nothing."""
+def preview_jobs(
+    jobs: Jobs, what: WhatToTune, executors: Devices, results: Results, device: str = "cpu"
+) -> list[PreviewedJob]:
+    """What jobs would do, in the order that they run in, on ``device`` where they name none; measures nothing."""
     found: list[PreviewedJob] = []
     for lane in jobs.lanes():
         before: PreviewedJob | None = None
         inspected: dict[str, Outcome] = {}
         for job in lane:
-            run = job_run(job, what.folder, default_device(), what.resume)
+            run = job_run(job, what.folder, device, what.resume)
             before = _preview_job(run, Inspecting(executors[run.where], inspected), results, before)
             found.append(before)
     return found

@@ -53,10 +53,10 @@ def search_budgets(
         check_output(job.plan(Path()), {}, UserError)
     what = WhatToTune(Path(options.task), FOLDER / f"{options.stem}-budgets", resume=options.resume)
     results = Results(default_storage("results"))
-    with executors_for(jobs, what.jobs, where) as executors:
+    with executors_for(jobs, what.jobs, where, options.device) as executors:
         if dry_run:
-            return preview(jobs, what, executors, results, json)
-        found, stop = run_jobs(jobs, what, executors, results)
+            return preview(jobs, what, executors, results, json, options.device)
+        found, stop = run_jobs(jobs, what, executors, results, options.device)
     code = tell_of(found, stop.is_set())
     if json:
         print_json({"exit_code": code, **as_document(found)})

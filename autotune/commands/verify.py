@@ -49,7 +49,9 @@ def verify(
     """
     if asked.given(["scratch"]) and not where.is_script:
         raise UserError("--scratch is for a script's trials. Give the command that starts it, behind --.")
-    plan = load_plan(path).on(default_device())
+    plan = load_plan(path)
+    if plan.budget.device is None:
+        plan = plan.on(default_device(where.address))
     task, command, notes = job_of(plan, job, path)
     for note in notes:
         tell(note)

@@ -57,9 +57,20 @@ class Where:
         return RayExecutor(device, self.device_name, self.address, path, tell)
 
 
-def default_device() -> Literal["cpu", "cuda"]:
+def default_device(address: str | None = None) -> Literal["cpu", "cuda"]:
     """``cuda`` where this machine has a GPU that can be measured on, found without importing torch. Where it has one
-    that cannot be, that is told, once."""
+    that cannot be, that is told, once.
+
+    Args:
+        address: of a Ray cluster, whose nodes count in place of this machine.
+
+    Raises:
+        TrialsLost: the cluster does not answer.
+    """
+    if address is not None:
+        from ..workers.cluster import kind_of_devices
+
+        return kind_of_devices(address)
     from ..workers.devices import torch_builds, visible_gpus, why_no_gpu
 
     if "cuda" in torch_builds() and visible_gpus():
@@ -71,7 +82,7 @@ def default_device() -> Literal["cpu", "cuda"]:
 @cache
 def _say_once(why: str | None) -> None:
     if why is not None:
-        tell(f"measuring on the CPU: {why}")
+        tell(f"no GPU is used: {why}")
 
 
 @contextmanager

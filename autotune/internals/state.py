@@ -52,6 +52,7 @@ CACHES: dict[str, Held] = {
     "script/refusal.py:tell_once": Held("said once", _PROCESS),
     "techniques/optimizer_step.py:_handles": Held("hooks of an earlier plan are taken off", "the parameter is gone"),
     "techniques/support/preload.py:_of_system": Held("the linker is asked once", _PROCESS),
+    "workers/cluster.py:kind_of_devices": Held("a cluster is asked once", _PROCESS),
 }
 """Functions of modules that keep what they returned."""
 

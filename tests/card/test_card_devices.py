@@ -275,7 +275,7 @@ def test_a_gpu_that_is_left_unused_is_told_with_the_way_out(
         assert said == ""
         return
     assert kinds == ["cpu", "cpu"]
-    assert said.startswith("measuring on the CPU: ")
+    assert said.startswith("no GPU is used: ")
     assert said.count("\n") == 1
     assert why in said
     with pytest.raises(UserError, match=re.escape(f"device cuda: {why_no_gpu()}")):

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 import pytest
 from ray_node import TOKEN, another_node
 
+from autotune.commands.where import default_device
+from autotune.errors import TrialsLost
 from autotune.workers import Failed, InspectRequest, Lost, pool
-from autotune.workers.cluster import ClusterOptions, RayExecutor
+from autotune.workers.cluster import ClusterOptions, RayExecutor, kind_of_devices
 from autotune.workers.devices import Gpu
 from autotune.workers.pool import Joining, SlotPool
 
@@ -166,6 +168,23 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
+def test_a_clusters_own_nodes_say_whether_there_is_a_gpu(ray_executor, monkeypatch):
+    """And not the machine of the driver."""
+    monkeypatch.setattr("autotune.workers.devices.visible_gpus", lambda: (SMALL,))
+    monkeypatch.setenv(*next(iter(TOKEN.items())))
+    kind_of_devices.cache_clear()
+    assert default_device(ray_executor.address) == "cpu"
+
+
+def test_a_cluster_that_does_not_answer_says_so(monkeypatch):
+    """Ray ends the process that it is in."""
+    said = SimpleNamespace(stdout="", stderr="a\n[gcs_client.cc:210] Failed to get cluster ID: TimedOut\n")
+    monkeypatch.setattr("autotune.workers.cluster.subprocess.run", lambda *given, **options: said)
+    with pytest.raises(TrialsLost, match=r"the Ray cluster at a:1 could not be asked .* Failed to get cluster ID"):
+        default_device("a:1")
+
+
+@pytest.mark.slow
 def test_a_search_on_a_shared_cluster_waits_for_a_gpu(ray_executor, tmp_path, monkeypatch):
     """It says so, and begins once it has one; the machine's GPU is one in name alone."""
     monkeypatch.setenv(*next(iter(TOKEN.items())))
@@ -173,6 +192,8 @@ def test_a_search_on_a_shared_cluster_waits_for_a_gpu(ray_executor, tmp_path, mo
     with another_node(ray_executor.address, tmp_path / "node.log", num_gpus=1):
         command = [sys.executable, "-c", HOLDER, ray_executor.address]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        kind_of_devices.cache_clear()
+        assert default_device(ray_executor.address) == "cuda"
         holder = subprocess.Popen(command, env=dict(os.environ), text=True, **pipes)
         assert holder.stdout.readline() == "holds\n"
         told = []

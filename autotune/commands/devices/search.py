@@ -45,7 +45,7 @@ from ..batch import (
 )
 from ..interrupts import interrupts
 from ..verify import verify_plan
-from ..where import Where, default_device
+from ..where import Where
 from .bundle import bundle_lines, save
 from .types import ONCE, UnlikeType, every_type, split_devices
 
@@ -105,7 +105,7 @@ def search_types(
     ranks, jobs, results = _ranks(types, executors), _jobs(types, options), Results(default_storage("results"))
     what = WhatToTune(task_file(options.task), options.output / SEARCHES, resume=options.resume)
     tell("reading the task on each type of device")
-    runs = [job_run(job, what.folder, default_device(), what.resume) for job in jobs.jobs]
+    runs = [job_run(job, what.folder, "", what.resume) for job in jobs.jobs]
     known = {run.where: _facts(run, executors[run.where]) for run in runs}
     _check_facts([*known.values()], options, sum(ranks.values()))
     if dry_run:

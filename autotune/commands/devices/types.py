@@ -81,7 +81,7 @@ def every_type(text: str, task: str, where: Where) -> tuple[UnlikeType, ...]:
     Raises:
         UserError: there is none, or but one.
     """
-    kind = default_device() if text == "all" else split_device(text)[0]
+    kind = default_device(where.address) if text == "all" else split_device(text)[0]
     try:
         with trials(where, task, kind) as executor:
             raise UserError(f"--devices {text}: there is one type alone, {executor.device_type}. {_ONE}.")
