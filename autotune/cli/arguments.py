@@ -9,6 +9,9 @@ import typer
 
 from ..searches.options import read_bytes
 
+SEQUENCE = 512
+"""Tokens in a sample, where nobody says."""
+
 
 def _read_bytes(text: str) -> int:
     try:
@@ -18,6 +21,33 @@ def _read_bytes(text: str) -> int:
 
 
 TaskPath = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The task file; `autotune init` writes one.")]
+EstimatedTask = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL.PY[:NAME]]",
+        help="The task file; `autotune init` writes one.",
+        show_default="the model of --hf",
+    ),
+]
+HfConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--hf",
+        metavar="CONFIG.JSON|FOLDER",
+        help="In place of a task file: training the model of this transformers configuration with AdamW. No weights "
+        "are downloaded.",
+    ),
+]
+Sequence = Annotated[int | None, typer.Option(min=1, help="With --hf: tokens in a sample.", show_default=str(SEQUENCE))]
+Lora = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="[RANK]",
+        help="With --hf: train adapters of this rank (8, if left out) of attention's queries and values, the rest "
+        "being frozen.",
+    ),
+]
 Job = Annotated[
     list[str],
     typer.Argument(

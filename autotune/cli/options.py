@@ -122,12 +122,12 @@ def _checked(model: type[BaseModel], name: str, takes_several: bool) -> Callable
     return check
 
 
-_ALONE = {"--card": ("all", re.compile(r"(?!-)(?!.*\.py\b).+"))}
+_ALONE = {"--card": ("all", re.compile(r"(?!-)(?!.*\.py\b).+")), "--lora": ("8", re.compile(r"[0-9]+"))}
 """Options whose value may be left out: what it is then, and what can be one."""
 
 
 class MayBeAlone(TyperCommand):
-    """A command whose ``--card`` may stand alone."""
+    """A command whose ``--card`` and ``--lora`` may stand alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give such an option its value, where what follows is none."""

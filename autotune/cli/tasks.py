@@ -8,19 +8,25 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import UserError
 from ..searches.options import HowToSearch, SearchOptions
 from .app import app, one_document
 from .arguments import (
+    SEQUENCE,
     Alone,
     Cards,
     Depth,
     Device,
     DeviceMemory,
     EstimatedBudget,
+    EstimatedTask,
+    HfConfig,
     Html,
     Json,
+    Lora,
     ProfiledBatch,
     ProfiledPlan,
+    Sequence,
     TaskPath,
     Trace,
     Verbose,
@@ -62,7 +68,10 @@ def profile(
 @app.command(cls=MayBeAlone, short_help="Tell without a device which micro-batch fits, and what fills the memory.")
 @takes_options(SearchOptions, only=("space", "effective_batch", "storage"))
 def estimate(
-    task: TaskPath,
+    task: EstimatedTask = None,
+    hf: HfConfig = None,
+    sequence: Sequence = None,
+    lora: Lora = None,
     budget: EstimatedBudget = None,
     card: Cards = None,
     device_memory: DeviceMemory = None,
@@ -80,17 +89,39 @@ def estimate(
 
     With several cards, --card h100,l40s, or --card alone for all that are known: a row for each, with the largest
     micro-batch of the job as it stands, what binds it, and in what the card computes.
+
+    With --hf config.json --sequence 2048, and --lora, no task file is needed.
     """
     from ..commands.estimate import estimate as one_device
     from ..commands.estimate import what_to_estimate
 
     with one_document(json):
+        task = _task_or_configuration(task, hf, sequence, lora)
         what = what_to_estimate(task, device, device_memory, card, budget_bytes=budget, **given)
         if len(what.cards) > 1:
             from ..commands.estimate_cards import estimate_cards
 
             raise typer.Exit(estimate_cards(what, json, verbose))
         one_device(what, json, verbose)
+
+
+def _task_or_configuration(task: str | None, hf: Path | None, sequence: int | None, lora: int | None) -> str:
+    """The task file that is named, or one that is written for a configuration."""
+    if (task is None) == (hf is None):
+        got = "neither" if task is None else "both"
+        raise UserError(
+            f"a task file, or --hf with a configuration of transformers, was expected, but got {got}. `autotune init` "
+            "writes a task file."
+        )
+    if hf is None:
+        given = [name for name, value in (("--sequence", sequence), ("--lora", lora)) if value is not None]
+        if given:
+            raise UserError(f"{', '.join(given)}: only with --hf. A task file says itself what its samples are.")
+        assert task is not None, "else it is refused above"
+        return task
+    from ..commands.starter import write_task
+
+    return write_task(hf, sequence or SEQUENCE, lora)
 
 
 @app.command(short_help="Write a commented task file that runs.")

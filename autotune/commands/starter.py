@@ -1,10 +1,15 @@
-"""The file that ``autotune init`` writes: a tiny task that runs as it stands, every optional piece commented out."""
+"""Task files that are written: by ``autotune init`` a tiny one that runs as it stands, every optional piece commented
+out; by ``autotune estimate --hf`` one that trains the model of a configuration."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from ..errors import TaskError
+from ..errors import TaskError, UserError
+from ..files import FOLDER, hash_of, replacing
+from ..report.printing import tell
+from ..units import slug
 
 TEMPLATE = '''\
 """What autotune should tune. Replace the bodies by your own; the names are what matters.
@@ -98,6 +103,15 @@ batch_size = 128
 # shards_by_worker = True  # For an iterable dataset that splits itself between loader workers.
 '''
 
+_OF_CONFIG = '''\
+"""{words}. Written by `autotune estimate --hf`."""
+# the configuration: {digest}
+
+from autotune.integrations.from_config import task_of_config
+
+task = task_of_config({path!r}, sequence={sequence}, lora={lora})
+'''
+
 
 def write_starter(path: Path) -> None:
     """Write a commented task file that runs.
@@ -116,3 +130,37 @@ def write_starter(path: Path) -> None:
         raise TaskError(f"{path}: exists already and is left as it is. Choose another name, or remove it.") from None
     except OSError as error:
         raise TaskError(f"{path}: cannot be written: {error.strerror or error}. Choose another path.") from None
+
+
+def write_task(config: Path, sequence: int, lora: int | None) -> str:
+    """Write a task file below ``.autotune``, whose traces are kept as any task's are.
+
+    Args:
+        config: a ``config.json``, or the folder that holds one.
+        sequence: tokens in a sample.
+        lora: the adapters' rank; None trains the whole model.
+
+    Returns:
+        Its path.
+
+    Raises:
+        UserError: no such file, or the task file cannot be written.
+    """
+    path = Path(os.path.abspath(config / "config.json" if config.is_dir() else config))
+    try:
+        digest = hash_of(path)
+    except OSError as error:
+        raise UserError(
+            f"--hf {config}: a model's config.json was expected, or the folder that holds it: {error.strerror}."
+        ) from None
+    name = slug(path.parent.name if path.name == "config.json" else path.stem) or "model"
+    how = "AdamW over all parameters" if lora is None else f"LoRA of rank {lora} and AdamW, all else frozen"
+    words = f"{name}: sequences of {sequence} tokens (or images, of a model of those), {how}"
+    made = FOLDER / "hf" / f"{name}-{sequence}{f'-lora-{lora}' if lora else ''}.py"
+    with replacing(made, UserError) as temporary:
+        temporary.write_text(
+            _OF_CONFIG.format(words=words, digest=digest, path=str(path), sequence=sequence, lora=lora),
+            encoding="utf-8",
+        )
+    tell(f"{words}; weights in the type that the configuration states. As a task file: {made}")
+    return str(made)
