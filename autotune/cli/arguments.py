@@ -168,6 +168,14 @@ StrictRun = Annotated[
         help="Refuse where device, torch, threads or batch shapes are not those that the plan was found with.",
     ),
 ]
+Enforce = Annotated[
+    bool,
+    typer.Option(
+        "--enforce",
+        help="On CUDA, refuse the job memory beyond the plan's budget to its end, as a device of that size would. "
+        "Without it a job that needs more than its trials goes on, and one line says so.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="Print one JSON document on stdout.")]
 Framework = Annotated[
     Literal["transformers", "accelerate", "lightning", "ray_train", "flags"] | None,

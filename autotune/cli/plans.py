@@ -11,6 +11,7 @@ from ..searches.options import HowToSearch
 from .app import app, one_document
 from .arguments import (
     Address,
+    Enforce,
     ExecutorName,
     Framework,
     Json,
@@ -85,6 +86,7 @@ def run(
     plan: PlanPath,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The job, such as python train.py.")],
     strict: StrictRun = False,
+    enforce: Enforce = False,
 ) -> None:
     """Start a job with a plan in force: a script that Python runs needs no change; one line says what is in force.
 
@@ -93,4 +95,4 @@ def run(
     """
     from ..commands.run import run as start
 
-    start(plan, command[1:] if command[0] == "--" else command, strict)
+    start(plan, command[1:] if command[0] == "--" else command, strict, enforce)

@@ -13,10 +13,10 @@ from ..report.printing import tell
 from ..script.command import own_share, under_launcher
 from ..script.flags import is_split_otherwise, told
 from ..script.launchers import other_than_asked
-from ..training.launched import PLAN_VARIABLE, SPLIT_VARIABLE, STRICT_VARIABLE
+from ..training.launched import ENFORCE_VARIABLE, PLAN_VARIABLE, SPLIT_VARIABLE, STRICT_VARIABLE
 
 
-def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
+def run(path: Path, command: Sequence[str], strict: bool = False, enforce: bool = False) -> NoReturn:
     """Become ``command``, with the plan's environment in force and ``AUTOTUNE_PLAN`` naming the plan. Python runs a
     script under :mod:`autotune.script`, which applies the rest.
 
@@ -38,6 +38,7 @@ def run(path: Path, command: Sequence[str], strict: bool = False) -> NoReturn:
         tell(f"autotune: {note}")
     ours = {PLAN_VARIABLE: str(path.resolve()), SPLIT_VARIABLE: str(int(splits))}
     ours |= {STRICT_VARIABLE: "1"} if strict else {}
+    ours |= {ENFORCE_VARIABLE: "1"} if enforce else {}
     environment = {**os.environ, **settings.environment(os.environ), **ours}
     if launched is None:
         tell(

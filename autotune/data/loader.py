@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from ..device_memory import cap
 from ..errors import PlanError, TaskError
 from ..nested import to_device
 from ..randomness import random_state, set_random_state, undisturbed
@@ -290,6 +291,7 @@ class _Epoch(Iterator[Any]):
             raise
         if loader.on_arrival is not None:
             loader.on_arrival()
+        cap.batch_comes(batch)
         moved = loader.move(batch)
         loader.position = position._replace(epoch=self._number, start=self._start)
         loader.positions.put(moved, loader.position)

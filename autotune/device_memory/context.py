@@ -97,6 +97,11 @@ def context_bytes() -> int:
     return min(_opened.known_bytes, since) if since >= _opened.bare_bytes else _opened.known_bytes
 
 
+def is_told() -> bool:
+    """Whether that is this process's own, and not what all take of the device."""
+    return _opened is not None or _shown_for_this_process() is not None
+
+
 def changed_by_others() -> int:
     """By how many bytes the memory of others on the device has grown since the context was opened, or shrunk; 0 where
     the driver shows what this process takes, and whoever else comes or goes does not matter."""

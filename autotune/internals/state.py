@@ -20,6 +20,7 @@ _PROCESS = "the process ends"
 
 VARIABLES: dict[str, Held] = {
     "data/worker_queues.py:_QUEUES": Held("workers hear of their end, whatever ends an epoch", "the iteration is gone"),
+    "device_memory/cap.py:_cap": Held("the allocator's limit is the process's", "a plan without a limit is applied"),
     "device_memory/context.py:_opened": Held("what others used before: NVML may hide them", _PROCESS),
     "device_memory/nvml.py:_is_silent": Held("a driver that hangs is asked nothing more", _PROCESS),
     "estimates/forks.py:_asked": Held("the function that a fork runs, handed on unpickled", "the fork ends"),

@@ -1,4 +1,4 @@
-"""Memory that the device charges the training process, and enforcing a budget on it.
+"""Memory that the device charges the training process.
 
 On a CPU a process is charged its own peak (VmHWM) and the private bytes of its descendants. No page is counted twice: a
 batch in shared memory is in VmHWM once this process has mapped and read it, and a page that two processes map is
@@ -18,33 +18,6 @@ from ..device_memory.context import changed_by_others, context_bytes, open_conte
 from ..plan import Budget, Peak
 from ..units import ceil_mib, format_bytes
 from .processes import descendants, own_live_bytes, own_peak_bytes, private_bytes, unmapped_files_bytes
-
-
-def enforce_budget(limit_bytes: int | None) -> None:
-    """Make a CUDA process fail to allocate more than a device of this size has. Call it before anything touches the
-    device.
-
-    The context is taken off first: the allocator's fraction does not cover it
-    (https://github.com/pytorch/pytorch/issues/58466). Without a CUDA device nothing is done: a watchdog outside ends
-    CPU trials.
-
-    Args:
-        limit_bytes: the budget; None only opens the context, so that its size is known later.
-    """
-    if not torch.cuda.is_available():
-        return
-    open_context()
-    if limit_bytes is not None:
-        total = torch.cuda.get_device_properties().total_memory
-        share = (limit_bytes - context_bytes()) / total
-        torch.cuda.set_per_process_memory_fraction(min(max(share, 0.0), 1.0))
-
-
-def lift_budget() -> None:
-    """Undo :func:`enforce_budget`: allow all of the device's memory."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def of_others() -> Iterator[str]:

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..data.positions import Position
+from ..ranks import of_first
 from ..training.training import Training
 from .errors import NonFiniteLoss
-from .feed import Feed, repeated
+from .feed import Feed, largest, repeated
 from .losses import Losses
 from .timing.compile_time import CompileTime
 from .timing.engine import Reading
@@ -101,6 +102,25 @@ class Steps:
     def repeat(self, batch: Any) -> None:
         """One optimizer step whose micro-batches are all this one."""
         self._step(repeated(self.training.loader, batch))
+
+    def largest_of(self, num_batches: int, limit_s: float) -> Any:
+        """The largest of the next so many micro-batches, or of those that an epoch has. They are trained on in their
+        order, as a job trains on them, until the time is over; the others are only looked at."""
+        began_s, last = perf_counter(), self.feed.num_batches + num_batches
+        found: list[Any] = []
+
+        def watched() -> Iterator[tuple[Any, Position]]:
+            for batch, position in self.feed.step():
+                found[:] = [largest([*found, batch])]
+                yield batch, position
+
+        while of_first(
+            not self.feed.has_restarted and self.feed.num_batches < last and perf_counter() - began_s < limit_s
+        ):
+            self._step(watched())
+        if self.feed.num_batches < last and not self.feed.has_restarted:
+            found.append(self.feed.largest_of(last - self.feed.num_batches))
+        return largest(found)
 
     def settle(self) -> None:
         """Synchronize the device, and check the losses since the last time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from ..device_memory import cap
 from ..errors import PlanError
 from ..internals import lost
 from ..nested import to_device
@@ -17,7 +19,7 @@ from ..randomness import undisturbed
 from ..techniques import LoaderSpec, Stage
 from ..techniques.checkpointing import find_blocks
 from ..techniques.support.base import Run
-from .launched import stand_aside
+from .launched import ENFORCE_VARIABLE, stand_aside
 from .weights import load_kept
 
 
@@ -116,6 +118,21 @@ def apply_to_loader(
         for technique in plan.settings.at(stage):
             spec = technique.on_loader(spec)
     return spec
+
+
+def hold_to_budget(plan: Plan, enforce: bool = False) -> None:
+    """Hold this process, from its first use of CUDA on, to what the plan's trials were held to.
+
+    Args:
+        plan: with a budget for CUDA, or for any device; one without a limit lifts what is in force.
+        enforce: to the process's end, as ``autotune run --enforce`` does; else memory that runs out lifts it.
+    """
+    if plan.budget.device == "cpu":
+        return
+    peak = plan.measured.peak if plan.measured is not None else None
+    context_bytes = peak.process - peak.reserved if peak is not None and peak.reserved is not None else 0
+    is_enforced = enforce or os.environ.get(ENFORCE_VARIABLE) == "1"
+    cap.hold(plan.budget.limit, plan.budget.margin, is_enforced, context_bytes)
 
 
 def _check_internals(plan: Plan) -> None:

@@ -22,7 +22,7 @@ from ..techniques import LoaderSpec
 from ..techniques.batch import Batch
 from ..techniques.support.facts import difference
 from ..techniques.support.replica import within
-from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer, on_two_samples
+from .apply_pieces import apply_to_loader, apply_to_model, apply_to_optimizer, hold_to_budget, on_two_samples
 from .drift import here, is_strict, tell
 from .fingerprint import fingerprint, identify
 from .skip_init import skip_init
@@ -40,6 +40,7 @@ def apply(
     *,
     seed: int | None = None,
     strict: bool = False,
+    enforce: bool = False,
     halve_when_out_of_memory: bool = False,
     **pieces: Any,
 ) -> Training:
@@ -52,6 +53,8 @@ def apply(
         task: the task, or ``pieces``.
         seed: of everything random, the order of samples included; None is the seed that the plan was found with, or 0.
         strict: refuse a plan that was measured with another torch, device or number of threads; else that is a warning.
+        enforce: on CUDA, refuse this process memory beyond the plan's budget to its end, as a device of that size
+            would; else the budget is lifted, with a line that says so, where a step needs more.
         halve_when_out_of_memory: where memory runs out in ``Training.step``, go on with half the micro-batch and twice
             as many of them to an optimizer step, with a warning; all ranks together. A step's batches stay in memory
             until it is taken.
@@ -74,6 +77,8 @@ def apply(
     elif pieces:
         raise TaskError(f"apply takes a task, or pieces of one, but got both: {', '.join(pieces)}. Pass one of them.")
     device, ranks = _place(plan)
+    if device.type == "cuda":
+        hold_to_budget(plan, enforce)
     settings = plan.settings.in_force(task.precision)
     in_force = plan.model_copy(update={"settings": settings})
     seed = seed if seed is not None else plan.search.seed if plan.search else 0

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ..data.positions import Position
+from ..device_memory import cap
 from ..errors import AutotuneError, Caught
 from ..nested import rows_of, tensors_in
-from ..ranks import this_rank
-from .out_of_memory import is_out_of_memory
+from ..ranks import this_rank, world_size
+from .out_of_memory import is_out_of_memory, ran_out
 from .together import RanOutElsewhere, Together
 
 _TOO_LATE = (
@@ -79,6 +80,7 @@ class Halving:
         begins_step: bool,
         train: Callable[[Any, Position | None], _Passed],
         drop: Callable[[], None],
+        is_whole: Callable[[], bool],
     ) -> _Passed:
         """Train on a micro-batch; where memory runs out, on its optimizer step so far, in smaller parts.
 
@@ -88,11 +90,16 @@ class Halving:
             begins_step: whether it is the first of one.
             train: forward and backward pass of a micro-batch, or of a part of one.
             drop: lets go of the gradients of the optimizer step so far.
+            is_whole: whether they still are what they were before this micro-batch.
 
         Raises:
             Exception: whatever the task raises; a lack of memory that cannot be helped.
         """
         if not self._is_on:
+            if cap.may_stand_aside():
+                with Caught(AutotuneError, frames=True) as raised:
+                    return _joined([train(*part) for part in self._split(batch, position)])
+                self._stand_aside(raised.take(), is_whole())
             return _joined([train(*part) for part in self._split(batch, position)])
         if begins_step:
             self.forget()
@@ -106,6 +113,20 @@ class Halving:
             drop()  # here nothing holds the frames any more, and what is in them
             self._halve(said)
             todo = self._kept
+
+    def _stand_aside(self, error: BaseException, is_whole: bool) -> None:
+        """A micro-batch failed: where the plan's budget may be the reason, it can be made again without it.
+
+        Raises:
+            Exception: what was raised, where it was not, or others went on with the optimizer step, or it was begun.
+        """
+        try:
+            if ran_out(error) != "device" or not is_whole or world_size() > 1:
+                raise error
+        finally:
+            del error  # which holds this frame, and what is in those that failed
+        gc.collect()
+        cap.stand_aside()
 
     def _heard(self, raised: Caught) -> str:
         """What the ranks said in which memory ran out.

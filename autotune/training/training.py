@@ -12,7 +12,7 @@ from torch import nn
 
 from ..data.loader import Loader
 from ..data.positions import Position
-from ..device_memory.context import step_begins, step_ended
+from ..device_memory.cap import step_begins, step_ended
 from ..errors import TaskError
 from ..randomness import random_state, set_random_state
 from ..task import Task
@@ -127,7 +127,10 @@ class Training:
         last = self._gradients.position
         left = last is not None and position is not None and position.epoch != last.epoch
         begins = not self._gradients.num_added or left
-        mean, count = self._halving.run(batch, position, begins, self._pass, self._gradients.clear)
+        added = self._gradients.num_added
+        mean, count = self._halving.run(
+            batch, position, begins, self._pass, self._gradients.clear, lambda: self._gradients.num_added == added
+        )
         took_step = self._take_step()
         if not self._gradients.num_added:
             self._halving.forget()

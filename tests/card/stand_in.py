@@ -625,6 +625,7 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
             card._at_opening.append(act)
 
     patch.setattr("autotune.device_memory.context._opened", None)
+    patch.setattr("autotune.device_memory.cap._cap", None)
     functions = {
         "_lazy_init": card.open,
         "_lazy_call": when_open,

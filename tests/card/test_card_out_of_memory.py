@@ -149,5 +149,5 @@ def test_the_micro_batch_is_halved_where_cublas_has_no_memory(monkeypatch):
         return torch.zeros(()), 1.0
 
     with pytest.warns(UserWarning, match="CUBLAS_STATUS_NOT_INITIALIZED"):
-        halving.run(torch.zeros(8), None, True, train, lambda: None)
+        halving.run(torch.zeros(8), None, True, train, lambda: None, lambda: True)
     assert sizes == [8, 4, 4]

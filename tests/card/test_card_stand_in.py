@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import autotune
-from autotune.device_memory.context import context_bytes
-from autotune.measure.memory import Charge, enforce_budget
+from autotune.device_memory.context import context_bytes, open_context
+from autotune.measure.memory import Charge
 from autotune.measure.steps import Steps
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
@@ -113,7 +113,8 @@ def test_others_leave_less_than_the_cap_does(card: Card) -> None:
 
 
 def test_the_context_grows_with_the_first_product_and_the_first_convolution(card: Card) -> None:
-    found = [enforce_budget(None) or context_bytes()]
+    open_context()
+    found = [context_bytes()]
     x = torch.ones(1, 2, 8, 8, device="cuda")
     for run in (lambda: x[0, 0] @ x[0, 0], lambda: nn.functional.conv2d(x, x)):
         run()
@@ -124,7 +125,7 @@ def test_the_context_grows_with_the_first_product_and_the_first_convolution(card
 @pytest.mark.parametrize("hidden", [{"pids_hidden": True}, {"has_nvml": False}])
 def test_a_context_is_found_where_nvml_hides_it(card: Card, hidden: dict[str, bool]) -> None:
     vars(card).update(hidden)
-    enforce_budget(None)
+    open_context()
     assert Charge(torch.device("cuda")).peak().process == 400 * MIB
 
 

@@ -21,7 +21,6 @@ from ...measure.checks.quality import measure_quality
 from ...measure.device import check_device, inspect_device
 from ...measure.inspect import inspect_task
 from ...measure.measurement import QualityOptions
-from ...measure.memory import enforce_budget, lift_budget
 from ...measure.others import wait_for_room
 from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
@@ -123,9 +122,7 @@ def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: f
         task = as_in_a_plain_loop(task)
     folder.write_phase("applying the plan")
     started_s = time.monotonic()
-    if request.device == "cuda":
-        enforce_budget(request.plan.budget.limit if options.enforce else None)
-    training = apply(request.plan, task, seed=request.seed)
+    training = _applied(request, task, is_limited=options.enforce)
     apply_s = time.monotonic() - started_s
     asked, applied = request.plan.settings.in_force(task.precision), training.settings
     folder.write_phase("training")
@@ -153,12 +150,18 @@ def _note_compiling(folder: TrialFolder) -> None:
         CompileTime(folder.write_compiling)
 
 
+def _applied(request: MeasureRequest | ProfileRequest, task: Task, is_limited: bool = False) -> Training:
+    """As the job applies the plan; held to its budget, to the end, or to none."""
+    budget = request.plan.budget if is_limited else request.plan.budget.model_copy(update={"limit": None})
+    plan = request.plan.model_copy(update={"budget": budget})
+    return apply(plan, task, seed=request.seed, enforce=True)
+
+
 def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:
     """Compare losses once the peak is known, from a training applied anew and with no budget in force."""
     began_s = time.monotonic()
     gc.collect()
-    lift_budget()
-    parity = run_parity(apply(request.plan, task, seed=request.seed), task, request.options)
+    parity = run_parity(_applied(request, task), task, request.options)
     phases_s = {**measurement.phases_s, "parity": time.monotonic() - began_s}
     return measurement.model_copy(update={"parity": parity, "phases_s": phases_s})
 
@@ -167,8 +170,7 @@ def _with_rounded(measurement: Measurement, request: MeasureRequest, task: Task)
     """Of the reference: what rounding comes to for this job."""
     began_s = time.monotonic()
     gc.collect()
-    lift_budget()
-    rounded = rounded_losses(apply(request.plan, task, seed=request.seed), task, request.options)
+    rounded = rounded_losses(_applied(request, task), task, request.options)
     parity = measurement.parity.model_copy(update={"rounded": rounded})
     phases_s = {**measurement.phases_s, "rounded": time.monotonic() - began_s}
     return measurement.model_copy(update={"parity": parity, "phases_s": phases_s})
@@ -180,9 +182,8 @@ def _with_quality(measurement: Measurement, request: MeasureRequest, task: Task)
     assert options is not None, "the caller sees to it"
     began_s = time.monotonic()
     gc.collect()
-    lift_budget()
     teacher = build_teacher(task) if options.distill and request.plan.settings.affect("function") else None
-    training = apply(request.plan, task, seed=request.seed)
+    training = _applied(request, task)
     if teacher is not None:
         training = distilled(training, task, teacher)
     quality = measure_quality(training, task, options)
@@ -204,9 +205,7 @@ def _kept(training: Training, options: QualityOptions) -> Iterator[str]:
 def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profiled:
     folder.write_phase("applying the plan")
     _note_compiling(folder)
-    if request.device == "cuda":
-        enforce_budget(None)
-    training = apply(request.plan, task, seed=request.seed)
+    training = _applied(request, task)
     folder.write_phase("profiling")
     return Profiled(profile=profile(training, task, request.options))
 

@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from ...data.worker_queues import hold_queues
-from ...device_memory.context import step_begins, step_ended
+from ...device_memory import cap
 from ...errors import AutotuneError
 from ...internals import lost
 from ...randomness import undisturbed
 from ...ranks import this_rank
+from ...training.apply_pieces import hold_to_budget
 from ...training.launched import set_launcher
 from ..observer import Observer
 from ..refusal import refuse, tell_once
@@ -162,7 +163,9 @@ class ScriptHooks:
             looks = self._plan.model is None or self.has_stepped
             if looks and (optimizer := self._optimizer_of(module)) is not None:
                 self._stops_looking()
-                step_begins()
+                if self._plan.model is None and self.observer is None:  # a trial is held from its first use of CUDA
+                    hold_to_budget(self._plan.plan)
+                cap.step_begins()
                 self._put_on(module, optimizer, functools.partial(_call, args, kwargs))
                 return module(*args, **kwargs)
             if module not in self._parts and self._is_part(module):
@@ -239,6 +242,7 @@ class ScriptHooks:
     def _note_inputs(self, inputs: Any) -> None:
         if not torch.is_grad_enabled():
             return
+        cap.batch_comes(inputs)
         if self.observer is not None and not (self._plan.is_in_parts and self._is_in_pass):
             self.observer.forward(inputs)
         self._is_in_pass = True
@@ -307,9 +311,9 @@ class ScriptHooks:
         if self._rivals or optimizer is not (self._named[1] or self._plan.optimizer):
             self._num_of_others = num_passes
             return
+        cap.step_ended()
         if not self.has_stepped:
             self.has_stepped = True
-            step_ended()
             self._stops_looking()
             self._stops_listening()
             if self.observer is None:

@@ -98,9 +98,10 @@ class ScriptTrial:
         """Torch is there: begin to look."""
         import torch
 
-        from ...device_memory.context import open_context
-        from ...measure.memory import Charge, enforce_budget
+        from ...device_memory.context import open_when_used
+        from ...measure.memory import Charge
         from ...measure.timing.compile_time import CompileTime
+        from ...training.apply_pieces import hold_to_budget
         from ..observer import Observer
         from ..plan.hooks import ScriptHooks
         from .look import Look
@@ -115,11 +116,9 @@ class ScriptTrial:
                     f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}), but --device is cuda. Let it see one, or search "
                     "with --device cpu."
                 )
-            open_context(own_gpu())
-            limit = (
-                request.plan.budget.limit if isinstance(request, MeasureRequest) and request.options.enforce else None
-            )
-            enforce_budget(limit)
+            open_when_used(own_gpu())
+            if isinstance(request, MeasureRequest) and request.options.enforce:
+                hold_to_budget(request.plan, enforce=True)
         plan = request.plan if isinstance(request, MeasureRequest) else Plan(settings=Settings())
         if (
             isinstance(request, MeasureRequest)
