@@ -30,7 +30,8 @@ def in_forks(
     """The function's value for each argument, in order.
 
     Where a fork raises or dies, its argument is called once more in this process, so that the error is the function's
-    own. A fork that still runs at ``ends_s`` is left, and ends with this process.
+    own. A fork that still runs at ``ends_s`` is left, and ends with this process. Where this process has opened CUDA,
+    as a model that is built on the card does, no fork can use it, and all is called here at once.
 
     Args:
         function: runs in a fork of this process; its value is pickled.
@@ -39,7 +40,7 @@ def in_forks(
         ends_s: by ``time.monotonic()``, when no more values are waited for.
     """
     num_forks = min(num_processors(), room, len(arguments))
-    if num_forks < 2:
+    if num_forks < 2 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         yield from map(function, arguments)
         return
     from concurrent.futures.process import ProcessPoolExecutor  # not to be in the memory of what is measured

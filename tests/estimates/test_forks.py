@@ -30,6 +30,12 @@ def test_one_question_is_answered_here():
     assert list(in_forks(lambda _: os.getpid(), [0])) == [os.getpid()]
 
 
+def test_a_process_that_has_opened_cuda_answers_all_itself(monkeypatch: pytest.MonkeyPatch):
+    """In a fork of it each would fail ("Cannot re-initialize CUDA in forked subprocess") and be asked once more."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert list(in_forks(lambda _: os.getpid(), range(3))) == [os.getpid()] * 3
+
+
 def test_an_error_is_the_one_that_it_would_have_been():
     """Of a class that no other process could have sent."""
 
