@@ -107,6 +107,12 @@ class MemoryModel:
         first, *_, last = self.steps
         return work_between((self.batches[0], self.batches[-1]), (first.work, last.work), batch)
 
+    def possible_bytes(self, batch: int) -> int:
+        """Most that one kernel may take for itself at a micro-batch, beside what is known: in proportion to it."""
+        if not self.steps:
+            return self.trace_step(batch).possible_bytes
+        return round(self.steps[-1].possible_bytes * batch / self.batches[-1])
+
     def interval(self, batch: int) -> Interval:
         """The peak with its interval: at most one in twenty is to be above."""
         step = self.steps[-1] if self.steps else self.trace_step(batch)

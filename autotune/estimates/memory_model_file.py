@@ -54,10 +54,12 @@ def _step_rows(step: TracedStep) -> dict[str, Any]:
         "spans": [[*vars(span).values()] for span in step.trace.spans],
         "num_moments": step.trace.num_moments,
         "work": [[*place, *work] for place, work in step.work.items()],
+        "possible_bytes": step.possible_bytes,
     }
 
 
 def _step(rows: dict[str, Any]) -> TracedStep:
     allocations = tuple(Allocation(*row) for row in rows["allocations"])
     trace = Trace(allocations, tuple(Span(*row) for row in rows["spans"]), rows["num_moments"])
-    return TracedStep(trace, {(module, phase): Work(*work) for module, phase, *work in rows["work"]})
+    work = {(module, phase): Work(*work) for module, phase, *work in rows["work"]}
+    return TracedStep(trace, work, rows["possible_bytes"])

@@ -32,6 +32,9 @@ class PeakModel(Protocol):
     def interval(self, batch: int) -> Interval:
         """The tensors' peak with its interval."""
 
+    def possible_bytes(self, batch: int) -> int:
+        """Most that one kernel may take for itself beside what is known."""
+
     def work(self, batch: int) -> tuple[Work, Work]:
         """Work of forward and backward, and of the optimizer."""
 
@@ -175,7 +178,5 @@ class Predictor:
             self._last = micro, memory_model.interval(micro), memory_model.at(micro)
         _, tensors, at = self._last
         if self._is_cuda:
-            options = self._options
-            limit_bytes = options.limit_bytes if options.calibration is None else None  # which moves what is charged
-            return segments.process_interval(at, tensors, options.capability, options.context, limit_bytes)
+            return segments.process_interval(at, tensors, self._options, memory_model.possible_bytes(micro))
         return process_interval(self.base_bytes, at, tensors, settings)

@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.data import Dataset
 
 from autotune import Task
+from autotune.training.skip_init import skip_init
 
 from .vision import timm_model, torchvision_model
 
@@ -164,8 +165,7 @@ def _whisper() -> Task:
 
 def has_convolutions(task: Task) -> bool:
     """Whether its model has any, so that cuDNN is loaded."""
-    with torch.device("meta"):
-        return any(isinstance(module, _ConvNd) for module in task.build_model().modules())
+    return any(isinstance(module, _ConvNd) for module in skip_init(task).build_model().modules())
 
 
 JOBS: dict[str, Callable[[], Job]] = {

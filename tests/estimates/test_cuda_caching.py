@@ -7,8 +7,7 @@ import random
 import pytest
 
 from autotune.estimates.allocators.cuda_caching import CachingAllocator, Full, process_interval
-from autotune.estimates.types import CONTEXT as ON_ANY_CARD
-from autotune.estimates.types import Interval
+from autotune.estimates.types import EstimateOptions, Interval
 from autotune.measure.profiling.allocations import Allocation, Span, Trace
 from autotune.units import MIB
 
@@ -129,7 +128,7 @@ def step(*scratch):
 def process(trace, capability, share=1.0):
     peak = trace.peak_bytes()
     tensors = Interval(low=peak, value=peak, high=round(share * peak))
-    return process_interval(trace, tensors, capability, ON_ANY_CARD, None)
+    return process_interval(trace, tensors, EstimateOptions(target="cuda", capability=capability), 0)
 
 
 RESERVED = (12 + 30 + 24) * MIB
@@ -218,4 +217,15 @@ def test_a_step_fits_where_the_allocator_gives_segments_back(room, expected):
     trace = Trace(made, (Span("forward", 0), Span("backward", 2), Span("optimizer", 5)), 6)
     tensors = Interval(low=46 * MIB, value=46 * MIB, high=46 * MIB)
     limit = None if room is None else CONTEXT + room * MIB
-    assert process_interval(trace, tensors, (8, 0), ON_ANY_CARD, limit).value == CONTEXT + expected * MIB
+    options = EstimateOptions(target="cuda", capability=(8, 0), limit_bytes=limit)
+    assert process_interval(trace, tensors, options, 0).value == CONTEXT + expected * MIB
+
+
+@pytest.mark.parametrize(("room", "expected"), [(None, 500), (600, 500), (300, 300), (80, 500)])
+def test_what_a_kernel_may_take_is_in_the_upper_end_up_to_the_limit(room, expected):
+    """20 MiB for cuBLAS and 66 of the step, which may take 414 more: in 300 it does without, and in 80 nothing does."""
+    peak = step().peak_bytes()
+    limit = None if room is None else MOST_CONTEXT + room * MIB
+    options = EstimateOptions(target="cuda", capability=(8, 0), limit_bytes=limit)
+    found = process_interval(step(), Interval(low=peak, value=peak, high=peak), options, 414 * MIB)
+    assert found.high == MOST_CONTEXT + expected * MIB

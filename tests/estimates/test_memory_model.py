@@ -130,6 +130,15 @@ def test_an_interval_is_wider_on_a_cpu_where_a_kernel_has_a_workspace(target, hi
     assert MemoryModel((), lambda batch: step, (), target).interval(7).high == high
 
 
+@pytest.mark.parametrize(("target", "copies"), [("cuda", 9), ("cpu", 0)])
+def test_what_a_kernel_may_take_grows_with_the_batch(target, copies):
+    """Of a convolution in two groups of 3 by 3, on a card: nine copies of its input of 4 by 10 by 10 numbers, at
+    batches that were traced and others."""
+    images = replace(task_of(lambda: nn.Conv2d(4, 4, 3, groups=2)), build_dataset=lambda: [torch.ones(4, 10, 10)] * 8)
+    memory_model = fit_memory_model(Plan(settings=Settings()), images, target=target)
+    assert [memory_model.possible_bytes(b) for b in (2, 7, 256)] == [copies * 4 * 400 * b for b in (2, 7, 256)]
+
+
 def test_allocations_that_do_not_correspond_are_traced_at_each_batch():
     asked = []
     memory_model = MemoryModel(

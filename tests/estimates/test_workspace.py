@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.estimates.workspace import workspace_bytes
+from autotune.estimates.workspace import possible_bytes, workspace_bytes
 
 aten = torch.ops.aten
 FULL, HALF = torch.float32, torch.bfloat16
@@ -149,3 +149,17 @@ SIXTEEN = tensor(16, 32, 8, 8), tensor(64, 32, 3, 3)
 )
 def test_a_convolution_on_a_gpu_works_on_channels_last_copies(x, weight, groups, expected):
     assert forward(x, weight, groups=groups, target="cuda") == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "width", "expected"),
+    [(1, 3, 0), (2, 3, 9), (2, 1, 0), (64, 3, 0), (2, 5, 25)],
+    ids=["of one group", "3 by 3", "1 by 1", "depthwise, which is torch's own", "5 by 5"],
+)
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
+def test_a_grouped_convolution_may_take_a_copy_of_its_input_for_each_place(target, groups, width, expected):
+    """On a card, in its upper end."""
+    x, weight = tensor(8, 64, 20, 20, dtype=torch.float16), tensor(64, 64 // groups, width, width, dtype=torch.float16)
+    args = (x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+    found = possible_bytes(target, aten.convolution.default, args, {}, None)
+    assert found == (expected * x.nbytes if target == "cuda" else 0)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ...measure.profiling.allocations import Allocation, Trace
 from ...units import MIB
-from ..types import Interval
+from ..types import EstimateOptions, Interval
 from .free_list import Block, FreeBlocks, replay, round_up
 
 _ROUNDING = 512
@@ -113,24 +113,25 @@ class CachingAllocator:
                 self.reserved_bytes -= block.num_bytes
 
 
-def process_interval(
-    trace: Trace, tensors: Interval, capability: tuple[int, int] | None, context: Interval, limit_bytes: int | None
-) -> Interval:
+def process_interval(trace: Trace, tensors: Interval, options: EstimateOptions, possible_bytes: int) -> Interval:
     """What the device charges the process at its peak: the context, and what the allocator reserves with what cuBLAS
     and the convolutions work in.
 
     Args:
         trace: a steady step; where its peak is another than the tensors', what is reserved is taken in proportion.
         tensors: at their peak.
-        capability: the card's; None is any.
-        context: beside what is reserved.
-        limit_bytes: what the device has; None is enough.
+        options: the device, and its limit.
+        possible_bytes: most that one kernel may take for itself beside what the trace has.
 
     Returns:
         At the lower end no kernel takes anything for itself, and a card that is not known is one that gives cuBLAS
         less. An end is within the limit where the step runs there, if need be by giving cached segments back; else it
-        is what would be charged on a larger device.
+        is what would be charged on a larger device. Where a convolution gets no memory for one kernel, it takes another
+        (aten/src/ATen/native/cudnn/Conv_v8.cpp, try_configs): what it may take alone does not lift the upper end over
+        the limit.
     """
+    capability, context = options.capability, options.context
+    limit_bytes = options.limit_bytes if options.calibration is None else None  # it is of what is charged without
     peak_bytes = trace.peak_bytes()
     bare = replace(trace, allocations=tuple(_without_scratch(one) for one in trace.allocations))
 
@@ -142,10 +143,12 @@ def process_interval(
     whole = _Replays(trace, _cublas_bytes(capability or _MOST))
     least = _Replays(bare, _cublas_bytes(capability or _LEAST))
     value = charged(whole, tensors.value, context.value)
+    high = max(value, charged(whole, tensors.high, context.high))
+    most = high + possible_bytes
     return Interval(
         low=min(value, charged(least, tensors.low, context.low)),
         value=value,
-        high=max(value, charged(whole, tensors.high, context.high)),
+        high=most if limit_bytes is None or high > limit_bytes else min(most, limit_bytes),
     )
 
 

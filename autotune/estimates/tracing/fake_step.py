@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from ...training.apply_pieces import apply_to_optimizer
 from ...training.apply_plan import apply, build_loader
 from ...training.skip_init import skip_init
 from ...training.training import Training
-from ..workspace import workspace_bytes
+from ..workspace import possible_bytes, workspace_bytes
 from .fake_ops import SteadyScaler, Target, answers, choose_as_on_cuda
 from .work import Work, WorkCounter
 
@@ -53,6 +52,8 @@ class TracedStep:
     """Its allocations, kernels' workspace among them."""
     work: Mapping[tuple[str, Phase], Work]
     """Work by module and phase."""
+    possible_bytes: int = 0
+    """Most that one kernel may take for itself beside what is known."""
 
 
 class FakeTraining:
@@ -118,7 +119,7 @@ class FakeTraining:
                 self._given = self._give_state(training, batch)
             while True:
                 work = WorkCounter()
-                scratch = partial(workspace_bytes, self._target)
+                scratch = _Scratch(self._target)
                 model, optimizer, device = training.model, training.optimizer, training.device
                 tracer = _Tracer(model, optimizer, device, True, scratch, work, self._shows())
                 tracer.num_expected, tracer.given, tracer.reached = num_forward, self._given, self._reached
@@ -128,7 +129,7 @@ class FakeTraining:
                 for parameter in tracer.idle:  # no step gives it a gradient: the optimizer knows nothing of it
                     self._given.remove(parameter)
                     del self._optimizer.state[parameter]
-        return TracedStep(tracer.trace(), work.by_place)
+        return TracedStep(tracer.trace(), work.by_place, scratch.possible_bytes)
 
     def _give_state(self, training: Training, batch: Any) -> set[Tensor]:
         """Give the optimizer the state that it has after its first step, as if everything that trains got a gradient,
@@ -190,6 +191,19 @@ class FakeTraining:
     def _copied(self, tree: Any) -> Any:
         with FakeCopyMode(self._fakes):
             return copy.deepcopy(tree)
+
+
+class _Scratch:
+    """What kernels take for themselves, as a tracer asks for it."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.possible_bytes = 0
+        """Most that one may take beside that."""
+
+    def __call__(self, *operation: Any) -> int | None:
+        self.possible_bytes = max(self.possible_bytes, possible_bytes(self._target, *operation))
+        return workspace_bytes(self._target, *operation)
 
 
 class _Tracer(Tracer):

@@ -54,6 +54,10 @@ class ProbedModel:
         """Of forward and backward together, and of the optimizer, in one step at a micro-batch."""
         return work_between((self.batches[0], self.batches[-1]), self.work_of, batch)
 
+    def possible_bytes(self, batch: int) -> int:
+        """What kernels may take for themselves is in the interval."""
+        return 0
+
     def interval(self, batch: int) -> Interval:
         """The peak with its interval, which is wider by as much as the middle step was off the line."""
         middle = self.steps[1].peak_bytes()

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from .cudnn import cudnn_convolution, cudnn_convolution_backward
+from .cudnn import cudnn_columns, cudnn_convolution, cudnn_convolution_backward
 from .onednn import onednn_convolution, onednn_convolution_backward
 from .recurrent import onednn_recurrent, onednn_recurrent_backward
 
-__all__ = ["workspace_bytes"]
+__all__ = ["possible_bytes", "workspace_bytes"]
 
 _FORWARD, _BACKWARD = torch.ops.aten.convolution, torch.ops.aten.convolution_backward
 _TABLES: dict[str, dict[Any, Callable[..., int]]] = {
@@ -41,3 +41,9 @@ def workspace_bytes(target: str, func: Any, args: Any, kwargs: Any, results: Any
     """
     of_kernel = _TABLES[target].get(func.overloadpacket)
     return None if of_kernel is None else of_kernel(results, *args, **kwargs)
+
+
+def possible_bytes(target: str, func: Any, args: Any, kwargs: Any, results: Any) -> int:
+    """Most bytes that an operation's kernel may take for itself beside what is known, where libraries choose among
+    kernels. The arguments are those of :func:`workspace_bytes`."""
+    return cudnn_columns(*args, **kwargs) if target == "cuda" and func.overloadpacket is _FORWARD else 0
