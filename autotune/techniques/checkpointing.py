@@ -55,13 +55,16 @@ class Checkpointing(Technique):
     rewrites: ClassVar[bool] = True
     purposes: ClassVar[Mapping[str, str]] = {
         "blocks": "Keeps only these blocks' inputs and computes their inside again in backward.",
+        "selective": "Keeps these blocks' inputs and what products in them give, and computes the rest again.",
         "chosen": "Keeps only these blocks' inputs and computes their inside again in backward.",
     }
 
-    kind: Literal["none", "blocks", "chosen"] = "none"
-    """``none`` keeps everything, as stock; ``blocks`` recomputes every k-th block, ``chosen`` those in ``blocks``."""
+    kind: Literal["none", "blocks", "selective", "chosen"] = "none"
+    """``none`` keeps everything, as stock; ``blocks`` recomputes every k-th block, ``chosen`` those in ``blocks``.
+    ``selective`` recomputes every k-th block but for matrix products, convolutions and attention, whose results it
+    keeps."""
     every: PositiveInt = 1
-    """Of kind ``blocks``: recompute the first of each ``every`` blocks; 1 is all of them."""
+    """Of kind ``blocks`` or ``selective``: recompute the first of each ``every`` blocks; 1 is all of them."""
     blocks: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
     """Of kind ``chosen``: numbers of the blocks to recompute, from 0 in the model's order; ascending, each once."""
 
@@ -96,16 +99,19 @@ class Checkpointing(Technique):
             *before, last = map(str, self.blocks)
             named = f"blocks {', '.join(before)} and {last}" if before else f"block {last}"
             return f"checkpoint {named}{f' of {facts.num_blocks}' if facts else ''}"
+        but = ", but for their products" if self.kind == "selective" else ""
         if self.every == 1:
-            return f"checkpoint all {blocks}"
+            return f"checkpoint all {blocks}{but}"
         suffix = {2: "nd", 3: "rd"}.get(self.every, "th")
-        return f"checkpoint every {self.every}{suffix} of {blocks if facts else 'the blocks'}"
+        return f"checkpoint every {self.every}{suffix} of {blocks if facts else 'the blocks'}{but}"
 
     @classmethod
     def choices(cls, facts: Facts) -> tuple[Checkpointing, ...]:
-        """None, all, every second, every third and every fourth of the blocks there are."""
+        """None, all, every second, every third and every fourth of the blocks there are; on a card all but for their
+        products, too, which are little beside what is kept there of short operations."""
         steps = [every for every in (1, 2, 3, 4) if every <= facts.num_blocks]
-        return (cls(), *(cls(kind="blocks", every=every) for every in steps))
+        found = (cls(), *(cls(kind="blocks", every=every) for every in steps))
+        return (*found, cls(kind="selective")) if facts.device.type == "cuda" and steps else found
 
     @classmethod
     def extremes(cls, choices: Sequence[Technique]) -> tuple[Technique, ...]:
@@ -123,7 +129,7 @@ class Checkpointing(Technique):
 
     def numbers(self, num_blocks: int) -> tuple[int, ...]:
         """Which of so many blocks are recomputed."""
-        return tuple(range(num_blocks))[:: self.every] if self.kind == "blocks" else self.blocks
+        return self.blocks if self.kind in ("none", "chosen") else tuple(range(num_blocks))[:: self.every]
 
     def unavailable(self, facts: Facts) -> str | None:
         """There must be enough blocks."""
@@ -165,7 +171,8 @@ class Checkpointing(Technique):
         """
         for block in self._recomputed(blocks):
             # On the instance, so that hooks run once, outside; a bound method, so that deepcopy rebinds it.
-            block.forward = functools.partial(recomputed, block.forward, Buffers(block))
+            buffers = Buffers(block, keeps_products=self.kind == "selective")
+            block.forward = functools.partial(recomputed, block.forward, buffers)
         return model
 
     def _recomputed(self, blocks: Sequence[nn.Module]) -> Sequence[nn.Module]:

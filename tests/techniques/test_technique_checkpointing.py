@@ -11,6 +11,7 @@ import torch
 from line_task import training_of
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotune
 from autotune.errors import PlanError, TaskError
@@ -69,6 +70,64 @@ def test_blocks_that_are_named_leave_every_bit(name):
     with one_thread():
         chosen = Settings(batch=Batch(micro=BATCH_SIZE), checkpointing=Checkpointing(kind="chosen", blocks=(1,)))
         assert run_applied(ZOO[name], chosen).equals(run_by_hand(ZOO[name]))
+
+
+SELECTIVE = Checkpointing(kind="selective")
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt", "tied", "frozen"])
+def test_what_keeps_products_leaves_every_bit(name):
+    """Running statistics, dropout and all."""
+    with one_thread():
+        settings = Settings(batch=Batch(micro=BATCH_SIZE), checkpointing=SELECTIVE)
+        assert run_applied(ZOO[name], settings).equals(run_by_hand(ZOO[name]))
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is computed, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func.__name__.partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_products_are_kept_and_the_rest_is_computed_again():
+    """Of a GPT's step: the GELU and the two norms of each of three blocks run twice, the last norm once; products as
+    often as stock, which recompute too where all of a block is computed again."""
+    names, counted = ("gelu", "native_layer_norm"), {}
+    for choice in (Checkpointing(), SELECTIVE, Checkpointing(kind="blocks")):
+        training = training_of(ZOO["gpt"], checkpointing=choice)
+        with Operations() as seen:
+            training.step(next(iter(training.loader)))
+        products = sum(seen.calls[name] for name in ("mm", "addmm", "bmm"))
+        counted[choice.kind] = (*(seen.calls[name] for name in names), products)
+    stock = counted["none"][2]
+    assert counted["none"][:2] == (3, 7)
+    assert counted["selective"] == (6, 13, stock)
+    assert counted["blocks"][2] > stock
+
+
+def test_what_keeps_products_is_said_and_survives_yaml():
+    """Every second, too."""
+    plan = Plan(settings=Settings(checkpointing=Checkpointing(kind="selective", every=2)))
+    assert "  checkpointing: {kind: selective, every: 2}\n" in plan.to_yaml()
+    assert Plan.from_yaml(plan.to_yaml()) == plan
+    assert SELECTIVE.describe(facts_of(ZOO["gpt"])) == "checkpoint all 3 blocks, but for their products"
+    assert plan.settings.checkpointing.describe() == "checkpoint every 2nd of the blocks, but for their products"
+    assert plan.settings.checkpointing.numbers(5) == (0, 2, 4)
+
+
+def test_on_a_card_products_may_be_kept():
+    """Where there are blocks; on a CPU it is not offered."""
+    known = facts_of(ZOO["gpt"])
+    cuda = known.model_copy(update={"device": known.device.model_copy(update={"type": "cuda"})})
+    assert Checkpointing.choices(cuda) == (*Checkpointing.choices(known), SELECTIVE)
+    assert Checkpointing.choices(cuda.model_copy(update={"num_blocks": 0})) == (Checkpointing(),)
+    assert SELECTIVE.unavailable(known) is None
 
 
 def test_named_blocks_survive_yaml():

@@ -30,6 +30,8 @@ def recomputed(forward: Any, buffers: Buffers, /, *args: Any, **kwargs: Any) -> 
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     if torch.compiler.is_compiling():
+        if buffers.keeps_products:
+            return checkpoint(forward, *args, use_reentrant=False, context_fn=_with_products, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     call, given = _positional(forward, args, kwargs)
     return checkpoint(call, *given, use_reentrant=False, context_fn=buffers.contexts)
@@ -62,15 +64,24 @@ class Buffers:
     forward has changed them. Copies and not None, so that as many tensors are saved as the first time.
     """
 
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
+    def __init__(self, block: nn.Module, keeps_products: bool = False) -> None:
+        """
+        Args:
+            block: whose buffers they are.
+            keeps_products: whether its products (:data:`_PRODUCTS`) are kept, and all else is computed again.
+        """
+        self._block, self.keeps_products = block, keeps_products
         self._changes: dict[tuple[nn.Module, str], bool] = {}
         """Whether a forward in training changed it, the first time: masks and the like are not copied again."""
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """For the first forward and for its recomputation."""
         before: dict[tuple[nn.Module, str], Tensor] = {}
-        return self._note(before), self._replay(before)
+        first, again = self._note(before), self._replay(before)
+        if not self.keeps_products:
+            return first, again
+        keeping, kept = _with_products()
+        return _within(first, keeping), _within(again, kept)
 
     @contextmanager
     def _note(self, before: dict[tuple[nn.Module, str], Tensor]) -> Iterator[None]:
@@ -103,6 +114,36 @@ class Buffers:
             for name, buffer in module._buffers.items() if module.training else ():
                 if buffer is not None and self._changes.get((module, name), True):
                     yield (module, name), buffer
+
+
+_ATTENTION = "_scaled_dot_product_"
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
+"""Operations of ``torch.ops.aten``, attention beside them, that take most of a block's time, for results that are a
+small part of what it keeps."""
+
+
+def _with_products() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Selective checkpointing, by torch's own: contexts that keep the products of a forward, and that give them again.
+
+    Source: https://docs.pytorch.org/docs/stable/checkpoint.html
+    """
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _policy(context: Any, operation: Any, /, *args: Any, **kwargs: Any) -> Any:
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    name = operation.__name__.partition(".")[0]
+    is_product = name in _PRODUCTS or name.startswith(_ATTENTION)
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@contextmanager
+def _within(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def _is_normalization(module: nn.Module) -> bool:
