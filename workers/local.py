@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping
@@ -10,10 +11,11 @@ from typing import Literal
 from ..errors import UserError
 from .client import FOLDERS, ForkServer
 from .devices import fault_of
-from .outcome import Crashed, Failed, Lost, Outcome, TimedOut
+from .outcome import Crashed, Failed, Lost, Measured, Outcome, TimedOut
 from .placement import slots_here
 from .pool import SlotPool
-from .request import CompareRequest, TrialRequest
+from .request import CompareRequest, PredictRequest, TrialRequest
+from .trial.claim import alone_on
 from .trial.environment import trial_environment
 from .turns import take_turns
 
@@ -61,6 +63,21 @@ class LocalSlot:
     def run(self, request: TrialRequest) -> Outcome:
         """Run a trial on the server of its environment, or two that take turns, each on one of its own: ``Lost`` where
         there cannot be one, or the slot is closed."""
+        gpus = self._base.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if request.device != "cuda" or gpus == [""] or isinstance(request, PredictRequest):
+            return self._run_here(request)
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(alone_on(gpu, lambda: self._is_closed)) for gpu in sorted(gpus)]
+            outcome = self._run_here(request)
+        waited_for = next((process for process in held if process is not None), None)
+        if waited_for is None or not isinstance(outcome, Measured):
+            return outcome
+        said = f"process {waited_for}, another search, uses the same GPU: its trials and these wait for each other"
+        measurement = outcome.measurement
+        measurement = measurement.model_copy(update={"warnings": (*measurement.warnings, said)})
+        return outcome.model_copy(update={"measurement": measurement})
+
+    def _run_here(self, request: TrialRequest) -> Outcome:
         if isinstance(request, CompareRequest):
             return take_turns(request, self._run, FOLDERS)
         return self._run(request)

@@ -1,0 +1,109 @@
+"""One trial at a time to a card, whichever search it belongs to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from search_tables import measurement
+
+from autotune.measure import MeasureOptions
+from autotune.plan import Budget, Plan
+from autotune.techniques import Settings
+from autotune.workers import Lost, Measured, MeasureRequest
+from autotune.workers.local import LocalSlot
+from autotune.workers.trial import claim
+from autotune.workers.trial.claim import alone_on
+
+HOLD = """
+import sys
+from autotune.workers.trial import claim
+from autotune.workers.trial.claim import alone_on
+with alone_on(sys.argv[1], lambda: False) as waited_for:
+    print(waited_for, flush=True)
+    sys.stdin.read()
+"""
+REQUEST = MeasureRequest(
+    id="1",
+    task="model.py",
+    device="cuda",
+    plan=Plan(settings=Settings(), budget=Budget(device="cuda")),
+    options=MeasureOptions(parity_batch=None),
+)
+
+
+@contextmanager
+def another_search(gpu: str) -> Any:
+    """A process that has a trial on a GPU."""
+    command = [sys.executable, "-c", HOLD, gpu]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "None\n"
+        yield process
+        process.kill()
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "_LOOK_S", 0.01)
+
+
+def slot(monkeypatch: pytest.MonkeyPatch, gpu: str) -> LocalSlot:
+    """Whose trials are measured at once."""
+    found = LocalSlot({"CUDA_VISIBLE_DEVICES": gpu}, name=gpu)
+    server = SimpleNamespace(run=lambda request: Measured(measurement=measurement(8.0)), is_up=lambda: True)
+    monkeypatch.setattr(found, "_server", lambda key: None if found._is_closed else server)
+    return found
+
+
+def test_a_free_card_is_held_at_once_and_given_back() -> None:
+    for _ in range(2):
+        with alone_on("GPU-a", lambda: False) as waited_for:
+            assert waited_for is None
+
+
+def test_two_cards_are_two() -> None:
+    with alone_on("GPU-a", lambda: False), alone_on("GPU-b", lambda: False) as waited_for:
+        assert waited_for is None
+
+
+@pytest.mark.medium
+def test_a_search_waits_for_anothers_trial_and_is_told_whose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that was killed."""
+    with another_search("GPU-c") as other, ThreadPoolExecutor() as threads:
+        future = threads.submit(slot(monkeypatch, "GPU-c").run, REQUEST)
+        with pytest.raises(TimeoutError):
+            future.result(timeout=0.2)
+        other.kill()
+        outcome = future.result(timeout=10)
+    assert isinstance(outcome, Measured)
+    (said,) = outcome.measurement.warnings
+    assert said.startswith(f"process {other.pid}, another search, uses the same GPU")
+
+
+def test_a_slot_that_is_closed_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = slot(monkeypatch, "GPU-d")
+    with alone_on("GPU-d", lambda: False), ThreadPoolExecutor() as threads:
+        future = threads.submit(one.run, REQUEST)
+        one.close()
+        assert future.result(timeout=10) == Lost(message="the slot is closed")
+
+
+def test_a_trial_on_a_cpu_holds_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    with alone_on("GPU-e", lambda: False):
+        outcome = slot(monkeypatch, "GPU-e").run(REQUEST.model_copy(update={"device": "cpu"}))
+    assert isinstance(outcome, Measured)
+    assert outcome.measurement.warnings == ()
+
+
+def test_where_the_system_has_no_such_names_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(claim, "_address", lambda gpu: "/nowhere/at/all")
+    with alone_on("GPU-f", ended.is_set) as waited_for:
+        assert waited_for is None
