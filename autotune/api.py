@@ -69,7 +69,7 @@ def search(
     }
     asked = _read(SearchOptions, {**stated, **options})
     check_asked(asked)
-    where = Where(executor, address, is_script, device_name=name, is_command=False)
+    where = Where(executor, address, is_script, device_name=name, is_command=False).for_search(asked)
     with _said(asked) as observe, _running(where, asked.task, kind) as (opened, stop):
         return search_on(asked, opened, observe, stop)
 
@@ -103,7 +103,7 @@ def verify(
     source, command, _ = job_of(found, words, path)
     device = found.budget.device
     assert device is not None, "set above"
-    where = Where(executor, address, command is not None, is_command=False)
+    where = Where(executor, address, command is not None, is_command=False).for_plan(found, command)
     with _running(where, source, device) as (opened, _):
         return verify_plan(found, source, opened, lambda words: None, asked.trial_time, command, asked.scratch)
 

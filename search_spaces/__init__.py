@@ -12,6 +12,7 @@ from ..errors import SpaceError
 from ..files import read_text
 from ..plain_yaml import UNION_TAGS, explain, read_yaml
 from ..techniques import TECHNIQUES, Facts, Technique
+from ..techniques.parallel import Parallel
 
 __all__ = ["SearchSpace", "Unavailable", "load_space", "presets"]
 
@@ -109,6 +110,12 @@ class SearchSpace(_Rows):  # a row for each technique, whatever techniques there
             for choice in wanted
             if (reason := choice.unavailable(facts)) is not None
         )
+
+    @property
+    def most_processes(self) -> int:
+        """That a choice of it trains in."""
+        rows = (row for name in TECHNIQUES if isinstance(row := getattr(self, name), tuple))
+        return max((one.processes for row in rows for one in row if isinstance(one, Parallel)), default=1)
 
     def _wanted(self, facts: Facts) -> dict[str, tuple[Technique, ...]]:
         rows = {name: getattr(self, name) for name in TECHNIQUES}

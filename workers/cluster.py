@@ -85,6 +85,7 @@ class ClusterOptions(_Frozen):
 
     device: Literal["cpu", "cuda"]
     device_name: str | None
+    gpus_per_trial: int | None
     address: str | None
     working_dir: str | None
     folder: str
@@ -169,6 +170,7 @@ class RayExecutor(Executor):
         address: str | None = None,
         working_dir: Path | None = None,
         tell: Callable[[str], None] = lambda words: None,
+        gpus_per_trial: int | None = 1,
     ) -> None:
         """Start an isolated cluster on this machine, or join one.
 
@@ -178,6 +180,7 @@ class RayExecutor(Executor):
             address: a cluster's; None starts one, which ends with this executor.
             working_dir: the folder that is shipped to the cluster at ``address``; tasks lie in it.
             tell: is told what is waited for.
+            gpus_per_trial: one for each of its processes, on one machine; None is all that a machine has.
 
         Raises:
             UserError: Ray is not installed, or the cluster lacks the device.
@@ -205,6 +208,7 @@ class RayExecutor(Executor):
             options = ClusterOptions(
                 device=device,
                 device_name=device_name,
+                gpus_per_trial=gpus_per_trial,
                 address=address,
                 working_dir=shipped,
                 folder=str(self._scratch.path),

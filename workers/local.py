@@ -24,20 +24,24 @@ _Key = tuple[int, frozenset[tuple[str, str]]]
 
 
 class LocalExecutor(SlotPool):
-    """Runs each trial in a process of its own on this machine; one slot for the CPU, or one for each GPU."""
+    """Runs each trial in a process of its own on this machine; one slot for the CPU, or one for each GPU or
+    so many of them as a trial takes."""
 
-    def __init__(self, device: Literal["cpu", "cuda"] = "cpu", device_name: str | None = None) -> None:
+    def __init__(
+        self, device: Literal["cpu", "cuda"] = "cpu", device_name: str | None = None, gpus_per_trial: int | None = 1
+    ) -> None:
         """Start nothing yet.
 
         Args:
             device: torch's device type.
             device_name: part of a device's name and memory, where there are unlike ones.
+            gpus_per_trial: one for each of its processes; None is all that there are.
 
         Raises:
             UserError: no such device.
             UnlikeDevices: several are meant.
         """
-        self.device_type, found = slots_here(device, device_name)
+        self.device_type, found = slots_here(device, device_name, gpus_per_trial)
         slots = [LocalSlot({**os.environ, **own}, name=name) for name, own in found.items()]
         super().__init__(slots)
 

@@ -24,12 +24,19 @@ def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
     return [f"{memory}, {number} processor{'' if number == 1 else 's'}"]
 
 
-def slots_here(kind: Literal["cpu", "cuda"], wanted: str | None) -> tuple[str, dict[str, dict[str, str]]]:
-    """The type of this machine's devices that is meant, and by each one's name what its trials have in their
-    environment.
+def slots_here(
+    kind: Literal["cpu", "cuda"], wanted: str | None, gpus_per_trial: int | None = 1
+) -> tuple[str, dict[str, dict[str, str]]]:
+    """The type of this machine's devices that is meant, and by the name of one, or of several that go to one trial,
+    what trials there have in their environment.
+
+    Args:
+        kind: torch's device type.
+        wanted: part of the type.
+        gpus_per_trial: one for each process; None is all that there are.
 
     Raises:
-        UserError: there is none of it, or none that can be measured on.
+        UserError: there are too few of it, or none that can be measured on.
         UnlikeDevices: several are meant.
     """
     if kind == "cpu":
@@ -38,7 +45,33 @@ def slots_here(kind: Literal["cpu", "cuda"], wanted: str | None) -> tuple[str, d
     if (not gpus or "cuda" not in torch_builds()) and (why := why_no_gpu()) is not None:
         raise UserError(f"device cuda: {why}")
     type_, chosen = choose_type({gpu.uuid: [gpu.type] for gpu in gpus}, kind, wanted)
-    return type_, {gpu: {"CUDA_VISIBLE_DEVICES": gpu} for gpu in chosen}
+    size = trial_size(gpus_per_trial, len(chosen), type_)
+    if size > 1 and any(gpu.startswith("MIG-") for gpu in chosen):
+        raise UserError(
+            f"the job trains in {size} processes, each on a GPU of its own, and a process of CUDA's sees one instance "
+            f"of a split GPU (MIG) alone, as {type_} is. Train in one process, or have GPUs that are not split."
+        )
+    groups = zip(*[iter(chosen)] * size, strict=False)  # what is left over is too few
+    return type_, {name: {"CUDA_VISIBLE_DEVICES": name} for name in map(",".join, groups)}
+
+
+def trial_size(gpus_per_trial: int | None, most: int, type_: str) -> int:
+    """How many GPUs each trial has.
+
+    Args:
+        gpus_per_trial: one for each process; None is all that there are.
+        most: that a machine has.
+        type_: of them.
+
+    Raises:
+        UserError: they are too few.
+    """
+    if gpus_per_trial is not None and gpus_per_trial > most:
+        raise UserError(
+            f"the job trains in {gpus_per_trial} processes, each on a GPU of its own, but a trial has {most} x {type_} "
+            "on a machine here. Start fewer processes, or search where there are as many GPUs."
+        )
+    return gpus_per_trial or most
 
 
 def check_nodes(address: str, meant: Collection[str], answered: Collection[str], others: Collection[str]) -> None:

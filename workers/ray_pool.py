@@ -25,7 +25,7 @@ from ..internals import TRIED, lost
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused, Waiting
 from .local import LocalSlot
 from .outcome import OUTCOME, Lost, Outcome
-from .placement import check_nodes, choose_type, slots_here, types_here
+from .placement import check_nodes, choose_type, slots_here, trial_size, types_here
 from .pool import Joining, Slot, SlotPool
 from .process import adopt_orphans, end_orphans
 from .protocol import receive, send
@@ -70,9 +70,14 @@ def main(client: int) -> None:
 
 def tell_kind(address: str) -> None:
     """Print the kind of devices that the cluster at ``address`` has."""
-    _connect(
-        ClusterOptions(device="cpu", device_name=None, address=address, working_dir=None, folder="", environment={})
-    )
+    own: dict[str, Any] = {
+        "device_name": None,
+        "gpus_per_trial": 1,
+        "working_dir": None,
+        "folder": "",
+        "environment": {},
+    }
+    _connect(ClusterOptions(device="cpu", address=address, **own))
     print("cuda" if _nodes("cuda") else "cpu")
 
 
@@ -291,6 +296,8 @@ class _Cluster:
         self._seen: dict[str, dict[str, Any]] = {}
         self.type = ""
         """What comes later is to be like it."""
+        self._size = 1
+        """GPUs of a trial."""
 
     def has(self, slot: Slot) -> bool:
         """Whether its node is still there, and stays."""
@@ -309,12 +316,15 @@ class _Cluster:
         self._types = self._types_on(nodes)
         check_nodes(self._options.address, nodes, self._types, _nodes("cpu"))
         self.type, chosen = choose_type(self._types, kind, self._options.device_name)
+        if kind == "cuda":
+            self._size = trial_size(self._options.gpus_per_trial, max(chosen.values()), self.type)
         return [slot for node, number in chosen.items() for slot in self._slots_of(nodes[node], number)]
 
     def _slots_here(self, node: str) -> list[_RaySlot]:
         """As on this machine without Ray: nobody else uses this cluster, and Ray knows neither the instances of a split
         GPU nor which of unlike ones it gives."""
-        self.type, found = slots_here(self._options.device, self._options.device_name)
+        asked = self._options
+        self.type, found = slots_here(asked.device, asked.device_name, asked.gpus_per_trial)
         return [
             _RaySlot(name, node, {**_PLACED, "num_cpus": 0}, {**self._options.environment, **own})
             for name, own in found.items()
@@ -363,11 +373,14 @@ class _Cluster:
         return types or ["GPU"] * number
 
     def _slots_of(self, node: Mapping[str, Any], number: int) -> list[_RaySlot]:
-        """A GPU each; or the machine, with its processors where others may want them."""
-        resources: dict[str, Any] = {"num_gpus": 1}
+        """A GPU each, or those of a trial; or the machine, with its processors where others may want them."""
+        resources: dict[str, Any] = {"num_gpus": self._size}
         if self._options.device == "cpu":
             resources = {"num_cpus": int(node["Resources"]["CPU"])}
         placed = {**_PLACED, "scheduling_strategy": _on(node["NodeID"]), **resources}
         name = f"{node['NodeManagerHostname']}/{node['NodeID'][:6]}"
-        names = [f"{name} GPU {place}" if self._options.device == "cuda" else name for place in range(number)]
+        names = [
+            f"{name} GPU {', '.join(map(str, range(at, at + self._size)))}" if self._options.device == "cuda" else name
+            for at in range(0, number - self._size + 1, self._size)
+        ]
         return [_RaySlot(each, node["NodeID"], placed) for each in names]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..batch.jobs import FOLDER, SUMMARY, Jobs, load_jobs
+from ..batch.jobs import FOLDER, SUMMARY, Job, Jobs, load_jobs
 from ..batch.lane import Inspecting
 from ..batch.result import JobResult
 from ..batch.run import Batch, JobRun, job_run, prepare_batch
-from ..errors import AutotuneError, Interrupted
+from ..errors import AutotuneError, Interrupted, UserError
 from ..report.batch import Watch, explain_previews, outcome_table
 from ..report.printing import console, listened_to, print_json, print_words, tell
 from ..results import PreviewedJob
@@ -105,10 +105,20 @@ def executors_for(jobs: Jobs, path: Path, where: Where, default: str = "cpu") ->
         by_type: dict[tuple[str, str], Executor] = {}
         for wanted in sorted({job.device or default for job in jobs.jobs}):
             device, name = split_device(wanted)
-            shipping = replace(where, is_script=True, device_name=name)  # it looks at no task: each job's was looked at
+            mine = (job for job in jobs.jobs if (job.device or default) == wanted)
+            sizes = {size for job in mine for size in _gpus_of(job, default, where)}
+            size = None if None in sizes else max((size for size in sizes if size), default=1)
+            # it looks at no task: each job's was looked at
+            shipping = replace(where, is_script=True, device_name=name, gpus_per_trial=size)
             executor = stack.enter_context(trials(shipping, str(path), device))
             found[wanted] = by_type.setdefault((device, executor.device_type), executor)
         yield found
+
+
+def _gpus_of(job: Job, default: str, where: Where) -> Iterator[int | None]:
+    """How many each of its trials has; nothing of a job that is going to fail."""
+    with suppress(UserError):
+        yield where.for_search(job.options(Path(), default, resume=False)).gpus_per_trial
 
 
 def tell_of(found: Batch, was_stopped: bool) -> int:

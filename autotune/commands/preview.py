@@ -24,7 +24,10 @@ from .where import Where, trials
 
 def preview(options: SearchOptions, where: Where, json: bool) -> int:
     """Print what a search would try, and return 0."""
-    with saying(options, console(sys.stderr)) as display, trials(where, options.task, options.device) as executor:
+    with (
+        saying(options, console(sys.stderr)) as display,
+        trials(where.for_search(options), options.task, options.device) as executor,
+    ):
         found = preview_search(options, executor, observe=display.observe)
     if json:
         print_json(as_json(found))

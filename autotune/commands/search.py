@@ -46,7 +46,7 @@ def search(options: SearchOptions, where: Where, json: bool) -> int:
     try:
         with (
             watching(options, console(sys.stderr)) as display,
-            trials(where, options.task, options.device) as executor,
+            trials(where.for_search(options), options.task, options.device) as executor,
             interrupts(stop, executor.close, display.interrupted),
         ):
 

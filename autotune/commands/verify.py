@@ -58,7 +58,7 @@ def verify(
     tell(f"runs {task} with {path}")
 
     assert plan.budget.device is not None, "set above"
-    with trials(where, task, plan.budget.device) as executor:
+    with trials(where.for_plan(plan, command), task, plan.budget.device) as executor:
         changes = Changes(Path.cwd(), path) if command else None
         found = verify_plan(plan, task, executor, tell, asked.trial_time, command, asked.scratch)
     if changes is not None and (said := changes.told()):

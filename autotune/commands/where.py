@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Literal
 from ..errors import UserError
 from ..ranks import world_size
 from ..report.printing import tell
+from ..script.launchers import num_processes
 from ..task_file import refuse_script, split_source
 from ..units import printable
 from .interrupts import ignore_interrupts
 
 if TYPE_CHECKING:
+    from ..plan import Plan
+    from ..searches.options import SearchOptions
     from ..workers import Executor
 
 
@@ -33,6 +36,8 @@ class Where:
     """Show on stderr what the task prints."""
     device_name: str | None = None
     """Part of a device's name and memory, where there are unlike ones."""
+    gpus_per_trial: int | None = 1
+    """One for each process of the job; None is all that there are."""
     is_command: bool = True
     """This process is a command, and ends with it; else it is a user's own, whose signals and children stay its own."""
 
@@ -51,10 +56,29 @@ class Where:
                 raise UserError("--address names a Ray cluster, but --executor is local. Leave one of them out.")
             from ..workers.local import LocalExecutor
 
-            return LocalExecutor(device, self.device_name)
+            return LocalExecutor(device, self.device_name, self.gpus_per_trial)
         from ..workers.cluster import RayExecutor
 
-        return RayExecutor(device, self.device_name, self.address, path, tell)
+        return RayExecutor(device, self.device_name, self.address, path, tell, self.gpus_per_trial)
+
+    def for_search(self, options: SearchOptions) -> Where:
+        """The same, with as many GPUs in each trial as the job, or a choice of the space, has processes.
+
+        Raises:
+            UserError: the space, or what the command's launcher reads, is none.
+        """
+        if options.device == "cpu":
+            return self
+        if options.command is not None:
+            return replace(self, gpus_per_trial=num_processes(options.command))
+        from ..search_spaces import load_space
+
+        return replace(self, gpus_per_trial=load_space(options.space).most_processes)
+
+    def for_plan(self, plan: Plan, command: Sequence[str] | None) -> Where:
+        """The same, with as many GPUs as the plan, or the script's command, has processes."""
+        number = num_processes(command) if command else plan.settings.parallel.processes
+        return self if plan.budget.device == "cpu" else replace(self, gpus_per_trial=number)
 
 
 def default_device(address: str | None = None) -> Literal["cpu", "cuda"]:

@@ -105,6 +105,24 @@ def launch_of(command: Sequence[str]) -> Launch | None:
     return found
 
 
+def num_processes(command: Sequence[str]) -> int | None:
+    """How many a command starts on GPUs: one for each that there is where it states no number, which is None here.
+
+    Raises:
+        UserError: as :func:`launch_of`.
+    """
+    launch = launch_of(command)
+    if launch is None:
+        return 1
+    if not launch.is_accelerate:
+        stated = launch.options.get("nproc_per_node", "1")
+    elif str(launch.config.get("distributed_type", "")).upper() in _ONE_PROCESS or "cpu" in launch.options:
+        stated = "1"
+    else:
+        stated = launch.options.get("num_processes") or str(launch.config.get("num_processes") or "")
+    return int(stated) if stated.isdecimal() else None
+
+
 def other_than_asked(command: Sequence[str]) -> str | None:
     """Where ``accelerate launch`` starts one process though it was given a number of them: on a CPU; else None."""
     launch = launch_of(command)

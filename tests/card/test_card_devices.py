@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from autotune.batch.jobs import Jobs
 from autotune.commands import where
+from autotune.commands.batch import executors_for
 from autotune.commands.where import default_device
 from autotune.errors import UserError
 from autotune.report.doctor import examine
+from autotune.searches.options import SearchOptions
 from autotune.units import MIB
 from autotune.workers import cuda_driver, devices
 from autotune.workers.devices import Gpu, installed_gpus, torch_builds, visible_gpus, why_no_gpu
@@ -310,3 +313,76 @@ def test_doctor_lists_no_gpu_that_searches_leave_aside(machine, torch_for, monke
     found = examine()
     assert [device["type"] for device in found["devices"]] == ["cpu"]
     assert f"Searches measure the CPU: {why_no_gpu()}" in found["advice"]
+
+
+THREE = [Card(RTX), Card(RTX._replace(uuid="GPU-b")), Card(RTX._replace(uuid="GPU-c"))]
+
+
+@pytest.mark.parametrize(("size", "slots"), [(1, 3), (2, 1), (3, 1), (None, 1)])
+def test_a_trial_of_several_processes_has_a_gpu_for_each(machine, torch_for, size, slots):
+    """What is left over is too few for another trial; where the command states no number, all are one trial's."""
+    torch_for(cuda="13.0")
+    machine(THREE)
+    with LocalExecutor("cuda", gpus_per_trial=size) as executor:
+        seen = [slot._base["CUDA_VISIBLE_DEVICES"].split(",") for slot in executor._slots]
+    assert seen == [
+        [card.gpu.uuid for card in THREE][at : at + (size or 3)] for at in range(0, slots * (size or 3), size or 3)
+    ]
+
+
+def test_more_processes_than_gpus_are_refused_before_any_trial(machine, torch_for):
+    torch_for(cuda="13.0")
+    machine(THREE)
+    with pytest.raises(UserError, match=r"trains in 4 processes.* a trial has 3 x NVIDIA GeForce RTX 4090"):
+        LocalExecutor("cuda", gpus_per_trial=4)
+    machine([Card(WHOLE, (SMALL, SMALL._replace(uuid="MIG-b")))])
+    with pytest.raises(UserError, match=r"trains in 2 processes.* sees one instance of a split GPU \(MIG\) alone"):
+        LocalExecutor("cuda", gpus_per_trial=2)
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("python train.py --nproc-per-node 4", 1),
+        ("torchrun train.py", 1),
+        ("torchrun --nproc-per-node 2 train.py", 2),
+        ("torchrun --standalone --nproc_per_node=4 train.py", 4),
+        ("python -m torch.distributed.run --nproc-per-node gpu train.py", None),
+        ("torchrun --nproc-per-node=auto train.py", None),
+        ("accelerate launch --num_processes 2 train.py", 2),
+        ("accelerate launch train.py", None),
+        ("accelerate launch --cpu train.py", 1),
+    ],
+)
+def test_a_command_says_how_many_gpus_its_trials_take(monkeypatch, tmp_path, command, number):
+    """As torchrun (torch/distributed/run.py, determine_local_world_size) and accelerate (commands/launch.py) count:
+    without a number, or with gpu, one for each GPU that they see."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    options = SearchOptions(task="train.py", command=tuple(command.split()), device="cuda")
+    assert where.Where("local", is_script=True).for_search(options).gpus_per_trial == number
+    on_cpu = options.model_copy(update={"device": "cpu"})
+    assert where.Where("local", is_script=True).for_search(on_cpu).gpus_per_trial == 1
+
+
+def test_a_space_says_how_many_gpus_its_trials_take(tmp_path):
+    (tmp_path / "space.yaml").write_text("parallel: [{kind: none}, {kind: ddp, processes: 2}]\nbatch: auto\n")
+    options = SearchOptions(task="model.py", device="cuda")
+    on_two = options.model_copy(update={"space": str(tmp_path / "space.yaml")})
+    found = [where.Where("local").for_search(one).gpus_per_trial for one in (options, on_two)]
+    assert found == [1, 2]
+
+
+def test_a_batch_has_the_gpus_of_its_largest_job(machine, torch_for, tmp_path):
+    """For each device that jobs ask for; a job that is going to fail asks for none."""
+    torch_for(cuda="13.0")
+    machine(THREE)
+    jobs = [
+        {"name": "one", "command": "python train.py"},
+        {"name": "two", "command": "torchrun --nproc-per-node 2 train.py"},
+        {"name": "bad", "command": "torchrun train"},
+    ]
+    place = where.Where("local")
+    with executors_for(Jobs.model_validate({"jobs": jobs}), tmp_path / "jobs.yaml", place, "cuda") as found:
+        assert found["cuda"].num_slots == 1
+    with executors_for(Jobs.model_validate({"jobs": jobs[:1]}), tmp_path / "jobs.yaml", place, "cuda") as found:
+        assert found["cuda"].num_slots == 3

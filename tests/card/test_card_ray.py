@@ -35,19 +35,26 @@ def test_an_actor_trains_on_what_ray_has_given_it(monkeypatch, given, seen):
     assert ray_pool._TrialActor(None)._slot._base["CUDA_VISIBLE_DEVICES"] == seen
 
 
-def test_on_this_machine_trials_have_what_they_have_without_ray(monkeypatch):
+@pytest.mark.parametrize(("size", "named"), [(1, ["GPU-2", "GPU-3"]), (2, ["GPU-2,GPU-3"])])
+def test_on_this_machine_trials_have_what_they_have_without_ray(monkeypatch, size, named):
     """Unlike GPUs in one machine: each actor is told its own, of which Ray would give it any."""
     monkeypatch.setattr("autotune.workers.placement.visible_gpus", lambda: (SMALL, LARGE, LARGE._replace(uuid="GPU-3")))
     monkeypatch.setattr("autotune.workers.placement.torch_builds", lambda: {"cuda": "13.0"})
     monkeypatch.setattr(ray_pool, "_nodes", lambda device: {"node": {}} if device == "cpu" else {})
     options = ClusterOptions(
-        device="cuda", device_name="4090", address=None, working_dir=None, folder="", environment={"A": "b"}
+        device="cuda",
+        device_name="4090",
+        gpus_per_trial=size,
+        address=None,
+        working_dir=None,
+        folder="",
+        environment={"A": "b"},
     )
     cluster = ray_pool._Cluster(options)
     slots = cluster.slots()
     assert cluster.type == LARGE.type
     assert [(slot.name, slot.node, slot._base) for slot in slots] == [
-        (gpu, "node", {"A": "b", "CUDA_VISIBLE_DEVICES": gpu}) for gpu in ("GPU-2", "GPU-3")
+        (gpu, "node", {"A": "b", "CUDA_VISIBLE_DEVICES": gpu}) for gpu in named
     ]
 
 
@@ -165,6 +172,27 @@ print("holds", flush=True)
 sys.stdin.read()
 """
 """Another's work, which has the only GPU until its stdin is closed."""
+
+
+@pytest.mark.parametrize(
+    ("size", "slots"),
+    [(1, ["a/aaaaaa GPU 0", "a/aaaaaa GPU 1", "a/aaaaaa GPU 2", "b/bbbbbb GPU 0"]), (2, ["a/aaaaaa GPU 0, 1"])],
+)
+def test_a_trial_of_several_processes_has_a_gpu_for_each(monkeypatch, size, slots):
+    """On one machine of the cluster; what is left over there is too few."""
+    nodes = {
+        name * 56: {"NodeID": name * 56, "NodeManagerHostname": name, "Resources": {"GPU": number, "CPU": 8}}
+        for name, number in (("a", 3.0), ("b", 1.0))
+    }
+    monkeypatch.setattr(ray_pool, "_nodes", lambda device: nodes)
+    options = ClusterOptions(
+        device="cuda", device_name=None, gpus_per_trial=size, address="a:1", working_dir=None, folder="", environment={}
+    )
+    cluster = ray_pool._Cluster(options)
+    monkeypatch.setattr(cluster, "_types_on", lambda nodes: {"a" * 56: [LARGE.type] * 3, "b" * 56: [LARGE.type]})
+    found = cluster.slots()
+    assert [slot.name for slot in found] == slots
+    assert {slot._options["num_gpus"] for slot in found} == {size}
 
 
 @pytest.mark.slow
