@@ -177,3 +177,12 @@ def test_a_real_search_names_blocks_that_fit(local_executor: Executor):
     assert 0 < len(plan.settings.checkpointing.blocks) < 8
     assert plan.measured.fits
     assert not plan.reference.fits
+
+
+def test_all_blocks_are_another_choice_than_all_but_for_their_products():
+    """A choice of all blocks stands for itself where the space has the latter alone."""
+    choices = (Checkpointing(), Checkpointing(kind="selective"), BlocksToChoose(kind="chosen"))
+    foreseen = Foreseen(blocks=lambda settings: tuple(range(NUM_BLOCKS)))
+    space = ConfigurationSpace({"checkpointing": choices}, reference_settings(facts()), NUM_BLOCKS, foreseen)
+    chosen = [space.resolved({"checkpointing": choice}).checkpointing for choice in choices]
+    assert chosen == [*choices[:2], Checkpointing(kind="blocks")]

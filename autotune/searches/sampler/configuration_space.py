@@ -131,7 +131,8 @@ class ConfigurationSpace:
         recomputes the same blocks, that choice."""
         blocks = self._foreseen.blocks(settings)
         numbers = tuple(range(self._num_blocks)) if blocks is None else blocks
-        others = (choice for choice in self._named if choice.numbers(self._num_blocks) == numbers)
+        whole = (choice for choice in self._named if choice.kind != "selective")
+        others = (choice for choice in whole if choice.numbers(self._num_blocks) == numbers)
         return next(others, Checkpointing.of(numbers, self._num_blocks))
 
     def params(self, settings: Settings) -> dict[str, Any] | None:
