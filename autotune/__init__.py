@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,13 @@ __all__ = [
     "verify",
 ]
 
+if sys.platform == "win32":
+    raise ImportError(
+        "autotune runs on Linux, and on macOS, but not on Windows itself: it measures in processes that it forks, ends "
+        "and reads the memory of, which Windows has no calls for. Use it in WSL 2, which has the GPU, too: "
+        "https://learn.microsoft.com/windows/wsl/install. To train there by a plan that was found elsewhere, state its "
+        "settings in the training's own code: plan.yaml is text."
+    )
 if _found := conflict():
     warnings.warn(_found, stacklevel=2)
 

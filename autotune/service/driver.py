@@ -21,9 +21,13 @@ PROGRAM = (sys.executable, "-m", "autotune")
 _SEARCH, _MARK = "AUTOTUNE_SERVICE_SEARCH", "AUTOTUNE_SERVICE_DRIVER"
 """Environment variables of a driver and of all that comes of it: by the second, which the search's next driver does not
 have, they are found when nobody is left to ask."""
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
-_KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "OMP_", "MKL_", "RAY_", "TORCH", "HF_", "XDG_")
-"""Environment variables of the server that a driver gets: neither its tokens nor its database's password."""
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "PYTHONPATH", "VIRTUAL_ENV")
+_KEPT_PREFIXES = (
+    *("CUDA_", "NVIDIA_", "OMP_", "MKL_", "RAY_", "TORCH", "HF_", "XDG_", "LD_"),
+    *("PYTORCH_", "CUBLAS_", "CUDNN_", "NCCL_", "TRITON_", "MALLOC_"),
+)
+"""Environment variables of the server that a driver gets: neither its tokens nor its database's password. What decides
+how memory is allocated and kernels are chosen is among them: trials run as jobs on that machine do."""
 _LOG_BYTES = 256 * 2**10
 _PROGRESS_BYTES = 4 * 2**20
 _LONGEST_LINE_BYTES = 64 * 2**20
