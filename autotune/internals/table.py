@@ -56,6 +56,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     _of_techniques(
         "saved tensors",
+        "torch._C._autograd._get_current_graph_task_keep_graph",
         "torch._C._autograd._top_saved_tensors_default_hooks",
         "torch._C._functorch.peek_interpreter_stack",
         "torch._C._get_tracing_state",

@@ -127,16 +127,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight, grad_bias = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
-        if weight_dtype == torch.float32 and _is_one(grad):
-            return grad_x, grad_weight, None if grad_bias is None else grad_bias.to(bias_dtype), None, None, None
+        if not _is_one(grad):
+            grad_x, grad_weight, grad_bias = (_scaled(one, grad) for one in ctx.saved_tensors)
         return (
-            None if grad_x is None else grad_x * grad.to(grad_x.dtype),
-            None if grad_weight is None else (grad_weight * grad).to(weight_dtype),
-            None if grad_bias is None else (grad_bias * grad).to(bias_dtype),
+            grad_x,
+            None if grad_weight is None else grad_weight.to(weight_dtype),
+            None if grad_bias is None else grad_bias.to(bias_dtype),
             None,
             None,
             None,
         )
+
+
+def _scaled(x: Tensor | None, grad: Tensor) -> Tensor | None:
+    """In place, since a copy of the head's gradient may be the peak; but not where another backward is to find it."""
+    if x is None:
+        return None
+    grad = grad.to(x.dtype)
+    return x * grad if torch._C._autograd._get_current_graph_task_keep_graph() else x.mul_(grad)
 
 
 def _is_one(grad: Tensor) -> bool:

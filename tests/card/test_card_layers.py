@@ -99,6 +99,30 @@ def test_a_loss_over_a_vocabulary_is_formed_from_many_rows_at_once(card: Card):
     torch.testing.assert_close(ours.gradients, stock.gradients, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_gradient_of_a_head_is_scaled_in_place_unless_its_graph_is_kept(card: Card, keeps: bool):
+    """By what the loss is multiplied with: no second tensor as large as the head. A backward that keeps the graph finds
+    the same the next time."""
+    target = torch.randint(0, 4096, (1024,)).to("cuda")
+    head = convert(Head(), recompute=True).to("cuda")
+    weight, x = head.linear.weight, torch.randn(1024, 64).to("cuda").requires_grad_()
+    loss = head(x, target) * 3.0
+    with _Launches() as launches:
+        loss.backward(retain_graph=keeps)
+    assert (launches.counts["mul_"], launches.counts["mul"]) == ((0, 3) if keeps else (2, 1))
+    first = weight.grad.clone()
+    torch.testing.assert_close(first, _stock_gradient(head, x, target), rtol=1e-4, atol=1e-7)
+    if keeps:
+        loss.backward()
+        torch.testing.assert_close(weight.grad, 2 * first)
+
+
+def _stock_gradient(head: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+    weight = head.linear.weight.detach().requires_grad_()
+    (found,) = torch.autograd.grad(F.cross_entropy(F.linear(x, weight), target) * 3.0, weight)
+    return found
+
+
 def test_rms_norm_is_stock_and_still_had_again(card: Card):
     """CUDA's kernel keeps the input and a number a row; the linear layer behind it computes its output from that."""
     model = nn.Sequential(nn.RMSNorm(8), nn.Linear(8, 8))
