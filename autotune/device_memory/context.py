@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,10 @@ def open_context(index: int | None = None) -> None:
         _opened = _Opened(before, max(0, now - before))
 
 
-def open_when_used(index: int | None = None) -> None:
+def open_when_used(index: Callable[[], int | None]) -> None:
     """Do that as whatever runs here first uses CUDA, and not before: what it sets until then (``PYTORCH_ALLOC_CONF``,
-    ``CUDA_VISIBLE_DEVICES``) is in force."""
-    torch.cuda._lazy_call(functools.partial(open_context, index))  # type: ignore[no-untyped-call]
+    ``CUDA_VISIBLE_DEVICES``) is in force. Torch calls what waits for that in ``torch.cuda._lazy_init``."""
+    torch.cuda._lazy_call(lambda: open_context(index()))  # type: ignore[no-untyped-call]
 
 
 def step_begins() -> None:

@@ -53,7 +53,7 @@ class Steps:
         self.compile_time = CompileTime()
         self._num_samples = 0
         self._losses = Losses()
-        self._clock = DeviceClock(training.device)
+        self._clock = DeviceClock()
 
     @property
     def num_ahead(self) -> int:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in import Card
+import torch
+from stand_in import GIB, Card
 
+from autotune.device_memory import cap
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.measure.timing.loading import LoaderRates
-from autotune.plan import Plan
+from autotune.plan import Budget, Plan
 from autotune.script.plan.applied import InScript
 from autotune.script.plan.hooks import ScriptHooks
 from autotune.script.trial.look import Look
 from autotune.script.trial.timing import ScriptTiming
+from autotune.script.trial.trial import ScriptTrial
 from autotune.techniques import Settings
+from autotune.units import MIB
 from autotune.workers import Inspected, InspectRequest, Measured, MeasureRequest
+from autotune.workers.trial.folder import TrialFolder
 
 SCRIPT = """
 import torch
@@ -59,9 +64,9 @@ def run(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     path.write_text(SCRIPT)
     monkeypatch.setattr(sys, "argv", [str(path)])
 
-    def run(observe: Callable[..., Any] | None = None, **names: Any) -> Any:
+    def run(observe: Callable[..., Any] | None = None, plan: Plan | None = None, **names: Any) -> Any:
         given = {"num_batches": 16, "num_epochs": 10**6, "evaluates": False, "lr": 0.01, **names, "card": card}
-        if observe is None:
+        if observe is None and plan is None:
             return runpy.run_path(str(path), given, "__main__")
         found: list[Any] = []
 
@@ -69,11 +74,13 @@ def run(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
             found.append(outcome)
             raise SystemExit(0)
 
-        in_script = InScript(Plan(settings=Settings()), Path("plan.yaml"))
+        in_script = InScript(plan or Plan(settings=Settings()), Path("plan.yaml"))
         hooks = ScriptHooks(in_script)
-        hooks.observer = observe(in_script, answer)
+        hooks.observer = observe(in_script, answer) if observe is not None else None
         hooks.install()
         try:
+            if observe is None:
+                return runpy.run_path(str(path), given, "__main__")
             with pytest.raises(SystemExit):
                 runpy.run_path(str(path), given, "__main__")
         finally:
@@ -122,3 +129,48 @@ def test_the_rate_of_a_script_s_first_steps_is_the_card_s(
     found = run(lambda in_script, answer: Look(request, in_script, 1, answer, None, None), host_s=0.0, device_s=0.1)
     assert isinstance(found, Inspected), found
     assert found.facts.step_samples_per_s == pytest.approx(40, rel=0.02)
+
+
+@pytest.fixture
+def arrived(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[MeasureRequest], None]]:
+    """A trial whose script has just imported torch."""
+    monkeypatch.setattr("autotune.script.trial.trial.work_in", lambda *_, **__: None)
+    trials: list[ScriptTrial] = []
+
+    def arrive(request: MeasureRequest) -> None:
+        folder = TrialFolder(tmp_path / "trial")
+        folder.make()
+        folder.write_request(request)
+        trials.append(ScriptTrial(tmp_path / "trial"))
+        trials[0].arrive()
+
+    yield arrive
+    for trial in trials:
+        if trial._hooks is not None:
+            trial._hooks.remove()
+
+
+def test_what_a_script_sets_before_it_uses_the_card_is_in_force(card: Card, arrived: Callable[..., None]) -> None:
+    """As in the job: ``PYTORCH_ALLOC_CONF`` and ``CUDA_VISIBLE_DEVICES`` are read as CUDA is opened, which importing
+    torch does not do. From then on the trial is held to its budget."""
+    plan = Plan(settings=Settings(), budget=Budget(limit=8 * GIB, device="cuda"))
+    options = MeasureOptions(parity_batch=None)
+    arrived(MeasureRequest(id="x", task="train.py", device="cuda", plan=plan, options=options, command=("python",)))
+    assert not card.is_open
+    torch.zeros(1, device="cuda")
+    assert card.is_open
+    assert card.fraction == (int(8 * GIB / 1.03) // MIB * MIB - card.context_bytes) / card.total_bytes
+
+
+@pytest.mark.parametrize("enforce", ["0", "1"])
+def test_a_script_s_job_is_held_to_its_plan_s_budget(
+    card: Card, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, enforce: str
+) -> None:
+    """From the first call of its model, and with the context that a step has come to."""
+    monkeypatch.setenv("AUTOTUNE_ENFORCE", enforce)
+    plan = Plan(settings=Settings(), budget=Budget(limit=8 * GIB, device="cuda"))
+    run(plan=plan, num_epochs=1, host_s=0.0, device_s=0.0)
+    grown = card.own_bytes - card._allocator.reserved_bytes
+    assert grown > card.context_bytes
+    assert card.fraction == (int(8 * GIB / 1.03) // MIB * MIB - grown) / card.total_bytes
+    assert cap.may_stand_aside() == (enforce == "0")

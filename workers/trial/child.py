@@ -84,7 +84,7 @@ def _answer(run: Callable[[], Outcome], device: str) -> Outcome:
 def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:
     folder.write_phase("loading the task")
     if request.device == "cuda":
-        open_when_used(own_gpu())
+        open_when_used(own_gpu)
     task = load_task(request.task)
     load_s = time.monotonic() - spawned_s
     _take_device(request)

@@ -32,15 +32,14 @@ def seconds_between(began: Any, ended: Any) -> float:
 
 class DeviceClock:
     """Tells moments in seconds. Steps are queued on a CUDA device, which may be far behind the host: their time is
-    there."""
+    there. It runs from the first moment that is asked for: a script may not have used the device before."""
 
-    def __init__(self, device: torch.device) -> None:
-        """It runs from here."""
-        self._last, self._seconds = moment(device), 0.0
+    def __init__(self) -> None:
+        self._last, self._seconds = None, 0.0
 
     def seconds(self, at: Any) -> float:
         """From the beginning to a moment, which is no earlier than the last one asked for; waits for it."""
-        self._seconds += seconds_between(self._last, at)
+        self._seconds += seconds_between(self._last, at) if self._last is not None else 0.0
         self._last = at
         return self._seconds
 

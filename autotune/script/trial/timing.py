@@ -52,7 +52,7 @@ class ScriptTiming(Observer):
         """
         super().__init__(torch.device(request.device))
         self._options, self._answer, self._tell = request.options, answer, tell
-        self._clock = DeviceClock(self._device)
+        self._clock = DeviceClock()
         self._charge = Charge(self._device)
         self._compile_time = CompileTime()
         self._began_s, self._first_s, self._timed_s = began_s, 0.0, 0.0

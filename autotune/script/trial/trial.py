@@ -110,13 +110,7 @@ class ScriptTrial:
         request = self._request
         torch.manual_seed(self._seed)
         if request.device == "cuda":
-            if torch.cuda.device_count() == 0:
-                raise Refused(
-                    "the script sees no CUDA device (CUDA_VISIBLE_DEVICES = "
-                    f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}), but --device is cuda. Let it see one, or search "
-                    "with --device cpu."
-                )
-            open_when_used(own_gpu())
+            open_when_used(own_gpu)
             if isinstance(request, MeasureRequest) and request.options.enforce:
                 hold_to_budget(request.plan, enforce=True)
         plan = request.plan if isinstance(request, MeasureRequest) else Plan(settings=Settings())
@@ -154,6 +148,12 @@ class ScriptTrial:
     def _of_ending(self, error: BaseException | None) -> Outcome | None:
         if isinstance(error, Refused):
             return Failed(message=error.reason)
+        if self._request.device == "cuda" and self._hooks is not None and not sys.modules["torch"].cuda.device_count():
+            return Failed(
+                message="the script sees no CUDA device (CUDA_VISIBLE_DEVICES = "
+                f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}), but --device is cuda. Let it see one, or search "
+                "with --device cpu."
+            )
         if is_success(error):
             if self._ranks.rank:
                 return None
