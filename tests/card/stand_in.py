@@ -26,20 +26,22 @@ What it has:
   (``pids_hidden``), MIG, unified memory (NVML knows of no bytes), clocks, throttling, power, other cards (``beside``).
 - faults: ``card.fails["convolution"] = TEXTS["cudnn_engine"]`` makes the next convolution raise that text.
 
-What it has not: kernels' own rounding, more streams than one, autocast's casts, ``torch.compile``, other processes
-(a loader's worker that uses a tensor on the card raises what CUDA raises there).
+What it has not: kernels' own rounding, more streams than one, a CUDA device's list of autocast, ``torch.compile``,
+other processes (a loader's worker that uses a tensor on the card raises what CUDA raises there).
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import re
 import sys
 import time
 import types
 import uuid
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +53,7 @@ import pynvml
 import pytest
 import torch
 import torch._dynamo  # its import reads torch.cuda, which is to be the real one then
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
@@ -174,9 +177,10 @@ class Card:
         self.fraction = 1.0
         self.is_open = False
         self._at_opening: list[Callable[[], None]] = []
+        self._opened_by = 0
+        self.warns = False
         self._grown: set[str] = set()
         self._placing: bool | None = None
-        self._pid = os.getpid()
 
     # Time.
 
@@ -196,6 +200,13 @@ class Card:
     def wait(self, why: str) -> None:
         """The host waits until all that is queued is done."""
         self.waits.append(why)
+        if self.warns:
+            frame = inspect.currentframe()
+            while frame is not None and _is_own(frame.f_code.co_filename):
+                frame = frame.f_back
+            assert frame is not None, "whoever asked"
+            words = f"called a synchronizing CUDA operation: {why}"
+            warnings.warn_explicit(words, UserWarning, frame.f_code.co_filename, frame.f_lineno)
         self.now_s = max(self.now_s, self._free_at_s)
 
     # Memory.
@@ -222,7 +233,7 @@ class Card:
 
     def open(self) -> None:
         """This process opens its context."""
-        if self._pid != os.getpid():
+        if self.is_open and self._opened_by != os.getpid():
             raise RuntimeError(
                 "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
                 "'spawn' start method"
@@ -233,7 +244,7 @@ class Card:
             waiting, self._at_opening = self._at_opening, []
             for act in waiting:  # ``_lazy_init`` calls them before torch counts as initialized
                 act()
-            self.is_open = True
+            self.is_open, self._opened_by = True, os.getpid()
 
     def _context(self) -> int:
         grown = {"matmul": self.cublas_bytes, "convolution": self.cudnn_bytes}
@@ -336,14 +347,32 @@ class Card:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[Card]:
         """Within, it is this machine's card."""
-        for name in _TRIAL:
-            importlib.import_module(name)
         with pytest.MonkeyPatch.context() as patch:
-            _patch_clock(patch, self)
+            self._patch_clock(patch)
             _patch_torch(patch, self)
             _patch_nvml(patch, self)
             with _Dispatch(self), _Function(self):
                 yield self
+
+    def _patch_clock(self, patch: pytest.MonkeyPatch) -> None:
+        for name in _TRIAL:
+            importlib.import_module(name)
+        _patch_clock(patch, self)
+
+
+_ON_THE_WAY = (
+    "shared_card.py",
+    "torch/overrides.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/utils/_python_dispatch.py",
+    "torch/_compile.py",
+    "torch/_ops.py",
+)
+
+
+def _is_own(filename: str) -> bool:
+    """Of this module, or of what torch goes through on its way here."""
+    return filename == __file__ or filename.endswith(_ON_THE_WAY)
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -451,7 +480,8 @@ class _Function(TorchFunctionMode):
                 card.wait("tolist")
             return func(*args, **kwargs)
         named = [one for one in (*args, *kwargs.values()) if _is_device(one)]
-        if not named or func in _LEFT_ALONE:
+        is_below = isinstance(func, torch._ops.OpOverload)  # another dispatch mode's call: devices are the host's there
+        if not named or is_below or func in _LEFT_ALONE:
             return func(*args, **kwargs)
         is_cuda = _is_cuda(named[0])
         if is_cuda:
@@ -653,6 +683,8 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
         "empty_cache": allocator.release,
         "set_per_process_memory_fraction": cap,
         "get_per_process_memory_fraction": opened(lambda: card.fraction),
+        "set_sync_debug_mode": lambda mode: setattr(card, "warns", mode == "warn"),
+        "_sleep": lambda cycles: card.work(cycles / 1e9),
         "get_rng_state": lambda device=None: rng.clone(),
         "set_rng_state": lambda state, device=None: None,
         "get_rng_state_all": lambda: [rng.clone()],
@@ -666,6 +698,20 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
     }
     for name, function in functions.items():
         patch.setattr(torch.cuda, name, function)
+    _patch_autocast(patch)
+    run_backward = torch.autograd._engine_run_backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        with _Function(card):  # functions of ours that run within name devices too
+            return run_backward(*args, **kwargs)
+
+    patch.setattr(torch.autograd, "_engine_run_backward", backward)
+    make_fake = FakeTensor.__new__
+
+    def on_host(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+        return make_fake(cls, mode, elem, _on_host(device), *args, **kwargs)
+
+    patch.setattr(FakeTensor, "__new__", staticmethod(on_host))
     patch.setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: card.pin(tensor), raising=False)
     patch.setattr(torch.Tensor, "is_pinned", lambda tensor, device=None: card.is_pinned(tensor), raising=False)
     patch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -673,6 +719,24 @@ def _patch_torch(patch: pytest.MonkeyPatch, card: Card) -> None:
     patch.setattr(torch.accelerator, "set_device_index", lambda device: None)
     patch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     patch.setattr(torch.accelerator, "current_stream", lambda device=None: _Stream(card))
+
+
+def _patch_autocast(patch: pytest.MonkeyPatch) -> None:
+    """It casts as a CPU's does, whose list of operations is another (``Card`` has no kernels of its own)."""
+    begin = torch.autocast.__init__
+
+    def init(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        dtype = torch.float16 if device_type == "cuda" and dtype is None else dtype
+        begin(self, _host_type(device_type), dtype, *args, **kwargs)
+
+    patch.setattr(torch.autocast, "__init__", init)
+    for name in ("is_autocast_enabled", "get_autocast_dtype"):
+        real = getattr(torch, name)
+        patch.setattr(torch, name, lambda *types, real=real: real(*map(_host_type, types)))
+
+
+def _host_type(device_type: str) -> str:
+    return "cpu" if device_type == "cuda" else device_type
 
 
 def _patch_nvml(patch: pytest.MonkeyPatch, card: Card) -> None:

@@ -126,7 +126,7 @@ def test_a_fused_optimizer_s_skipped_step_is_told(card: Card) -> None:
     batches, before = iter(training.loader), training.model.weight.detach().clone()
     first = training.step(next(batches) * float("inf"))
     assert (first.stepped, torch.equal(training.model.weight, before)) == (False, True)
-    assert training.step(next(batches)).stepped
+    assert training.step(next(batches) * 1e-3).stepped  # its gradients times the loss scale are finite in fp16
     assert not torch.equal(training.model.weight, before)
 
 

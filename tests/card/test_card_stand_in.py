@@ -150,7 +150,7 @@ def test_a_fault_comes_once(card: Card) -> None:
 
 def test_a_fork_cannot_use_the_card(card: Card) -> None:
     card.open()
-    card._pid = os.getppid()
+    card._opened_by = os.getppid()
     with pytest.raises(RuntimeError, match="forked subprocess"):
         torch.zeros(1, device="cuda")
 

@@ -1,0 +1,264 @@
+"""Training jobs whose time, memory or failure is known, and processes that use the card beside them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from autotune import Task
+
+BATCH = 8
+STEP_S = 0.12
+"""The card's time of a long step."""
+SHORT_STEP_S = 0.02
+COLLATE_S = 0.02
+"""The host's time for a batch."""
+CYCLES_PER_S = "AUTOTUNE_GPU_CYCLES_PER_S"
+"""The variable that says how many cycles ``torch.cuda._sleep`` spins in a second; see :func:`cycles_per_s`."""
+
+
+def cycles_per_s() -> float:
+    """Measured on this card."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(10**6)
+    begin.record()
+    torch.cuda._sleep(10**8)
+    end.record()
+    end.synchronize()
+    return 1e8 / (begin.elapsed_time(end) / 1000)
+
+
+def _dataset(num_samples: int = 4096) -> TensorDataset:
+    return TensorDataset(torch.randn(num_samples, 16, generator=torch.Generator().manual_seed(0)))
+
+
+def _mean(model: nn.Module, batch: Sequence[Tensor], seconds: float) -> Tensor:
+    """The loss, after the card was busy for so long."""
+    if seconds:
+        torch.cuda._sleep(int(seconds * float(os.environ[CYCLES_PER_S])))
+    loss: Tensor = model(batch[0]).square().mean()
+    return loss
+
+
+def _sum(model: nn.Module, batch: Sequence[Tensor], seconds: float) -> tuple[Tensor, Tensor]:
+    """(loss_sum, count), as of a loss over tokens."""
+    loss = _mean(model, batch, seconds)
+    count = (batch[0] > -9).sum()
+    return loss * count, count
+
+
+def _collated(samples: list[tuple[Tensor]], seconds: float) -> tuple[Tensor]:
+    time.sleep(seconds)
+    return (torch.stack([sample[0] for sample in samples]),)
+
+
+def _timed(compute_loss: Callable[..., Any], step_s: float, collate_s: float = 0.0) -> Task:
+    """A task whose step takes the card and the host so long."""
+    return Task(
+        build_model=lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(8))),
+        build_dataset=_dataset,
+        compute_loss=partial(compute_loss, seconds=step_s),
+        build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        batch_size=BATCH,
+        collate=partial(_collated, seconds=collate_s) if collate_s else None,
+    )
+
+
+launch_bound = _timed(_mean, 0.0)
+short_steps = _timed(_mean, SHORT_STEP_S)
+long_steps = _timed(_mean, STEP_S, COLLATE_S)
+sums = _timed(_sum, SHORT_STEP_S, COLLATE_S / 4)
+TIMED = {"launch-bound": launch_bound, "20 ms": short_steps, "120 ms and 20 ms": long_steps, "(sum, count)": sums}
+
+
+class _Words(nn.Module):
+    """A small transformer over words."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.words = nn.Embedding(256, width)
+        layers = [nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True) for _ in range(4)]
+        self.blocks = nn.ModuleList(layers)
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, words: Tensor) -> Tensor:
+        found: Tensor = self.words(words)
+        for block in self.blocks:
+            found = block(found)
+        logits: Tensor = self.head(found)
+        return logits
+
+
+class _Sentences(Dataset[Tensor]):
+    """Of 16 to 256 words, in no order."""
+
+    def __len__(self) -> int:
+        return 1024
+
+    def __getitem__(self, index: int) -> Tensor:
+        generator = torch.Generator().manual_seed(index)
+        length = 16 * int(torch.randint(1, 17, (), generator=generator))
+        return torch.randint(0, 256, (length,), generator=generator)
+
+
+def _padded(samples: list[Tensor]) -> Tensor:
+    return nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+
+def _next_word(model: nn.Module, words: Tensor) -> Tensor:
+    return F.cross_entropy(model(words)[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+
+def _sentences(compute_loss: Callable[..., Any] = _next_word) -> Task:
+    return Task(
+        build_model=_Words,
+        build_dataset=_Sentences,
+        compute_loss=compute_loss,
+        build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        batch_size=BATCH,
+        collate=_padded,
+    )
+
+
+varying = _sentences()
+
+
+def _failing(fail: Callable[[nn.Module], Any]) -> Task:
+    """One whose third step fails."""
+    steps = [0]
+
+    def compute_loss(model: nn.Module, words: Tensor) -> Tensor:
+        steps[0] += 1
+        if steps[0] == 3:
+            fail(model)
+        return _next_word(model, words)
+
+    return _sentences(compute_loss)
+
+
+def _tensor(model: nn.Module) -> None:
+    torch.empty(torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")
+
+
+def _convolution(model: nn.Module) -> None:
+    """What its input and output take fits, and what its gradients take does not."""
+    usable = torch.cuda.get_per_process_memory_fraction() * torch.cuda.mem_get_info()[1]
+    side = int((usable * 0.4 / 4 / 64) ** 0.5) // 32 * 32
+    images = torch.zeros(1, 64, side, side, device="cuda", requires_grad=True)
+    output = F.conv2d(images, torch.zeros(64, 64, 3, 3, device="cuda", requires_grad=True), padding=1)
+    output.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _host(model: nn.Module) -> None:
+    bytearray(2**60)
+
+
+def _killed(model: nn.Module) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _triton(model: nn.Module) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    raise OutOfResources(2**20, 2**17, "shared memory")
+
+
+out_of_memory = _failing(_tensor)
+out_of_memory_in_convolution = _failing(_convolution)
+out_of_host_memory = _failing(_host)
+killed = _failing(_killed)
+
+
+class _Dropping(nn.Module):
+    """A block that is called by keyword and draws dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.dropout(self.linear(hidden), 0.5)
+
+
+class _Nested(nn.Module):
+    """A stack of them, called by position, by keyword, or in blocks of two."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Dropping() for _ in range(4))
+        self.how = how
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for block in self.blocks:
+            hidden = block(hidden=hidden) if self.how == "keyword" else block(hidden)
+        return hidden
+
+
+def dropping(how: str, precision: Any = "fp32") -> Task:
+    """A task with dropout in blocks that can be recomputed."""
+    return Task(
+        build_model=lambda: _Nested(how),
+        build_dataset=_dataset,
+        compute_loss=partial(_mean, seconds=0.0),
+        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=BATCH,
+        precision=precision,
+    )
+
+
+def words() -> Task:
+    """The small transformer, on sentences of one length."""
+    return Task(
+        build_model=_Words,
+        build_dataset=lambda: TensorDataset(torch.randint(0, 256, (512, 64))),
+        compute_loss=lambda model, batch: _next_word(model, batch[0]),
+        build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        batch_size=BATCH,
+    )
+
+
+class _Convolutions(nn.Module):
+    """Without BatchNorm, so that a split batch has the whole one's gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(3 if at == 0 else 32, 32, 3, padding=1) for at in range(4)]
+        self.layers, self.head = nn.ModuleList(layers), nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        for layer in self.layers:
+            images = F.relu(layer(images))
+        logits: Tensor = self.head(images.mean((2, 3)))
+        return logits
+
+
+convolutions = Task(
+    build_model=_Convolutions,
+    build_dataset=lambda: TensorDataset(torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,))),
+    compute_loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+    build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    batch_size=BATCH,
+)
+
+
+def hold(share: float, computes: bool) -> None:
+    """Hold a share of the card's free memory, say so, and compute if asked, until this process is ended."""
+    held = torch.empty(int(torch.cuda.mem_get_info()[0] * share), dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    print(held.numel(), flush=True)
+    factor = torch.zeros(2048 if computes else 1, 2048, device="cuda")
+    while True:
+        if computes:
+            factor @ factor
+        else:
+            sys.stdin.read()

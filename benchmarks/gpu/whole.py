@@ -1,0 +1,122 @@
+"""Predictions, compiling, and a whole search with its job; and what needs Ray or a second card."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import statistics
+from typing import Any
+
+from autotune.estimates import EstimateOptions
+from autotune.plan import load_plan
+from autotune.searches.options import SearchOptions
+from autotune.searches.requests import inspect
+from autotune.searches.time_budget import TimeBudget
+from autotune.techniques import Settings
+from autotune.workers import Estimated, Measured, PredictRequest
+from autotune.workers.devices import visible_gpus
+from autotune.workers.trial.environment import own_thread_variables
+
+from .check import Check, Found, Skipped, off
+from .place import CNN, GPT, Place, task
+
+_PREDICTED_BAR, _ABOVE_BAR = 0.05, 1 / 20
+_CLAIM_BAR = 0.05
+_BUDGET = 0.6
+"""Of what the reference reserves, beside its context."""
+
+
+def _predictions(place: Place) -> Found:
+    """Peaks that are predicted on the CPU beside measured ones."""
+    rows = []
+    kinds = [{"precision": {"kind": kind}} for kind in ("fp32", "bf16")]
+    more: list[dict[str, Any]] = [{}, {"checkpointing": {"kind": "blocks"}}, {"layers": {"kind": "exact"}}]
+    for source, precision, other in itertools.product((GPT, CNN), kinds, more):
+        if place.is_quick and (other or precision is kinds[1]):
+            continue
+        settings = Settings.model_validate({**precision, **other})
+        estimated = place.executor.submit(_estimate(place, source, settings)).result()
+        if not isinstance(estimated, Estimated):
+            raise RuntimeError(f"{source}: {estimated}")
+        found = estimated.estimate.reference.process
+        peak = place.measured(source, settings).peak.process
+        row = {"task": source.split("/")[-2], "settings": settings.model_dump(mode="json", exclude_defaults=True)}
+        rows.append({**row, "error": found.value / peak - 1, "is_above": peak > found.high})
+    median = statistics.median(abs(row["error"]) for row in rows)
+    above = sum(row["is_above"] for row in rows)
+    words = f"{median:.1%} off at the median of {len(rows)}; {above} measured above the interval"
+    return Found(words, median <= _PREDICTED_BAR and above <= _ABOVE_BAR * len(rows), {"rows": rows})
+
+
+def _estimate(place: Place, source: str, settings: Settings) -> PredictRequest:
+    facts = place.facts(source)
+    batch, capability = facts.effective_batch, facts.device.capability
+    options = EstimateOptions(settings=settings, target="cuda", capability=capability, reference_batch=batch)
+    return PredictRequest(
+        id="gpu-estimate", task=source, device="cpu", options=options, environment=own_thread_variables()
+    )
+
+
+def _compile(place: Place) -> Found:
+    """Trials that compile, with the deadline that a search gives them: cold, then warm."""
+    if importlib.util.find_spec("triton") is None:
+        raise Skipped("triton is not installed, and torch.compile needs it on a card")
+    reference = place.trial(GPT)
+    budget = TimeBudget(place.trial_s, None)
+    budget.note_reference(reference)
+    figures = {}
+    for kind, which in itertools.product(("blocks", "model"), ("cold", "warm")):
+        settings = Settings.model_validate({"compile": {"kind": kind}})
+        outcome = place.trial(GPT, settings, deadline_s=budget.deadline_s(place.trial_s))
+        compile_s = outcome.measurement.compile_s if isinstance(outcome, Measured) else None
+        figures[f"{kind}, {which}"] = {"outcome": outcome.kind, "compile_s": compile_s}
+    told = ", ".join(
+        f"{name}: {row['outcome']}" + (f" after {row['compile_s']:.0f} s" if row["compile_s"] else "")
+        for name, row in figures.items()
+    )
+    is_within = all(row["outcome"] == "measured" and row["compile_s"] for row in figures.values())
+    return Found(told, is_within, figures)
+
+
+def _search(place: Place) -> Found:
+    """A search within 60 % of what the reference reserves, its plan verified, and the job that applies it."""
+    path, storage = place.folder / "found.yaml", f"sqlite:///{place.folder}/studies.db"
+    peak = place.measured(GPT).peak
+    assert peak.reserved is not None, "it was on a card"
+    limit = peak.process - round((1 - _BUDGET) * peak.reserved)
+    asked = ["--device", "cuda", "--executor", "local", "--storage", storage]
+    words = ["search", GPT, "--budget", str(limit), "-o", str(path), *asked]
+    trial_time = "0.5s" if place.is_quick else "3s"
+    place.command(*words, "--trials", "4" if place.is_quick else "12", "--trial-time", trial_time)
+    plan = load_plan(path)
+    assert plan.measured is not None, "a search wrote it"
+    place.command("verify", str(path), "--executor", "local", "--trial-time", trial_time)
+    job = place.job(GPT, path, 20 if place.is_quick else 200)
+    apart = off(job["samples_per_s"], plan.measured.samples_per_s.value)
+    used = plan.measured.peak.process / limit
+    words_ = f"the job's speed is {apart:.1%} off its plan's, which takes {used:.0%} of the budget"
+    return Found(words_, apart <= _CLAIM_BAR and used <= 1, {"speed": apart, "used": used})
+
+
+def _ray(place: Place) -> Found:
+    """A trial through Ray beside one without, on one card of two."""
+    if importlib.util.find_spec("ray") is None:
+        raise Skipped("ray is not installed")
+    if len(visible_gpus()) < 2:
+        raise Skipped("there is one card")
+    from autotune.commands.where import Where
+
+    found = place.measured(task("varying"))
+    options = SearchOptions(task=GPT, device="cuda")
+    with Where("ray").open(GPT, "cuda") as executor:
+        facts = inspect(options, executor, TimeBudget(1.0, None))
+    agree = facts.device.name == place.facts(GPT).device.name
+    return Found(f"names agree: {agree}", agree, {"peak": found.peak.process})
+
+
+CHECKS = (
+    Check("predictions", f"{_PREDICTED_BAR:.0%} at the median, 1 in 20 above the interval", _predictions),
+    Check("compile", "not timed out in a search's own deadline; compile_s is told", _compile),
+    Check("whole search", f"a plan within its budget; the job's speed within {_CLAIM_BAR:.0%} of it", _search),
+    Check("Ray and several cards", "the same card, and the same figures within 3 %", _ray),
+)
