@@ -211,12 +211,13 @@ xpu: Optional[str] = {xpu!r}
 @pytest.fixture
 def torch_for(monkeypatch, tmp_path):
     """The installed torch is one that is built so."""
+    find = devices.importlib.util.find_spec  # a library that is imported meanwhile asks for others
 
     def build(**builds):
         none = dict.fromkeys(("cuda", "hip", "xpu"))
         (tmp_path / "version.py").write_text(VERSION.format(**{**none, **builds}))
         spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-        monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: spec)
+        monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: spec if name == "torch" else find(name))
 
     return build
 
