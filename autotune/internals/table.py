@@ -155,6 +155,7 @@ FEATURES: tuple[Feature, ...] = (
             f"{_ATEN}._unsafe_view",
             f"{_ATEN}._local_scalar_dense",
             f"{_ATEN}._fused_sdp_choice",
+            f"{_ATEN}._fused_rms_norm",
             f"{_ATEN}._grouped_mm",
             f"{_ATEN}._softmax_backward_data",
             f"{_ATEN}._adaptive_avg_pool2d_backward",

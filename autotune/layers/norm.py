@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..internals.fake_tensors import device_type
 from . import rematerialization
 from .graph import run, saved_tensors_hooks
 from .sites import Site
@@ -139,7 +140,7 @@ def rms_norm(
     known = torch.finfo(_wide(input)).eps if eps is None else eps
     # CUDA's own is one kernel forward and one back, and keeps no more (torch 2.13, native_functions.yaml,
     # _fused_rms_norm). A CPU's is a handful of operations, which keep x several times over.
-    has_kernel = input.device.type == "cuda"
+    has_kernel = device_type(input) == "cuda"
     shape = list(normalized_shape)
     output = F.rms_norm(input, shape, weight, known) if has_kernel else run(_RMSNorm, input, shape, weight, known)
     dtype = output.dtype  # autocast may have computed in another than the input's

@@ -80,11 +80,42 @@ def test_a_dropout_mask_is_bytes_on_a_card_and_numbers_on_a_cpu(target: Any, dty
     assert [one.dtype for one in kept] == [dtype]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_keeps_its_input_and_a_number_a_row(dtype: torch.dtype):
+    """A CPU is without that kernel, and keeps two more tensors as large as the input, in fp32."""
+    kept: list[Tensor] = []
+    seen = Seen()
+    saved = torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x)
+    with FakeTensorMode() as fakes, answers("cuda", fakes, sees=seen):
+        x, weight = torch.empty(4, 16, 32, dtype=dtype), torch.empty(32, dtype=dtype, requires_grad=True)
+        with saved:
+            output = F.rms_norm(x.requires_grad_(), [32], weight)
+        output.backward(torch.empty_like(output))
+    assert output.dtype == dtype
+    assert [(one.shape, one.dtype) for one in kept] == [
+        ((4, 16, 32), dtype),
+        ((4, 16, 1), torch.float32),
+        ((32,), dtype),
+    ]
+    assert seen.shapes == {(4, 16, 32), (4, 16, 1), (1, 1, 32), (32,)}  # the weight's gradient, and a view of it
+    assert (x.grad.shape, weight.grad.shape) == (x.shape, weight.shape)
+
+
+def test_rms_norm_with_a_weight_of_another_type_is_not_fused():
+    """torch warns of that, and takes it apart as on a CPU (layer_norm.cpp)."""
+    with FakeTensorMode() as fakes, answers("cuda", fakes):
+        x = torch.empty(4, 32, dtype=torch.bfloat16, requires_grad=True)
+        output = F.rms_norm(x, [32], torch.empty(32, requires_grad=True))
+    assert output.dtype == torch.bfloat16
+    assert "FusedRMSNorm" not in output.grad_fn.name()
+
+
 def test_torch_has_its_own_kernels_again_afterwards():
     with FakeTensorMode() as fakes, answers("cuda", fakes):
         pass
     x = torch.ones(1, 1, 4, 8, requires_grad=True)
     assert F.dropout(x, 0.5).grad_fn.name() == "MulBackward0"
+    assert F.rms_norm(x, [8]).grad_fn.name() == "MulBackward0"
     assert "ForCpu" in F.scaled_dot_product_attention(x, x, x).grad_fn.name()
 
 

@@ -1,4 +1,4 @@
-"""Operations that torch takes apart otherwise on CUDA than on a CPU: dropout, attention, and autocast's.
+"""Operations that torch takes apart otherwise on CUDA than on a CPU: dropout, attention, RMSNorm, and autocast's.
 
 Fake tensors are a CPU's here, whatever is planned for. So CUDA's choices are registered in place of a CPU's kernels, as
 any library registers its own, and hold wherever an operation is called from, backward's recomputation included.
@@ -35,6 +35,7 @@ def cuda_ops() -> Iterator[None]:
             warnings.simplefilter("ignore")  # torch says once that a kernel has taken another's place
             library.impl("dropout", _dropout, _COMPOSITE)
             library.impl("scaled_dot_product_attention", _attention, _COMPOSITE)
+            library.impl("rms_norm", _rms_norm, _COMPOSITE)
             for name in ("softmax.int", "log_softmax.int"):
                 library.impl(name, _softmax(name), _COMPOSITE)
             for name, kernel in autocast_kernels():
@@ -50,6 +51,36 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
         return input * torch.zeros((), dtype=input.dtype, device=input.device)
     dropped: Tensor = torch.native_dropout(input, p, True)[0]
     return dropped
+
+
+class _FusedRMSNorm(torch.autograd.Function):
+    """As large as what CUDA's kernels read and write: values do not matter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_dims: int, weight: Tensor | None) -> Tensor:
+        wide = torch.float32 if x.dtype in _HALVES else x.dtype
+        scale = x.mean(list(range(-num_dims, 0)), keepdim=True, dtype=wide)
+        ctx.save_for_backward(x, scale, weight)
+        return x.square()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, _, weight = ctx.saved_tensors
+        grad_weight = grad.sum_to_size(weight.shape) if ctx.needs_input_grad[2] else None
+        return grad * x if ctx.needs_input_grad[0] else None, None, grad_weight
+
+
+def _rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """One kernel, which keeps its input and a number a row; where the weight's type is another, as on a CPU.
+
+    Source: aten/src/ATen/native/layer_norm.cpp, rms_norm_symint; native_functions.yaml, _fused_rms_norm.
+    """
+    if weight is not None and weight.dtype != x.dtype:
+        unfused: Tensor = _aten._fused_rms_norm(x, shape, weight, eps)[0]
+        return unfused
+    fused: Tensor = _FusedRMSNorm.apply(x.contiguous(), len(shape), weight)  # type: ignore[no-untyped-call]
+    return fused
 
 
 def _softmax(name: str) -> Callable[..., Tensor]:
