@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ import torch
 from ..nested import tensors_in
 from ..units import MIB, format_bytes, size
 from . import context
+
+_WSL = Path("/dev/dxg")
+"""Of Windows' driver."""
 
 
 @dataclass
@@ -79,6 +83,22 @@ def hold(limit_bytes: int | None, margin: float, is_enforced: bool, context_byte
     most = int(limit_bytes / (1 + margin)) // MIB * MIB  # peaks are rounded up to whole MiB before they are judged
     _cap = _Cap(limit_bytes, most, is_enforced, context_bytes)
     torch.cuda._lazy_call(functools.partial(_begin, _cap))  # type: ignore[no-untyped-call]
+
+
+def lends_host_memory() -> bool:
+    """Whether the driver gives a process host memory where the device's runs out, and no error: Windows' does, and what
+    is computed there takes many times as long. In WSL its setting against that has no effect.
+
+    Source: https://nvidia.custhelp.com/app/answers/detail/a_id/5490, https://github.com/microsoft/WSL/issues/11050
+    """
+    return _WSL.exists()
+
+
+def stay_on_device() -> None:
+    """Let a process that is held to no budget have what the device has free as it first uses CUDA, and no host memory
+    in its place."""
+    if lends_host_memory():
+        torch.cuda._lazy_call(_stay_on_device)  # type: ignore[no-untyped-call]
 
 
 def batch_comes(batch: Any) -> None:
@@ -152,6 +172,11 @@ def _lift(cap: _Cap, taken: int) -> None:
 
 def _in_force() -> _Cap | None:
     return _cap if _cap is not None and _cap.has_begun else None
+
+
+def _stay_on_device() -> None:
+    free, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (free + torch.cuda.memory_reserved()) / total))
 
 
 def _begin(cap: _Cap) -> None:

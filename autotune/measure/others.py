@@ -98,9 +98,9 @@ def shortage(said: str) -> str | None:
     )
 
 
-def users() -> list[User]:
-    """Other processes on the card, the largest first, as far as the driver shows them."""
-    name, own = _uuid(), {os.getpid(), *descendants()}
+def users(uuid: str | None = None) -> list[User]:
+    """Other processes on a card, this process's own or another, the largest first, as far as the driver shows them."""
+    name, own = uuid or _uuid(), {os.getpid(), *descendants()}
 
     def asked(nvml: Any) -> list[User]:
         card = nvml.nvmlDeviceGetHandleByUUID(name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, get_args
 
@@ -18,7 +19,7 @@ from ..internals import broken
 from ..techniques import TECHNIQUES, Device, Facts, Technique
 from ..techniques.allocator import INSTALLATION, installed_allocators
 from ..units import size
-from ..workers.devices import why_no_gpu
+from ..workers.devices import installed_gpus, visible_gpus, why_no_gpu
 from ..workers.trial.environment import THREAD_VARIABLES
 from .tables import rows_table
 
@@ -35,8 +36,10 @@ def examine() -> dict[str, Any]:
     has_cuda = torch.cuda.is_available() and why_no_gpu() is None
     types: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda") if has_cuda else ("cpu",)
     devices = [inspect_device(kind) for kind in types]
+    gpus = list(_gpus()) if has_cuda else []
     return {
         "devices": [device.model_dump(exclude_none=True) for device in devices],
+        "gpus": gpus,
         "versions": {"python": platform.python_version(), "autotune": VERSION, **_versions()},
         "threads": {
             "processors": num_processors(),
@@ -50,7 +53,7 @@ def examine() -> dict[str, Any]:
             {"feature": _goes_by(feature.name), "reason": reason, "without": feature.without}
             for feature, reason in broken()
         ],
-        "advice": list(_advice(has_cuda)),
+        "advice": [*_advice(has_cuda), *(_advice_on(gpus) if has_cuda else ())],
     }
 
 
@@ -64,6 +67,7 @@ def explain(found: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = []
     sections = {
         "Devices": [(row["type"], _device(row)) for row in found["devices"]],
+        "GPUs": [(row["uuid"], _gpu(row)) for row in found["gpus"]],
         "Versions": [(name, value or "not installed") for name, value in found["versions"].items()],
         "Threads": [(name, str(value if value is not None else "not set")) for name, value in found["threads"].items()],
         "Allocators": [(name, "installed" if there else "missing") for name, there in found["allocators"].items()],
@@ -168,3 +172,56 @@ def _device(row: dict[str, Any]) -> str:
     if "driver" in row:
         parts.append(f"driver {row['driver']}")
     return ", ".join(parts)
+
+
+def _gpus() -> Iterator[dict[str, Any]]:
+    """Those that a trial can have, and who else uses them."""
+    from ..device_memory.nvml import ask
+    from ..measure.others import users
+
+    def free_bytes(uuid: str, nvml: Any) -> int:
+        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).free)
+
+    for gpu in visible_gpus():
+        free = ask(partial(free_bytes, gpu.uuid))
+        others = [{"pid": one.pid, "name": one.name, "bytes": one.num_bytes} for one in users(gpu.uuid)]
+        yield {"uuid": gpu.uuid, "type": gpu.type, "free_bytes": free, "others": others}
+
+
+def _gpu(row: dict[str, Any]) -> str:
+    free = "free memory unknown" if row["free_bytes"] is None else f"{size(row['free_bytes'])} free"
+    others = ", ".join(f"{one['name']} (pid {one['pid']}) {size(one['bytes'])}" for one in row["others"])
+    return f"{row['type']}, {free}; {f'also used by {others}' if others else 'nobody else is seen on it'}"
+
+
+def _advice_on(gpus: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What follows for searches."""
+    from ..device_memory.cap import lends_host_memory
+    from ..device_memory.context import is_told
+
+    types = sorted({row["type"] for row in gpus})
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None and chosen != ",".join(row["uuid"] for row in gpus):
+        named = ", ".join(f"{row['uuid']} ({row['type']})" for row in gpus)
+        yield f"CUDA_VISIBLE_DEVICES={chosen} is {named}, as CUDA counts: each trial has its own of them by that name."
+    elif left_out := [gpu.type for gpu in installed_gpus() if gpu.uuid not in {row["uuid"] for row in gpus}]:
+        yield f"Not visible, and not used: {', '.join(left_out)}."
+    if len(types) > 1:
+        yield f"Unlike GPUs: a search wants one type, such as --device 'cuda:{types[0]}'. There are {'; '.join(types)}."
+    if any(row["uuid"].startswith("MIG-") for row in gpus):
+        yield "Instances of a split GPU (MIG) train one process each: no trial has several of them."
+    if any(row["others"] for row in gpus):
+        yield (
+            "Others use a GPU here: a trial waits some seconds for the memory of its budget, and is lost without it; "
+            "speeds are marked as disturbed. End them before a search."
+        )
+    if not is_told():
+        yield (
+            "The driver does not show what this process takes (containers, WSL): peaks go by how the GPU's used memory "
+            "grows, and are off where others take or give back memory meanwhile. Search where nothing else uses it."
+        )
+    if lends_host_memory():
+        yield (
+            "WSL: Windows' driver lends host memory where the GPU's runs out. Trials are held to what is free on the "
+            "GPU; a job is held to its plan's budget. Close what draws on the screen to have more."
+        )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from ...device_memory.cap import stay_on_device
 from ...device_memory.context import open_when_used
 from ...errors import Caught, UserError
 from ...estimates import EstimateOptions, PredictOptions
@@ -109,6 +110,8 @@ def _take_device(request: TrialRequest) -> None:
     if request.device == "cpu" or isinstance(request, PredictRequest):
         return
     check_device()
+    if not (isinstance(request, MeasureRequest) and request.options.enforce):
+        stay_on_device()
     if not isinstance(request, MeasureRequest):
         wait_for_room(None)
     elif request.options.turns is None:  # else the other of the two, which is ours, holds memory there, too

@@ -98,6 +98,7 @@ class ScriptTrial:
         """Torch is there: begin to look."""
         import torch
 
+        from ...device_memory.cap import stay_on_device
         from ...device_memory.context import open_when_used
         from ...measure.memory import Charge
         from ...measure.timing.compile_time import CompileTime
@@ -113,6 +114,8 @@ class ScriptTrial:
             open_when_used(own_gpu)
             if isinstance(request, MeasureRequest) and request.options.enforce:
                 hold_to_budget(request.plan, enforce=True)
+            else:
+                stay_on_device()
         plan = request.plan if isinstance(request, MeasureRequest) else Plan(settings=Settings())
         if (
             isinstance(request, MeasureRequest)
