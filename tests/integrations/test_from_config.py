@@ -15,7 +15,10 @@ from torch.utils.data import default_collate
 from autotune.errors import TaskError
 from autotune.estimates import EstimateOptions
 from autotune.estimates.max_batch import estimate
+from autotune.estimates.memory_model import BATCHES, fit_memory_model
 from autotune.integrations.from_config import task_of_config
+from autotune.plan import Budget, Plan
+from autotune.techniques import Settings
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 2}
 BERT = {
@@ -143,6 +146,14 @@ def test_it_is_traced_for_a_card(written, lora):
     assert found.how == "traced"
     assert held["optimizer_state"] >= 2 * 4 * trained
     assert held["optimizer_state"] < 2 * 4 * trained + 4096
+
+
+@pytest.mark.medium
+def test_long_sequences_need_no_mask_however_many_there_are(written):
+    """At 256 x 512 tokens as at 2: what is traced at three batches serves all."""
+    plan = Plan(settings=Settings(), budget=Budget(device="cpu"))
+    found = fit_memory_model(plan, task_of_config(written(LLAMA), 512), target="cuda")
+    assert (found.batches, found.is_traced_at_each_batch) == (BATCHES, False)
 
 
 def model_of(written: Callable[..., str]) -> nn.Module:
