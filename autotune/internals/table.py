@@ -52,6 +52,7 @@ FEATURES: tuple[Feature, ...] = (
         "torch._functorch.config",
         "torch._inductor.compile_fx.compile_fx(model_, example_inputs_, inner_compile, config_patches)",
         "torch._inductor.list_mode_options(mode)",
+        "torch._inductor.cudagraph_trees.reset_cudagraph_trees",
         "torch.utils._pytree.tree_map_only",
     ),
     _of_techniques(

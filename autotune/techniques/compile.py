@@ -32,6 +32,7 @@ class Compile(Technique):
     machine, trials and jobs alike, start in a fraction of the time.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.compile;
+    https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html;
     https://pytorch.org/blog/activation-checkpointing-techniques/
     """
 

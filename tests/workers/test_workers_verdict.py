@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from autotune.measure import MeasureOptions
+from autotune.measure.measurement import Parity
 from autotune.measure.timing.compile_time import CompileTime
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.workers import Crashed, Failed, Lost, MeasureRequest, OutOfMemory, TimedOut
 from autotune.workers.process import ProcessId, end, identify, is_alive
 from autotune.workers.protocol import receive, send
+from autotune.workers.trial import child
 from autotune.workers.trial.environment import trial_environment
 from autotune.workers.trial.folder import TrialFolder
 from autotune.workers.trial.spawn import Child
@@ -172,6 +174,7 @@ def test_what_was_put_off_is_said(folder):
     assert outcome.message.startswith("ended, put off by 40 s for compiling, while starting")
 
 
+@pytest.mark.medium
 def test_a_trial_says_how_long_it_compiles(folder):
     """What :class:`CompileTime` counts; while it compiles, the seconds go on."""
     time, seen = CompileTime(folder.write_compiling), []
@@ -180,3 +183,31 @@ def test_a_trial_says_how_long_it_compiles(folder):
         torch.ones(2)
     )
     assert 0.0 < seen[0] < folder.read_compiled_s() == time.seconds()
+
+
+COMPILED = """
+import torch
+from torch.utils.data import TensorDataset
+build_model = lambda: torch.nn.Linear(4, 1)
+build_dataset = lambda: TensorDataset(torch.ones(32, 4))
+batch_size = 8
+@torch.compile(backend="eager")
+def compute_loss(model, batch):
+    return model(batch[0]).mean()
+"""
+
+
+@pytest.mark.medium
+def test_a_trial_notes_what_compiling_takes_and_lets_graphs_go_before_it_compares_losses(folder, monkeypatch):
+    """Graphs' memory would stay in force beside that of the model that is applied anew."""
+    events = []
+    monkeypatch.setattr("torch._inductor.cudagraph_trees.reset_cudagraph_trees", lambda: events.append("let go"))
+    monkeypatch.setattr(child, "run_parity", lambda *asked: events.append("compare") or Parity(losses=(1.0,)))
+    task = folder.path / "model.py"
+    task.write_text(COMPILED)
+    options = MeasureOptions(trial_time_s=0.1, parity_batch=8, parity_last=True)
+    request = REQUEST.model_copy(update={"task": str(task), "options": options, "plan": Plan(settings=Settings())})
+    outcome = child._run(request, folder, 0.0)
+    assert events == ["let go", "compare"]
+    assert outcome.measurement.compile_s > 0.0
+    assert folder.read_compiled_s() > 0.0

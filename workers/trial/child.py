@@ -15,6 +15,7 @@ from ...device_memory.cap import stay_on_device
 from ...device_memory.context import open_when_used
 from ...errors import Caught, UserError
 from ...estimates import EstimateOptions, PredictOptions
+from ...internals import lost
 from ...measure import Measurement
 from ...measure.checks.distill import build_teacher, distilled
 from ...measure.checks.parity import rounded_losses, run_parity
@@ -153,6 +154,16 @@ def _note_compiling(folder: TrialFolder) -> None:
         CompileTime(folder.write_compiling)
 
 
+def _let_go() -> None:
+    """Of the training that was measured: its memory, and that of CUDA graphs, which torch keeps for whoever replays
+    them."""
+    gc.collect()
+    if "torch._inductor.cudagraph_trees" in sys.modules and lost("compiled modules") is None:
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+        reset_cudagraph_trees()
+
+
 def _applied(request: MeasureRequest | ProfileRequest, task: Task, is_limited: bool = False) -> Training:
     """As the job applies the plan; held to its budget, to the end, or to none."""
     budget = request.plan.budget if is_limited else request.plan.budget.model_copy(update={"limit": None})
@@ -163,7 +174,7 @@ def _applied(request: MeasureRequest | ProfileRequest, task: Task, is_limited: b
 def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:
     """Compare losses once the peak is known, from a training applied anew and with no budget in force."""
     began_s = time.monotonic()
-    gc.collect()
+    _let_go()
     parity = run_parity(_applied(request, task), task, request.options)
     phases_s = {**measurement.phases_s, "parity": time.monotonic() - began_s}
     return measurement.model_copy(update={"parity": parity, "phases_s": phases_s})
@@ -172,7 +183,7 @@ def _with_parity(measurement: Measurement, request: MeasureRequest, task: Task) 
 def _with_rounded(measurement: Measurement, request: MeasureRequest, task: Task) -> Measurement:
     """Of the reference: what rounding comes to for this job."""
     began_s = time.monotonic()
-    gc.collect()
+    _let_go()
     rounded = rounded_losses(_applied(request, task), task, request.options)
     parity = measurement.parity.model_copy(update={"rounded": rounded})
     phases_s = {**measurement.phases_s, "rounded": time.monotonic() - began_s}
@@ -184,7 +195,7 @@ def _with_quality(measurement: Measurement, request: MeasureRequest, task: Task)
     options = request.options.quality
     assert options is not None, "the caller sees to it"
     began_s = time.monotonic()
-    gc.collect()
+    _let_go()
     teacher = build_teacher(task) if options.distill and request.plan.settings.affect("function") else None
     training = _applied(request, task)
     if teacher is not None:
