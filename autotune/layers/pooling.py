@@ -125,13 +125,13 @@ class _Window:
         return within.index_select(0, place.flatten().int()).view(place.shape).add_(starts)
 
     def places(self, indices: Tensor, size: Sequence[int]) -> Tensor:
-        """Of :meth:`indices`, the places: where several have one address, any of them."""
+        """Of :meth:`indices`, which are overwritten, the places: where several have one address, any of them."""
         within, starts = self._addresses(indices.shape[-len(size) :], size, indices.device)
         reach = (dilation * (count - 1) for dilation, count in zip(self.dilation, self.kernel, strict=True))
         most = sum(count * step for count, step in zip(reach, _steps(size), strict=True))
         numbers = torch.zeros(most + 1, dtype=torch.uint8, device=indices.device)
         numbers[within] = torch.arange(len(within), dtype=torch.uint8, device=indices.device)
-        return numbers[indices - starts]
+        return numbers[indices.sub_(starts)]
 
     def _addresses(self, size_out: Sequence[int], size: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
         """Of the places, from a window's first on; and of each window's first place."""

@@ -143,3 +143,16 @@ def test_a_step_that_is_planned_for_a_card_takes_a_cards_pieces(target: str, ele
     with PlannedMode(target):
         (piece,), *_ = bits.pieces(torch.empty(2**20))
     assert piece.numel() == elements
+
+
+def test_a_maximum_has_one_tensor_of_indices_at_a_time(card: Card):
+    """8 bytes an output while they are packed, as stock keeps to backward; half a byte is kept."""
+    x = torch.rand(4, 64, 64, 64).to("cuda").requires_grad_()  # 4 MiB
+    pool = convert(nn.MaxPool2d(2).to("cuda"))
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    output = pool(x)
+    most, kept = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+    assert output.nbytes == 2**20
+    assert kept == 2**20 + 2**16  # two bits an output
+    assert most < (8 + 4 + 2) * output.numel()
