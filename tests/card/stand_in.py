@@ -131,6 +131,8 @@ class Card:
     """Host time of an operation."""
     kernel_s: float = 0.0
     """The card's time of an operation, beside ``work``."""
+    read_s: float = 1e-6
+    """What reading the clock takes, so that a loop that waits for the clock ends."""
     most_queued: int = 1024
     """Operations that the driver queues; the host waits with the next."""
 
@@ -164,6 +166,8 @@ class Card:
     """The simulated clock."""
     waits: list[str] = field(default_factory=list, init=False)
     """What made the host wait for the card, in order; clear it at will."""
+    most_charged_bytes: int = field(default=0, init=False)
+    """The most that it ever charged this process."""
     calls: list[str] = field(default_factory=list, init=False)
     """Names of operations on the card, in order."""
 
@@ -220,6 +224,10 @@ class Card:
     def own_bytes(self) -> int:
         """What the card charges this process: its context, and what its allocator reserves."""
         return self._context() + self._allocator.reserved_bytes
+
+    def note_charge(self) -> None:
+        """What it charges this process has changed."""
+        self.most_charged_bytes = max(self.most_charged_bytes, self.own_bytes)
 
     @property
     def most_reserved_bytes(self) -> int:
@@ -290,6 +298,7 @@ class Card:
             raise failure if isinstance(failure, BaseException) else RuntimeError(failure)
         if kind in ("matmul", "convolution") and kind not in self._grown:
             self._grown.add(kind)
+            self.note_charge()
         self.host(self.launch_s)
         self.work(self.kernel_s)
 
@@ -351,6 +360,7 @@ class Card:
             self._patch_clock(patch)
             _patch_torch(patch, self)
             _patch_nvml(patch, self)
+            patch.setattr(sys.modules[__name__], "_in_place", self)
             with _Dispatch(self), _Function(self):
                 yield self
 
@@ -373,6 +383,15 @@ _ON_THE_WAY = (
 def _is_own(filename: str) -> bool:
     """Of this module, or of what torch goes through on its way here."""
     return filename == __file__ or filename.endswith(_ON_THE_WAY)
+
+
+_in_place: Card | None = None
+
+
+def in_use() -> Card:
+    """The card that is in place, for task files and scripts."""
+    assert _in_place is not None, "no card is in place"
+    return _in_place
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -416,6 +435,7 @@ class _Allocator(CachingAllocator):
         self.reserved_bytes += block.num_bytes
         self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
         block.address, self._next = self._next, self._next + block.num_bytes
+        self._card.note_charge()
         return block
 
     def _fits(self, num_bytes: int) -> bool:
@@ -467,6 +487,9 @@ class _Function(TorchFunctionMode):
         own = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if (told := _TOLD.get(func)) is not None and own is not None:
             return told(card, own) if card.holds(own) else func(*args, **kwargs)
+        if func is torch.Tensor.backward and own is not None:
+            with self:  # what hooks and checkpoints compute in it are seen too
+                return _backward(*args, **kwargs)
         if func is torch.Tensor.cuda:
             return card.move(own, True, torch.Tensor.to, (), {"non_blocking": _second(args, kwargs)})
         if func is torch.Tensor.cpu:
@@ -508,6 +531,16 @@ class _Function(TorchFunctionMode):
         if _is_cuda(named[0]):
             card.open()
         return card.move(own, _is_cuda(named[0]), torch.Tensor.to, (), options)
+
+
+def _backward(
+    loss: torch.Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _on_host(value: Any) -> Any:
@@ -583,7 +616,7 @@ class _Stream:
 
 def _patch_clock(patch: pytest.MonkeyPatch, card: Card) -> None:
     def now() -> float:
-        card.now_s += 1e-6  # a loop that waits for the clock ends
+        card.now_s += card.read_s
         return card.now_s
 
     clock = types.SimpleNamespace(**vars(time))
