@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from .outcome import OUTCOME, Crashed, Lost, Outcome
 from .process import end_all_with, end_orphans, start_child, text_of, unnamed_file
@@ -32,12 +33,15 @@ _FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 class ForkServer:
     """A running fork server."""
 
-    def __init__(self, environment: Mapping[str, str], working_dir: str | None = None) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], working_dir: str | None = None, processors: Sequence[int] = ()
+    ) -> None:
         """Start a server; it answers once it is up.
 
         Args:
             environment: all variables that its trials start with.
             working_dir: the folder that its trials start in; None is this process's.
+            processors: that its trials run on; empty are all.
 
         Raises:
             OSError: it cannot be started: no room for its files, no such folder, no more processes.
@@ -49,16 +53,17 @@ class ForkServer:
         name, _, value = self._mark.partition("=")
         module, handle = f"{__package__}.trial.fork_server", theirs.fileno()
         try:
-            self._process: subprocess.Popen[bytes] = start_child(
-                [sys.executable, "-P", "-m", module, str(handle), str(self._scratch.path)],
-                env={**environment, name: value},
-                cwd=working_dir,
-                pass_fds=[handle],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                start_new_session=True,  # the terminal's Ctrl-C is for the driver
-            )
+            with _on(processors):
+                self._process: subprocess.Popen[bytes] = start_child(
+                    [sys.executable, "-P", "-m", module, str(handle), str(self._scratch.path)],
+                    env={**environment, name: value},
+                    cwd=working_dir,
+                    pass_fds=[handle],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    start_new_session=True,  # the terminal's Ctrl-C is for the driver
+                )
         except OSError:
             self._log.close()
             self._scratch.remove()
@@ -126,3 +131,17 @@ class ForkServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_S)
         return not self.is_up()
+
+
+@contextlib.contextmanager
+def _on(processors: Sequence[int]) -> Iterator[None]:
+    """What this thread starts meanwhile runs on these processors, with all that it starts itself."""
+    if not processors:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ..errors import UserError
@@ -42,24 +42,34 @@ class LocalExecutor(SlotPool):
             UnlikeDevices: several are meant.
         """
         self.device_type, found = slots_here(device, device_name, gpus_per_trial)
-        slots = [LocalSlot({**os.environ, **own}, name=name) for name, own in found.items()]
+        slots = [
+            LocalSlot({**os.environ, **place.environment}, name=name, processors=place.processors)
+            for name, place in found.items()
+        ]
         super().__init__(slots)
 
 
 class LocalSlot:
     """Fork servers by environment, one trial at a time; a second lane for the other of two that take turns."""
 
-    def __init__(self, base: Mapping[str, str], working_dir: str | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        base: Mapping[str, str],
+        working_dir: str | None = None,
+        name: str = "",
+        processors: Sequence[int] = (),
+    ) -> None:
         """Start nothing yet.
 
         Args:
             base: variables that trials start with, besides those of the request and its plan.
             working_dir: the folder that trials start in; None is this process's.
             name: of its device.
+            processors: that its trials run on; empty are all.
         """
         self.name = name
         self._base = base
-        self._working_dir = working_dir
+        self._working_dir, self._processors = working_dir, processors
         self._servers: dict[_Key, ForkServer] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -124,7 +134,7 @@ class LocalSlot:
             if self._is_closed:
                 return None
             if key not in self._servers:
-                self._servers[key] = ForkServer(dict(key[1]), self._working_dir)
+                self._servers[key] = ForkServer(dict(key[1]), self._working_dir, self._processors)
             return self._servers[key]
 
 

@@ -6,12 +6,17 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from ..bundle import device_name
+from ..device_memory.nvml import ask
 from ..errors import TrialsLost, UnlikeDevices, UserError
+from ..measure.processes import read
 from ..techniques.support.facts import num_processors
 from .devices import installed_gpus, torch_builds, type_text, visible_gpus, why_no_gpu
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
@@ -24,11 +29,19 @@ def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
     return [f"{memory}, {number} processor{'' if number == 1 else 's'}"]
 
 
+class Place(NamedTuple):
+    """What trials on a device, or on several that go to one trial, have."""
+
+    environment: dict[str, str]
+    processors: tuple[int, ...] = ()
+    """Theirs alone; empty are all."""
+
+
 def slots_here(
     kind: Literal["cpu", "cuda"], wanted: str | None, gpus_per_trial: int | None = 1
-) -> tuple[str, dict[str, dict[str, str]]]:
+) -> tuple[str, dict[str, Place]]:
     """The type of this machine's devices that is meant, and by the name of one, or of several that go to one trial,
-    what trials there have in their environment.
+    what trials there have.
 
     Args:
         kind: torch's device type.
@@ -40,7 +53,7 @@ def slots_here(
         UnlikeDevices: several are meant.
     """
     if kind == "cpu":
-        return choose_type({"cpu": types_here(kind)}, kind, wanted)[0], {"cpu": {}}
+        return choose_type({"cpu": types_here(kind)}, kind, wanted)[0], {"cpu": Place({})}
     gpus = visible_gpus()
     if (not gpus or "cuda" not in torch_builds()) and (why := why_no_gpu()) is not None:
         raise UserError(f"device cuda: {why}")
@@ -51,8 +64,55 @@ def slots_here(
             f"the job trains in {size} processes, each on a GPU of its own, and a process of CUDA's sees one instance "
             f"of a split GPU (MIG) alone, as {type_} is. Train in one process, or have GPUs that are not split."
         )
-    groups = zip(*[iter(chosen)] * size, strict=False)  # what is left over is too few
-    return type_, {name: {"CUDA_VISIBLE_DEVICES": name} for name in map(",".join, groups)}
+    groups = [*zip(*[iter(chosen)] * size, strict=False)]  # what is left over is too few
+    shares = _shares([_near(group[0]) for group in groups])
+    return type_, {
+        ",".join(group): Place({"CUDA_VISIBLE_DEVICES": ",".join(group)}, share)
+        for group, share in zip(groups, shares, strict=True)
+    }
+
+
+def _near(gpu: str) -> frozenset[int]:
+    """Of the processors that this process may use, those that the driver calls near a GPU; all where it calls none."""
+    mine = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset[int]()
+    num_words = max(mine, default=0) // 64 + 1
+
+    def asked(nvml: Any) -> list[int]:
+        return list(nvml.nvmlDeviceGetCpuAffinity(nvml.nvmlDeviceGetHandleByUUID(gpu), num_words))
+
+    words = ask(asked) or []
+    return mine & {64 * at + bit for at, word in enumerate(words) for bit in range(64) if word >> bit & 1} or mine
+
+
+def _shares(near: Sequence[frozenset[int]]) -> list[tuple[int, ...]]:
+    """Whole cores for each trial that may run at once, as even as they go; nothing where there is but one, or there are
+    too few cores. Else the loaders' workers of all of them run over each other."""
+    if any(one & other and one != other for one in near for other in near):
+        near = [frozenset().union(*near)] * len(near)
+    cores = {
+        every: sorted({tuple(sorted(_core_of(number) & every)) for number in every}) for every in dict.fromkeys(near)
+    }
+    together = Counter(near)
+    if len(near) == 1 or any(len(cores[every]) < number for every, number in together.items()):
+        return [()] * len(near)
+    taken: Counter[frozenset[int]] = Counter()
+    found = []
+    for every in near:
+        at, size = taken[every], len(cores[every]) / together[every]
+        mine = cores[every][int(at * size) : int((at + 1) * size)]
+        taken[every] += 1
+        found.append(tuple(sorted(number for core in mine for number in core)))
+    return found
+
+
+def _core_of(number: int) -> frozenset[int]:
+    """The processors of one core, by any of them: ``0,64`` or ``0-1``.
+
+    Source: https://docs.kernel.org/admin-guide/cputopology.html
+    """
+    text = read(_TOPOLOGY / f"cpu{number}" / "topology" / "thread_siblings_list").strip()
+    parts = [part.partition("-") for part in text.split(",") if part]
+    return frozenset({number}.union(*(range(int(low), int(high or low) + 1) for low, _, high in parts)))
 
 
 def trial_size(gpus_per_trial: int | None, most: int, type_: str) -> int:

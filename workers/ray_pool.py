@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..internals import TRIED, lost
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused, Waiting
 from .local import LocalSlot
 from .outcome import OUTCOME, Lost, Outcome
-from .placement import check_nodes, choose_type, slots_here, trial_size, types_here
+from .placement import Place, check_nodes, choose_type, slots_here, trial_size, types_here
 from .pool import Joining, Slot, SlotPool
 from .process import adopt_orphans, end_orphans
 from .protocol import receive, send
@@ -140,13 +140,14 @@ def _outcome_of(future: Future[Outcome]) -> Outcome:
 class _TrialActor:
     """Lives in a Ray worker; its fork servers and their trials are that worker's descendants."""
 
-    def __init__(self, base: Mapping[str, str] | None) -> None:
+    def __init__(self, base: Mapping[str, str] | None = None, processors: Sequence[int] = ()) -> None:
         adopt_orphans()  # of a fork server that was killed
         mine = os.environ
         if base is None:
             base = {name: value for name, value in mine.items() if name not in _FORCED_BY_RAY}
         gpus = ",".join(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))  # Ray may be told not to set it
-        self._slot = LocalSlot({**base, "CUDA_VISIBLE_DEVICES": gpus} if gpus else base)
+        own = {**base, "CUDA_VISIBLE_DEVICES": gpus} if gpus else base
+        self._slot = LocalSlot(own, processors=processors)
 
     def is_up(self) -> None:
         """Answers once it is: its device is its own."""
@@ -163,17 +164,17 @@ class _TrialActor:
 class _RaySlot:
     """One actor, started when it is needed, and again after it was lost."""
 
-    def __init__(self, name: str, node: str, options: Mapping[str, Any], base: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, node: str, options: Mapping[str, Any], place: Place | None = None) -> None:
         """
         Args:
             name: of the device.
             node: that it is on.
             options: of the actor.
-            base: variables that its trials start with; None is what its worker has, less Ray's part.
+            place: what its trials have; None is what its worker has, less Ray's part.
         """
         self.name, self.node = name, node
         self._options = options
-        self._base = base
+        self._place = place
         self._actor: Any = None
         self._is_up = False
         self._lock = threading.Lock()
@@ -223,7 +224,7 @@ class _RaySlot:
             if self._is_closed:
                 return None
             if self._actor is None:
-                self._actor = ray.remote(_TrialActor).options(**self._options).remote(self._base)
+                self._actor = ray.remote(_TrialActor).options(**self._options).remote(*(self._place or ()))
             return self._actor
 
     def _kill(self) -> None:
@@ -326,8 +327,13 @@ class _Cluster:
         asked = self._options
         self.type, found = slots_here(asked.device, asked.device_name, asked.gpus_per_trial)
         return [
-            _RaySlot(name, node, {**_PLACED, "num_cpus": 0}, {**self._options.environment, **own})
-            for name, own in found.items()
+            _RaySlot(
+                name,
+                node,
+                {**_PLACED, "num_cpus": 0},
+                place._replace(environment={**asked.environment, **place.environment}),
+            )
+            for name, place in found.items()
         ]
 
     def follow(self, pool: SlotPool, joined: Joining, ended: threading.Event) -> None:

@@ -32,7 +32,7 @@ def test_an_actor_trains_on_what_ray_has_given_it(monkeypatch, given, seen):
     monkeypatch.setattr(ray_pool.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(ray_pool, "adopt_orphans", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert ray_pool._TrialActor(None)._slot._base["CUDA_VISIBLE_DEVICES"] == seen
+    assert ray_pool._TrialActor()._slot._base["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.parametrize(("size", "named"), [(1, ["GPU-2", "GPU-3"]), (2, ["GPU-2,GPU-3"])])
@@ -53,7 +53,7 @@ def test_on_this_machine_trials_have_what_they_have_without_ray(monkeypatch, siz
     cluster = ray_pool._Cluster(options)
     slots = cluster.slots()
     assert cluster.type == LARGE.type
-    assert [(slot.name, slot.node, slot._base) for slot in slots] == [
+    assert [(slot.name, slot.node, slot._place.environment) for slot in slots] == [
         (gpu, "node", {"A": "b", "CUDA_VISIBLE_DEVICES": gpu}) for gpu in named
     ]
 
@@ -114,7 +114,9 @@ class FakeRay:
     def __init__(self, answers):
         self.asked, self.killed, self._answers = [], 0, answers
         actor = SimpleNamespace(**{name: Remote(name) for name in ("is_up", "run", "close")})
-        self.remote = lambda made: SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda base: actor))
+        self.remote = lambda made: SimpleNamespace(
+            options=lambda **options: SimpleNamespace(remote=lambda *place: actor)
+        )
 
     def get(self, what, timeout=None):
         self.asked.append((what, timeout))
