@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from autotune.search_spaces import SearchSpace, load_space, presets
 from autotune.techniques import TECHNIQUES
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import BlocksToChoose, Checkpointing
+from autotune.techniques.compile import Compile
 from autotune.techniques.precision import Precision
 
 HEAD = "schema: autotune/space@1\n"
@@ -33,6 +35,17 @@ def test_the_exact_preset_offers_nothing_that_rounds():
     known = facts()
     offered = [choice for row in load_space("exact").choices(known).values() for choice in row]
     assert {choice.exactness(known) for choice in offered} == {"exact"}
+
+
+@pytest.mark.parametrize("preset", ["default", "exact"])
+def test_on_a_card_models_are_compiled_in_each_mode_and_on_a_cpu_not(preset):
+    """Where there is a compiler."""
+    cpu = facts()
+    cuda = facts(device=cpu.device.model_copy(update={"type": "cuda"}))
+    modes = {(one.kind, one.mode) for one in load_space(preset).choices(cuda)["compile"]}
+    both = itertools.product(("blocks", "model"), ("default", "reduce-overhead", "max-autotune"))
+    assert modes == {("none", "default"), *both}
+    assert load_space(preset).choices(cpu)["compile"] == (Compile(),)
 
 
 def test_a_technique_without_a_row_is_not_offered():
