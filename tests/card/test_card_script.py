@@ -18,10 +18,12 @@ from autotune.measure.timing.loading import LoaderRates
 from autotune.plan import Budget, Plan
 from autotune.script.plan.applied import InScript
 from autotune.script.plan.hooks import ScriptHooks
+from autotune.script.plan.job import ScriptJob
 from autotune.script.trial.look import Look
 from autotune.script.trial.timing import ScriptTiming
 from autotune.script.trial.trial import ScriptTrial
 from autotune.techniques import Settings
+from autotune.training.apply_pieces import hold_to_budget
 from autotune.units import MIB
 from autotune.workers import Inspected, InspectRequest, Measured, MeasureRequest
 from autotune.workers.trial.folder import TrialFolder
@@ -166,11 +168,30 @@ def test_what_a_script_sets_before_it_uses_the_card_is_in_force(card: Card, arri
 def test_a_script_s_job_is_held_to_its_plan_s_budget(
     card: Card, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, enforce: str
 ) -> None:
-    """From the first call of its model, and with the context that a step has come to."""
+    """From the first call of its model, and with the context that a step has come to. A script's step cannot be made
+    again: the margin of 3 % stays its own."""
     monkeypatch.setenv("AUTOTUNE_ENFORCE", enforce)
     plan = Plan(settings=Settings(), budget=Budget(limit=8 * GIB, device="cuda"))
     run(plan=plan, num_epochs=1, host_s=0.0, device_s=0.0)
     grown = card.own_bytes - card._allocator.reserved_bytes
     assert grown > card.context_bytes
-    assert card.fraction == (int(8 * GIB / 1.03) // MIB * MIB - grown) / card.total_bytes
+    assert card.fraction == (8 * GIB - grown) / card.total_bytes
     assert cap.may_stand_aside() == (enforce == "0")
+
+
+@pytest.mark.parametrize(("limit", "tells"), [(8 * GIB, True), (None, False)])
+def test_a_script_s_job_that_runs_out_of_memory_is_told_of_its_budget(
+    card: Card, tmp_path: Path, capfd: pytest.CaptureFixture[str], limit: int | None, tells: bool
+) -> None:
+    path = tmp_path / "plan.yaml"
+    Plan(settings=Settings(), budget=Budget(limit=limit, device="cuda")).save(path)
+    job = ScriptJob(path)
+    job.arrive()
+    try:
+        hold_to_budget(job._plan.plan, repeats=False)
+        torch.zeros(1, device="cuda")
+        job.ended(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    finally:
+        assert job._hooks is not None
+        job._hooks.remove()
+    assert ("memory ran out where the job was held to its plan's budget" in capfd.readouterr().err) == tells

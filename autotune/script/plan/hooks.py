@@ -164,7 +164,7 @@ class ScriptHooks:
             if looks and (optimizer := self._optimizer_of(module)) is not None:
                 self._stops_looking()
                 if self._plan.model is None and self.observer is None:  # a trial is held from its first use of CUDA
-                    hold_to_budget(self._plan.plan)
+                    hold_to_budget(self._plan.plan, repeats=False)
                 cap.step_begins()
                 self._put_on(module, optimizer, functools.partial(_call, args, kwargs))
                 return module(*args, **kwargs)

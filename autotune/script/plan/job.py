@@ -43,7 +43,10 @@ class ScriptJob:
         self._hooks.install()
 
     def ended(self, error: BaseException | None) -> None:
-        """The script came to its end: say so if it made no optimizer step that the plan could be seen in."""
+        """The script came to its end: say so if it made no optimizer step that the plan could be seen in, or ran out of
+        memory within its budget."""
+        if error is not None and self._hooks is not None:
+            self._tell_out_of_memory(error)
         if os.getpid() != self._process or this_rank().rank or not is_success(error):
             return
         if self._hooks is None or not (self._hooks.has_stepped or self._hooks.stands_aside):
@@ -51,6 +54,18 @@ class ScriptJob:
                 "autotune: the script ended without an optimizer step in this process, where no more of "
                 f"{os.path.relpath(self._plan.path)} was in force than what is set before a process starts. A plan "
                 "does not reach processes that a script starts itself (multiprocessing): have torchrun start them.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _tell_out_of_memory(self, error: BaseException) -> None:
+        from ...device_memory import cap
+        from ...training.out_of_memory import ran_out
+
+        if cap.may_stand_aside() and ran_out(error) == "device":
+            print(
+                "autotune: memory ran out where the job was held to its plan's budget. Without limit below budget in "
+                f"{os.path.relpath(self._plan.path)} it may take all of the device's.",
                 file=sys.stderr,
                 flush=True,
             )
