@@ -24,7 +24,7 @@ TaskPath = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The ta
 EstimatedTask = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL.PY[:NAME]]",
+        metavar="MODEL.PY[:NAME]",
         help="The task file; `autotune init` writes one.",
         show_default="the model of --hf",
     ),
