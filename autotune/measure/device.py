@@ -38,14 +38,13 @@ def check_device() -> None:
     """Raises:
     DeviceLost: torch cannot use the CUDA device, in its own words.
     """
-    if torch.cuda.is_available():  # which only warns of a driver that is too old
-        return
+    reason = "torch sees no CUDA device"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
+        if torch.cuda.is_available():  # which only warns of a driver that is too old
+            return
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip()
-    else:
-        reason = "torch sees no CUDA device"
     raise DeviceLost(
         f"torch cannot use the GPU: {reason}\nMend that (a newer driver, or a torch that is built for it: "
         "https://pytorch.org), or search with --device cpu."

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..device_memory.context import context_bytes
+from ..device_memory.cap import stay_on_device
+from ..device_memory.context import context_bytes, open_context, open_when_used
 from ..device_memory.nvml import ask
-from ..plan import Budget
+from ..plan import Budget, Plan
 from ..training.out_of_memory import is_out_of_memory
 from ..units import MIB, format_bytes, parse_bytes, size
 from .errors import DeviceLost
+from .measurement import MeasureOptions
 from .processes import descendants
 
 _Answer = TypeVar("_Answer")
@@ -51,18 +53,36 @@ class User(NamedTuple):
         return f"{self.name} (pid {self.pid}) {size(self.num_bytes)}"
 
 
-def wait_for_room(budget: Budget | None) -> None:
+def take_card(plan: Plan | None, options: MeasureOptions | None, index: Callable[[], int | None]) -> None:
+    """As whatever runs here first uses CUDA, take a card, and see that others leave the memory that it may take.
+
+    Args:
+        plan: whose budget that is, where it is held to it.
+        options: how it is measured; None where it is not.
+        index: tells then which of those that this process sees; None is the current one.
+    """
+    budget = plan.budget if plan is not None and options is not None and options.enforce else None
+    if options is not None and options.turns is not None:
+        open_when_used(index)  # the other of the two, which is ours, holds memory there, too
+    else:
+        torch.cuda._lazy_call(lambda: wait_for_room(budget, index()))  # type: ignore[no-untyped-call]
+    if budget is None:
+        stay_on_device()
+
+
+def wait_for_room(budget: Budget | None, index: int | None = None) -> None:
     """Wait until the card has as much memory for this process as its trial may take, and open its context.
 
     Args:
         budget: that the trial is held to; None where it may take what there is, which is only noted.
+        index: the device to take, of those that this process sees; None is the current one.
 
     Raises:
         DeviceLost: others still hold it after ten seconds.
     """
     global _began_with
     until_s = time.monotonic() + _PATIENCE_S
-    while not (is_enough := _wanted_bytes(budget) <= (room := _room_bytes())) and time.monotonic() < until_s:
+    while not (is_enough := _wanted_bytes(budget) <= (room := _room_bytes(index))) and time.monotonic() < until_s:
         time.sleep(_LOOK_S)
     if not is_enough:
         left = "not even CUDA's context fits"
@@ -124,10 +144,11 @@ def _wanted_bytes(budget: Budget | None) -> int:
     return int(min(budget.limit, (total or budget.limit) - _QUIET_BYTES) / (1 + budget.margin))
 
 
-def _room_bytes() -> int:
+def _room_bytes(index: int | None = None) -> int:
     """What the card has left, and what it charges this process; -1 where that is too little for a context."""
 
     def known() -> int:
+        open_context(index)
         free = int(torch.cuda.mem_get_info()[0])
         return free + torch.cuda.memory_reserved() + min(context_bytes(), _CONTEXT_BYTES)
 

@@ -246,13 +246,18 @@ class Card:
                 "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
                 "'spawn' start method"
             )
-        if not self.is_open:
-            if self.context_bytes > self.free_bytes:
-                raise RuntimeError(TEXTS["driver"])
-            waiting, self._at_opening = self._at_opening, []
+        if self.is_open:
+            return
+        waiting, self._at_opening = self._at_opening, []
+        try:
             for act in waiting:  # ``_lazy_init`` calls them before torch counts as initialized
                 act()
-            self.is_open, self._opened_by = True, os.getpid()
+        except Exception as error:
+            self._at_opening = waiting
+            raise torch.cuda.DeferredCudaCallError(f"CUDA call failed lazily at initialization: {error}") from error
+        if not self.is_open and self.context_bytes > self.free_bytes:
+            raise RuntimeError(TEXTS["driver"])
+        self.is_open, self._opened_by = True, os.getpid()
 
     def _context(self) -> int:
         grown = {"matmul": self.cublas_bytes, "convolution": self.cudnn_bytes}

@@ -3,6 +3,7 @@ them held against a configuration's use of the card."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,9 +21,12 @@ from autotune.device_memory import context, nvml
 from autotune.device_memory.context import open_context
 from autotune.errors import TrialsLost
 from autotune.measure import MeasureOptions
+from autotune.measure.errors import DeviceLost
 from autotune.plan import Budget, Plan
+from autotune.script.trial.trial import _without_card
 from autotune.searches.verdict import judge
 from autotune.techniques import Settings
+from autotune.techniques.parallel import Parallel
 from autotune.units import MIB
 from autotune.workers import Crashed, Failed, Lost, MeasureRequest, OutOfMemory, TimedOut, devices
 from autotune.workers._base import result_of
@@ -33,6 +37,7 @@ from autotune.workers.pool import done
 from autotune.workers.trial import child
 from autotune.workers.trial.failure import outcome_of
 from autotune.workers.trial.folder import TrialFolder
+from autotune.workers.trial.group import run_group
 from autotune.workers.trial.supervise import Ending
 from autotune.workers.trial.verdict import verdict
 
@@ -127,6 +132,27 @@ def test_a_driver_that_torch_cannot_use_is_told_before_the_task_runs(
     assert isinstance(outcome, Lost)
     assert str(error) in outcome.message
     assert "--device cpu" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"), [(TOO_OLD, Lost), ("No CUDA GPUs are available", Failed)], ids=["driver", "script"]
+)
+def test_a_script_that_hides_its_card_is_told_from_a_driver_that_shows_none(
+    card: Card, monkeypatch: pytest.MonkeyPatch, said: str, kind: type[Outcome]
+) -> None:
+    def fails() -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "init", fails)
+    assert isinstance(_without_card(), kind)
+
+
+def test_several_processes_without_a_driver_are_lost_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    settings = Settings(parallel=Parallel(kind="ddp", processes=2))
+    asked = REQUEST.model_copy(update={"plan": REQUEST.plan.model_copy(update={"settings": settings})})
+    with pytest.raises(DeviceLost, match="Torch not compiled with CUDA enabled"):
+        run_group(asked, TrialFolder(tmp_path), 0.0, lambda *_: os._exit(1))
 
 
 def test_a_card_that_fails_in_mid_trial_ends_in_its_words(card: Card, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from stand_in import GIB, Card, Process
 
-from autotune.device_memory.context import open_context
 from autotune.errors import TrialsLost
 from autotune.measure import MeasureOptions, others
 from autotune.measure.measurement import TurnOptions
@@ -102,7 +101,6 @@ def test_memory_that_comes_back_is_waited_for(
         if len(waited) == 3:
             card.processes = ()
 
-    torch.cuda._lazy_call(open_context)
     monkeypatch.setattr(others.time, "sleep", sleep)
     others.wait_for_room(BUDGET)
     assert len(waited) == 3

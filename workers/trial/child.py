@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from ...device_memory.cap import stay_on_device
-from ...device_memory.context import open_when_used
 from ...errors import Caught, UserError
 from ...estimates import EstimateOptions, PredictOptions
 from ...internals import lost
@@ -23,7 +21,7 @@ from ...measure.checks.quality import measure_quality
 from ...measure.device import check_device, inspect_device
 from ...measure.inspect import inspect_task
 from ...measure.measurement import QualityOptions
-from ...measure.others import wait_for_room
+from ...measure.others import take_card
 from ...measure.plain_loop import as_in_a_plain_loop
 from ...measure.profiling.profile import profile
 from ...measure.run import measure
@@ -85,11 +83,15 @@ def _answer(run: Callable[[], Outcome], device: str) -> Outcome:
 
 def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcome:
     folder.write_phase("loading the task")
-    if request.device == "cuda":
-        open_when_used(own_gpu)
+    uses_card = request.device == "cuda" and not isinstance(request, PredictRequest)
+    if uses_card and isinstance(request, MeasureRequest):
+        take_card(request.plan, request.options, own_gpu)
+    elif uses_card:
+        take_card(None, None, own_gpu)
     task = load_task(request.task)
     load_s = time.monotonic() - spawned_s
-    _take_device(request)
+    if uses_card:
+        check_device()
     join_group(request, folder)
     match request:
         case InspectRequest():
@@ -104,19 +106,6 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
             return _predict(request.options, task)
         case CompareRequest():
             raise AssertionError("each of its sides is a request of its own")
-
-
-def _take_device(request: TrialRequest) -> None:
-    """See that torch can use the card, and that others leave a trial the memory that it may take."""
-    if request.device == "cpu" or isinstance(request, PredictRequest):
-        return
-    check_device()
-    if not (isinstance(request, MeasureRequest) and request.options.enforce):
-        stay_on_device()
-    if not isinstance(request, MeasureRequest):
-        wait_for_room(None)
-    elif request.options.turns is None:  # else the other of the two, which is ours, holds memory there, too
-        wait_for_room(request.plan.budget if request.options.enforce else None)
 
 
 def _measure(request: MeasureRequest, task: Task, folder: TrialFolder, load_s: float) -> Measured:

@@ -43,14 +43,14 @@ def outcome_of(error: BaseException, device: str) -> Outcome:
     """What an exception that ended a trial means."""
     if isinstance(error, NonFiniteLoss):
         return NonFinite(step=error.step, message=str(error))
+    if (lost := next((link for link in chain(error) if isinstance(link, DeviceLost)), None)) is not None:
+        return Lost(message=str(lost))
     if (whose := ran_out(error)) is not None:
         if device == "cuda" and whose == "host":
             return Failed(message=host_ran_out(_last_line(error)), traceback=traceback_of(error))
         if device == "cuda" and (short := _shortage(error)) is not None:
             return Lost(message=short)
         return OutOfMemory(peak_bytes=_peak_bytes(device), message=_last_line(error))
-    if (lost := next((link for link in chain(error) if isinstance(link, DeviceLost)), None)) is not None:
-        return Lost(message=str(lost))
     if device == "cuda" and _is_of_card(error):
         return Lost(message=plain(text_of(error)).strip())
     if is_out_of_room(error):

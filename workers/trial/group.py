@@ -14,6 +14,7 @@ import torch
 
 from ...device_memory.context import open_context
 from ...errors import PlanError
+from ...measure.device import check_device
 from ...measure.processes import end_with
 from ...ranks import Ranks, own_gpu, this_rank
 from ...techniques.support.facts import num_processors
@@ -71,6 +72,8 @@ def run_group(
         raise PlanError("settings.parallel: a profile is of one process. Leave the row out of the plan for it.")
     size = request.applied.parallel.processes
     there = torch.cuda.device_count() if request.device == "cuda" else num_processors()
+    if there == 0:
+        check_device()  # not before: what has used CUDA cannot be forked
     if size > there:
         what = "CUDA devices" if request.device == "cuda" else "processors"
         raise PlanError(f"settings.parallel.processes: {size} were asked for, but a trial has {there} {what} here.")

@@ -18,7 +18,7 @@ from ...measure.processes import end_with
 from ...plan import Plan
 from ...ranks import own_gpu, this_rank
 from ...techniques import Settings
-from ...workers import Failed, Inspected, Measured, Outcome
+from ...workers import Failed, Inspected, Lost, Measured, Outcome
 from ...workers.request import InspectRequest, MeasureRequest
 from ...workers.trial.folder import TrialFolder
 from ..command import FENCES
@@ -98,9 +98,8 @@ class ScriptTrial:
         """Torch is there: begin to look."""
         import torch
 
-        from ...device_memory.cap import stay_on_device
-        from ...device_memory.context import open_when_used
         from ...measure.memory import Charge
+        from ...measure.others import take_card
         from ...measure.timing.compile_time import CompileTime
         from ...training.apply_pieces import hold_to_budget
         from ..observer import Observer
@@ -111,11 +110,12 @@ class ScriptTrial:
         request = self._request
         torch.manual_seed(self._seed)
         if request.device == "cuda":
-            open_when_used(own_gpu)
-            if isinstance(request, MeasureRequest) and request.options.enforce:
-                hold_to_budget(request.plan, enforce=True)
+            if isinstance(request, MeasureRequest):
+                take_card(request.plan, request.options, own_gpu)
+                if request.options.enforce:
+                    hold_to_budget(request.plan, enforce=True)
             else:
-                stay_on_device()
+                take_card(None, None, own_gpu)
         plan = request.plan if isinstance(request, MeasureRequest) else Plan(settings=Settings())
         if (
             isinstance(request, MeasureRequest)
@@ -152,11 +152,7 @@ class ScriptTrial:
         if isinstance(error, Refused):
             return Failed(message=error.reason)
         if self._request.device == "cuda" and self._hooks is not None and not sys.modules["torch"].cuda.device_count():
-            return Failed(
-                message="the script sees no CUDA device (CUDA_VISIBLE_DEVICES = "
-                f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}), but --device is cuda. Let it see one, or search "
-                "with --device cpu."
-            )
+            return _without_card()
         if is_success(error):
             if self._ranks.rank:
                 return None
@@ -213,6 +209,23 @@ class ScriptTrial:
             self._folder.write_outcome(outcome)
         else:
             self._folder.write_first_outcome(self._several.together(outcome))
+
+
+def _without_card() -> Outcome:
+    """The script saw no card: its own doing, or the driver's."""
+    from ...measure.device import check_device
+    from ...measure.errors import DeviceLost
+
+    try:
+        check_device()
+    except DeviceLost as lost:
+        if "No CUDA GPUs are available" not in str(lost):  # (torch 2.13, c10/cuda/CUDAFunctions.cpp)
+            return Lost(message=str(lost))
+    return Failed(
+        message="the script sees no CUDA device (CUDA_VISIBLE_DEVICES = "
+        f"{os.environ.get('CUDA_VISIBLE_DEVICES', '')!r}), but --device is cuda. Let it see one, or search with "
+        "--device cpu."
+    )
 
 
 def _wants_hub(error: BaseException) -> bool:
