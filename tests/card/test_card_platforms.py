@@ -17,13 +17,12 @@ from stand_in import GIB, Card, Process
 
 from autotune.device_memory import cap
 from autotune.measure import MeasureOptions
+from autotune.measure.others import take_card
 from autotune.plan import Budget, Plan
 from autotune.report.doctor import examine, explain
 from autotune.service import driver
 from autotune.techniques import Settings
 from autotune.units import MIB
-from autotune.workers import MeasureRequest
-from autotune.workers.trial import child
 
 
 def test_windows_is_refused_in_words(tmp_path):
@@ -63,10 +62,11 @@ def wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cap, "_WSL", tmp_path / "dxg")
 
 
-def asked(enforce: bool) -> MeasureRequest:
+def take(enforce: bool) -> None:
+    """Begin a trial, and use CUDA."""
     plan = Plan(settings=Settings(), budget=Budget(limit=8 * GIB, device="cuda"))
-    options = MeasureOptions(parity_batch=None, enforce=enforce)
-    return MeasureRequest(id="1", task="model.py", device="cuda", plan=plan, options=options)
+    take_card(plan, MeasureOptions(parity_batch=None, enforce=enforce), lambda: None)
+    torch.cuda.init()
 
 
 @pytest.mark.usefixtures("wsl")
@@ -74,20 +74,20 @@ def test_in_wsl_what_runs_without_a_budget_has_what_the_device_has_free(card: Ca
     """Else Windows' driver would lend host memory, and the reference crawl."""
     card.total_bytes, card.context_bytes = 512 * MIB, 100 * MIB
     card.processes = [Process(1, 256 * MIB, "Xwayland", is_graphics=True)]
-    child._take_device(asked(enforce=False))
+    take(enforce=False)
     assert card.most_reserved_bytes == 156 * MIB
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(158 * MIB, dtype=torch.uint8, device="cuda")
 
 
 def test_elsewhere_the_driver_refuses_by_itself(card: Card) -> None:
-    child._take_device(asked(enforce=False))
+    take(enforce=False)
     assert card.fraction == 1.0
 
 
 @pytest.mark.usefixtures("wsl")
 def test_in_wsl_a_trial_with_a_budget_is_held_to_that(card: Card) -> None:
-    child._take_device(asked(enforce=True))
+    take(enforce=True)
     assert card.fraction == 1.0  # until its plan is applied
 
 
