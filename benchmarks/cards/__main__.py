@@ -55,7 +55,9 @@ def main() -> None:
             rows += found
             if found:
                 print(f"{name} on {card}: " + "; ".join(map(_told, _shown(found))), flush=True)
-    print("\n".join(_verdict(rows)))
+    for known, is_held_out in (("developed on", False), ("held out", True)):
+        for line in _verdict([row for row in rows if row["is_held_out"] == is_held_out]):
+            print(f"{known}, {line}")
     if arguments.keep:
         print(save_rows("cards", "cpu", rows))
 
@@ -75,6 +77,7 @@ def _row(one: dict[str, str]) -> Row:
     found = _predictor(one["job"], card).process(batch, Settings()).plus(card.driver_mib * MIB)
     return {
         "job": one["job"],
+        "is_held_out": _job(one["job"]).is_held_out,
         "card": one["card"],
         "batch": batch,
         "measured_bytes": peak,
@@ -86,11 +89,16 @@ def _row(one: dict[str, str]) -> Row:
 
 
 @cache
-def _predictor(name: str, card: Card) -> Predictor:
+def _job(name: str) -> Job:
     import_torchvision()
     job = JOBS[name]()
     _check(name, job)
-    return predictor(job, card)
+    return job
+
+
+@cache
+def _predictor(name: str, card: Card) -> Predictor:
+    return predictor(_job(name), card)
 
 
 def predictor(job: Job, card: Card) -> Predictor:

@@ -2,7 +2,7 @@
 
 What they do beyond a plain step is said where it is emulated: the transformers' jobs never clear their gradients and
 hold the model's outputs until the step's end; timm's prefetcher holds the next batch on the device; Lightning clears
-gradients between forward and backward.
+gradients between forward and backward, so that as much is held in their place.
 """
 
 from __future__ import annotations
@@ -76,9 +76,12 @@ def _torchvision(name: str, precision: Any) -> Task:
 
 
 def _lightning() -> Task:
+    last: list[Tensor] = []
+
     def compute_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        last[:] = [torch.empty_like(parameter) for parameter in model.parameters()]
         loss = _classify(model, batch)
-        model.zero_grad()
+        last.clear()
         return loss
 
     return Task(
@@ -178,8 +181,8 @@ JOBS: dict[str, Callable[[], Job]] = {
     "convnext_large-fp16": lambda: Job(_torchvision("convnext_large", "fp16"), 197.77),
     "convnext_large-tf32-fp16": lambda: Job(_torchvision("convnext_large", "fp16"), 197.77),
     "focalnet": lambda: Job(_focalnet(), 88.75),
-    "lightning": lambda: Job(_lightning(), 60.19, True),
-    "reformer": lambda: Job(_reformer(), 5.98, True),
+    "lightning": lambda: Job(_lightning(), 60.19, is_held_out=True),
+    "reformer": lambda: Job(_reformer(), 5.98, True, is_held_out=True),
     "regnet_y_128gf": lambda: Job(_torchvision("regnet_y_128gf", "fp16"), 644.81),
     "resnet50": lambda: Job(_torchvision("resnet50", "fp16"), 25.56),
     "t5": lambda: Job(_t5(), 60.51, True),
