@@ -14,16 +14,16 @@ from ..device_memory.nvml import ask
 from ..errors import TrialsLost, UnlikeDevices, UserError
 from ..measure.processes import read
 from ..techniques.support.facts import num_processors
-from .devices import installed_gpus, torch_builds, type_text, visible_gpus, why_no_gpu
+from .devices import torch_builds, type_text, visible_gpus, why_no_gpu
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def types_here(kind: Literal["cpu", "cuda"]) -> list[str]:
     """This machine's devices by name and memory: its CPU with all of its memory and the processors that a process may
-    use, or each GPU."""
+    use, or each GPU that it may."""
     if kind == "cuda":
-        return [gpu.type for gpu in installed_gpus()]
+        return [gpu.type for gpu in visible_gpus()]
     memory = type_text(device_name("cpu"), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     number = num_processors()
     return [f"{memory}, {number} processor{'' if number == 1 else 's'}"]
@@ -170,7 +170,7 @@ def choose_type(
     types = Counter(row[0] for row in found.values() for _ in row if len(set(row)) == 1)
     there = "; ".join(f"{number} x {name}" for name, number in sorted(types.items())) or "none"
     if mixed := sorted(place for place, row in found.items() if len(set(row)) > 1):
-        there += f"; not counting unlike ones in one machine ({', '.join(mixed)})"
+        there += f"; not counting unlike ones in one machine ({', '.join(mixed)}), of which Ray gives a trial any"
     asked = kind if wanted is None else f"{kind}:{wanted}"
     meant = [name for name in types if wanted is None or wanted.lower() in name.lower()]
     if not meant:

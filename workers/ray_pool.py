@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..errors import Caught, TrialsLost, UnlikeDevices, UserError
 from ..internals import TRIED, lost
+from ..measure.processes import read
 from .cluster import WORKER_CONFIG, Answer, Ask, Changed, ClusterOptions, Ready, Refused, Waiting
 from .local import LocalSlot
 from .outcome import OUTCOME, Lost, Outcome
@@ -42,6 +43,7 @@ _PROBE_S = 60.0
 """How long a node may take to say what devices it has: a worker of its own is started."""
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only requests and outcomes cross Ray."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PLACED = {"max_concurrency": 2}
 """Of an actor: it runs a trial, and is closed meanwhile."""
 _NOT_SHIPPED = [".git", ".venv", ".autotune", "__pycache__"]
@@ -146,7 +148,7 @@ class _TrialActor:
         if base is None:
             base = {name: value for name, value in mine.items() if name not in _FORCED_BY_RAY}
         gpus = ",".join(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))  # Ray may be told not to set it
-        own = {**base, "CUDA_VISIBLE_DEVICES": gpus} if gpus else base
+        own = {**base, _VISIBLE: gpus} if gpus else base
         self._slot = LocalSlot(own, processors=processors)
 
     def is_up(self) -> None:
@@ -283,6 +285,16 @@ def _nodes(device: Literal["cpu", "cuda"]) -> dict[str, dict[str, Any]]:
     return {node["NodeID"]: node for node in here if node["Resources"].get(wanted, 0) >= 1}
 
 
+def _types_on_node(kind: Literal["cpu", "cuda"]) -> list[str]:
+    """In a worker there: Ray hides all GPUs from one that was given none. It began with what the node was started with,
+    which may leave out unlike ones."""
+    pairs = (pair.partition("=") for pair in read(Path("/proc/self/environ")).split("\0"))
+    began_with = {name: value for name, _, value in pairs}
+    os.environ.pop(_VISIBLE, None)
+    os.environ.update({_VISIBLE: began_with[_VISIBLE]} if _VISIBLE in began_with else {})
+    return types_here(kind)
+
+
 def _on(node: str) -> NodeAffinitySchedulingStrategy:
     """There or nowhere: what waits for another machine would wait for one that is full."""
     return NodeAffinitySchedulingStrategy(node, soft=False)
@@ -360,7 +372,7 @@ class _Cluster:
         """The types of each node's devices, as it reads them; of one that does not answer, nothing."""
         if not nodes:
             return {}
-        probe = ray.remote(types_here)
+        probe = ray.remote(_types_on_node)
         asked = {
             id: probe.options(num_cpus=0, scheduling_strategy=_on(id)).remote(self._options.device) for id in nodes
         }

@@ -196,6 +196,8 @@ def _gpu(row: dict[str, Any]) -> str:
 
 def _advice_on(gpus: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What follows for searches."""
+    import torch
+
     from ..device_memory.cap import lends_host_memory
     from ..device_memory.context import is_told
 
@@ -215,7 +217,12 @@ def _advice_on(gpus: Sequence[dict[str, Any]]) -> Iterator[str]:
             "Others use a GPU here: a trial waits some seconds for the memory of its budget, and is lost without it; "
             "speeds are marked as disturbed. End them before a search."
         )
-    if not is_told():
+    if torch.cuda.get_device_properties().is_integrated:
+        yield (
+            "This GPU shares the machine's memory (Jetson, GB10): what the system and other programs take is missing "
+            "to trials, and peaks go by how the machine's used memory grows."
+        )
+    elif not is_told():
         yield (
             "The driver does not show what this process takes (containers, WSL): peaks go by how the GPU's used memory "
             "grows, and are off where others take or give back memory meanwhile. Search where nothing else uses it."

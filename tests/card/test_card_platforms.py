@@ -23,6 +23,7 @@ from autotune.report.doctor import examine, explain
 from autotune.service import driver
 from autotune.techniques import Settings
 from autotune.units import MIB
+from autotune.workers.devices import Gpu
 
 
 def test_windows_is_refused_in_words(tmp_path):
@@ -143,3 +144,11 @@ def test_doctor_says_that_unlike_gpus_want_a_name_and_what_is_not_visible(card, 
 @pytest.mark.usefixtures("wsl")
 def test_doctor_says_what_follows_in_wsl(doctor):
     assert any(line.startswith("WSL: Windows' driver lends host memory") for line in doctor()[0]["advice"])
+
+
+def test_doctor_says_whose_memory_a_jetson_has(card, doctor, monkeypatch):
+    card.is_unified = True
+    monkeypatch.setattr("autotune.report.doctor.visible_gpus", lambda: (Gpu("GPU-1", "Orin", 30 * GIB),))
+    found, said = doctor()
+    assert any(line.startswith("This GPU shares the machine's memory (Jetson, GB10)") for line in found["advice"])
+    assert "Orin, 30 GiB, free memory unknown" in said

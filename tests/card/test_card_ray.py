@@ -58,6 +58,21 @@ def test_on_this_machine_trials_have_what_they_have_without_ray(monkeypatch, siz
     ]
 
 
+@pytest.mark.parametrize(("began_with", "seen"), [(b"A=b\0CUDA_VISIBLE_DEVICES=1\0", "1"), (b"A=b\0", None)])
+def test_a_nodes_types_are_of_the_gpus_that_it_was_started_with(monkeypatch, began_with, seen):
+    """And not of unlike ones beside them. Ray has set the variable to nothing by then, in a worker without a GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(ray_pool, "read", lambda path: began_with.decode())
+    asked = []
+
+    def visible():
+        asked.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return (LARGE,)
+
+    monkeypatch.setattr("autotune.workers.placement.visible_gpus", visible)
+    assert (ray_pool._types_on_node("cuda"), asked) == ([LARGE.type], [seen])
+
+
 class Shared:
     """A slot whose device others use until it is ``free``."""
 

@@ -47,7 +47,7 @@ def test_a_machine_with_unlike_devices_counts_for_none():
     """Ray gives a trial any of them."""
     mixed = {"mixed": [A40, A80], "two": [A80]}
     assert choose_type(mixed, "cuda", None) == (A80, {"two": 1})
-    with pytest.raises(UserError, match=r"not counting unlike ones in one machine \(mixed\)"):
+    with pytest.raises(UserError, match=r"not counting unlike ones in one machine \(mixed\), of which Ray"):
         choose_type(mixed, "cuda", "40GB")
 
 
