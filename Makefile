@@ -5,7 +5,7 @@
 # make test-slow the tests above 5 s: real searches, clusters, faults
 # make test-next the suite against the newest releases of torch and others, and what broke
 # make bench     overhead, honesty and layers, as the README has them
-# make gpu       device tests and benchmarks with the python3 at hand; installs nothing
+# make gpu       device tests and twenty checks of a card, with the python3 at hand; installs nothing
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -57,9 +57,7 @@ bench: install
 gpu: export PYTHONPATH := $(CURDIR):$(PYTHONPATH)
 gpu:
 	$(PYTHON) -m pytest -q -m gpu
-	$(PYTHON) -m benchmarks.overhead --device cuda --executor local
-	$(PYTHON) -m benchmarks.honesty --device cuda
-	$(PYTHON) -m benchmarks.estimate_process --device cuda --batch 64 --batch 1024 --repeats 1
+	$(PYTHON) -m benchmarks.gpu
 
 clean:
 	rm -rf .venv build dist *.egg-info
