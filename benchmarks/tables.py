@@ -19,14 +19,10 @@ __all__ = ["PAGES", "filled"]
 
 Row = dict[str, Any]
 _MODEL_HEADER = "| model | kept by stock, MiB | peer | here | peak: peer | here | time: peer | here |"
-_MORE_HEADER = "| model | kept by stock, MiB | peer | here | peak | time |"
 _LAYER_HEADER = "| layer | stock | peer | here | peak | time |"
 _PRUNING_HEADER = "| model | parameters left | time |"
-_MAIN = ("as built", "exact")
 _OTHER_RESNETS = ("resnet18", "resnet101")
 """Left out of longer lists, where ResNet-50 stands for them."""
-_MORE = (("input", "exact"), ("as built", "recompute"), ("as built", "rounding"), ("input", "rounding"))
-"""What trains, and the kind of layers, beside all of a model and exact ones."""
 
 
 _DOCS = HERE.parent / "docs"
@@ -55,26 +51,6 @@ def _model_table() -> str:
     return _table(_MODEL_HEADER, (_model_cells(model, rows[model, "as built"]) for model in MODELS))
 
 
-def _more_models_table() -> str:
-    """Each model, by what trains and the kind of layers; not where that kind keeps what exact layers keep."""
-    exact = _newest("exact", "model")
-    rows = [(case, kind, _newest(kind, "model")) for case, kind in _MORE]
-    return _table(
-        _MORE_HEADER,
-        (
-            _more_cells(", ".join([model, *(what for what in (case, kind) if what not in _MAIN)]), found[model, case])
-            for case, kind, found in rows
-            for model in MODELS
-            if model not in _OTHER_RESNETS
-            if (model, case) in found and (kind == "exact" or _ours(found[model, case]) < _ours(exact[model, case]))
-        ),
-    )
-
-
-def _ours(row: Row) -> float:
-    return round(row["kept_ratio"]["ours"], 3)
-
-
 def _layer_table() -> str:
     """Each layer that keeps less than stock's, by what trains; the others in one row. Of a layer that there is in one,
     two and three dimensions, two."""
@@ -98,15 +74,11 @@ def _table(header: str, rows: Iterable[Iterator[str]]) -> str:
 
 
 def _model_cells(name: str, row: Row) -> Iterator[str]:
-    *kept, peak, time = _more_cells(name, row)
-    yield from (*kept, _of_peer(row, row["peak_ratio"], 2), peak, _of_peer(row, row["time_ratio"], 2), time)
-
-
-def _more_cells(name: str, row: Row) -> Iterator[str]:
     yield from (name, f"{row['kept_bytes']['stock'] / 2**20:.0f}")
     yield from (_of_peer(row, row["kept_ratio"], 3), f"{row['kept_ratio']['ours']:.3f}")
-    yield f"{row['peak_ratio']['ours']:.2f}"
+    yield from (_of_peer(row, row["peak_ratio"], 2), f"{row['peak_ratio']['ours']:.2f}")
     low, high = row["time_spread"]["ours"]
+    yield _of_peer(row, row["time_ratio"], 2)
     yield f"{row['time_ratio']['ours']:.2f} ({low:.2f}–{high:.2f})"
 
 
@@ -143,7 +115,6 @@ def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
 
 _TABLES: dict[str, Callable[[], str]] = {
     "models": _model_table,
-    "models, more": _more_models_table,
     "layers": _layer_table,
     "pruning": _pruning_table,
 }
