@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,33 @@ def _out_of_memory(place: Place) -> Found:
     for name, (source, _) in _RUNS_OUT.items():
         figures[name] = place.trial(task(source), limit=limit).kind
     figures["a handle on a full card"] = place.alone(fails_on_a_full_card)
+    figures["halving"] = place.alone(halved)
     figures["the next trial"] = place.trial(task("varying"), limit=limit).kind
     right = {name: kind for name, (_, kind) in _RUNS_OUT.items()}
-    right |= {"a handle on a full card": "out of memory", "the next trial": "measured"}
+    right |= {"a handle on a full card": "out of memory", "halving": "halved", "the next trial": "measured"}
     wrong = [f"{name}: {kind}" for name, kind in figures.items() if kind != right[name]]
     return Found("each is named rightly" if not wrong else "; ".join(wrong), not wrong, figures)
+
+
+def halved() -> str:
+    """Whether a step that does not fit goes on with half the micro-batch, as ``apply`` is asked to."""
+    import torch
+
+    from autotune.training.apply_plan import apply
+
+    from .tasks import words
+
+    training = apply(Plan(settings=Settings(), budget=Budget(device="cuda")), words(), halve_when_out_of_memory=True)
+    batches = iter(training.loader)
+    training.step(next(batches))
+    most, total = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[1]
+    torch.cuda.empty_cache()
+    kept = torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction((kept + (most - kept) * 0.7) / total)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        training.step(next(batches))
+    return "halved" if any("micro-batch" in str(one.message) for one in seen) else "not halved"
 
 
 def fails_on_a_full_card() -> str:

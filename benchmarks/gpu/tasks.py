@@ -78,7 +78,6 @@ launch_bound = _timed(_mean, 0.0)
 short_steps = _timed(_mean, SHORT_STEP_S)
 long_steps = _timed(_mean, STEP_S, COLLATE_S)
 sums = _timed(_sum, SHORT_STEP_S, COLLATE_S / 4)
-TIMED = {"launch-bound": launch_bound, "20 ms": short_steps, "120 ms and 20 ms": long_steps, "(sum, count)": sums}
 
 
 class _Words(nn.Module):
@@ -165,12 +164,6 @@ def _host(model: nn.Module) -> None:
 
 def _killed(model: nn.Module) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _triton(model: nn.Module) -> None:
-    from triton.runtime.errors import OutOfResources
-
-    raise OutOfResources(2**20, 2**17, "shared memory")
 
 
 out_of_memory = _failing(_tensor)
