@@ -126,15 +126,16 @@ def hold_to_budget(plan: Plan, enforce: bool = False, repeats: bool = True) -> N
     Args:
         plan: with a budget for CUDA, or for any device; one without a limit lifts what is in force.
         enforce: to the process's end, as ``autotune run --enforce`` does; else a step that needs more lifts it.
-        repeats: whether a step that memory ran out in is made again, as :meth:`Training.step` does; else the budget's
-            margin is not taken off, so that what differs a little from the trials ends no job.
+        repeats: whether a step that memory ran out in is made again, as :meth:`Training.step` does alone; else the
+            budget's margin is not taken off, so that what differs a little from the trials ends no job.
     """
     if plan.budget.device == "cpu":
         return
     peak = plan.measured.peak if plan.measured is not None else None
     context_bytes = peak.process - peak.reserved if peak is not None and peak.reserved is not None else 0
     is_enforced = enforce or os.environ.get(ENFORCE_VARIABLE) == "1"
-    cap.hold(plan.budget.limit, plan.budget.margin if repeats else 0.0, is_enforced, context_bytes)
+    margin = plan.budget.margin if repeats or is_enforced else 0.0
+    cap.hold(plan.budget.limit, margin, is_enforced, context_bytes)
 
 
 def _check_internals(plan: Plan) -> None:

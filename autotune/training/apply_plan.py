@@ -78,7 +78,7 @@ def apply(
         raise TaskError(f"apply takes a task, or pieces of one, but got both: {', '.join(pieces)}. Pass one of them.")
     device, ranks = _place(plan)
     if device.type == "cuda":
-        hold_to_budget(plan, enforce)
+        hold_to_budget(plan, enforce, repeats=ranks.size == 1)
     settings = plan.settings.in_force(task.precision)
     in_force = plan.model_copy(update={"settings": settings})
     seed = seed if seed is not None else plan.search.seed if plan.search else 0

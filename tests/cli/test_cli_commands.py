@@ -105,6 +105,14 @@ def test_run_hands_on_arguments_exit_code_and_the_plans_environment(plan, tmp_pa
     assert ended.returncode == 7
 
 
+@pytest.mark.parametrize("flags", [[], ["--enforce"]], ids=str)
+def test_run_tells_a_job_whether_it_is_to_keep_its_budget(plan, tmp_path, flags):
+    plan.write_text(PLAN.replace("  allocator: {kind: tcmalloc}\n", ""))
+    code = "import os; print(os.environ.get('AUTOTUNE_ENFORCE'))"
+    ended = autotune("run", *flags, plan.name, "--", sys.executable, "-c", code, cwd=tmp_path)
+    assert ended.stdout.split() == ["1" if flags else "None"]
+
+
 def test_run_of_an_unknown_command_is_the_users_error(plan, tmp_path):
     plan.write_text(PLAN.replace("  allocator: {kind: tcmalloc}\n", ""))
     ended = autotune("run", plan, "--", "no-such-command", cwd=tmp_path)
