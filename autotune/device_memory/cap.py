@@ -181,5 +181,7 @@ def _stay_on_device() -> None:
 
 def _begin(cap: _Cap) -> None:
     if cap is _cap:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            context.open_context()
         cap.has_begun = True
         cap.put()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from stand_in import Card
+from stand_in import GIB, Card, Process
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -263,6 +263,14 @@ def test_a_job_begins_with_the_context_that_its_plan_was_measured_with(card: Car
     evidence = Evidence(samples_per_s=speed, peak=Peak(process=500 * MIB, reserved=20 * MIB))
     autotune.apply(plan_of(LIMIT, evidence), task_of([8]))
     assert card.fraction == (int(LIMIT / 1.03) // MIB * MIB - 480 * MIB) / card.total_bytes
+
+
+def test_a_budget_opens_the_context_that_it_leaves_room_for(card: Card) -> None:
+    """Where others use the card, and the driver does not show whose memory is whose: theirs is no part of it."""
+    card.pids_hidden, card.processes = True, (Process(77, 3 * GIB),)
+    cap.hold(8 * GIB, 0.0, is_enforced=True)
+    torch.zeros(1, device="cuda")
+    assert card.fraction == (8 * GIB - card.context_bytes) / card.total_bytes
 
 
 @pytest.mark.parametrize("plan", [plan_of(None), Plan(settings=Settings(), budget=Budget(limit=LIMIT, device="cpu"))])
