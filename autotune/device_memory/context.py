@@ -158,4 +158,5 @@ def _shown_for_this_process() -> int | None:
         return {row.pid: row.usedGpuMemory for row in rows}
 
     used = (ask(shown) or {}).get(os.getpid())
-    return int(used) if used else None
+    # No process has less than it has reserved: such a figure is another's of that number, or made up (HAMi-core #112).
+    return int(used) if used and used > torch.cuda.memory_reserved() else None

@@ -344,3 +344,16 @@ def test_nvml_is_asked_nothing_of_torch_which_another_thread_may_be_initializing
         open_context()
     assert not nvml.is_silent()
     assert context._opened is not None
+
+
+@pytest.mark.parametrize("shown", [1, 512 * MIB])
+def test_nvml_that_shows_less_than_is_reserved_is_not_believed(
+    card: Card, monkeypatch: pytest.MonkeyPatch, shown: int
+) -> None:
+    """The context is by how much the card's used memory grew as it was opened."""
+    rows = [types.SimpleNamespace(pid=os.getpid(), usedGpuMemory=shown)]
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetComputeRunningProcesses", lambda handle: rows)
+    open_context()
+    held = torch.zeros(1024 * MIB, dtype=torch.uint8, device="cuda")
+    assert context.context_bytes() == card.context_bytes == 400 * MIB
+    assert held.is_cuda
