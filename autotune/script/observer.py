@@ -46,6 +46,8 @@ class Observer:
         self.drawn_from: list[Any] = []
         """The loaders that batches were drawn from since the last optimizer step."""
         self._trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Iterators; of the next epoch's, the loader tells before the model is called."""
+        self._loaders_trained_on: weakref.WeakSet[Any] = weakref.WeakSet()
         self._unused: list[_Draw] = []
         """Since the model was last called."""
 
@@ -77,7 +79,7 @@ class Observer:
                 raise StopIteration
             if all(loader is not one for one in observer.drawn_from):
                 observer.drawn_from.append(loader)
-            if iterator in observer._trained_on:
+            if iterator in observer._trained_on or loader in observer._loaders_trained_on:
                 observer.training_goes_on()
             wait = Gap(observer._device)
             batch = original(iterator)
@@ -104,7 +106,9 @@ class Observer:
         """The model is called, and a graph recorded."""
         self.training_goes_on()
         self._seen += samples_in(inputs)
-        self._trained_on.update(draw.iterator for draw in self._unused)
+        for draw in self._unused:
+            self._trained_on.add(draw.iterator)
+            self._loaders_trained_on.add(self._loaders[draw.iterator])
         self._unused.clear()
 
     def evaluated(self, inputs: Any = None) -> None:

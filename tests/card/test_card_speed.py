@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 import autotune
 from autotune.measure import Measurement, MeasureOptions
+from autotune.measure.measurement import TurnOptions
 from autotune.measure.run import measure
 from autotune.measure.steps import Steps
 from autotune.plan import Budget, Plan
@@ -146,3 +147,31 @@ def test_waiting_for_data_is_what_the_card_does_without(
     """Of 100 ms on the card. A copy from pageable memory waits for what is queued, which is no waiting for data."""
     found = _measured(_task(card, host_ms / 1000, 0.1, options))
     assert found.loader_wait == pytest.approx(share, abs=0.01)
+
+
+class Turns:
+    """Three turns of a second; in between the other process has the card for five, and finds it idle."""
+
+    turn_s, at_rest_s = 1.0, 0.0
+
+    def __init__(self, card: Card) -> None:
+        self.card, self.rates = card, list[float]()
+
+    def wait(self, samples_per_s: float = 0.0, disturbed: float = 0.0) -> bool:
+        card = self.card
+        assert card.now_s >= card._free_at_s
+        self.rates.append(samples_per_s)
+        card.host(5.0)
+        self.at_rest_s += 5.0
+        return len(self.rates) < 5
+
+
+def test_by_turns_a_speed_is_what_it_is_alone(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host gets ahead of the card anew at the beginning of each turn, in a step that is not timed."""
+    task, side = _task(card, 0.02, 0.1), Turns(card)
+    monkeypatch.setattr("autotune.measure.timing.engine.Side", lambda options: side)
+    options = MeasureOptions(trial_time_s=20, parity_batch=None, turns=TurnOptions(folder="unused", turn_s=1.0))
+    found = measure(autotune.apply(_plan(), task), task, options)
+    assert side.rates[0] == side.rates[1] == 0.0  # before the warm-up and after it
+    assert side.rates[2:] == [pytest.approx(40, rel=0.01)] * 3
+    assert found.samples_per_s.value == pytest.approx(40, rel=0.01)
