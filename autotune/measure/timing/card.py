@@ -186,8 +186,8 @@ def _others(nvml: Any, card: Any, seen: int) -> tuple[float | None, int]:
     if os.getpid() not in {row.pid for row in nvml.nvmlDeviceGetComputeRunningProcesses(card)}:
         return None, seen
     rows = [row for row in nvml.nvmlDeviceGetProcessUtilization(card, max(seen, 0)) if row.timeStamp > seen]
-    own = {os.getpid(), *(descendants() if rows else ())}
-    latest = {row.pid: row.smUtil for row in sorted(rows, key=lambda row: row.timeStamp) if row.pid not in own}
-    share = min(1.0, sum(latest.values()) / 100)
+    latest = {row.pid: row.smUtil for row in sorted(rows, key=lambda row: row.timeStamp) if row.pid != os.getpid()}
+    own = {*descendants()} if latest else set()  # which takes a moment of Python's
+    share = min(1.0, sum(used for pid, used in latest.items() if pid not in own) / 100)
     is_known = bool(rows) and seen != _NEVER  # what is told first is of who knows when
     return share if is_known else None, max([seen, 0, *(row.timeStamp for row in rows)])
