@@ -17,7 +17,8 @@ from ..units import MIB
 from .process import start_child
 
 _DEV = Path("/dev")
-_DRIVERS_FILES = ("nvidiactl", "nvidia[0-9]*", "nvmap")
+_CARDS = "nvidia[0-9]*"
+_DRIVERS_FILES = ("nvidiactl", _CARDS, "nvmap")
 """Of NVIDIA's driver: on Linux, and on Jetson."""
 _WSL = "dxg"
 """Of Windows' driver, in WSL, whoever made the GPU."""
@@ -47,8 +48,12 @@ class Gpu(NamedTuple):
 
 def installed_gpus() -> tuple[Gpu, ...]:
     """All of this machine's, in the order of their places on the bus: those that are split by their instances."""
+
+    def every(nvml: Any) -> tuple[Gpu, ...]:
+        return tuple(gpu for at in range(nvml.nvmlDeviceGetCount()) for gpu in _by_nvml(nvml, at))
+
     # one that shares the machine's memory (Jetson, GB10) has none to tell of
-    return ask(lambda nvml: tuple(gpu for at in range(nvml.nvmlDeviceGetCount()) for gpu in _by_nvml(nvml, at))) or ()
+    return ask(every, num_cards=max(1, len([*_DEV.glob(_CARDS)]))) or ()
 
 
 def visible_gpus() -> tuple[Gpu, ...]:

@@ -15,12 +15,13 @@ out of order keeps whoever asks for good."""
 _is_silent = threading.Event()
 
 
-def ask(question: Callable[[Any], _Answer]) -> _Answer | None:
+def ask(question: Callable[[Any], _Answer], num_cards: int = 1) -> _Answer | None:
     """What NVML answers; None where there is no NVML, it refuses, or it has not answered in time: from then on this
     process asks it nothing more.
 
     Args:
         question: is given ``pynvml``, in a thread, where it is to ask torch nothing.
+        num_cards: that the driver may have to wake for it, one by one.
     """
     try:
         import pynvml
@@ -31,7 +32,7 @@ def ask(question: Callable[[Any], _Answer]) -> _Answer | None:
     answers: list[_Answer] = []
     thread = threading.Thread(target=_put, args=(pynvml, question, answers), name="autotune-nvml", daemon=True)
     thread.start()
-    thread.join(_PATIENCE_S)
+    thread.join(num_cards * _PATIENCE_S)
     if thread.is_alive():
         _is_silent.set()
     return answers[0] if answers else None

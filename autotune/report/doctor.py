@@ -210,6 +210,8 @@ def _advice_on(gpus: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"Not visible, and not used: {', '.join(left_out)}."
     if len(types) > 1:
         yield f"Unlike GPUs: a search wants one type, such as --device 'cuda:{types[0]}'. There are {'; '.join(types)}."
+    elif len(gpus) > 1:
+        yield f"A search runs {len(gpus)} trials at once, one on each GPU, each on processors of its own."
     if any(row["uuid"].startswith("MIG-") for row in gpus):
         yield "Instances of a split GPU (MIG) train one process each: no trial has several of them."
     if any(row["others"] for row in gpus):

@@ -387,3 +387,14 @@ def test_a_batch_has_the_gpus_of_its_largest_job(machine, torch_for, tmp_path):
         assert found["cuda"].num_slots == 1
     with executors_for(Jobs.model_validate({"jobs": jobs[:1]}), tmp_path / "jobs.yaml", place, "cuda") as found:
         assert found["cuda"].num_slots == 3
+
+
+def test_cards_that_sleep_have_time_to_wake(machine, monkeypatch, tmp_path):
+    """Without the driver's persistence mode each takes some seconds, one after the other."""
+    machine([Card(GTX), Card(RTX)])
+    for number in range(8):
+        (tmp_path / f"nvidia{number}").touch()
+    asked = []
+    monkeypatch.setattr(devices, "ask", lambda question, num_cards: asked.append(num_cards))
+    assert installed_gpus() == ()
+    assert asked == [8]

@@ -134,7 +134,8 @@ def test_doctor_says_what_a_container_hides(card, doctor):
 def test_doctor_says_that_unlike_gpus_want_a_name_and_what_is_not_visible(card, doctor, monkeypatch):
     other = Card(name="NVIDIA T4", total_bytes=15 * GIB)
     card.beside = [other]
-    assert any("Unlike GPUs: a search wants one type" in line for line in doctor()[0]["advice"])
+    advice = doctor()[0]["advice"]
+    assert any("Unlike GPUs: a search wants one type" in line for line in advice)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"GPU-{card.uuid}")
     found = doctor()[0]
     assert [row["uuid"] for row in found["gpus"]] == [f"GPU-{card.uuid}"]
@@ -152,3 +153,9 @@ def test_doctor_says_whose_memory_a_jetson_has(card, doctor, monkeypatch):
     found, said = doctor()
     assert any(line.startswith("This GPU shares the machine's memory (Jetson, GB10)") for line in found["advice"])
     assert "Orin, 30 GiB, free memory unknown" in said
+
+
+def test_doctor_says_that_like_gpus_have_a_trial_each(card, doctor):
+    card.beside = [Card()]
+    advice = doctor()[0]["advice"]
+    assert "A search runs 2 trials at once, one on each GPU, each on processors of its own." in advice
