@@ -13,6 +13,7 @@ import torch
 from search_tables import facts
 
 from autotune.measure import InspectOptions, MeasureOptions, evaluation
+from autotune.measure.timing import moments
 from autotune.plan import Budget, Evaluation, Plan
 from autotune.script.plan.applied import InScript
 from autotune.script.plan.hooks import ScriptHooks
@@ -200,7 +201,7 @@ EVALUATES = """
 def timed(watch, tmp_path, monkeypatch):
     """The measurement and the observer of a script, of whose evaluation each batch takes a thousand seconds."""
     passed = [0.0]
-    for module in (timing, evaluation):
+    for module in (timing, evaluation, moments):
         monkeypatch.setattr(module, "perf_counter", lambda: time.perf_counter() + passed[0])
     monkeypatch.setattr(torch, "time_passes", lambda: passed.append(passed.pop() + 1000), raising=False)
 
