@@ -113,7 +113,7 @@ def run_here(
     session's do, so that torch is imported once; that nothing is left behind is for processes of their own to show."""
     patch.chdir(cwd)
     patch.setattr(sys, "argv", ["autotune", *map(str, arguments)])
-    patch.setattr("autotune.workers.local.LocalExecutor", lambda device, device_name=None: _Lent(executor))
+    patch.setattr("autotune.workers.local.LocalExecutor", lambda *said: _Lent(executor))
     patch.setattr("autotune.workers.process.adopt_orphans", lambda: None)  # this process has other children
     for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS"):
         patch.delenv(name, raising=False)
