@@ -183,7 +183,10 @@ def _combinations(choices: dict[str, tuple[Technique, ...]], facts: Facts) -> It
     others move a peak little, or not at all. What changes the function, and is not in the space, is looked at alone, at
     its mildest: it shows what ``--max-quality-drop`` would free."""
     techniques = (technique for technique in TECHNIQUES.values() if "tensors" in technique.affects)
-    rows = [technique.extremes(choices.get(technique.name, ())) for technique in techniques]
+    rows = [
+        tuple(dict.fromkeys(one.as_predicted(facts) for one in technique.extremes(choices.get(technique.name, ()))))
+        for technique in techniques
+    ]
     together = (Settings(**{one.name: one for one in chosen}) for chosen in itertools.product(*filter(None, rows)))
     own = {"batch": Batch.reference(facts)}
     goes = (one for one in together if one.in_force(facts.precision).model_copy(update=own).conflict() is None)

@@ -166,6 +166,13 @@ def test_one_card_is_looked_at_with_each_technique():
     assert find_cards("t4")[0].device.memory_bytes == 14_909 * MIB
 
 
+def test_compiled_models_are_not_asked_about():
+    """They are traced operation by operation, as others are: each would say the same, or that there is no card."""
+    executor = Says()
+    estimate_task(what_to_estimate("model.py", card="h100"), executor, lambda event: None)
+    assert {one.settings.compile.kind for one in executor.asked} == {"none"}
+
+
 def test_the_card_that_is_here_is_planned_for_without_saying_more(monkeypatch):
     """It is inspected there, so that its memory, name and capability are its own."""
     monkeypatch.setattr("autotune.commands.estimate.default_device", lambda: "cuda")
