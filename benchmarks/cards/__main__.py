@@ -12,7 +12,10 @@ from typing import Any
 
 from autotune.estimates import EstimateOptions
 from autotune.estimates.cards import Card, on_device
+from autotune.estimates.memory_model import MemoryModel
+from autotune.estimates.memory_model_cache import MemoryModelCache
 from autotune.estimates.predictor import Predictor
+from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.training.skip_init import skip_init
 from autotune.units import MIB
@@ -96,21 +99,37 @@ def _job(name: str) -> Job:
     return job
 
 
+class _Traced(MemoryModelCache):
+    """Traces a job once for all cards."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.task, None, "cuda")
+        self._models: dict[bool, MemoryModel] = {}
+
+    def of(self, plan: Plan, accumulates: bool, few: int | None = None) -> MemoryModel:
+        """As that of the first card that asked."""
+        if accumulates not in self._models:
+            self._models[accumulates] = super().of(plan, accumulates, few)
+        return self._models[accumulates]
+
+
+@cache
+def _traced(name: str) -> MemoryModelCache:
+    return _Traced(_job(name))
+
+
 @cache
 def _predictor(name: str, card: Card) -> Predictor:
-    return predictor(_job(name), card)
-
-
-def predictor(job: Job, card: Card) -> Predictor:
     """Of a job on a card. Gradients that are never cleared are there in forward, as they are from the second of two
     accumulated micro-batches on."""
+    job = _job(name)
     options = EstimateOptions(
         settings=Settings(),
         **on_device(card.device, has_convolutions(job.task)),
         reference_batch=2**20 if job.has_gradients_in_forward else 1,
         is_held=job.has_gradients_in_forward,
     )
-    return Predictor(job.task, options)
+    return Predictor(job.task, options, memory_models=_traced(name))
 
 
 def _check(name: str, job: Job) -> None:
