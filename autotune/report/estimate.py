@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..estimates import Calibration, Estimate, Fill, Interval, untried
@@ -18,7 +17,7 @@ from ..techniques.checkpointing import Checkpointing
 from ..units import format_bytes, size
 from ..words import count, facts_words, outcome_words, settings_words
 from .profile import KINDS
-from .tables import rows_table
+from .tables import FittingTable, rows_table
 
 WIDTH = 140
 """Columns that the table takes in a pipe."""
@@ -26,6 +25,7 @@ _MODULES = 4
 """Groups of modules that are named; the rest are put together."""
 _COLUMNS = ("with", "micro-batch", "surely", "tensors", "process", "between", "job's own batch")
 """Of the table; all but the first are figures."""
+_BY_NEED = (1, 4, 2, 6, 5, 3)
 
 
 def line(event: Facts | Combination, facts: Facts | None = None) -> str:
@@ -66,19 +66,14 @@ def as_json(found: Estimation) -> dict[str, Any]:
 
 def explain(found: Estimation) -> RenderableType:
     """The largest micro-batches, what fills the memory, what would help."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for number, name in enumerate(_COLUMNS):
-        table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
-    for one in found.distinct():
-        table.add_row(*map(Text, _cells(one, found)))
+    rows = [_cells(one, found) for one in found.distinct()]
     base = found.base.estimate
     assert base is not None, "the driver sees to it"
     where = f"{found.facts.device.name} ({found.what.device})"
+    within = format_bytes(found.limit_bytes) if not found.what.cards else size(found.limit_bytes)
     return Group(
-        Text(
-            f"{found.what.task}: the largest micro-batch within {format_bytes(found.limit_bytes)}, on {where}\n", "bold"
-        ),
-        table,
+        Text(f"{found.what.task}: the largest micro-batch within {within}, on {where}\n", "bold"),
+        FittingTable(_COLUMNS, rows, range(1, len(_COLUMNS)), _BY_NEED),
         Text(f"\n{_peak_words(base)}", style="bold"),
         rows_table(_fills(base)),
         Text("\nWhat alone would help most", style="bold"),
@@ -92,7 +87,7 @@ def explain(found: Estimation) -> RenderableType:
 def _cells(one: Combination, found: Estimation) -> tuple[str, ...]:
     name, estimate = _name(one, found.facts), one.estimate
     if estimate is None:
-        return (name, outcome_words(one.outcome, Budget()))
+        return (name, "failed", "", "", "", "", "")
     own = size(estimate.reference.process.value)
     if estimate.largest is None:
         return (name, "none", "", "", "", "", own)
@@ -197,6 +192,9 @@ def _notes(found: Estimation) -> Iterator[str]:
     """What the figures are, and are not."""
     if unsure := untried(found.facts.torch_version):
         yield unsure
+    for one in found.combinations:
+        if one.estimate is None:
+            yield f"{_name(one, found.facts)}: {outcome_words(one.outcome, Budget())}"
     left_out = len(found.combinations) - len(found.distinct())
     if left_out:
         yield f"{count(left_out, 'combination')} more, taking just what one above takes"

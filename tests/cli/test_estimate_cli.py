@@ -268,7 +268,24 @@ def test_a_combination_that_crashes_is_told_and_the_others_go_on():
     assert all("Segmentation fault" in words for words in said)
     failures = [row["failure"] for row in as_json(found)["combinations"]]
     assert any(failure and "SIGSEGV" in failure for failure in failures)
-    assert explain(found)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_has_its_figures_however_long_a_failure_is(width):
+    """Names are cut and columns left out where there is no room, and a failure is told below."""
+    crash = Crashed(message="Segmentation fault (SIGSEGV), " + "and so on, " * 20)
+    found = estimate_task(
+        WHAT, Says(lambda settings: crash if settings.layers.kind == "exact" else 5), lambda event: None
+    )
+    console = Console(width=width)
+    with console.capture() as said:
+        console.print(explain(found))
+    lines = said.get().splitlines()
+    assert max(map(len, lines)) <= width
+    base = next(row for row in lines if row.startswith("as it stands"))
+    assert base.split()[3:5] == ["5", "4"]
+    assert any("failed" in row and "SIGSEGV" not in row for row in lines)
+    assert "Segmentation fault (SIGSEGV), and so on" in " ".join(" ".join(lines).split())
 
 
 def test_a_line_says_that_a_combination_was_probed_and_why():
