@@ -25,7 +25,7 @@ _MODULES = 4
 """Groups of modules that are named; the rest are put together."""
 _COLUMNS = ("with", "micro-batch", "surely", "tensors", "process", "between", "job's own batch")
 """Of the table; all but the first are figures."""
-_BY_NEED = (1, 4, 2, 6, 5, 3)
+_BY_NEED, _SHORTEST_NAME = (1, 4, 2, 6, 5, 3), 30
 
 
 def line(event: Facts | Combination, facts: Facts | None = None) -> str:
@@ -73,7 +73,7 @@ def explain(found: Estimation) -> RenderableType:
     within = format_bytes(found.limit_bytes) if not found.what.cards else size(found.limit_bytes)
     return Group(
         Text(f"{found.what.task}: the largest micro-batch within {within}, on {where}\n", "bold"),
-        FittingTable(_COLUMNS, rows, range(1, len(_COLUMNS)), _BY_NEED),
+        FittingTable(_COLUMNS, rows, range(1, len(_COLUMNS)), _BY_NEED, _SHORTEST_NAME),
         Text(f"\n{_peak_words(base)}", style="bold"),
         rows_table(_fills(base)),
         Text("\nWhat alone would help most", style="bold"),

@@ -14,7 +14,6 @@ from rich.text import Text
 
 _GAP = 2
 _SHORTEST_NAME = 16
-"""Columns that names are cut to before another column goes."""
 
 
 def rows_table(rows: Iterable[tuple[str, RenderableType]]) -> Table:
@@ -37,6 +36,8 @@ class FittingTable:
     """Numbers of the columns that are justified to the right."""
     by_need: Sequence[int]
     """All columns but the first, the most needed first."""
+    shortest_name: int = _SHORTEST_NAME
+    """Columns that names are cut to before another column goes."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         widths = [max(map(cell_len, column)) for column in zip(self.headings, *self.rows, strict=True)]
@@ -57,7 +58,7 @@ class FittingTable:
         left = room
         shown = [0]
         for number in self.by_need:
-            if left - widths[number] - _GAP >= min(widths[0], _SHORTEST_NAME):
+            if left - widths[number] - _GAP >= min(widths[0], self.shortest_name):
                 left -= widths[number] + _GAP
                 shown.append(number)
         return sorted(shown), left
