@@ -179,8 +179,10 @@ def test_what_a_trial_may_not_download_is_told_with_what_to_do(local_executor, s
 @pytest.mark.medium
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use a GPU here")
 def test_a_script_for_a_gpu_that_torch_cannot_use_is_lost(local_executor, tmp_path):
-    """It says nothing of the script, which is not run. (One that hides the GPU by itself: tests/card.)"""
-    (tmp_path / "script.py").write_text("raise AssertionError('it is not run')\n")
+    """It says nothing of the configuration. (A script that hides the GPU by itself: tests/card.)"""
+    (tmp_path / "script.py").write_text(
+        "import sys\nassert 'torch' not in sys.modules, 'variables would be set too late'\nimport torch\n"
+    )
     request = requested((PYTHON, str(tmp_path / "script.py"))).model_copy(update={"device": "cuda"})
     outcome = local_executor.submit(request).result()
     assert isinstance(outcome, Lost), outcome
