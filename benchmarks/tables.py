@@ -20,13 +20,10 @@ __all__ = ["PAGES", "filled"]
 Row = dict[str, Any]
 _MODEL_HEADER = "| model | kept by stock, MiB | peer | here | peak: peer | here | time: peer | here |"
 _LAYER_HEADER = "| layer | stock | peer | here | peak | time |"
-_PRUNING_HEADER = "| model | parameters left | time |"
-_OTHER_RESNETS = ("resnet18", "resnet101")
-"""Left out of longer lists, where ResNet-50 stands for them."""
 
 
 _DOCS = HERE.parent / "docs"
-PAGES = (_DOCS / "inside" / "layers.md", _DOCS / "evidence" / "layers-measured.md", _DOCS / "more" / "quality.md")
+PAGES = (_DOCS / "inside" / "layers.md", _DOCS / "evidence" / "layers-measured.md")
 """What has tables."""
 
 
@@ -95,18 +92,6 @@ def _other_cells(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{statistics.median(times):.2f} ({times[0]:.2f}–{times[-1]:.2f})"
 
 
-def _pruning_table() -> str:
-    """The last row of each model that is cut."""
-    rows = {row["model"]: row for row in load_rows("pruning", "cpu") if "refused" not in row}
-    return _table(_PRUNING_HEADER, (_pruning_cells(row) for row in rows.values() if row["model"] not in _OTHER_RESNETS))
-
-
-def _pruning_cells(row: Row) -> Iterator[str]:
-    yield from (row["model"], f"{row['parameters_left'] / row['parameters']:.2f}")
-    ratios = sorted(cut_s / whole_s for whole_s, cut_s in row["processor_s"])
-    yield f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-
-
 def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
     if row["peer_error"] is not None:
         return "raises"
@@ -116,7 +101,6 @@ def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
 _TABLES: dict[str, Callable[[], str]] = {
     "models": _model_table,
     "layers": _layer_table,
-    "pruning": _pruning_table,
 }
 
 
