@@ -382,7 +382,7 @@ def test_a_batch_has_the_gpus_of_its_largest_job(machine, torch_for, tmp_path):
         {"name": "two", "command": "torchrun --nproc-per-node 2 train.py"},
         {"name": "bad", "command": "torchrun train"},
     ]
-    place = where.Where("local")
+    place = where.Where("local", is_command=False)
     with executors_for(Jobs.model_validate({"jobs": jobs}), tmp_path / "jobs.yaml", place, "cuda") as found:
         assert found["cuda"].num_slots == 1
     with executors_for(Jobs.model_validate({"jobs": jobs[:1]}), tmp_path / "jobs.yaml", place, "cuda") as found:
