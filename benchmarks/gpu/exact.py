@@ -128,7 +128,8 @@ def converted(rounds: int, is_small: bool) -> dict[str, dict[str, float]]:
     for (name, (build, make)), precision in itertools.product(models.items(), _ROUNDED):
         if is_small and precision == "fp16":
             continue
-        rows = [_converted(build, make(), precision, rounds, is_ours) for is_ours in (False, True)]
+        data = make()
+        rows = [_converted(build, data, precision, rounds, is_ours) for is_ours in (False, True)]
         (stock, peak, seconds), (ours, own_peak, own_s) = rows
         apart = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(stock, ours, strict=True)))
         size = math.sqrt(sum(float(one.square().sum()) for one in stock)) or 1.0

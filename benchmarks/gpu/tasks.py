@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -21,14 +22,13 @@ BATCH = 8
 STEP_S = 0.12
 """The card's time of a long step."""
 SHORT_STEP_S = 0.02
-COLLATE_S = 0.02
+COLLATE_S, STARVED_S = 0.02, 0.06
 """The host's time for a batch."""
-CYCLES_PER_S = "AUTOTUNE_GPU_CYCLES_PER_S"
-"""The variable that says how many cycles ``torch.cuda._sleep`` spins in a second; see :func:`cycles_per_s`."""
 
 
-def cycles_per_s() -> float:
-    """Measured on this card."""
+@functools.cache
+def _cycles_per_s() -> float:
+    """How many cycles ``torch.cuda._sleep`` spins in a second, measured on this card."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(10**6)
     begin.record()
@@ -45,7 +45,7 @@ def _dataset(num_samples: int = 4096) -> TensorDataset:
 def _mean(model: nn.Module, batch: Sequence[Tensor], seconds: float) -> Tensor:
     """The loss, after the card was busy for so long."""
     if seconds:
-        torch.cuda._sleep(int(seconds * float(os.environ[CYCLES_PER_S])))
+        torch.cuda._sleep(int(seconds * _cycles_per_s()))
     loss: Tensor = model(batch[0]).square().mean()
     return loss
 
@@ -77,6 +77,7 @@ def _timed(compute_loss: Callable[..., Any], step_s: float, collate_s: float = 0
 launch_bound = _timed(_mean, 0.0)
 short_steps = _timed(_mean, SHORT_STEP_S)
 long_steps = _timed(_mean, STEP_S, COLLATE_S)
+starved = _timed(_mean, SHORT_STEP_S, STARVED_S)
 sums = _timed(_sum, SHORT_STEP_S, COLLATE_S / 4)
 
 
@@ -209,15 +210,18 @@ def dropping(how: str, precision: Any = "fp32") -> Task:
     )
 
 
-def words() -> Task:
+def words(batch_size: int = BATCH) -> Task:
     """The small transformer, on sentences of one length."""
     return Task(
         build_model=_Words,
         build_dataset=lambda: TensorDataset(torch.randint(0, 256, (512, 64))),
         compute_loss=lambda model, batch: _next_word(model, batch[0]),
         build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        batch_size=BATCH,
+        batch_size=batch_size,
     )
+
+
+small_words = words(64)
 
 
 class _Convolutions(nn.Module):
