@@ -113,11 +113,17 @@ def _find(kind: str) -> str | None:
 
 
 def _malloc_library() -> str:
-    """The file name of the library whose ``malloc`` this process calls; empty where it is in none."""
+    """The file name of the library whose ``malloc`` this process calls; empty where it is in none. An interpreter that
+    is not position-independent (Debian's) answers with its own jump to it: then the preloaded library is what is
+    mapped."""
     malloc = ctypes.cast(ctypes.CDLL(None).malloc, ctypes.c_void_p).value or 0
+    mapped, found = set[str](), ""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, *_, file = line.split(maxsplit=5)
         start, _, end = addresses.partition("-")
+        mapped.add(Path(file).name)
         if int(start, 16) <= malloc < int(end, 16):
-            return Path(file).name
-    return ""
+            found = Path(file).name
+    if found != Path("/proc/self/exe").resolve().name:
+        return found
+    return next((name for name in mapped if name.startswith(tuple(f"lib{kind}" for kind in _LIBRARIES))), "")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from line_task import floats, line, training_of
@@ -75,6 +76,22 @@ def test_a_process_that_has_the_library_is_not_warned(kind):
     environment = {**os.environ, **Allocator(kind=kind).environment()}
     child = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert child.stdout == "None\n"
+
+
+DEBIANS = Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")
+"""An interpreter that is not position-independent: its ``malloc`` is a jump of its own to the library's."""
+
+
+@pytest.mark.medium
+@needs["tcmalloc"]
+@pytest.mark.skipif(not DEBIANS.exists(), reason="Debian's Python of this version is not installed")
+def test_a_process_of_debians_python_that_has_the_library_is_not_warned():
+    code = "from autotune.techniques.allocator import Allocator; print(Allocator(kind='tcmalloc').not_in_force())"
+    packages = os.pathsep.join(filter(None, [*sys.path, str(Path(module.__file__).parents[2])]))
+    for preloaded, said in ((Allocator(kind="tcmalloc").environment(), "None"), ({}, "the plan was measured with")):
+        environment = {**os.environ, "PYTHONPATH": packages, **preloaded}
+        child = subprocess.run([DEBIANS, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert child.stdout.startswith(said)
 
 
 def test_what_is_not_installed_says_how_to_get_it(monkeypatch):
