@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import statistics
+from pathlib import Path
 from typing import Any
 
 from autotune.estimates import EstimateOptions
@@ -88,7 +89,7 @@ def _search(place: Place) -> Found:
     asked = ["--device", "cuda", "--executor", "local", "--storage", storage]
     words = ["search", source, "--budget", str(limit), "-o", str(path), *asked]
     trial_time = "0.5s" if place.is_quick else "3s"
-    most = ["--trials", "2", "--max-time", "30s"] if place.is_quick else ["--trials", "12"]
+    most = ["--trials", "2", "--space", str(_batches(place))] if place.is_quick else ["--trials", "12"]
     place.command(*words, *most, "--trial-time", trial_time)
     plan = load_plan(path)
     assert plan.measured is not None, "a search wrote it"
@@ -98,6 +99,13 @@ def _search(place: Place) -> Found:
     used = plan.measured.peak.process / limit
     words_ = f"the job's speed is {apart:.1%} off its plan's, which takes {used:.0%} of the budget"
     return Found(words_, apart <= _CLAIM_BAR and used <= 1, {"speed": apart, "used": used})
+
+
+def _batches(place: Place) -> Path:
+    """A space of micro-batches alone."""
+    path = place.folder / "space.yaml"
+    path.write_text("schema: autotune/space@1\nbatch: auto\n")
+    return path
 
 
 def _ray(place: Place) -> Found:
