@@ -85,7 +85,7 @@ def _search(place: Place) -> Found:
     source = task("small_words") if place.is_quick else GPT
     peak = place.measured(source).peak
     assert peak.reserved is not None, "it was on a card"
-    limit = peak.process - round((1 - _BUDGET) * peak.reserved)
+    limit = peak.process - round((1 - (1.2 if place.is_quick else _BUDGET)) * peak.reserved)
     asked = ["--device", "cuda", "--executor", "local", "--storage", storage]
     words = ["search", source, "--budget", str(limit), "-o", str(path), *asked]
     trial_time = "0.5s" if place.is_quick else "3s"
