@@ -22,15 +22,13 @@ from autotune.units import MIB
 
 from ..rows import save_rows
 from .jobs import JOBS, Job, has_convolutions
-from .known import CARDS, total_mib
+from .known import CARDS, FULL, total_mib
 from .rungs import print_rungs
 from .speed import print_speeds
 from .vision import import_torchvision
 
 Row = dict[str, Any]
 _MEASURED = Path(__file__).parent / "measured" / "milabench.csv"
-_FULL = 0.95
-"""Above this share of a card torch gives cached segments back, so that a peak is less than its steps would take."""
 _LARGE = 8 * 1024 * MIB
 _MEDIAN_BAR, _P95_BAR, _ABOVE_BAR, _SMALL_BAR = 0.02, 0.06, 0.05, 400 * MIB
 
@@ -70,7 +68,7 @@ def measured(job: str, card: str) -> Iterator[dict[str, str]]:
     with _MEASURED.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["job"] == job and row["card"] == card]
     for row in sorted(rows, key=lambda row: int(row["batch"])):
-        if float(row["mib"]) <= _FULL * total_mib(card):
+        if float(row["mib"]) <= FULL * total_mib(card):
             yield row
 
 

@@ -7,6 +7,8 @@ from autotune.estimates.cards import find_cards
 CARDS = {card.name: card for card in find_cards("h100,h200,l40s")}
 """Those whose rows are predicted, by name."""
 RTX_3090 = find_cards("rtx3090")[0]
+FULL = 0.95
+"""Above this share of a card torch gives cached segments back, so that a peak is less than its steps would take."""
 _NOT_CUDA = {"MI325": 262_144}
 
 

@@ -28,10 +28,9 @@ from ..replay.competitors import COMPETITORS
 from ..replay.play import play
 from ..replay.table import MARGIN, Entry, Table
 from ..rows import save_rows
-from .known import total_mib
+from .known import FULL, total_mib
 
 Row = dict[str, Any]
-_FULL = 0.95
 _CARD = Device(type="cuda", name="a card", memory_bytes=2**36, bf16=True)
 _SEARCHES = {"search": "gain", "TPE": "tpe, raw space"}
 _NUM_TRIALS, _NUM_SEEDS = 5, 5
@@ -60,7 +59,7 @@ def curves(path: Path) -> Iterator[Curve]:
     found: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if float(row["mib"]) <= _FULL * total_mib(row["card"]):
+            if float(row["mib"]) <= FULL * total_mib(row["card"]):
                 found[row["job"], row["card"]][int(row["batch"])].append(
                     (float(row["samples_per_s"]), float(row["mib"]))
                 )

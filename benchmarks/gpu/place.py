@@ -18,7 +18,7 @@ from autotune.measure import MeasureOptions
 from autotune.measure.measurement import InspectOptions, Measurement
 from autotune.plan import Budget, Plan
 from autotune.techniques import Facts, Settings
-from autotune.workers import Inspected, InspectRequest, Measured, MeasureRequest, Outcome
+from autotune.workers import Executor, Inspected, InspectRequest, Measured, MeasureRequest, Outcome
 from autotune.workers.local import LocalExecutor
 from autotune.workers.trial.environment import own_thread_variables
 
@@ -82,6 +82,7 @@ class Place:
         limit: int | None = None,
         fresh: bool = False,
         deadline_s: float = 300.0,
+        executor: Executor | None = None,
         **options: Any,
     ) -> Outcome:
         """One trial, held to ``limit`` bytes where there is one."""
@@ -97,7 +98,7 @@ class Place:
             deadline_s=deadline_s,
             environment=own_thread_variables(),
         )
-        return self.executor.submit(request).result()
+        return (executor or self.executor).submit(request).result()
 
     def measured(self, source: str, settings: Settings | None = None, **options: Any) -> Measurement:
         """The same of a trial that must run to its end.

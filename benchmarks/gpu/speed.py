@@ -19,7 +19,7 @@ from autotune.training.apply_plan import apply
 
 from .check import Check, Found, off
 from .place import CNN, GPT, Place, task
-from .tasks import COLLATE_S, SHORT_STEP_S, STARVED_S
+from .tasks import SHORT_STEP_S, STARVED_S
 
 _FORK_BAR, _SPEED_BAR, _WAIT_BAR = 0.02, 0.05, 0.05
 _TIMED = ("launch_bound", "short_steps", "long_steps", "sums")
@@ -83,17 +83,14 @@ def _speed(place: Place) -> Found:
         found = place.measured(task(name), Settings.model_validate(settings), trial_time_s=seconds)
         loop = place.alone(plain_loop, name=name, settings=settings, seconds=seconds)
         figures[f"{name}, {way}"] = {
-            "off": off(found.samples_per_s.value, loop["samples_per_s"]),
-            "loader_wait": found.loader_wait,
-            "loop_loader_wait": loop["loader_wait"],
+            "off": off(found.samples_per_s.value, loop),
         }
     worst = max(figures, key=lambda name: figures[name]["off"])
     return Found(f"{figures[worst]['off']:.1%} off at most ({worst})", figures[worst]["off"] <= _SPEED_BAR, figures)
 
 
-def plain_loop(name: str, settings: dict[str, Any], seconds: float) -> dict[str, float]:
-    """Samples per second of a loop that waits for the card when it begins and when it ends, and the share of the time
-    that it waited for data, the copy to the card left out."""
+def plain_loop(name: str, settings: dict[str, Any], seconds: float) -> float:
+    """Samples per second of a loop that waits for the card when it begins and when it ends."""
     plan = Plan(settings=Settings.model_validate(settings), budget=Budget(device="cuda"))
     training = apply(plan, load_task(task(name)))
     batches = itertools.chain.from_iterable(itertools.repeat(training.loader))
@@ -107,9 +104,7 @@ def plain_loop(name: str, settings: dict[str, Any], seconds: float) -> dict[str,
         num_samples += len(batch[0])
     torch.cuda.synchronize()
     taken_s = time.perf_counter() - began_s
-    steps = num_samples / len(batch[0])
-    waited = COLLATE_S * steps if name == "long_steps" and not settings else 0.0
-    return {"samples_per_s": num_samples / taken_s, "loader_wait": waited / taken_s}
+    return num_samples / taken_s
 
 
 def _loader_wait(place: Place) -> Found:
