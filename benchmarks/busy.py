@@ -154,7 +154,7 @@ def plan(job: Job, load: float, arguments: argparse.Namespace) -> dict[str, Any]
         "load": load,
         "ratios": ratios,
         "num_dropped": len(turns) - len(ratios),
-        "is_proven": gain is not None and gain.is_proven,
+        "is_proven": gain is not None and gain.unproven is None,
         "settings": {name: one.settings.model_dump(mode="json", exclude_defaults=True) for name, one in plans.items()},
         "gain": {name: one.gain.model_dump(mode="json") if one.gain else None for name, one in plans.items()},
         "turns": turns,
