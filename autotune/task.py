@@ -25,7 +25,7 @@ SIGNATURES = {
     "build_loader": "def build_loader(batch_size) -> torch.utils.data.DataLoader  # in place of build_dataset",
     "after_backward": "def after_backward(model) -> None  # gradients are whole and true, and not clipped yet",
     "after_step": "def after_step(model) -> None  # the optimizer has stepped",
-    "evaluate": "def evaluate(model) -> float  # or evaluate(model, batch_size); higher is better; or (value, error)",
+    "evaluate": "def evaluate(model) -> float  # higher is better; or (value, error); or scores; may take a batch_size",
 }
 """The functions a task file may define, with the signature each must have."""
 
@@ -94,9 +94,11 @@ class Task:
     after_step: Callable[[nn.Module], Any] | None = None
     """Called once the optimizer has stepped and the gradients are cleared: for a weight average. Not where a loss
     scaler skips the step."""
-    evaluate: Callable[..., float | tuple[float, float]] | None = None
-    """(model) or (model, batch_size) -> quality on data held out, higher is better; or (quality, standard error).
-    Trials run it once, for their peak; lossy techniques are judged by it. A default of ``batch_size`` is today's."""
+    evaluate: Callable[..., float | tuple[float, float] | Sequence[float] | torch.Tensor] | None = None
+    """(model) or (model, batch_size) -> quality on data held out, higher is better; or (quality, standard error); or a
+    list or 1-D tensor with the score of each example, always in the same order, whose mean is the quality: that proves
+    most. Trials run it once, for their peak; lossy techniques are judged by it. A default of ``batch_size`` is what the
+    job has today."""
     evaluates_in_context: bool = False
     """Whether the job evaluates in the precision that it trains in, as frameworks do; False leaves that to
     ``evaluate``."""

@@ -89,9 +89,9 @@ batch_size = 128
 #         parameter.data.clamp_(-8.0, 8.0)
 
 
-# def evaluate(model):  # Quality on data held out; higher is better. Lossy techniques are judged by it.
+# def evaluate(model):  # Scores of data held out, higher is better; or their mean. It judges lossy techniques.
 #     inputs, targets = build_dataset().tensors
-#     return (model(inputs).argmax(dim=1) == targets).float().mean().item()
+#     return (model(inputs).argmax(dim=1) == targets).float()
 
 
 # loader_options = {{"num_workers": 2}}  # What your DataLoader is given today; torch's defaults otherwise.

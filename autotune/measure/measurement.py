@@ -158,7 +158,11 @@ class Quality(_Frozen):
     value: float = Field(allow_inf_nan=False)
     """After all of the training; after a quarter where that ruled the configuration out."""
     error: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Standard error as ``evaluate`` returns it; 0 where it returns none."""
+    """Standard error as ``evaluate`` returns it, or that of the mean of its scores; 0 where it returns neither."""
+    num_examples: PositiveInt | None = None
+    """That it returned a score of each; None where it returned none."""
+    scores: str | None = Field(default=None, repr=False)
+    """Theirs, of :mod:`.checks.scores`."""
     early: float | None = None
     """The quality after a quarter of the training; None where it was not evaluated."""
     is_whole: bool = True

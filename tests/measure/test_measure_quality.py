@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 
+import numpy
 import pytest
 import torch
 from line_task import Line, floats, line, training_of
@@ -12,7 +14,8 @@ from torch import nn
 
 from autotune.errors import TaskError
 from autotune.measure.checks.quality import evaluate, measure_quality
-from autotune.measure.measurement import QualityOptions
+from autotune.measure.checks.scores import judged_by, unpack
+from autotune.measure.measurement import Quality, QualityOptions
 from autotune.task_file import load_task
 from autotune.training.apply_plan import build_model
 
@@ -65,7 +68,47 @@ def test_the_statistics_of_batch_norm_are_measured_anew_before_recovery():
 
 
 def test_a_standard_error_is_taken_as_it_is_told():
-    assert evaluate(line(floats(2), evaluate=lambda model: (0.5, 0.01)), Line()) == (0.5, 0.01)
+    assert evaluate(line(floats(2), evaluate=lambda model: (0.5, 0.01)), Line())[:2] == (0.5, 0.01)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [1, 0, 1, 1],
+        torch.tensor([1.0, 0.0, 1.0, 1.0]),
+        torch.tensor([True, False, True, True]),
+        numpy.array([1.0, 0.0, 1.0, 1.0], dtype="float32"),
+        [torch.tensor(1), torch.tensor(False), numpy.bool_(True), 1.0],
+    ],
+)
+def test_scores_of_examples_are_their_mean_and_its_standard_error(said):
+    """Three of four are right: the mean is 0.75, and the sum of squares about it 3 / 4, over 4 * 3."""
+    found = evaluate(line(floats(2), evaluate=lambda model: said), Line())
+    assert (found.value, found.error, found.num_examples) == (0.75, pytest.approx(0.25), 4)
+    assert unpack(found.scores).tolist() == [0.25, -0.75, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(("num_examples", "num_characters"), [(10_000, 3_000), (100_000, 20_000)])
+def test_scores_of_many_examples_are_kept_small(num_examples, num_characters):
+    """One in forty is wrong. Of more than are kept, the means of groups have the same standard error of their mean,
+    within what is drawn by chance."""
+    scores = [float(index % 40 > 0) for index in range(num_examples)]
+    found = judged_by(scores)
+    assert len(found.scores) < num_characters
+    kept = unpack(found.scores)
+    assert (found.value, found.error) == (0.975, pytest.approx((0.975 * 0.025 / num_examples) ** 0.5, rel=1e-4))
+    assert statistics.stdev(kept) / len(kept) ** 0.5 == pytest.approx(found.error, rel=0.05)
+    assert statistics.fmean(kept) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_quality_has_the_scores_of_its_examples_and_does_not_print_them():
+    """The study keeps them as text; a line that shows a quality has no use for them."""
+    task = line(floats(16), batch_size=1, evaluate=lambda model: [model.weight.item(), 0.0])
+    found = measure_quality(training_of(task), task, QualityOptions(num_samples=16))
+    assert (found.early, found.value, found.num_examples) == (-4.125 / 2, -41.5 / 2, 2)
+    assert unpack(found.scores).tolist() == [-41.5 / 2, 41.5 / 2]
+    assert found.scores not in repr(found)
+    assert Quality.model_validate_json(found.model_dump_json()) == found
 
 
 def test_modes_and_random_numbers_stay():
@@ -97,11 +140,23 @@ def _raises(model: nn.Module) -> float:
     ("judge", "said"),
     [
         (lambda model: math.nan, r"returned nan\. Wanted: a finite number"),
-        (lambda model: torch.ones(()), r"returned Tensor\. Wanted: a number, or .* Use \.item\(\)\."),
-        (lambda model: (1.0, 2.0, 3.0), r"returned a tuple of 3\. Wanted: a number"),
+        (lambda model: torch.ones(()), r"returned Tensor\. Wanted: a finite number, or .* Use \.item\(\)\."),
+        (lambda model: (1.0, 2.0, 3.0), r"returned a tuple of 3\. Wanted: a finite number"),
         (lambda model: (1.0, -0.1), "its standard error at least 0"),
-        (lambda model: None, r"returned NoneType\. Wanted: a number"),
-        (lambda model: True, r"returned bool\. Wanted: a number"),
+        (lambda model: None, r"returned None\. Wanted: a finite number"),
+        (lambda model: True, r"returned bool\. Wanted: a finite number"),
+        (lambda model: (0.5, None), r"\(number, standard error\), but its standard error is None"),
+        (lambda model: (0.5, math.nan), "but its standard error is nan"),
+        (lambda model: 10**400, "returned infinity, or beyond the largest float"),
+        (lambda model: (-(10**400), 0.1), "but its number is -infinity, or beyond"),
+        (lambda model: [0.5, math.nan, 1.0, math.inf], "that at index 1 is nan, and 1 more are no finite numbers"),
+        (lambda model: [0.5, None], "that at index 1 is None"),
+        (lambda model: ["right", 1.0], "that at index 0 is str"),
+        (lambda model: [1.0, 10**400], "that at index 1 is infinity, or beyond"),
+        (lambda model: torch.ones(2, 3), r"returned Tensor of shape \(2, 3\)"),
+        (lambda model: [], "scores of 0 examples, too few to tell their error"),
+        (lambda model: torch.ones(1), "scores of 1 examples, too few"),
+        (lambda model: [-2e38, 4e38, 1e300], r"more than 3e\+38 apart"),
         (_changes, r"changed the model: weight\. A BatchNorm in train mode does: call model\.eval\(\) first"),
         (_raises, r"evaluate\(model\) raised KeyError: 'label'\."),
         (None, r"evaluate is missing\. Wanted: def evaluate\(model\) -> float"),

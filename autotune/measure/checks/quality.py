@@ -22,6 +22,7 @@ from ...techniques.support.replica import within
 from ...training.training import Training
 from ..measurement import Quality, QualityOptions
 from ..steps import Steps
+from .scores import FARTHEST, Judged, judged_by
 
 _STATISTICS = 10
 """Micro-batches that BatchNorm's statistics are averaged over before recovery."""
@@ -29,6 +30,9 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of a value."""
 _PART = 2**20
 """Values that are summed at once."""
+_WANTED = "Wanted: a finite number, or (number, standard error), or a list or 1-D tensor with a score for each example."
+_NOT_FINITE = {math.inf: "infinity, or beyond the largest float", -math.inf: "-infinity, or beyond the largest float"}
+_FEWEST_SCORES = 2
 
 
 @dataclass(frozen=True)
@@ -68,17 +72,19 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
         num_samples += steps.step().num_samples
         if early is None and num_samples >= options.num_samples / 4:
             steps.settle()
-            early, error = _quality_of(training, task)
+            found = _quality_of(training, task)
+            early = found.value
             if options.least_early is not None and early < options.least_early:
-                return Quality(value=early, error=error, early=early, is_whole=False, seconds=perf_counter() - began_s)
+                taken_s = perf_counter() - began_s
+                return Quality(**found._asdict(), early=early, is_whole=False, seconds=taken_s)
     steps.settle()
-    value, error = _quality_of(training, task)
-    return Quality(value=value, error=error, early=early, seconds=perf_counter() - began_s)
+    found = _quality_of(training, task)
+    return Quality(**found._asdict(), early=early, seconds=perf_counter() - began_s)
 
 
-def _quality_of(training: Training, task: Task) -> tuple[float, float]:
+def _quality_of(training: Training, task: Task) -> Judged:
     context = evaluation_context(training, task)
-    found: tuple[float, float] = of_first(evaluate(task, within(training.model), training.evaluation_batch, context))
+    found: Judged = of_first(evaluate(task, within(training.model), training.evaluation_batch, context))
     return found
 
 
@@ -112,8 +118,8 @@ def evaluate(
     model: nn.Module,
     batch: int | None = None,
     context: AbstractContextManager[Any] | None = None,
-) -> tuple[float, float]:
-    """The task's judgement of a model, and its standard error: 0 where it gives none.
+) -> Judged:
+    """The task's judgement of a model.
 
     Args:
         task: whose ``evaluate`` it is.
@@ -122,7 +128,7 @@ def evaluate(
         context: in which it is called; of :func:`evaluation_context`.
 
     Raises:
-        TaskError: :func:`call_evaluate` raised it, or there is no finite number.
+        TaskError: :func:`call_evaluate` raised it, or what it returned is no quality.
         torch.OutOfMemoryError, MemoryError: memory ran out in it.
     """
     return _checked(call_evaluate(task, model, batch, context), _where(task))
@@ -171,19 +177,72 @@ def _where(task: Task) -> str:
     return f"{task.source or 'task'}: evaluate(model)"
 
 
-def _checked(said: Any, where: str) -> tuple[float, float]:
-    """The value and its standard error, 0 where there is none."""
+def _checked(said: Any, where: str) -> Judged:
+    """It as a quality.
+
+    Raises:
+        TaskError: it is none.
+    """
     if isinstance(said, NoQuality):
         raise TaskError(f"{where} has nothing to judge a model by: {said.reason}.")
-    pair = said if isinstance(said, tuple) else (said, 0.0)
-    if len(pair) != 2 or not all(isinstance(one, Real) and not isinstance(one, bool) for one in pair):
-        what = f"a tuple of {len(said)}" if isinstance(said, tuple) else type(said).__name__
+    if isinstance(said, list) or getattr(said, "ndim", 0) > 0:
+        return _of_scores(said, where)
+    if not isinstance(said, tuple) or len(said) != 2:
+        return Judged(_number(said, where))
+    value, error = _number(said[0], where, "number"), _number(said[1], where, "standard error")
+    if error < 0:
+        raise TaskError(f"{where} returned {(value, error)}. Wanted: (number, error), its standard error at least 0.")
+    return Judged(value, error)
+
+
+def _number(said: Any, where: str, part: str | None = None) -> float:
+    """A finite number: all that was returned, or this part of a pair."""
+    value = _as_float(said)
+    if value is None:
+        what = f"a tuple of {len(said)}" if isinstance(said, tuple) else _kind(said)
         hint = " Use .item()." if isinstance(said, torch.Tensor) else ""
-        raise TaskError(f"{where} returned {what}. Wanted: a number, or (number, standard error).{hint}")
-    value, error = map(float, pair)
-    if not math.isfinite(value) or not 0 <= error < math.inf:
-        raise TaskError(f"{where} returned {said!r}. Wanted: a finite number; its standard error at least 0.")
-    return value, error
+    elif math.isnan(value) or math.isinf(value):
+        what, hint = _NOT_FINITE.get(value, "nan"), ""
+    else:
+        return value
+    what = what if part is None else f"(number, standard error), but its {part} is {what}"
+    raise TaskError(f"{where} returned {what}. {_WANTED}{hint}")
+
+
+def _of_scores(said: Any, where: str) -> Judged:
+    """A score for each example, in a list, a tensor or an array."""
+    if getattr(said, "ndim", 1) != 1:
+        raise TaskError(f"{where} returned {type(said).__name__} of shape {tuple(said.shape)}. {_WANTED}")
+    if len(said) < _FEWEST_SCORES:
+        raise TaskError(f"{where} returned scores of {len(said)} examples, too few to tell their error. {_WANTED}")
+    each = [_as_float(one, takes_bool=True) for one in (said if isinstance(said, list) else said.tolist())]
+    wrong = [index for index, one in enumerate(each) if one is None or not math.isfinite(one)]
+    if wrong:
+        one = each[wrong[0]]
+        what = _kind(said[wrong[0]]) if one is None else _NOT_FINITE.get(one, "nan")
+        others = f", and {len(wrong) - 1} more are no finite numbers" if len(wrong) > 1 else ""
+        raise TaskError(f"{where} returned scores of which that at index {wrong[0]} is {what}{others}. {_WANTED}")
+    scores = [one for one in each if one is not None]
+    if max(scores) - min(scores) > FARTHEST:
+        raise TaskError(f"{where} returned scores that are more than {FARTHEST:g} apart. {_WANTED}")
+    return judged_by(scores)
+
+
+def _kind(said: Any) -> str:
+    return "None" if said is None else type(said).__name__
+
+
+def _as_float(said: Any, takes_bool: bool = False) -> float | None:
+    """None of what is no number; infinity of one beyond the largest float."""
+    if takes_bool and getattr(said, "ndim", None) == 0:
+        said = said.item()
+    if not isinstance(said, Real) or (isinstance(said, bool) and not takes_bool):
+        return None
+    number: Any = said
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _bits(tensor: torch.Tensor) -> int:
