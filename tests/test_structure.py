@@ -226,7 +226,7 @@ CAUGHT = {
     "measure/checks/quality.py": "a user's evaluate: a TaskError that names it",
     "measure/timing/loading.py": "a user's dataset that cannot be read in a worker is loaded without: a note",
     "pruning/child.py": "a user's model: a PlanError that names it",
-    "pruning/heads.py": "a user's model that goes by its width: its heads stay, with the reason",
+    "pruning/check.py": "a user's model, cut: what it fails in is left whole, with the reason",
     "pruning/surgery.py": "a user's model, or torch-pruning: a PlanError that names it",
     "script/launch.py": "a script: it ends as it would under Python",
     "script/plan/loader_row.py": "a user's dataset: no cache, with the reason",

@@ -8,20 +8,21 @@ import importlib.util
 import multiprocessing
 import resource
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..errors import Caught, PlanError
-from .how import How
+from .how import Group, How
 from .rebuild import check_whole, tensors_of
 from .record import Record
-from .surgery import find_cut
+from .surgery import Finder
 
+_T = TypeVar("_T")
 _CPU_S = 300
 """Processor seconds after which finding a cut is given up: 40 million parameters took some 30; others had no end."""
 _WALL_S = 10 * _CPU_S
@@ -54,6 +55,47 @@ def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> R
     Raises:
         PlanError: the model cannot be pruned so; the message says why.
     """
+    (found,) = cut_each(model, run, [how])
+    if isinstance(found, PlanError):
+        raise found
+    if found.left:
+        warnings.warn(f"pruning: {'; '.join(found.left)}.", stacklevel=2)
+    return found
+
+
+def cut_each(model: nn.Module, run: Callable[[nn.Module], Any] | None, hows: Sequence[How]) -> list[Record | PlanError]:
+    """As :func:`cut`, in several ways; the model is looked at once.
+
+    Returns:
+        In the order of ``hows``, a record or why there is none.
+
+    Raises:
+        PlanError: the model cannot be pruned at all.
+    """
+    untouchable = [{*untouchable_modules(model, how.untouchable, "settings.pruning.untouchable")} for how in hows]
+    kept = [frozenset(name for name, one in model.named_modules() if one in modules) for modules in untouchable]
+
+    def find(finder: Finder) -> list[Record | PlanError]:
+        return [*map(finder.tried, hows, kept)]
+
+    return _found(model, run, find)
+
+
+def groups(model: nn.Module, run: Callable[[nn.Module], Any] | None) -> tuple[Group, ...]:
+    """Groups of layers that can be cut by ratios of their own, as far as is known before they are.
+
+    Args:
+        model: wherever it is; it is left alone.
+        run: see :func:`cut`.
+
+    Raises:
+        PlanError: the model cannot be pruned at all.
+    """
+    return _found(model, run, Finder.groups)
+
+
+def _found(model: nn.Module, run: Callable[[nn.Module], Any] | None, find: Callable[[Finder], _T]) -> _T:
+    """What is found of a model that is looked at in a child."""
     check_whole(model)
     if (reason := obstacle(model)) is not None:
         raise PlanError(f"settings.pruning: {reason}. Use kind: none.")
@@ -62,14 +104,11 @@ def cut(model: nn.Module, run: Callable[[nn.Module], Any] | None, how: How) -> R
             "settings.pruning: a cut is found by running the model, and there is no sample to run it on: an iterable "
             "dataset is read only once. Pass run= to apply_to_model, give a map-style dataset, or use kind: none."
         )
+    known = run
     if away := [tensor for tensor in tensors_of(model).values() if tensor.device.type != "cpu"]:
         model = copy.deepcopy(model, {id(tensor): _on_host(tensor) for tensor in away})  # a fork has no CUDA
-    untouchable = frozenset(untouchable_modules(model, how.untouchable, "settings.pruning.untouchable"))
     trains = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # a fork's backward would want it
-    found = _in_a_child(lambda: find_cut(model, run, how, untouchable, trains))
-    for reason in found.left:
-        warnings.warn(f"pruning: {reason}.", stacklevel=2)
-    return found
+    return _in_a_child(lambda: find(Finder(model, known, trains)))
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -100,7 +139,7 @@ def untouchable_modules(model: nn.Module, paths: Iterable[str], where: str) -> I
         yield from known[path].modules()
 
 
-def _in_a_child(find: Callable[[], Record]) -> Record:
+def _in_a_child(find: Callable[[], _T]) -> _T:
     """A forked one: models and losses are seldom pickled, and what it imports and takes is not this process's."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -109,7 +148,7 @@ def _in_a_child(find: Callable[[], Record]) -> Record:
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads at a fork: the child starts none
         child.start()
     theirs.close()
-    said: tuple[str, str] | None = None
+    said: tuple[str, _T] | None = None
     try:
         if ours.poll(_WALL_S):
             said = ours.recv()
@@ -125,20 +164,18 @@ def _in_a_child(find: Callable[[], Record]) -> Record:
             f"ends, and is ended after {_CPU_S} s of processor time. Name the modules that tie everything together "
             "in untouchable, such as attention, or use kind: none."
         )
-    error, text = said
+    error, found = said
     if error:
         raise PlanError(error)
-    packed, _, expected = text.partition(" ")
-    return Record.unpacked(packed, expected)
+    return found
 
 
-def _answer(find: Callable[[], Record], pipe: Connection) -> None:
+def _answer(find: Callable[[], Any], pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     torch.set_num_threads(1)  # the parent's other threads are not here
     with Caught() as raised:
-        record = find()
-        pipe.send(("", f"{record.packed()} {record.hash}"))
+        pipe.send(("", find()))
     if isinstance(error := raised.error, PlanError):
-        pipe.send((str(error), ""))
+        pipe.send((str(error), None))
     elif error is not None:  # the user's own code, which fails without pruning too
-        pipe.send((f"settings.pruning: the model failed as it was run: {type(error).__name__}: {error}.", ""))
+        pipe.send((f"settings.pruning: the model failed as it was run: {type(error).__name__}: {error}.", None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ class How:
     """What is asked of a cut."""
 
     ratio: float
-    """Share of channels, hidden units and heads that go; between 0 and 1."""
+    """Share of channels, hidden units and heads that go; at least 0, below 1."""
     criterion: Criterion = "l2"
     scope: Scope = "layer"
     round_to: int = 1
@@ -27,3 +28,19 @@ class How:
     """Cut whole heads of attention too."""
     untouchable: tuple[str, ...] = ()
     """Module paths that keep every tensor, with what is in them."""
+    ratios: Mapping[str, float] | None = None
+    """Of groups by their first layer's path, each with a ratio of its own; 0 keeps it whole. Those that are not named
+    go by ``ratio``."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers whose channels, or heads of attention, are cut by one ratio."""
+
+    first: str
+    """Path of the first layer, by which :attr:`How.ratios` names it."""
+    layers: tuple[str, ...]
+    """Paths of all layers that become smaller, the first among them."""
+    width: int
+    """Channels of the first layer; of attention, heads."""
+    kind: Literal["channels", "heads"]

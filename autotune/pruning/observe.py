@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
@@ -52,6 +52,8 @@ class Seen:
     """Of what these take in, and of what comes out behind them."""
     attentions: tuple[Attention, ...]
     """Those of a known build."""
+    flattened: Mapping[Any, torch.Size]
+    """By the gradient function of a tensor that was flattened from its second dimension on, its shape before."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,15 @@ def observe(model: nn.Module, run: Callable[[nn.Module], Any], parted: bool = Fa
         log.append(_Mix(owner, began, result.shape))
         return result.detach().requires_grad_() if parted else result
 
-    with _hooked(model, before, after), _Watch(mixed):
+    flattened: dict[Any, torch.Size] = {}
+    with _hooked(model, before, after), _Watch(mixed, flattened):
         loss = run(model)
     outputs = tuple(one for one in tensors_in(returned) if one.grad_fn is not None)
     outputs = outputs or tuple(one for one in tensors_in(loss) if one.grad_fn is not None)
     shapes = tuple(tuple(one.shape) for one in tensors_in(returned))
     last = frozenset(_first_reached(outputs, made_by))
     names = {module: name for name, module in model.named_modules()}
-    return Seen(outputs, shapes, last, *_attentions(log, names))
+    return Seen(outputs, shapes, last, *_attentions(log, names), flattened)
 
 
 def width(module: nn.Module) -> int | None:
@@ -115,11 +118,11 @@ def width(module: nn.Module) -> int | None:
 
 
 class _Watch(TorchFunctionMode):
-    """Has each product of two activations replaced."""
+    """Has each product of two activations replaced, and notes what is flattened."""
 
-    def __init__(self, mixed: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, mixed: Callable[[Tensor], Tensor], flattened: dict[Any, torch.Size]) -> None:
         super().__init__()
-        self._mixed = mixed
+        self._mixed, self._flattened = mixed, flattened
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -127,6 +130,10 @@ class _Watch(TorchFunctionMode):
             made = [one for one in tensors_in([*args, *(kwargs or {}).values()]) if one.dim() > 2 and not one.is_leaf]
             if len(made) > 1:
                 return self._mixed(result)
+        if isinstance(result, Tensor) and result.dim() == 2 and result.grad_fn is not None and args:
+            before = getattr(args[0], "shape", torch.Size())
+            if len(before) > 2 and before[0] == result.shape[0] and before.numel() == result.numel():
+                self._flattened[result.grad_fn] = before
         return result
 
 

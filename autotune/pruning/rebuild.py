@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -75,14 +75,13 @@ def signature(model: nn.Module) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def record_of(before: nn.Module, tagged: nn.Module, after: Mapping[str, nn.Module], left: Iterable[str]) -> Record:
+def record_of(before: nn.Module, tagged: nn.Module, after: Mapping[str, nn.Module]) -> Record:
     """The record of a cut that was made in a twin whose tensors held their own flat indices.
 
     Args:
         before: the model as it was.
         tagged: the twin, cut; its tensors' values are places in ``before``'s.
         after: modules of the twin by path, with attributes as they ended up.
-        left: what was not cut, in words.
 
     Raises:
         ValueError: what a tensor keeps is no choice of indices in each of its dimensions, or tied tensors differ.
@@ -99,7 +98,7 @@ def record_of(before: nn.Module, tagged: nn.Module, after: Mapping[str, nn.Modul
         if kept is not None:
             tensors[name] = Kept(tuple(tensor.shape), places)
     attributes = {name: found for name, module in before.named_modules() if (found := _changes(module, after[name]))}
-    return Record(signature(before), tuple(sets), tensors, attributes, tuple(left))
+    return Record(signature(before), tuple(sets), tensors, attributes)
 
 
 def _kept(shape: torch.Size, places: Tensor) -> tuple[tuple[int, ...] | None, ...]:

@@ -1,63 +1,183 @@
-"""``find_cut``: what stays of a model, found on copies of it with Torch-Pruning. To be run in a process of its own."""
+"""``Finder``: what stays of a model, found on copies of it with Torch-Pruning. To be run in a process of its own."""
 
 from __future__ import annotations
 
-import copy
+import difflib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import Caught, PlanError
-from ..nested import tensors_in
-from .heads import Chosen, choose_heads, computes_the_rest, cut_heads
-from .how import How
+from .channels import Block, Coupled, Side, find_coupled
+from .check import Disagreement, disagreement, words_of
+from .heads import choose_heads, cut_heads
+from .how import Group, How
+from .importance import importance
 from .observe import Attention, Seen, observe, width
-from .rebuild import rebuild
 from .record import Record
 from .twin import Twin
 
 Run = Callable[[nn.Module], Any]
 
+_MOST_OFF = 0.1
+"""Of the channels, by which what goes of a layer may differ from what was asked for, where channels go several at a
+time."""
+_MOST_NAMED = 5
 
-def find_cut(model: nn.Module, run: Run, how: How, untouchable: frozenset[nn.Module], trains: bool = True) -> Record:
-    """Find what is kept, and try the model that comes of it.
 
-    Args:
-        model: is left alone.
-        run: its forward and loss on a few samples.
-        how: what is asked.
-        untouchable: modules that keep every tensor.
-        trains: try a backward pass too.
+@dataclass(frozen=True)
+class _Part:
+    """What is cut of one group."""
 
-    Raises:
-        PlanError: the model cannot be traced or cut so, or cannot run or train once it is cut.
-    """
-    torch.manual_seed(0)
-    twin = Twin(model)
-    names = {module: name for name, module in model.named_modules()}
-    kept_whole = frozenset(m for n, m in twin.model.named_modules() if model.get_submodule(n) in untouchable)
-    with _refused("it cannot be traced for what depends on what"):
-        seen = observe(twin.model, run)
-        pruner = _pruner(twin, seen, run, how, kept_whole)
-    twin.tag()
-    with _refused("it cannot be cut"):
-        for group in pruner.step(interactive=True):
-            group.prune()
-        chosen, left = _heads(model, twin, seen, run, how, {names[module] for module in untouchable})
-        cut_heads(twin.model, chosen)
-        record = twin.record(left)
-    if not record.tensors:
-        raise PlanError(
-            f"settings.pruning: ratio {how.ratio:g} cuts nothing of this model"
-            f"{f', rounded to multiples of {how.round_to}' if how.round_to > 1 else ''}"
-            f"{f'; {left[0]}' if left else ''}. Use a larger ratio, or kind: none."
-        )
-    _try(model, run, record, trains)
-    return record
+    group: Group
+    channels: Mapping[Side, Tensor] = field(default_factory=dict)
+    """That go."""
+    heads: tuple[Attention, Tensor] | None = None
+    """That stay."""
+
+
+class Finder:
+    """Looks at a model once, and finds what stays of it at any ratio."""
+
+    def __init__(self, model: nn.Module, run: Run, trains: bool = True) -> None:
+        """
+        Args:
+            model: is left alone.
+            run: its forward and loss on a few samples.
+            trains: try a backward pass of what is cut too.
+
+        Raises:
+            PlanError: the model cannot be traced.
+        """
+        self._model, self._run, self._trains = model, run, trains
+        twin = Twin(model)
+        with _refused("it cannot be traced for what depends on what"):
+            seen = observe(twin.model, run)
+            self._coupled = find_coupled(twin.model, *_graph(twin, run), _ends(twin.model, seen))
+        self._attentions = seen.attentions
+        self._whole = twin.model.float()
+
+    def groups(self) -> tuple[Group, ...]:
+        """All that can be cut by a ratio of their own, as far as is known before it is tried."""
+        of_channels = (_group_of(one) for one in self._coupled if one.obstacle is None)
+        return (*of_channels, *map(_group_of_heads, self._attentions))
+
+    def tried(self, how: How, untouchable: frozenset[str]) -> Record | PlanError:
+        """As :meth:`record`, or why there is none."""
+        with Caught(of=PlanError) as raised:
+            return self.record(how, untouchable)
+        error = raised.take()
+        assert isinstance(error, PlanError)
+        return error
+
+    def record(self, how: How, untouchable: frozenset[str]) -> Record:
+        """What is kept. A group that cannot be cut, or whose cut model computes something else, is left whole.
+
+        Args:
+            how: what is asked.
+            untouchable: paths of modules that keep every tensor.
+
+        Raises:
+            PlanError: nothing can be cut.
+        """
+        torch.manual_seed(0)
+        self._check_ratios(how)
+        left: list[str] = []
+        parts = [*self._channels(how, untouchable, left), *self._heads(how, untouchable, left)]
+        admitted: list[_Part] = []
+        self._admit(parts, admitted, left)
+        if not admitted:
+            raise PlanError(_nothing(how, left))
+        return replace(self._cut(admitted), left=tuple(left))
+
+    def _check_ratios(self, how: How) -> None:
+        ratios, known = how.ratios or {}, [one.first for one in self.groups()]
+        if unknown := next((name for name in ratios if name not in known), None):
+            near = difflib.get_close_matches(unknown, known, cutoff=0.4) or known
+            raise PlanError(
+                f"settings.pruning.ratios: {unknown} begins no group of layers that can be cut. Use the first layer of "
+                f"one, such as {', '.join(near[:_MOST_NAMED])}."
+            )
+        if wrong := next((name for name, ratio in ratios.items() if not 0 <= ratio < 1), None):
+            raise PlanError(
+                f"settings.pruning.ratios: {wrong}: a share of at least 0 and below 1 was expected, but got "
+                f"{ratios[wrong]:g}."
+            )
+
+    def _channels(self, how: How, untouchable: frozenset[str], left: list[str]) -> Iterator[_Part]:
+        """Of each group the least important units of channels."""
+        asked = {one.first: _ratio(how, one.first.path) for one in self._coupled}
+        touchable = [one for one in self._coupled if asked[one.first] and untouchable.isdisjoint(_owners(one.paths))]
+        scores = {id(block): importance(self._whole, block, how.criterion) for one in touchable for block in one.blocks}
+        least = _thresholds(how, [(one, block, scores[id(block)]) for one in touchable for block in one.blocks])
+        for one in touchable:
+            channels: dict[Side, list[Tensor]] = {}
+            reason = one.obstacle
+            for block in one.blocks if reason is None else ():
+                number = _num_going(block, asked[one.first], how, scores[id(block)], least.get(id(block)))
+                reason = reason or _out_of_reach(block, number, asked[one.first], how)
+                going = scores[id(block)].topk(number, largest=False).indices
+                for side, places in block.places.items():
+                    channels.setdefault(side, []).append(places[going].flatten())
+            if reason is not None:
+                left.append(f"{one.first.path} keeps its channels, since {reason}")
+            elif any(len(each) for each in (torch.cat(found) for found in channels.values())):
+                yield _Part(_group_of(one), {side: torch.cat(found) for side, found in channels.items()})
+
+    def _heads(self, how: How, untouchable: frozenset[str], left: list[str]) -> Iterator[_Part]:
+        """Of each attention the most important heads."""
+        touchable = [one for one in self._attentions if untouchable.isdisjoint([*one.inputs, one.output])]
+        for attention in touchable if how.heads else ():
+            ratio = _ratio(how, attention.inputs[0])
+            heads = choose_heads(self._whole, attention, ratio, how.criterion)
+            if heads is not None:
+                yield _Part(_group_of_heads(attention), heads=(attention, heads))
+            elif ratio:
+                few = f"{attention.num_heads} are too few for ratio {ratio:g}"
+                left.append(f"{attention.inputs[0]} keeps its heads, since {few}")
+
+    def _admit(self, parts: list[_Part], admitted: list[_Part], left: list[str]) -> None:
+        """Add those whose cut models compute what is left of the whole one: all at once where that is so, else those
+        that have nothing to do with the place where it is not, then the others, by halves."""
+        if not parts or (found := self._disagreement([*admitted, *parts])) is None:
+            admitted += parts
+            return
+        if len(parts) == 1:
+            (part,) = parts
+            left.append(f"{part.group.first} keeps its {part.group.kind}, since {found.words}")
+            return
+        near = [one for one in parts if found.path in one.group.layers]
+        far = [one for one in parts if one not in near]
+        halves = (far, near) if near and far else (parts[: len(parts) // 2], parts[len(parts) // 2 :])
+        for half in halves:
+            self._admit(half, admitted, left)
+
+    def _disagreement(self, parts: list[_Part]) -> Disagreement | None:
+        with Caught() as raised:
+            record = self._cut(parts)
+        if raised.error is not None:  # the library's, of layers that it takes for others
+            return Disagreement(None, f"they cannot be cut: {words_of(raised.error)}")
+        return disagreement(self._model, self._run, record, self._trains)
+
+    def _cut(self, parts: list[_Part]) -> Record:
+        twin = Twin(self._model)
+        twin.tag()
+        channels: dict[Side, set[int]] = {}
+        for part in parts:
+            for side, places in part.channels.items():
+                channels.setdefault(side, set()).update(places.tolist())
+        with torch.no_grad():
+            for side, going in channels.items():
+                side.apply(twin.model, going)
+            for part in parts:
+                if part.heads is not None:
+                    cut_heads(twin.model, *part.heads)
+        return twin.record()
 
 
 @contextmanager
@@ -73,57 +193,22 @@ def _refused(what: str) -> Iterator[None]:
         ) from raised.take()
 
 
-def _pruner(twin: Twin, seen: Seen, run: Run, how: How, kept_whole: frozenset[nn.Module]) -> Any:
+def _graph(twin: Twin, run: Run) -> tuple[Any, Mapping[Any, torch.Size]]:
+    """What depends on what, and what is flattened there."""
     import torch_pruning
 
-    importance = {
-        "l1": lambda: torch_pruning.importance.GroupMagnitudeImportance(p=1),
-        "l2": lambda: torch_pruning.importance.GroupMagnitudeImportance(p=2),
-        "lamp": torch_pruning.importance.LAMPImportance,
-        "random": torch_pruning.importance.RandomImportance,
-    }[how.criterion]()
-
-    def important(group: Any) -> Any:
-        with twin.valued({dep.layer for dep, _ in group if isinstance(dep.layer, nn.Module)}):
-            return importance(group)
+    flattened: dict[Any, torch.Size] = {}
 
     def forward(model: nn.Module, _: Any) -> list[Tensor]:
         twin.set_modes()  # the library has set eval mode
-        return list(observe(model, run, parted=True).outputs)
+        seen = observe(model, run, parted=True)
+        flattened.update(seen.flattened)
+        return list(seen.outputs)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of parameters that are no layer's: it cuts their last dimension
-        pruner = torch_pruning.pruner.BasePruner(
-            twin.model,
-            None,
-            important,
-            global_pruning=how.scope != "layer",
-            isomorphic=how.scope == "isomorphic",
-            pruning_ratio=how.ratio,
-            round_to=how.round_to if how.round_to > 1 else None,
-            ignored_layers=[*_ends(twin.model, seen)],
-            in_channel_groups={},
-            out_channel_groups={},
-            num_heads={},
-            forward_fn=forward,
-        )
-    names = {module: name for name, module in twin.model.named_modules()}
-    all_groups, leaves_some = pruner.DG.get_all_groups, pruner.DG.check_pruning_group
-
-    def groups(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        return (one for one in all_groups(*args, **kwargs) if kept_whole.isdisjoint(dep.layer for dep, _ in one))
-
-    def check(group: Any) -> bool:
-        if not leaves_some(group):
-            raise PlanError(
-                f"settings.pruning: ratio {how.ratio:g} leaves nothing of {names[group[0].dep.layer]}"
-                f"{f', rounded to multiples of {how.round_to}' if how.round_to > 1 else ''}. Use a smaller ratio or "
-                "round_to, scope: layer, or name the module in untouchable."
-            )
-        return True
-
-    pruner.DG.get_all_groups, pruner.DG.check_pruning_group = groups, check
-    return pruner
+        graph = torch_pruning.DependencyGraph().build_dependency(twin.model, None, forward_fn=forward, verbose=False)
+    return graph, flattened
 
 
 def _ends(model: nn.Module, seen: Seen) -> Iterator[nn.Module]:
@@ -135,65 +220,78 @@ def _ends(model: nn.Module, seen: Seen) -> Iterator[nn.Module]:
     yield from (module for module in model.modules() if width(module) in widths)
 
 
-def _heads(
-    model: nn.Module, twin: Twin, seen: Seen, run: Run, how: How, untouchable: set[str]
-) -> tuple[Chosen, list[str]]:
-    """The heads that stay where some can be cut, and what is left as it was, in words."""
-    touchable = [one for one in seen.attentions if untouchable.isdisjoint([*one.inputs, one.output])]
-    if not how.heads or not touchable:
-        return {}, []
-
-    def score(attention: Attention) -> Tensor:
-        return _head_scores(twin, attention, how)
-
-    chosen = choose_heads(touchable, how.ratio, score)
-    if not chosen:
-        return {}, [f"attention has too few heads for ratio {how.ratio:g}, and keeps them"]
-    reason = computes_the_rest(Twin(model).model, run, chosen)
-    return (
-        ({}, [f"attention keeps its heads, since it does not go by their number: {reason}"]) if reason else (chosen, [])
-    )
+def _group_of(one: Coupled) -> Group:
+    return Group(one.first.path, one.paths, one.first.width, "channels")
 
 
-def _head_scores(twin: Twin, attention: Attention, how: How) -> Tensor:
-    """Of each query head: the norm of its part of the queries' and of the output's projection."""
-    if how.criterion == "random":
-        return torch.rand(attention.num_heads)
-    power = 1 if how.criterion == "l1" else 2
-    first, output = (twin.model.get_submodule(path) for path in (attention.inputs[0], attention.output))
-    with twin.valued([first, output]):
-        assert isinstance(first.weight, Tensor)
-        assert isinstance(output.weight, Tensor)
-        queries = first.weight.detach()[: attention.num_heads * attention.head_dim]
-        sizes = [one.abs().pow(power).sum(1) for one in (queries, output.weight.detach().T)]
-    return sum((one.reshape(attention.num_heads, -1).sum(1) for one in sizes), torch.zeros(()))
+def _group_of_heads(one: Attention) -> Group:
+    return Group(one.inputs[0], (*one.inputs, one.output), one.num_heads, "heads")
 
 
-def _try(model: nn.Module, run: Run, record: Record, trains: bool) -> None:
-    """Run the cut model as the whole one."""
-    shapes = _shapes(copy.deepcopy(model), run, trains)
-    cut = copy.deepcopy(model)
-    rebuild(cut, record)
-    with _refused("the cut model does not run"):
-        found = _shapes(cut, run, trains)
-    if found != shapes:
-        raise PlanError(
-            f"settings.pruning: the cut model returns {_words(found)}, but {_words(shapes)} were expected. Name the "
-            "layers that make its output in untouchable."
+def _owners(paths: tuple[str, ...]) -> set[str]:
+    """With the modules that parameters are of."""
+    return {*paths, *(path.rpartition(".")[0] for path in paths)}
+
+
+def _ratio(how: How, first: str) -> float:
+    return how.ratio if how.ratios is None else how.ratios.get(first, how.ratio)
+
+
+def _thresholds(how: How, blocks: list[tuple[Coupled, Block, Tensor]]) -> dict[int, float]:
+    """Of each block that is ranked with others, the score up to which units go."""
+    scopes: dict[Any, list[tuple[Block, Tensor]]] = {}
+    for one, block, scores in blocks:
+        is_own = how.scope == "layer" or (how.ratios is not None and one.first.path in how.ratios)
+        if one.obstacle is None and not is_own:
+            kinds = sorted(
+                (side.cut.__qualname__, side.is_output, len(places[0])) for side, places in block.places.items()
+            )
+            scopes.setdefault(tuple(kinds) if how.scope == "isomorphic" else None, []).append((block, scores))
+    found: dict[int, float] = {}
+    for members in scopes.values():
+        together = torch.cat([scores for _, scores in members])
+        number = _rounded_up(len(together), how.ratio)
+        found.update((id(block), together.sort().values[number - 1].item()) for block, _ in members if number)
+    return found
+
+
+def _num_going(block: Block, ratio: float, how: How, scores: Tensor, least: float | None) -> int:
+    """Units that go. Of whole layers as many as stay are rounded down, unless several channels go at a time."""
+    if least is not None:
+        number = int((scores <= least).sum())
+    elif block.most_channels > 1:
+        number = int(block.num_units * ratio + 0.5)
+    else:
+        number = _rounded_up(block.num_units, ratio)
+    while number and number < block.num_units and (block.num_units - number) * block.most_channels % how.round_to:
+        number += 1
+    return number
+
+
+def _rounded_up(size: int, ratio: float) -> int:
+    return size - int(size * (1 - ratio) + 1e-9)
+
+
+def _out_of_reach(block: Block, number: int, ratio: float, how: How) -> str | None:
+    """Why a layer would keep another share than was asked for, in words."""
+    size, num_units = block.most_channels, block.num_units
+    if number == num_units:
+        rounded = f", rounded to multiples of {how.round_to}" if how.round_to > 1 else ""
+        return f"ratio {ratio:g} leaves nothing of them{rounded}: use a smaller ratio or round_to, or scope: layer"
+    off = abs(number / num_units - ratio)
+    if how.scope == "layer" and how.round_to == 1 and off * num_units * size >= 1 and off > _MOST_OFF:
+        return (
+            f"ratio {ratio:g} cannot be had of {num_units * size} that go {size} at a time: use a multiple of "
+            f"1/{num_units}"
         )
+    return None
 
 
-def _shapes(model: nn.Module, run: Run, trains: bool) -> list[tuple[int, ...]]:
-    """Of what the model returns, after a step's forward and backward."""
-    returned: list[Any] = []
-    handle = model.register_forward_hook(lambda *said: returned.append(said[2]))
-    loss = run(model)
-    handle.remove()
-    losses = [one for one in tensors_in(loss) if one.grad_fn is not None]
-    if trains and losses:
-        losses[0].sum().backward()  # type: ignore[no-untyped-call]
-    return [tuple(one.shape) for one in tensors_in(returned)]
-
-
-def _words(shapes: list[tuple[int, ...]]) -> str:
-    return ", ".join(str(list(one)) for one in shapes) or "no tensors"
+def _nothing(how: How, left: list[str]) -> str:
+    rounded = f", rounded to multiples of {how.round_to}" if how.round_to > 1 else ""
+    more = [f"and {len(left) - _MOST_NAMED} more"] if len(left) > _MOST_NAMED else []
+    reasons = f": {'; '.join([*left[:_MOST_NAMED], *more])}" if left else ""
+    return (
+        f"settings.pruning: ratio {how.ratio:g} cuts nothing of this model{rounded}{reasons}. Use another ratio, or "
+        "kind: none."
+    )

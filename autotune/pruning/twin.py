@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from .rebuild import record_of, tensors_of
 from .record import Record
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy, also of a model with tensors that were computed, such as a weight under weight norm."""
+    computed = (one for module in model.modules() for one in vars(module).values() if isinstance(one, Tensor))
+    return copy.deepcopy(model, {id(one): one.detach().clone() for one in computed if not one.is_leaf})
 
 
 class Twin:
@@ -22,10 +27,9 @@ class Twin:
             model: is left alone.
         """
         self._original = model
-        self.model = copy.deepcopy(model).requires_grad_(True)
-        """To be traced, and cut."""
+        self.model = copied(model).requires_grad_(True)
+        """To be traced, or tagged and cut."""
         self._turned = _turn_conv1d(self.model)
-        self._values: dict[tuple[nn.Module, str], Tensor] = {}
 
     def set_modes(self) -> None:
         """Put train and eval modes back: a loss may be there in training alone."""
@@ -39,34 +43,13 @@ class Twin:
         for path, module in self.model.named_modules():
             for leaf, tensor in _own_tensors(module):
                 source = sources[f"{path}.{leaf}" if path else leaf]
-                self._values[module, leaf] = source.detach().flatten()
                 if id(tensor) not in tagged and tensor.dim() and tensor.is_floating_point():
                     tagged.add(id(tensor))
                     places = torch.arange(source.numel(), dtype=torch.float64).reshape(source.shape)
                     tensor.data = places.T.contiguous() if module in self._turned and leaf == "weight" else places
 
-    @contextmanager
-    def valued(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Within the block, what is left of these modules' parameters has the original's values."""
-        places: list[tuple[nn.Parameter, Tensor]] = []
-        seen: set[int] = set()
-        for module in modules:
-            for leaf, parameter in module.named_parameters(recurse=False):
-                if id(parameter) not in seen and parameter.dim() and parameter.is_floating_point():
-                    seen.add(id(parameter))
-                    places.append((parameter, parameter.data))
-                    parameter.data = self._values[module, leaf][parameter.data.long()].float()
-        try:
-            yield
-        finally:
-            for parameter, place in places:
-                parameter.data = place
-
-    def record(self, left: Iterable[str]) -> Record:
+    def record(self) -> Record:
         """What was kept.
-
-        Args:
-            left: what was not cut although it was asked for, in words.
 
         Raises:
             ValueError: that is no choice of indices in each dimension, or tied tensors differ.
@@ -76,7 +59,7 @@ class Twin:
             assert isinstance(module, nn.Linear)
             vars(conv1d).update(nx=module.in_features, nf=module.out_features)
         originals = {path: self._turned.get(module, module) for path, module in modules.items()}
-        return record_of(self._original, self.model, originals, left)
+        return record_of(self._original, self.model, originals)
 
 
 def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

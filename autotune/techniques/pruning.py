@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -180,3 +180,30 @@ class Pruning(Lossy):
             record = cut(model, run, how)
         rebuild(model, record)
         return model
+
+    def on_optimizer(
+        self, optimizer: torch.optim.Optimizer, max_grad_norm: float | None = None
+    ) -> torch.optim.Optimizer:
+        """The same; its state must not be of the whole model.
+
+        Raises:
+            PlanError: it has stepped before parameters were cut.
+        """
+        if self.kind != "none" and (found := next(_stale(optimizer), None)) is not None:
+            raise PlanError(
+                f"settings.pruning: the optimizer has stepped already: its {found}. Apply the plan before the first "
+                "step, or pass a function of the parameters that builds the optimizer."
+            )
+        return optimizer
+
+
+def _stale(optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    """What an optimizer keeps for a parameter of another shape."""
+    import torch
+
+    for parameter, kept in optimizer.state.items():
+        for key, value in kept.items() if isinstance(parameter, torch.Tensor) else ():
+            if isinstance(value, torch.Tensor) and value.dim() == parameter.dim():
+                pairs = zip(value.shape, parameter.shape, strict=True)
+                if not all(one in (1, other) for one, other in pairs):  # 1: summed over
+                    yield f"{key} has shape {list(value.shape)}, of a parameter of shape {list(parameter.shape)} now"

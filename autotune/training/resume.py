@@ -12,6 +12,8 @@ from ..errors import PlanError
 
 _MOST_NAMES = 3
 """Differences of a kind that are told."""
+_MOST_LETTERS = 80
+"""Of a setting that is told: a hash has 71."""
 
 
 def check_state(state: Any, own: dict[str, Any]) -> None:
@@ -39,7 +41,13 @@ def _settings(then: str, now: str) -> Iterator[str]:
     before, after = json.loads(then), json.loads(now)
     for name in sorted({*before, *after}):
         if (old := before.get(name)) != (new := after.get(name)):
-            yield f"{name} {json.dumps(old or 'as it stands')} → {json.dumps(new or 'as it stands')}"
+            yield f"{name} {_told(old)} → {_told(new)}"
+
+
+def _told(row: dict[str, Any] | None) -> str:
+    """Without a packed record, which has a hash beside it."""
+    short = {key: one for key, one in (row or {}).items() if not isinstance(one, str) or len(one) <= _MOST_LETTERS}
+    return json.dumps(short or "as it stands")
 
 
 def _model(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

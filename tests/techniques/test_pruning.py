@@ -188,7 +188,7 @@ def test_heads_are_cut_only_where_the_rest_is_computed_as_before():
     rebuild(model, cut(model, image_loss, How(0.25)))
     assert (model.num_heads, model.qkv.out_features, model.mlp[0].out_features) == (3, 36, 48)
     model = Attention("by head")
-    with pytest.warns(UserWarning, match="attention keeps its heads, since it does not go by their number"):
+    with pytest.warns(UserWarning, match="qkv keeps its heads, since out would take in something else"):
         rebuild(model, cut(model, image_loss, How(0.25)))
     assert (model.num_heads, model.qkv.out_features, model.mlp[0].out_features) == (4, 48, 48)
 
@@ -291,7 +291,7 @@ class Fixed(nn.Module):
         (UNet(), endless, r"given up \(exit code -\d+\)"),
         (UNet(), leaving, r"given up \(exit code 3\)"),
         (UNet(), raising, "cannot be traced .*: ZeroDivisionError: of the user's"),
-        (Fixed(), image_loss, "untouchable, or use kind: none"),
+        (Fixed(), image_loss, "cuts nothing of this model: first keeps its channels, since .*Use another ratio"),
     ],
     ids=["endless", "leaving", "raising", "fixed"],
 )

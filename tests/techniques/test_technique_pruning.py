@@ -31,7 +31,7 @@ from autotune.testing.zoo import ZOO
 QUARTER = Pruning(kind="structured", ratio=0.25)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:pruning. attention")
+pytestmark = pytest.mark.filterwarnings("ignore:pruning. ")
 
 
 @pytest.fixture(autouse=True)
@@ -159,8 +159,12 @@ def test_what_cannot_be_meant_is_refused_as_a_plan_is_read(row, said):
         ("lstm", QUARTER, r"recurrent layers \(LSTM\)"),
         ("stream", QUARTER, "an iterable dataset is read only once"),
         ("cnn", Pruning(kind="structured", untouchable=("0", "3")), "ratio 0.25 cuts nothing of this model"),
-        ("cnn", Pruning(kind="structured", ratio=0.95), "ratio 0.95 leaves nothing of 3"),
-        ("cnn", Pruning(kind="structured", round_to=16), "leaves nothing of 3, rounded to multiples of 16"),
+        (
+            "cnn",
+            Pruning(kind="structured", ratio=0.95),
+            "3 keeps its channels, since ratio 0.95 leaves nothing of them",
+        ),
+        ("cnn", Pruning(kind="structured", round_to=16), "leaves nothing of them, rounded to multiples of 16"),
         ("cnn", Pruning(kind="structured", untouchable=("stem",)), "the model has no module stem"),
     ],
 )
@@ -214,6 +218,28 @@ def test_an_optimizer_that_was_built_before_trains_the_pruned_model():
     training.step(next(iter(training.loader)))
     assert training.model[0].weight.shape == (6, 3, 3, 3)
     assert not torch.equal(before, training.model[0].weight)
+
+
+def test_an_optimizer_that_has_stepped_is_refused():
+    """Adam's averages have the whole model's shapes; without any state it goes on."""
+    task, model = ZOO["cnn"], ZOO["cnn"].build_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    task.compute_loss(model, next(iter(torch.utils.data.DataLoader(task.build_dataset(), 2)))).backward()
+    optimizer.step()
+    said = r"stepped already: its exp_avg has shape \[8, 3, 3, 3\], of a parameter of shape \[6, 3, 3, 3\] now\. Apply"
+    with pytest.raises(PlanError, match=rf"settings\.pruning: the optimizer has {said} the plan before the first step"):
+        autotune.apply(
+            plan_of(), model=model, dataset=task.build_dataset(), loss=task.compute_loss, optimizer=optimizer
+        )
+
+
+def test_a_state_of_another_pruning_is_refused_without_its_record():
+    """The packed record is kilobytes; its hash tells it."""
+    state = autotune.apply(plan_of(), ZOO["cnn"]).state_dict()
+    training = autotune.apply(Plan(settings=Settings(batch=Batch(micro=8))), ZOO["cnn"])
+    with pytest.raises(PlanError, match=r'was saved under other settings: pruning .*"record": "sha256:') as raised:
+        training.load_state_dict(state)
+    assert len(str(raised.value)) < 600
 
 
 @pytest.mark.medium

@@ -1,0 +1,1 @@
+"""Models of many builds, and whether they are cut in the right places."""
