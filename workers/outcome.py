@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, TypeAdapter
 
 from ..estimates import Estimate, Prediction
 from ..measure import Measurement
+from ..measure.cuts.types import Cuts
 from ..measure.measurement import Evaluated
 from ..measure.profiling.types import Profile
 from ..plan import Peak
@@ -97,6 +98,14 @@ class Predicted(_Outcome):
     """Of each configuration that was asked for, as far as something could be said in the time there was."""
     probed: str | None = None
     """Why the model could not be traced, where steps at small batches were run instead."""
+
+
+class CutsJudged(_Outcome):
+    """The answer to a judge request."""
+
+    kind: Literal["cuts_judged"] = "cuts_judged"
+    found: Cuts
+    """What came of each cut."""
 
 
 class OutOfMemory(_Outcome):
@@ -217,6 +226,7 @@ Outcome = Annotated[
     | Profiled
     | Estimated
     | Predicted
+    | CutsJudged
     | OutOfMemory
     | TimedOut
     | Crashed

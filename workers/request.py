@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from ..estimates import EstimateOptions, PredictOptions
 from ..measure import InspectOptions, MeasureOptions
+from ..measure.cuts.types import JudgeOptions
 from ..measure.profiling.types import ProfileOptions
 from ..plan import Plan
 from ..techniques import Settings
@@ -133,6 +134,13 @@ class ProfileRequest(_PlanRequest):
     options: ProfileOptions = ProfileOptions()
 
 
+class JudgeRequest(_PlanRequest):
+    """How good are cuts of the model after their recovery, beside the job as it stands, which the plan is of?"""
+
+    kind: Literal["judge"] = "judge"
+    options: JudgeOptions
+
+
 class PredictRequest(_Request):
     """What do configurations take, or which batch of one fits, without having run?"""
 
@@ -141,7 +149,8 @@ class PredictRequest(_Request):
 
 
 TrialRequest = Annotated[
-    InspectRequest | MeasureRequest | CompareRequest | ProfileRequest | PredictRequest, Field(discriminator="kind")
+    InspectRequest | MeasureRequest | CompareRequest | ProfileRequest | JudgeRequest | PredictRequest,
+    Field(discriminator="kind"),
 ]
 """Any of them; ``kind`` tells which."""
 

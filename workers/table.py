@@ -18,7 +18,7 @@ from ..techniques import Facts, Settings
 from ._base import Executor
 from .outcome import COMPARED, Crashed, Failed, Inspected, Measured, Outcome, Predicted, Turn
 from .pool import done
-from .request import CompareRequest, InspectRequest, MeasureRequest, PredictRequest, TrialRequest
+from .request import CompareRequest, InspectRequest, JudgeRequest, MeasureRequest, PredictRequest, TrialRequest
 
 _RELATIVE_INTERVAL = 0.01  # half the width of a made-up interval
 _SLOWER = 0.98
@@ -97,6 +97,7 @@ class TableExecutor(Executor):
         num_slots: int = 1,
         predict: Callable[[Settings], Prediction | None] = lambda settings: None,
         choose: Callable[[Settings], Prediction | None] = lambda settings: None,
+        judge: Callable[[JudgeRequest], Outcome] = lambda request: Failed(message="the table judges nothing"),
     ) -> None:
         """Take the table.
 
@@ -106,11 +107,12 @@ class TableExecutor(Executor):
             num_slots: what to say of trials at once; every answer is there at once anyway.
             predict: what to say of a configuration before it is measured.
             choose: the same, of one whose blocks are to be chosen.
+            judge: what comes of cuts.
         """
         self.num_slots = num_slots
         self.requests: list[TrialRequest] = []
         self._facts = facts
-        self._predict, self._choose = predict, choose
+        self._predict, self._choose, self._judge = predict, choose, judge
         self._rows = {row.settings.canonical(): row for row in rows}
         self._asked: Counter[str] = Counter()
         self._judged: Counter[str] = Counter()
@@ -134,6 +136,8 @@ class TableExecutor(Executor):
             case PredictRequest(options=PredictOptions() as options):
                 found = *map(self._predict, options.settings), *map(self._choose, options.to_choose)
                 return Predicted(predictions=found)
+            case JudgeRequest():
+                return self._judge(request)
             case CompareRequest():
                 return self._compared(request)
         key = request.applied.canonical()

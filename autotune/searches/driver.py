@@ -24,9 +24,10 @@ from .event import Event
 from .events import INTERRUPTED, Inspected, SearchStarted, Stopped, TrialEnded
 from .options import MeasuredBy, SearchOptions
 from .own_flags import batch_stays, by_own_flags, told_early
+from .predicted.cuts import find_cuts
 from .requests import inspected, reference_settings
 from .sampler.candidates import Candidates
-from .sampler.configuration_space import ConfigurationSpace
+from .sampler.configuration_space import NOT_JUDGED, ConfigurationSpace
 from .session import Known, Session, take_others, take_reference
 from .store.record import StudyRecord
 from .store.storage import check_file, default_storage
@@ -176,11 +177,18 @@ def _search(session: Session, space: SearchSpace) -> tuple[Plan, Tried]:
     for row in space.unavailable(session.facts):
         session.warn(f"--space: {row.technique} {row.setting.model_dump_json(exclude_defaults=True)}: {row.reason}.")
     reference = reference_settings(session.facts)
+    cuts = find_cuts(session, space)
     configurations = ConfigurationSpace(
-        space.choices(session.facts), reference, session.facts.num_blocks, precision=session.facts.precision
+        cuts.choices,
+        reference,
+        session.facts.num_blocks,
+        precision=session.facts.precision,
+        functions=cuts.functions,
     )
     size = configurations.num_configurations
     for reason, number in configurations.conflicts.items():
+        if reason == NOT_JUDGED:
+            continue
         session.warn(f"--space: {number:,} combination{'' if number == 1 else 's'} left out: {reason}.")
     num_trials = min(session.options.trials, size)
     session.observe(SearchStarted(session.study.name, size, num_trials, tuple(_earlier(session))))

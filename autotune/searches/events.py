@@ -203,6 +203,45 @@ class PredictionEnded(Event, kind="prediction_ended"):
 
 
 @dataclass(frozen=True)
+class CutsStarted(Event, kind="cuts_started"):
+    """So many cuts of the model are being judged in one process, before any trial."""
+
+    num_cuts: int
+
+    def words(self, known: Known) -> str:
+        return f"judging {count(self.num_cuts, 'cut')} of the model in one process, beside the job as it stands"
+
+    def row(self, known: Known) -> dict[str, Any]:
+        return {"num_cuts": self.num_cuts}
+
+
+@dataclass(frozen=True)
+class CutsEnded(Event, kind="cuts_ended"):
+    """They are judged: these are worth trials."""
+
+    num_cuts: int
+    front: tuple[tuple[Settings, float, float], ...]
+    """Each with its speed over the reference's, and the change of the quality as a share of the reference's."""
+
+    def words(self, known: Known) -> str:
+        tried = f"{count(self.num_cuts, 'cut')} tried"
+        if not self.front:
+            return f"{tried}, none of them within what may be lost"
+        found = "; ".join(
+            f"{speed:.2g}x at {change:+.2%} of the quality ({settings_words(settings, known.facts)})"
+            for settings, speed, change in self.front
+        )
+        return f"{tried}, {len(self.front)} on the front: {found}"
+
+    def row(self, known: Known) -> dict[str, Any]:
+        rows = [
+            {"settings": settings_words(settings, known.facts), "speed": speed, "quality": change}
+            for settings, speed, change in self.front
+        ]
+        return {"num_cuts": self.num_cuts, "front": rows}
+
+
+@dataclass(frozen=True)
 class FinalistEnded(RunEnded, kind="finalist_ended"):
     """One more run of a finalist or of the reference ended."""
 

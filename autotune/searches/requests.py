@@ -11,6 +11,7 @@ from ..errors import Interrupted, NothingFits, PlanError, TaskError
 from ..estimates import PredictOptions
 from ..estimates.cards import on_device
 from ..measure import InspectOptions, MeasureOptions, Parity
+from ..measure.cuts.types import JudgeOptions
 from ..measure.measurement import Course, EvaluationOptions
 from ..plan import Budget, Evaluation, Plan, TaskRef
 from ..script.command import FENCES, filled, own_batch, own_share, under_launcher
@@ -28,6 +29,7 @@ from ..workers import (
     Failed,
     Inspected,
     InspectRequest,
+    JudgeRequest,
     MeasureRequest,
     NonFinite,
     Outcome,
@@ -121,6 +123,21 @@ class Requests:
                 most_s=most_s,
             ),
             deadline_s=deadline_s,
+            environment=own_thread_variables(),
+        )
+
+    def judge_request(
+        self, name: str, reference: Settings, options: JudgeOptions, time_budget: TimeBudget
+    ) -> JudgeRequest:
+        """A request to judge cuts beside the job as it stands."""
+        return JudgeRequest(
+            id=name,
+            task=os.path.abspath(self.task),
+            seed=self.seed,
+            device=self.facts.device.type,
+            plan=Plan(settings=reference, budget=self.budget),
+            options=options,
+            deadline_s=time_budget.deadline_s(options.most_s or 0.0, spare_finalists=True),
             environment=own_thread_variables(),
         )
 

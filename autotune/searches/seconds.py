@@ -10,7 +10,7 @@ Spent = Mapping[str, Mapping[str, float]]
 """Seconds by what was done, and by the phases of its runs."""
 
 _STARTED, _READING, _REFERENCE = "starting", "reading", "reference"
-_DONE = {"trial": "trials", "anchor": "anchors", "predict": "predicting", "without": "ablation"}
+_DONE = {"trial": "trials", "anchor": "anchors", "predict": "predicting", "cuts": "judging cuts", "without": "ablation"}
 """What is done, by the first part of a request's name; all others are of the finalists."""
 _FINALISTS = "finalists"
 BETWEEN = "between runs"
@@ -19,7 +19,18 @@ BESIDE = "beside"
 """The phase of a run that it does not tell apart: its process starts and ends."""
 _STARTING = ("load", "apply")
 """Phases of a run before its first step."""
-_ORDER = (_STARTED, _READING, _REFERENCE, "predicting", "trials", "anchors", _FINALISTS, "ablation", BETWEEN)
+_ORDER = (
+    _STARTED,
+    _READING,
+    "judging cuts",
+    _REFERENCE,
+    "predicting",
+    "trials",
+    "anchors",
+    _FINALISTS,
+    "ablation",
+    BETWEEN,
+)
 
 
 class Seconds:

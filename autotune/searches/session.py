@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from ..files import FOLDER
-from ..measure.measurement import OUT, Parity, QualityOptions
+from ..measure.cuts.types import JudgedCut
+from ..measure.measurement import OUT, Parity, Quality, QualityOptions
 from ..plan import Budget
 from ..techniques import Facts, Settings
 from ..workers import STOPPED, Compared, Executor, Measured, MeasureRequest, Outcome
@@ -25,6 +26,9 @@ from .store.study import SPENT, Study
 from .store.tried import Tried
 from .time_budget import TimeBudget
 from .verdict import Verdict, least_early
+
+Pairs = Sequence[tuple[Quality, Quality]]
+"""A configuration's quality and the reference's, seed by seed."""
 
 
 class Known(Protocol):
@@ -58,6 +62,7 @@ class Session:
     """What other searches have measured of the task."""
     _task: str = field(default="", init=False)
     _folder: str = field(default="", init=False)
+    _judged: Mapping[Settings, Pairs] = field(default_factory=dict, init=False)
     _said: set[str] = field(default_factory=set, init=False)
     _earlier_s: float = field(default=0.0, init=False)
     _seconds: Seconds = field(init=False)
@@ -132,7 +137,7 @@ class Session:
         spares = finalist_round is None and not is_reference
         deadline_s = self.time_budget.deadline_s(share_s, spares)
         if judged:
-            quality = self._quality_options(is_reference, finalist_round or 0)
+            quality = self.quality_options(is_reference, finalist_round or 0)
             if self.options.keep_weights and finalist_round == 1 and not is_reference:
                 quality = quality.model_copy(update={"keep": str(self.weights_file(name))})
             measure = measure.model_copy(update={"quality": quality})
@@ -156,7 +161,7 @@ class Session:
             return False
         return row.outcome.measurement.stopped in OUT and row.outcome.measurement.parity.compared is None
 
-    def _quality_options(self, is_reference: bool, number: int) -> QualityOptions:
+    def quality_options(self, is_reference: bool, number: int = 0) -> QualityOptions:
         """How quality is measured; trials with the reference's seed are given up early if they fall too far behind
         it."""
         known, drop = self.study.reference_quality, self.options.max_quality_drop
@@ -168,6 +173,29 @@ class Session:
             lr_factor=options.recovery_lr,
             distill=options.distill,
         )
+
+    @property
+    def cuts_file(self) -> Path:
+        """What a process that judges cuts has found so far; absolute."""
+        return Path(self._folder, self.study.name, "cuts.json")
+
+    def take_judged(self, cuts: Mapping[Settings, Pairs], reference: JudgedCut) -> None:
+        """Take over what is known of the quality of functions: their trials are not judged again."""
+        own = reference.qualities
+        self._judged = {**cuts, Settings(): [*zip(own, own, strict=True)]}
+
+    def judged(self, settings: Settings) -> Pairs:
+        """Qualities of what a configuration computes, with the reference's, seed by seed; none where it was not
+        judged."""
+        return self._judged.get(settings.part("function"), ())
+
+    def with_quality(self, settings: Settings, outcome: Outcome) -> Outcome:
+        """The outcome of a trial, with the quality that is known of what it computes, from the trial's seed."""
+        pairs = self.judged(settings)
+        if not pairs or not isinstance(outcome, Measured) or outcome.measurement.quality is not None:
+            return outcome
+        measurement = outcome.measurement.model_copy(update={"quality": pairs[0][0]})
+        return outcome.model_copy(update={"measurement": measurement})
 
     def weights_file(self, name: str) -> Path:
         """Where what a request's recovery made of the model is kept; absolute."""

@@ -155,6 +155,7 @@ def _start(session: Session, proposal: Proposal, share_s: float) -> Future[Outco
     name = f"trial-{proposal.number:03d}"
     is_reference = proposal.settings == session.reference_settings and session.options.max_quality_drop is not None
     judged = is_reference or (proposal.settings.affect("function") and session.study.judged(proposal.settings) is None)
+    judged = judged and not session.judged(proposal.settings)
     request = session.request(name, proposal.settings, share_s, judged=judged)
     if not judged and proposal.number:
         options = request.options.model_copy(update={"to_beat": session.to_beat()})
@@ -167,6 +168,7 @@ def _end(session: Session, candidates: Candidates, proposal: Proposal, outcome: 
     candidates.finish(proposal)
     if session.was_cut_off(outcome):
         return
+    outcome = session.with_quality(proposal.settings, outcome)
     best = session.feasible[:1]
     tried = session.study.finish(proposal.trial, proposal.number, proposal.settings, outcome)
     session.learn(f"trial-{proposal.number:03d}", outcome)

@@ -18,6 +18,7 @@ from ..units import ceil_mib, format_bytes
 from ..workers import (
     Compared,
     Crashed,
+    CutsJudged,
     Dropped,
     Estimated,
     Failed,
@@ -126,7 +127,7 @@ def judge(
             return Verdict(False, outcome.message, False, None, _failure())
         case Dropped():
             return Verdict(False, outcome.message, False, None, (-1.0, _UNKNOWN, _UNKNOWN, _UNKNOWN, 1.0))
-        case Inspected() | Compared() | Predicted() | Profiled() | Estimated() | Lost():
+        case Inspected() | Compared() | Predicted() | CutsJudged() | Profiled() | Estimated() | Lost():
             raise AssertionError(f"no answer to a measure request: {outcome.kind}")
 
 

@@ -98,6 +98,28 @@ SAID: list[tuple[Event, str, dict[str, Any]]] = [
     ),
     (events.PredictionEnded(30, 36), "predicted: 30 of 36", {"num_predicted": 30, "num_configurations": 36}),
     (
+        events.CutsStarted(14),
+        "judging 14 cuts of the model in one process, beside the job as it stands",
+        {"num_cuts": 14},
+    ),
+    (
+        events.CutsEnded(14, ((BF16, 2.1, -0.001), (BF16, 1.5, 0.0))),
+        "14 cuts tried, 2 on the front: 2.1x at -0.10% of the quality (batch 64, bf16); 1.5x at +0.00% of the quality "
+        "(batch 64, bf16)",
+        {
+            "num_cuts": 14,
+            "front": [
+                {"settings": "batch 64, bf16", "speed": 2.1, "quality": -0.001},
+                {"settings": "batch 64, bf16", "speed": 1.5, "quality": 0.0},
+            ],
+        },
+    ),
+    (
+        events.CutsEnded(3, ()),
+        "3 cuts tried, none of them within what may be lost",
+        {"num_cuts": 3, "front": []},
+    ),
+    (
         events.FinalistEnded(3, BF16, 2, MEASURED, 3),
         f"trial 3 again, round 2 of 3: {SPEED}",
         {"number": 3, "round": 2, "num_rounds": 3, "settings": "batch 64, bf16", **FIGURES},
@@ -170,6 +192,8 @@ def test_every_kind_of_event_is_held_here_by_its_name():
         "budget_known",
         "prediction_started",
         "prediction_ended",
+        "cuts_started",
+        "cuts_ended",
         "finalist_ended",
         "anchor_started",
         "anchor_ended",

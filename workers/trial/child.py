@@ -32,8 +32,16 @@ from ...task_file import load_task
 from ...training.apply_plan import apply
 from ...training.training import Training
 from ...training.weights import save_kept
-from ..outcome import Estimated, Inspected, Measured, Outcome, Predicted, Profiled
-from ..request import CompareRequest, InspectRequest, MeasureRequest, PredictRequest, ProfileRequest, TrialRequest
+from ..outcome import CutsJudged, Estimated, Inspected, Measured, Outcome, Predicted, Profiled
+from ..request import (
+    CompareRequest,
+    InspectRequest,
+    JudgeRequest,
+    MeasureRequest,
+    PredictRequest,
+    ProfileRequest,
+    TrialRequest,
+)
 from .failure import outcome_of
 from .folder import NO_FOLDER, FolderLost, TrialFolder
 from .group import join_group, of_rank, run_group
@@ -101,6 +109,8 @@ def _run(request: TrialRequest, folder: TrialFolder, spawned_s: float) -> Outcom
             return _measure(request, task, folder, load_s)
         case ProfileRequest():
             return _profile(request, task, folder)
+        case JudgeRequest():
+            return _judge(request, task, folder)
         case PredictRequest():
             folder.write_phase("predicting")
             return _predict(request.options, task)
@@ -211,6 +221,19 @@ def _profile(request: ProfileRequest, task: Task, folder: TrialFolder) -> Profil
     training = _applied(request, task)
     folder.write_phase("profiling")
     return Profiled(profile=profile(training, task, request.options))
+
+
+def _judge(request: JudgeRequest, task: Task, folder: TrialFolder) -> CutsJudged:
+    from ...measure.cuts.judge import judge
+
+    _note_compiling(folder)
+    plan = request.plan.model_copy(update={"budget": request.plan.budget.model_copy(update={"limit": None})})
+
+    def note(doing: str) -> None:
+        with contextlib.suppress(FolderLost):  # it is told with the answer
+            folder.write_phase(doing)
+
+    return CutsJudged(found=judge(task, plan, request.options, note))
 
 
 def _predict(options: PredictOptions | EstimateOptions, task: Task) -> Predicted | Estimated:

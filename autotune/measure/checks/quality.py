@@ -61,31 +61,60 @@ def measure_quality(training: Training, task: Task, options: QualityOptions) -> 
         NonFiniteLoss: a loss was NaN or infinite.
     """
     began_s = perf_counter()
-    _measure_statistics(training, task)
-    groups = training.optimizer.param_groups
-    rates = [group["lr"] * options.lr_factor for group in groups]
-    steps, num_samples = Steps(training), 0
-    early: float | None = None
-    while num_samples < options.num_samples:
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * (1 - num_samples / options.num_samples)
-        num_samples += steps.step().num_samples
-        if early is None and num_samples >= options.num_samples / 4:
-            steps.settle()
-            found = _quality_of(training, task)
-            early = found.value
-            if options.least_early is not None and early < options.least_early:
-                taken_s = perf_counter() - began_s
-                return Quality(**found._asdict(), early=early, is_whole=False, seconds=taken_s)
-    steps.settle()
-    found = _quality_of(training, task)
-    return Quality(**found._asdict(), early=early, seconds=perf_counter() - began_s)
+    recovery = Recovery(training, task, options)
+    recovery.until(1 / 4)
+    found = recovery.evaluate()
+    early = found.value
+    if options.least_early is not None and early < options.least_early:
+        return Quality(**found._asdict(), early=early, is_whole=False, seconds=perf_counter() - began_s)
+    recovery.until(1.0)
+    return Quality(**recovery.evaluate()._asdict(), early=early, seconds=perf_counter() - began_s)
 
 
-def _quality_of(training: Training, task: Task) -> Judged:
-    context = evaluation_context(training, task)
-    found: Judged = of_first(evaluate(task, within(training.model), training.evaluation_batch, context))
-    return found
+class Recovery:
+    """The training before quality is judged, in parts."""
+
+    def __init__(self, training: Training, task: Task, options: QualityOptions) -> None:
+        """
+        Args:
+            training: fresh from :func:`autotune.apply`.
+            task: what it was built from.
+            options: how many samples, and at what rates.
+        """
+        _measure_statistics(training, task)
+        self.training = training
+        self._task, self._options = task, options
+        self._rates = [group["lr"] * options.lr_factor for group in training.optimizer.param_groups]
+        self._steps, self._num_samples = Steps(training), 0
+
+    def step(self) -> None:
+        """One optimizer step, unless all are made."""
+        if self._num_samples >= self._options.num_samples:
+            return
+        for group, rate in zip(self.training.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * (1 - self._num_samples / self._options.num_samples)
+        self._num_samples += self._steps.step().num_samples
+
+    def until(self, share: float) -> None:
+        """Steps until this share of the samples was seen.
+
+        Raises:
+            NonFiniteLoss: a loss was NaN or infinite.
+        """
+        while self._num_samples < share * self._options.num_samples:
+            self.step()
+        self._steps.settle()
+
+    def evaluate(self) -> Judged:
+        """The quality now.
+
+        Raises:
+            TaskError: ``evaluate`` raised, returned no number, or changed the model.
+        """
+        training, task = self.training, self._task
+        context = evaluation_context(training, task)
+        found: Judged = of_first(evaluate(task, within(training.model), training.evaluation_batch, context))
+        return found
 
 
 def evaluation_context(training: Training, task: Task) -> AbstractContextManager[Any]:

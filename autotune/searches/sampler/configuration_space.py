@@ -29,6 +29,8 @@ Point = Mapping[str, Technique]
 Predict = Callable[[Settings], Prediction | None]
 """Predicts a configuration's memory and work; None where nothing is known."""
 
+NOT_JUDGED = "its quality was not judged beforehand"
+"""Why a combination of cuts is left out that is none of those that were found."""
 _ENOUGH = math.log(1.01)
 """Logarithm of the expected gain that is not worth a trial where other searches have measured something of the task."""
 _MOST = 10_000
@@ -55,6 +57,7 @@ class ConfigurationSpace:
         num_blocks: int = 0,
         foreseen: Foreseen = Foreseen(),
         precision: Kind | None = None,
+        functions: frozenset[Settings] | None = None,
     ) -> None:
         """
         Args:
@@ -63,9 +66,11 @@ class ConfigurationSpace:
             num_blocks: of the model.
             foreseen: what is known of each configuration.
             precision: what the task states.
+            functions: what a configuration may compute, as settings that affect that alone; None is any.
         """
         self.choices = dict(choices)
         self._reference, self._num_blocks, self._foreseen, self._precision = reference, num_blocks, foreseen, precision
+        self._functions = functions
         self._named = [choice for row in choices.values() for choice in row if isinstance(choice, Checkpointing)]
         self._labels = {name: tuple(map(_label, row)) for name, row in self.choices.items()}
         self.distributions: dict[str, BaseDistribution] = {
@@ -76,15 +81,19 @@ class ConfigurationSpace:
 
     def foretold(self, foreseen: Foreseen) -> ConfigurationSpace:
         """The same space with other predictions."""
-        return ConfigurationSpace(self.choices, self._reference, self._num_blocks, foreseen, self._precision)
+        return self._like(self.choices, foreseen)
 
     def narrowed(self, fixed: Mapping[str, Technique]) -> ConfigurationSpace:
         """The same space with a single choice for some techniques; Optuna still sees all of them."""
         assert not any(choice.ordered for choice in fixed.values()), "Optuna sees their place in the whole row"
         choices = {**self.choices, **{name: (choice,) for name, choice in fixed.items()}}
-        narrowed = ConfigurationSpace(choices, self._reference, self._num_blocks, self._foreseen, self._precision)
+        narrowed = self._like(choices, self._foreseen)
         narrowed.distributions = self.distributions
         return narrowed
+
+    def _like(self, choices: Mapping[str, tuple[Technique, ...]], foreseen: Foreseen) -> ConfigurationSpace:
+        of_job = self._reference, self._num_blocks
+        return ConfigurationSpace(choices, *of_job, foreseen, self._precision, self._functions)
 
     @property
     def is_open(self) -> bool:
@@ -109,6 +118,8 @@ class ConfigurationSpace:
 
     def conflict(self, settings: Settings) -> str | None:
         """Why a configuration is impossible, in words; None where it is not."""
+        if self._functions is not None and settings.part("function") not in self._functions:
+            return NOT_JUDGED
         return settings.in_force(self._precision).conflict()
 
     def settings(self, params: Mapping[str, Any]) -> Settings:
@@ -220,7 +231,9 @@ class ConfigurationSpace:
 
 def _label(choice: Technique) -> str:
     """A text that stands for a choice in the study, whatever other choices there are."""
-    return json.dumps(choice.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+    return json.dumps(
+        choice.model_dump(mode="json", exclude_defaults=True, exclude={*choice.kept_beside}), sort_keys=True
+    )
 
 
 def buys_memory(settings: Settings) -> bool:

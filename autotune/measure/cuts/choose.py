@@ -1,0 +1,121 @@
+"""Arithmetic of choices: by which ratios groups are cut, and which candidates go on with their recovery."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+GRID = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.825, 0.9)
+"""Ratios by which a group may be cut."""
+_FAR = (16.0, 8.0, 4.0)
+"""Allowed drops that a candidate may have lost after an eighth, a quarter and a half of the recovery: a CNN with half
+of its widths was 6 points behind after a tenth, and none in the end."""
+_AS_FAST = 1.02
+"""Step times up to this ratio are one."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A candidate after a part of the recovery."""
+
+    number: int
+    step: float
+    """Time of a step over the reference's."""
+    lost: float
+    """Drop in quality over the allowed one."""
+
+    @property
+    def worth(self) -> float:
+        """Logarithm of the speed, divided by what was lost where that is more than allowed."""
+        return -math.log(self.step) / max(self.lost, 1.0)
+
+
+def going_on(standings: Sequence[Standing], rung: int, most: int) -> list[int]:
+    """Numbers of those that go on: the better half, but no fewer than ``most``, and the safest of all is among them.
+
+    What has lost too much to be kept ends, and what another beats in both time and quality.
+
+    Args:
+        standings: of all that came so far.
+        rung: from 0.
+        most: how many may come to the end.
+    """
+    able = [one for one in standings if one.lost <= _FAR[rung] and not any(_beats(other, one) for other in standings)]
+    if not able:
+        return []
+    ranked = sorted(able, key=lambda one: -one.worth)
+    kept = ranked[: max(most, -(-len(standings) // 2))]
+    safest = min(able, key=lambda one: one.lost)
+    if safest not in kept:
+        kept[-1] = safest
+    return sorted(one.number for one in kept)
+
+
+def _beats(one: Standing, other: Standing) -> bool:
+    """Whether one is as fast and loses less; of two that are alike, the first does."""
+    if one.number == other.number or one.step > other.step * _AS_FAST:
+        return False
+    return one.lost < other.lost or (one.lost == other.lost and (one.step, one.number) < (other.step, other.number))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A part of a step whose time goes by the widths of some groups."""
+
+    seconds: float
+    groups: tuple[str, ...] = ()
+    """It takes the share of the time that is left of each, multiplied."""
+
+
+def seconds_of(layers: Sequence[Layer], ratios: Mapping[str, float]) -> float:
+    """Of a step in which this share of each group's channels is cut."""
+    return sum(one.seconds * math.prod(1 - ratios[name] for name in one.groups) for one in layers)
+
+
+def rise_at(ratio: float, rises: Sequence[tuple[float, float]]) -> float:
+    """What the loss rises by, between measured ratios on a straight line; beyond the last one twice as steeply."""
+    known = [(0.0, 0.0), *rises]
+    for (below, least), (above, most) in pairwise(known):
+        if ratio <= above or (above, most) == known[-1]:
+            slope = (most - least) / (above - below)
+            return least + slope * (min(ratio, above) - below) + 2 * slope * max(ratio - above, 0.0)
+    return 0.0
+
+
+def ratios_for(
+    targets: Sequence[float], layers: Sequence[Layer], rises: Mapping[str, Sequence[tuple[float, float]]]
+) -> list[dict[str, float]]:
+    """Ratios for each group, such that a step takes these shares of its time and the loss rises least.
+
+    Time is bought step by step where a second costs the least rise.
+
+    Args:
+        targets: shares of the time, descending.
+        layers: of a step, as measured.
+        rises: of each group, measured ratios with what the loss rises by, ascending in both.
+
+    Returns:
+        In the order of ``targets``, as far as they can be had.
+    """
+    place = dict.fromkeys(rises, 0)
+    found: list[dict[str, float]] = []
+    whole = seconds_of(layers, dict.fromkeys(rises, 0.0))
+    for target in targets:
+        while (now := seconds_of(layers, _ratios(place))) > target * whole:
+            options = []
+            for name in [name for name, at in place.items() if at + 1 < len(GRID)]:
+                saved = now - seconds_of(layers, _ratios({**place, name: place[name] + 1}))
+                before, after = (rise_at(GRID[place[name] + more], rises[name]) for more in (0, 1))
+                if saved > 0:
+                    options.append(((after - before) / saved, -saved, name))
+            if not options:
+                return found
+            place[min(options)[2]] += 1
+        found.append(_ratios(place))
+    return found
+
+
+def _ratios(place: Mapping[str, int]) -> dict[str, float]:
+    return {name: GRID[at] for name, at in place.items()}

@@ -1,0 +1,65 @@
+"""Requests and results of the quality process: plain data, which the driver reads without importing torch."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from ...techniques import Settings
+from ..measurement import Quality, QualityOptions
+
+RUNGS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+"""Shares of the recovery after which candidates are compared."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class JudgeOptions(_Frozen):
+    """What is judged, from which seeds, and after which training."""
+
+    recovery: QualityOptions
+    """The training before each judgement."""
+    seeds: tuple[int, ...] = Field(min_length=1)
+    """From each of which the reference is judged, and what comes to the end."""
+    candidates: tuple[Settings, ...]
+    """That change what the model computes."""
+    allowed: PositiveFloat | None = None
+    """Drop in quality that is allowed, in units of it or, with ``is_share``, of the reference's; candidates that are
+    the worse by it end before the others. None takes all of them to the end."""
+    is_share: bool = False
+    """Whether ``allowed`` is a share of the reference's quality."""
+    most: PositiveInt = 3
+    """Of the candidates, how many come to the end."""
+    most_s: PositiveFloat | None = None
+    """Seconds after which nothing more is begun; None is no limit."""
+    keep: str | None = None
+    """The file that keeps what was found so far, so that another process goes on from it; None keeps nothing."""
+
+
+class JudgedCut(_Frozen):
+    """What came of one candidate."""
+
+    settings: Settings
+    """As they were applied: with the record of what is kept."""
+    step: PositiveFloat | None = None
+    """Time of an optimizer step over the reference's, measured in turn; None where it was not measured."""
+    rungs: tuple[float, ...] = ()
+    """Qualities after parts of the recovery, from the first seed: as many of :data:`RUNGS` as it came to."""
+    qualities: tuple[Quality, ...] = ()
+    """From each seed, as far as it came to the end."""
+    ended: str | None = None
+    """Why it did not come to the end, in words; None where it did."""
+
+
+class Cuts(_Frozen):
+    """What the process found."""
+
+    reference: JudgedCut
+    """The job as it stands, with the same further training."""
+    cuts: tuple[JudgedCut, ...] = ()
+    """Of the candidates, in their order."""
+    num_halved: int = 0
+    """Rungs after which it is settled who goes on."""
+    notes: tuple[str, ...] = ()
+    """What the user should hear."""

@@ -1,0 +1,226 @@
+"""The quality process: which candidates go on, what they come to, and a process that goes on where another died."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from autotune.errors import TaskError
+from autotune.measure.cuts.choose import Layer, Standing, going_on, ratios_for, rise_at, seconds_of
+from autotune.measure.cuts.judge import judge
+from autotune.measure.cuts.types import JudgeOptions
+from autotune.measure.measurement import QualityOptions
+from autotune.plan import Plan
+from autotune.task import Task
+from autotune.techniques import Settings
+from autotune.techniques.batch import Batch
+from autotune.techniques.low_rank import LowRank
+from autotune.techniques.pruning import Pruning
+from autotune.testing.runs import one_thread
+
+REFERENCE = Settings(batch=Batch(micro=16))
+NUM_SAMPLES = 256
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with one_thread():
+        yield
+
+
+def pruned(ratio: float) -> Settings:
+    return REFERENCE.having(Pruning(kind="structured", ratio=ratio))
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 4))
+
+
+def data() -> TensorDataset:
+    """Points of four quadrants."""
+    x = torch.randn(NUM_SAMPLES, 8, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long())
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def quality(model: nn.Module) -> float:
+    """Share that is right."""
+    x, y = data().tensors
+    return (model(x).argmax(1) == y).float().mean().item()
+
+
+def task(**changes: object) -> Task:
+    pieces = {
+        "build_model": lambda: nn.Sequential(
+            nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 4)
+        ),
+        "build_dataset": data,
+        "compute_loss": loss,
+        "build_optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "evaluate": quality,
+        "batch_size": 16,
+    }
+    return Task(**{**pieces, **changes})
+
+
+def options(*candidates: Settings, **changes: object) -> JudgeOptions:
+    recovery = QualityOptions(num_samples=NUM_SAMPLES)
+    return JudgeOptions(**{"recovery": recovery, "seeds": (0, 1), "candidates": candidates, **changes})
+
+
+def test_what_is_worth_most_goes_on_with_the_safest():
+    """Six after an eighth. The 10x has lost 3 allowed drops: ln 10 / 3 = 0.77; 3.8x 0.5 of one: 1.33; 1.9x 0.2: 0.64;
+    1.25x nothing: 0.22; 2x as 3.8x is, and loses more: beaten; 30x 20 of them: too far to be kept. Three go on."""
+    rows = [(0, 10, 3.0), (1, 3.8, 0.5), (2, 1.9, 0.2), (3, 1.25, 0.0), (4, 2.0, 0.6), (5, 30, 20.0)]
+    standings = [Standing(number, 1 / speed, lost) for number, speed, lost in rows]
+    assert standings[0].worth == pytest.approx(math.log(10) / 3)
+    assert going_on(standings, rung=0, most=2) == [0, 1, 3]
+
+
+def test_no_fewer_go_on_than_may_come_to_the_end():
+    standings = [Standing(number, 1 / (2 + number), number / 10) for number in range(4)]
+    assert going_on(standings, rung=0, most=3) == [0, 2, 3]
+    assert going_on(standings, rung=0, most=4) == [0, 1, 2, 3]
+
+
+def test_at_each_rung_less_may_be_lost():
+    """Ten allowed drops after an eighth of the recovery, and after a quarter."""
+    standings = [Standing(0, 0.5, 10.0)]
+    assert [going_on(standings, rung, most=3) for rung in range(3)] == [[0], [], []]
+
+
+def test_all_that_was_asked_for_is_judged_from_every_seed_beside_the_reference():
+    """What is cut has its record; the seeds train on other samples."""
+    found = judge(task(), Plan(settings=REFERENCE), options(pruned(0.5), seeds=(0, 1, 2)))
+    (cut,) = found.cuts
+    assert len(cut.qualities) == len(found.reference.qualities) == 3
+    assert cut.settings.pruning.record is not None
+    assert len({one.value for one in found.reference.qualities}) > 1
+    assert found.reference.settings == REFERENCE
+
+
+@pytest.mark.medium
+def test_candidates_are_halved_and_timed_and_a_cut_is_found_once_for_all_that_have_it():
+    """Five candidates, of which at most one comes to the end: at the first rung three go on."""
+    ranks = REFERENCE.having(LowRank(kind="svd", least_features=8))
+    both = pruned(0.5).having(ranks.low_rank)
+    asked = options(pruned(0.25), pruned(0.5), both, ranks, pruned(0.9), allowed=0.5, most=1)
+    found = judge(task(), Plan(settings=REFERENCE), asked)
+    assert all(cut.step for cut in found.cuts)
+    assert found.cuts[1].settings.pruning == found.cuts[2].settings.pruning
+    assert sum(len(cut.rungs) > 1 for cut in found.cuts) <= 3
+    ended = [cut for cut in found.cuts if cut.ended]
+    assert len(ended) >= 3
+    assert all("of the allowed drop lost after" in cut.ended for cut in ended)
+    (kept,) = [cut for cut in found.cuts if not cut.ended][-1:]
+    assert len(kept.qualities) == 2
+
+
+def test_a_candidate_that_cannot_be_had_ends_alone():
+    """One of a module that is not there; the other is judged."""
+    wrong = REFERENCE.having(Pruning(kind="structured", untouchable=("attention",)))
+    found = judge(task(), Plan(settings=REFERENCE), options(wrong, pruned(0.5)))
+    assert "the model has no module attention" in found.cuts[0].ended
+    assert found.cuts[1].ended is None
+    assert len(found.cuts[1].qualities) == 2
+
+
+def test_what_the_job_as_it_stands_raises_goes_up():
+    with pytest.raises(TaskError, match="returned nan"):
+        judge(task(evaluate=lambda model: math.nan), Plan(settings=REFERENCE), options(pruned(0.5)))
+
+
+class _Killed(BaseException):
+    """In place of a signal."""
+
+
+def test_a_process_goes_on_from_what_a_killed_one_kept(tmp_path):
+    """The first dies as the cut begins with its second seed: of the evaluations that an unbroken run makes, those of
+    that seed alone are left. Both come to the same."""
+    calls = []
+
+    def counted(model: nn.Module) -> float:
+        calls.append(model)
+        return quality(model)
+
+    def note(doing: str) -> None:
+        if doing == "cut 1 of 1 recovers, from seed 1":
+            raise _Killed
+
+    asked = options(pruned(0.5), keep=str(tmp_path / "kept" / "cuts.json"))
+    with pytest.raises(_Killed):
+        judge(task(evaluate=counted), Plan(settings=REFERENCE), asked, note)
+    calls.clear()
+    found = judge(task(evaluate=counted), Plan(settings=REFERENCE), asked)
+    assert len(calls) == 2  # after a quarter, and in the end
+    calls.clear()
+    whole = judge(task(evaluate=counted), Plan(settings=REFERENCE), options(pruned(0.5)))
+    assert len(calls) == 8
+    assert [one.value for one in found.cuts[0].qualities] == [one.value for one in whole.cuts[0].qualities]
+    assert [one.value for one in found.reference.qualities] == [one.value for one in whole.reference.qualities]
+
+
+def test_what_another_request_kept_is_not_taken(tmp_path):
+    """Of other candidates, or a file that is none."""
+    path = tmp_path / "cuts.json"
+    judge(task(), Plan(settings=REFERENCE), options(pruned(0.5), keep=str(path)))
+    other = judge(task(), Plan(settings=REFERENCE), options(pruned(0.25), keep=str(path)))
+    assert other.cuts[0].settings.pruning.ratio == 0.25
+    path.write_text("{")
+    again = judge(task(), Plan(settings=REFERENCE), options(pruned(0.25), keep=str(path)))
+    assert [one.value for one in again.cuts[0].qualities] == [one.value for one in other.cuts[0].qualities]
+    assert Path(path).read_text().startswith('{"options"')
+
+
+def test_nothing_is_begun_once_the_time_is_up():
+    """What was found until then is told."""
+    found = judge(task(), Plan(settings=REFERENCE), options(pruned(0.5), most_s=1e-9))
+    assert found.cuts[0].qualities == found.reference.qualities == ()
+    assert found.notes == ("the time for judging cuts was up before all of them were judged",)
+
+
+def test_data_and_weights_are_read_once():
+    read = []
+
+    def weights() -> dict[str, torch.Tensor]:
+        read.append("weights")
+        return task().build_model().state_dict()
+
+    def dataset() -> TensorDataset:
+        read.append("data")
+        return data()
+
+    judge(task(weights=weights, build_dataset=dataset), Plan(settings=REFERENCE), options(pruned(0.5)))
+    assert sorted(read) == ["data", "weights"]
+
+
+def test_time_is_bought_where_it_costs_least():
+    """Two layers of 4 s and a rest of 2 s. The first goes by group a, the second by both. The loss hangs on b ten times
+    as much. To 0.7 of 10 s, a goes alone: at three eighths 5 + 2 = 7 s. To 0.4 it goes to three quarters: 4 s."""
+    layers = [Layer(4.0, ("a",)), Layer(4.0, ("a", "b")), Layer(2.0)]
+    rises = {"a": [(0.25, 0.1), (0.5, 0.2), (0.75, 0.3)], "b": [(0.25, 1.0), (0.5, 2.0), (0.75, 3.0)]}
+    found = ratios_for((0.7, 0.4), layers, rises)
+    assert found == [{"a": 0.375, "b": 0.0}, {"a": 0.75, "b": 0.0}]
+    assert [seconds_of(layers, one) for one in found] == [7.0, 4.0]
+
+
+def test_what_cannot_be_had_is_left_out():
+    """With all of both at nine tenths a step takes 0.4 + 0.04 + 2 s: a fifth of the time cannot be had."""
+    layers = [Layer(4.0, ("a",)), Layer(4.0, ("a", "b")), Layer(2.0)]
+    rises = {name: [(0.25, 0.1), (0.5, 0.2), (0.75, 0.3)] for name in "ab"}
+    assert len(ratios_for((0.5, 0.2), layers, rises)) == 1
+
+
+def test_a_rise_between_ratios_is_on_a_straight_line_and_beyond_them_twice_as_steep():
+    rises = [(0.25, 0.1), (0.5, 0.1), (0.75, 0.6)]
+    assert [rise_at(ratio, rises) for ratio in (0.0, 0.125, 0.375, 0.75)] == pytest.approx([0.0, 0.05, 0.1, 0.6])
+    assert rise_at(0.9, rises) == pytest.approx(0.6 + 2 * 2.0 * 0.15)

@@ -1,0 +1,143 @@
+"""Cuts that one process judges before any trial: they are what a search tries, and their trials measure speed alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from search_tables import MIB, facts, options, row, run_search
+from test_search_guard import REFERENCE
+
+from autotune.measure.cuts.types import Cuts, JudgedCut
+from autotune.measure.measurement import Quality
+from autotune.searches.events import CutsEnded, CutsStarted, Warned
+from autotune.searches.options import Drop
+from autotune.techniques import Settings
+from autotune.techniques.low_rank import LowRank
+from autotune.techniques.pruning import Pruning
+from autotune.workers import Crashed, CutsJudged, Failed, JudgeRequest, Outcome
+from autotune.workers.table import TableExecutor
+
+pytestmark = pytest.mark.usefixtures("in_memory")
+SPACE = "schema: autotune/space@1\npruning: auto\nlow_rank: auto\n"
+JUDGED = facts(evaluates=True, linear_features=128)
+POINT = Drop(1.0, is_share=False)
+HASH = "sha256:" + "b" * 64
+HALF = REFERENCE.having(Pruning(kind="structured", ratio=0.5, record=HASH))
+BOTH = HALF.having(LowRank(kind="svd", ranks=(("fc", 4),)))
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    return options(max_quality_drop=POINT, recovery_steps=10)
+
+
+def cut(settings: Settings, step: float, *values: float) -> JudgedCut:
+    return JudgedCut(settings=settings, step=step, qualities=tuple(Quality(value=one) for one in values))
+
+
+def judged(*cuts: JudgedCut, **changes: object) -> CutsJudged:
+    reference = JudgedCut(settings=REFERENCE, qualities=tuple(Quality(value=90.0) for _ in range(3)))
+    return CutsJudged(found=Cuts(reference=reference, cuts=cuts, **changes))
+
+
+class Table(TableExecutor):
+    """The reference and two cuts, of 1 and of 2 and 4 times its speed; what judging comes to, attempt by attempt."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self._outcomes = iter(outcomes)
+        rows = [
+            row(one, samples_per_s=(100 * speed,), peak_bytes=(100 * MIB,), quality=(Quality(value=89.9),))
+            for one, speed in ((REFERENCE, 1), (HALF, 2), (BOTH, 4))
+        ]
+        super().__init__(JUDGED, rows, judge=lambda request: next(self._outcomes))
+
+    @property
+    def judging(self) -> list[JudgeRequest]:
+        return [request for request in self.requests if isinstance(request, JudgeRequest)]
+
+
+def test_the_cuts_on_the_front_are_the_only_ones_that_are_tried(asked):
+    """Half the widths lose a tenth of a point, with low rank beside it six; one is slower than both, and worse."""
+    slow = cut(REFERENCE.having(Pruning(kind="structured", record=HASH)), 0.8, 89.5, 89.5, 89.5)
+    lost = cut(BOTH.having(Pruning(kind="structured", ratio=0.9, record=HASH)), 0.1, 80.0, 80.0, 80.0)
+    table = Table(judged(slow, cut(HALF, 0.5, 89.9, 89.9, 89.9), cut(BOTH, 0.25, 89.4, 89.4, 89.4), lost))
+    run = run_search(asked.model_copy(update={"sampler": "random"}), executor=table)
+    assert {*run.measured} == {REFERENCE, HALF, BOTH}
+    assert run.plan.settings == BOTH
+    (ended,) = run.seen(CutsEnded)
+    assert [(speed, round(change, 5)) for _, speed, change in ended.front] == [(4.0, -0.00667), (2.0, -0.00111)]
+    assert ended.num_cuts == 4
+
+
+def test_trials_of_what_was_judged_measure_no_quality_and_have_it(asked):
+    """The reference's neither."""
+    table = Table(judged(cut(HALF, 0.5, 89.9, 89.9, 89.9)))
+    run = run_search(asked, executor=table)
+    trials = [one for one in table.requests if one.kind == "measure" and not one.fresh]
+    assert all(one.options.quality is None for one in trials)
+    assert run.plan.quality.reference == 90.0 or run.plan.quality.value == 89.9
+
+
+def test_every_pair_of_the_grid_is_a_candidate_and_every_seed_is_asked_for(asked):
+    """Four ratios and no cut, two ranks and none: fourteen that cut anything."""
+    table = Table(judged())
+    run = run_search(asked, executor=table)
+    (request,) = table.judging
+    assert len(request.options.candidates) == 14
+    assert request.options.seeds == (0, 1, 2)
+    assert (request.options.allowed, request.options.is_share) == (1.0, False)
+    assert run.seen(CutsStarted)[0].num_cuts == 14
+    assert run.measured == [REFERENCE]
+    assert run.seen(CutsEnded)[0].front == ()
+
+
+@pytest.mark.parametrize("drop", [None, POINT])
+def test_rows_that_a_space_writes_out_are_tried_one_by_one(asked, drop):
+    """And nothing is judged beforehand without a drop that is allowed."""
+    if drop is not None:
+        Path("space.yaml").write_text("schema: autotune/space@1\npruning: [{kind: none}, {kind: structured}]\n")
+    table = Table()
+    run_search(asked.model_copy(update={"max_quality_drop": drop}), executor=table)
+    assert table.judging == []
+
+
+def test_a_process_that_dies_is_begun_again_once(asked):
+    table = Table(Crashed(message="SIGKILL"), judged(cut(HALF, 0.5, 89.9, 89.9, 89.9)))
+    run = run_search(asked, executor=table)
+    assert [one.options.keep for one in table.judging] == 2 * [str(Path(".autotune/model-1/cuts.json").absolute())]
+    assert run.plan.settings == HALF
+
+
+def test_what_cannot_be_judged_is_tried_one_by_one(asked):
+    """The search says why."""
+    table = Table(Failed(message="RuntimeError: no"))
+    run = run_search(asked, executor=table)
+    assert any("cuts are tried one by one: RuntimeError: no" in event.message for event in run.seen(Warned))
+    assert len({*run.measured}) > 1
+
+
+def test_pruning_that_cannot_be_done_is_said_once_and_left_out(asked):
+    refused = [JudgedCut(settings=one, ended="settings.pruning: no") for one in (HALF, BOTH)]
+    run = run_search(asked, executor=Table(judged(*refused)))
+    assert [event.message for event in run.seen(Warned)].count("settings.pruning: no") == 1
+    assert run.measured == [REFERENCE]
+
+
+def test_judging_has_a_quarter_of_the_time(asked):
+    table = Table(judged())
+    run_search(asked.model_copy(update={"max_time": 400.0}), executor=table)
+    (request,) = table.judging
+    assert request.options.most_s == 100.0
+    assert request.deadline_s < 400.0
+
+
+def test_a_search_that_goes_on_judges_nothing_anew(asked):
+    """The study has what was found."""
+    run_search(asked, executor=Table(judged(cut(HALF, 0.5, 89.9, 89.9, 89.9))))
+    table = Table()
+    run = run_search(asked.model_copy(update={"resume": True}), executor=table)
+    assert table.judging == []
+    assert run.plan.settings == HALF
