@@ -33,6 +33,5 @@ def scores(model: nn.Module, part: list[str]) -> Tensor:
     return torch.cat(found)
 
 
-def evaluate(model: nn.Module) -> float:
-    """Minus the mean loss."""
-    return scores(model, JUDGED).mean().item()
+def evaluate(model: nn.Module) -> Tensor:
+    return scores(model, JUDGED)
