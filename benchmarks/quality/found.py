@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import shutil
 import statistics
-import threading
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -19,13 +21,10 @@ import torch
 
 import autotune
 from autotune.commands.where import Where
-from autotune.errors import AutotuneError
 from autotune.measure.checks.quality import measure_quality
 from autotune.measure.measurement import QualityOptions
 from autotune.measure.timing.turns import trimmed_mean
 from autotune.plan import Budget, Plan
-from autotune.searches.driver import search
-from autotune.searches.events import Event, TrialEnded
 from autotune.searches.options import Drop, SearchOptions
 from autotune.searches.requests import Requests, inspect, reference_settings
 from autotune.searches.time_budget import TimeBudget
@@ -70,8 +69,9 @@ def compare(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
     folder = job.cache.resolve() / f"searches-{job.name}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with contextlib.chdir(folder), Where("local").open(str(job.path), "cpu") as executor:
-        found = {name: searched(job, name, executor, arguments) for name in (EXACT, LOSSY)}
+    with contextlib.chdir(folder):
+        found = {name: searched(job, name, arguments) for name in (EXACT, LOSSY)}
+    with Where("local").open(str(job.path), "cpu") as executor:
         runs = Runs(job, executor, arguments)
         picked = {name: one["plan"].settings if one["plan"] else runs.reference for name, one in found.items()}
         picked |= by_hand(hand["cut"], hand["fastest"], picked[EXACT], runs.reference)
@@ -96,42 +96,35 @@ def compare(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def searched(job: Job, name: str, executor: Executor, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What one search comes to; its plan is None where it finds none."""
-    options = SearchOptions(
-        task=str(job.path),
-        name=name,
-        budget=1.0,
-        trials=arguments.trials,
-        trial_time=arguments.trial_time,
-        max_time=arguments.max_time,
-        max_quality_drop=DROP if name == LOSSY else None,
-        recovery_steps=job.recovery_steps if name == LOSSY else 100,
-        output=Path(f"{name}.yaml"),
-        progress=Path(f"{name}.jsonl"),
-        storage=f"sqlite:///{Path.cwd()}/{name}.db",
-        fresh=True,
-    )
-    trials: list[dict[str, Any]] = []
-
-    def observe(event: Event) -> None:
-        if isinstance(event, TrialEnded):
-            measurement = getattr(event.outcome, "measurement", None)
-            trials.append(
-                {
-                    "settings": event.settings.written(),
-                    "feasible": event.feasible,
-                    "samples_per_s": measurement and round(measurement.samples_per_s.value, 1),
-                    "quality": measurement and measurement.quality and measurement.quality.value,
-                }
-            )
-
-    began_s, plan, error = time.monotonic(), None, None
-    try:
-        plan = search(options, executor, observe, threading.Event())
-    except AutotuneError as raised:
-        error = str(raised)
-    return {"plan": plan, "error": error, "seconds": time.monotonic() - began_s, "trials": trials}
+def searched(job: Job, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What one search comes to; its plan is None where it finds none. Its log and its study stay in this folder."""
+    asked = {
+        "budget": "100%",
+        "trials": arguments.trials,
+        "trial-time": f"{arguments.trial_time}s",
+        "device": "cpu",
+        "output": f"{name}.yaml",
+        "progress": f"{name}.jsonl",
+    }
+    if arguments.max_time is not None:
+        asked["max-time"] = f"{arguments.max_time}s"
+    if name == LOSSY:
+        asked |= {"max-quality-drop": f"{ALLOWED:.0%}", "recovery-steps": job.recovery_steps}
+    command = [sys.executable, "-m", "autotune", "search", str(job.path), "--fresh"]
+    command += [word for option, value in asked.items() for word in (f"--{option}", str(value))]
+    began_s = time.monotonic()
+    with Path(f"{name}.log").open("w", encoding="utf-8") as log:
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    seconds = time.monotonic() - began_s
+    said = Path(f"{name}.log").read_text(encoding="utf-8")
+    rows = Path(f"{name}.jsonl").read_text(encoding="utf-8") if Path(f"{name}.jsonl").exists() else ""
+    events = [json.loads(line) for line in rows.splitlines()]
+    return {
+        "plan": autotune.load_plan(f"{name}.yaml") if code == 0 else None,
+        "error": said.strip()[-2000:] if code else None,
+        "seconds": seconds,
+        "runs": [event for event in events if "outcome" in event],
+    }
 
 
 def of_search(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +136,7 @@ def of_search(found: Mapping[str, Any]) -> dict[str, Any]:
         "gain": plan and plan.gain and plan.gain.model_dump(mode="json"),
         "quality": plan and plan.quality and plan.quality.model_dump(mode="json"),
         "notes": list(plan.notes) if plan else [],
-        "trials": found["trials"],
+        "runs": found["runs"],
     }
 
 
