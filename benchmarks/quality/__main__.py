@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("hand", "search"), required=True)
     parser.add_argument("--job", choices=JOBS, action="append", help="default: all")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "autotune-quality")
+    parser.add_argument("--budget", default="100%", help="of each search")
     parser.add_argument("--trials", type=int, default=24, help="of each search")
     parser.add_argument("--trial-time", type=float, default=2.0, help="seconds of a trial, and of a turn")
     parser.add_argument("--max-time", type=float, default=None, help="seconds of each search; default: no limit")

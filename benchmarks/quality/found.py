@@ -82,6 +82,7 @@ def compare(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "job": job.name,
         "version": job.version,
+        "budget": arguments.budget,
         "drop": ALLOWED,
         "by_hand": {**hand["cut"].row, "with": hand["fastest"], "by_table": round(hand["fastest_speed"], 3)},
         "best_by_hand": best_hand,
@@ -99,7 +100,7 @@ def compare(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
 def searched(job: Job, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """What one search comes to; its plan is None where it finds none. Its log and its study stay in this folder."""
     asked = {
-        "budget": "100%",
+        "budget": arguments.budget,
         "trials": arguments.trials,
         "trial-time": f"{arguments.trial_time}s",
         "device": "cpu",
