@@ -36,11 +36,7 @@ ExecutorName = Literal["local", "ray"]
 
 
 def search(
-    task: str | Path | Sequence[str],
-    *,
-    executor: ExecutorName = "ray",
-    address: str | None = None,
-    **options: Any,
+    task: str | Path | Sequence[str], *, executor: ExecutorName = "ray", address: str | None = None, **options: Any
 ) -> Plan:
     """Find the fastest configuration of a job that stays within a budget, and write it as a plan.
 

@@ -168,12 +168,7 @@ def compare(seed: int) -> Iterator[dict[str, Any]]:
         together = Timed({n: t for m in models.values() for n, t in m.executor(seed).tables.items()})
         nodes = Nodes(together)
         batch = prepare_batch(
-            jobs,
-            Path("plans"),
-            {"cpu": nodes},
-            Results("sqlite:///results.db"),
-            threading.Event(),
-            clock=nodes.clock,
+            jobs, Path("plans"), {"cpu": nodes}, Results("sqlite:///results.db"), threading.Event(), clock=nodes.clock
         )
         with nodes.going(batch.turns["cpu"]):
             batch.run()

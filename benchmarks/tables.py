@@ -98,10 +98,7 @@ def _of_peer(row: Row, found: dict[str, float], digits: int) -> str:
     return f"{found['peer']:.{digits}f}" if "peer" in found else "–"
 
 
-_TABLES: dict[str, Callable[[], str]] = {
-    "models": _model_table,
-    "layers": _layer_table,
-}
+_TABLES: dict[str, Callable[[], str]] = {"models": _model_table, "layers": _layer_table}
 
 
 if __name__ == "__main__":

@@ -52,11 +52,7 @@ class Running:
     """``autotune`` at work, in a session of its own, marked so that all that comes of it can be found."""
 
     def __init__(
-        self,
-        arguments: tuple[str | Path, ...],
-        cwd: Path,
-        extra: Mapping[str, str],
-        program: tuple[str, ...] = PROGRAM,
+        self, arguments: tuple[str | Path, ...], cwd: Path, extra: Mapping[str, str], program: tuple[str, ...] = PROGRAM
     ) -> None:
         mark = uuid.uuid4().hex
         self._mark = f"{_MARK}={mark}"

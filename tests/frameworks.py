@@ -206,12 +206,7 @@ def _by_ray(job: Job, plan: Plan | None, model: nn.Module, folder: str) -> None:
     TorchTrainer(train, scaling_config=ScalingConfig(num_workers=0), run_config=config).fit()
 
 
-_TRAIN = {
-    "transformers": _by_trainer,
-    "accelerate": _by_accelerate,
-    "lightning": _by_lightning,
-    "ray": _by_ray,
-}
+_TRAIN = {"transformers": _by_trainer, "accelerate": _by_accelerate, "lightning": _by_lightning, "ray": _by_ray}
 FRAMEWORKS = tuple(_TRAIN)
 
 

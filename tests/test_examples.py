@@ -23,11 +23,7 @@ from autotune.workers import Executor
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 # Enough training for the script's own bar, which it states with its reason, whichever plan the search found.
-TRAINING = {
-    "char_gpt": ["--steps", "400"],
-    "digits_cnn": [],
-    "adversarial_digits": ["--epochs", "4"],
-}
+TRAINING = {"char_gpt": ["--steps", "400"], "digits_cnn": [], "adversarial_digits": ["--epochs", "4"]}
 SMALLER = {
     "char_gpt": {"WIDTH = 192": "WIDTH = 96", "NUM_BLOCKS = 4": "NUM_BLOCKS = 2"},
     "digits_cnn": {"SIDE = 32": "SIDE = 16"},

@@ -53,11 +53,7 @@ class LocalSlot:
     """Fork servers by environment, one trial at a time; a second lane for the other of two that take turns."""
 
     def __init__(
-        self,
-        base: Mapping[str, str],
-        working_dir: str | None = None,
-        name: str = "",
-        processors: Sequence[int] = (),
+        self, base: Mapping[str, str], working_dir: str | None = None, name: str = "", processors: Sequence[int] = ()
     ) -> None:
         """Start nothing yet.
 

@@ -24,9 +24,7 @@ TaskPath = Annotated[str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The ta
 EstimatedTask = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL.PY[:NAME]",
-        help="The task file; `autotune init` writes one.",
-        show_default="the model of --hf",
+        metavar="MODEL.PY[:NAME]", help="The task file; `autotune init` writes one.", show_default="the model of --hf"
     ),
 ]
 HfConfig = Annotated[
@@ -192,8 +190,7 @@ Verbose = Annotated[
 ]
 
 Depth = Annotated[
-    int | None,
-    typer.Option(min=0, help="Levels of modules below the model.", show_default="as many as fit a screen"),
+    int | None, typer.Option(min=0, help="Levels of modules below the model.", show_default="as many as fit a screen")
 ]
 ProfiledPlan = Annotated[
     Path | None, typer.Option("--plan", metavar="PLAN.YAML", help="Profile with this plan in force.")

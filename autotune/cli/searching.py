@@ -66,10 +66,7 @@ def search(
     if len(budgets) == 1 and budgets[0]:
         given["budget"] = budgets[0]
     options = SearchOptions(
-        task=script_name(job) if is_script else job[0],
-        command=tuple(job) if is_script else None,
-        device=kind,
-        **given,
+        task=script_name(job) if is_script else job[0], command=tuple(job) if is_script else None, device=kind, **given
     )
     with one_document(json):
         where = Where(executor, address, is_script, verbose, device_name)

@@ -47,8 +47,7 @@ def run(
     tls_certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="For HTTPS: the key, PEM.")] = None,
     keep: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Forget what ended so long ago: 30d.", show_default="never"),
+        str | None, typer.Option(metavar="TIME", help="Forget what ended so long ago: 30d.", show_default="never")
     ] = None,
     requests_per_second: Annotated[
         float | None, typer.Option(min=0.1, help="The most that one token may ask.", show_default="no limit")

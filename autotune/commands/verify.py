@@ -31,13 +31,7 @@ from ..workers import Executor, Failed, Measured, Outcome, OutOfMemory
 from .where import Where, default_device, trials
 
 
-def verify(
-    path: Path,
-    job: Sequence[str] | None,
-    where: Where,
-    asked: HowToSearch,
-    json: bool,
-) -> Verification:
+def verify(path: Path, job: Sequence[str] | None, where: Where, asked: HowToSearch, json: bool) -> Verification:
     """Measure a plan again and print what was found.
 
     Args:

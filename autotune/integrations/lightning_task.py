@@ -13,11 +13,7 @@ from ..task import Task
 from .checks import check_version
 from .lightning_hooks import batch_hook, is_own, logging_to, nowhere
 
-_PRECISIONS = {
-    **dict.fromkeys(("32-true", "32", 32, None)),
-    "bf16-mixed": "bf16",
-    "16-mixed": "fp16",
-}
+_PRECISIONS = {**dict.fromkeys(("32-true", "32", 32, None)), "bf16-mixed": "bf16", "16-mixed": "fp16"}
 _LEFT_OUT = ("on_train_batch_start", "on_train_batch_end", "optimizer_step", "configure_gradient_clipping", "backward")
 """Hooks of a module that a trial does not call."""
 _OPTIONS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "worker_init_fn")

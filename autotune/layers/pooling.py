@@ -279,10 +279,7 @@ def avg_pool1d(
     return avg_pool(2)(site, input.unsqueeze(-2), *wide, ceil_mode, count_include_pad).squeeze(-2)
 
 
-_ADAPTIVE_BACKWARD = {
-    2: torch.ops.aten._adaptive_avg_pool2d_backward,
-    3: torch.ops.aten._adaptive_avg_pool3d_backward,
-}
+_ADAPTIVE_BACKWARD = {2: torch.ops.aten._adaptive_avg_pool2d_backward, 3: torch.ops.aten._adaptive_avg_pool3d_backward}
 _ADAPTIVE: dict[int, Callable[..., Tensor]] = {2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
 
 

@@ -163,11 +163,7 @@ class EvaluationRecord:
         return perf_counter() - self._compile_time.seconds() - self._began_s
 
     def ended(
-        self,
-        batch: int | None,
-        peak_bytes: Callable[[], int],
-        before_bytes: int | None = None,
-        is_whole: bool = True,
+        self, batch: int | None, peak_bytes: Callable[[], int], before_bytes: int | None = None, is_whole: bool = True
     ) -> Evaluated:
         """What it came to, once the device has done all of it; ``batch`` is what it was told to evaluate at once."""
         self._synchronize()

@@ -121,9 +121,6 @@ def _headline(stored: Stored) -> str:
 
 
 def _misses(stored: Stored) -> Iterator[tuple[str, scatter.Bars, str]]:
-    for name, found in (
-        ("Speed", scatter.misses(stored, "speed")),
-        ("Peak memory", scatter.misses(stored, "peak")),
-    ):
+    for name, found in (("Speed", scatter.misses(stored, "speed")), ("Peak memory", scatter.misses(stored, "peak"))):
         if (drawn := scatter.bars(found)) is not None:
             yield name, drawn, offs(found)

@@ -23,12 +23,7 @@ EVALUATION = "evaluation.batch"
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\.([a-z_]+)(?:=(\d+))?\}")
 ADD_PATH = "--add-path"
 """Tells the launcher to put the script's folder first on ``sys.path``, as Python does."""
-FENCES = {
-    "WANDB_MODE": "offline",
-    "COMET_START_ONLINE": "0",
-    "HF_HUB_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-}
+FENCES = {"WANDB_MODE": "offline", "COMET_START_ONLINE": "0", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Variables of a script's trials, where the user sets no other: what trackers and hubs would be told stays here."""
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "srun", "fabric", "composer")
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.", "deepspeed.")

@@ -77,10 +77,7 @@ def _run_file(words: Sequence[str], adds_path: bool) -> None:
     file = os.path.abspath(path)
     module = ModuleType("__main__")
     vars(module).update(
-        __file__=file,
-        __builtins__=builtins,
-        __cached__=None,
-        __loader__=SourceFileLoader("__main__", file),
+        __file__=file, __builtins__=builtins, __cached__=None, __loader__=SourceFileLoader("__main__", file)
     )
     sys.modules["__main__"] = module
     exec(compile(Path(path).read_bytes(), file, "exec", dont_inherit=True), vars(module))

@@ -94,12 +94,7 @@ def round_of(place: Place, num_steps: int, number: int, num_passes: int | None) 
     """Both trainings; which is first changes from round to round."""
     found = {is_planned: place.train(num_steps, is_planned) for is_planned in (number % 2 == 1, number % 2 == 0)}
     (plain, _), (planned, said) = found[False], found[True]
-    return {
-        "plain": summary(plain),
-        "planned": summary(planned),
-        "said": said,
-        **compared(plain, planned, num_passes),
-    }
+    return {"plain": summary(plain), "planned": summary(planned), "said": said, **compared(plain, planned, num_passes)}
 
 
 def line(row: dict[str, Any]) -> str:

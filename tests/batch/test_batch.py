@@ -112,10 +112,7 @@ def test_each_job_gets_its_plan_and_the_summary_names_it():
     assert load_plan("plans/first.yaml").measured.peak.process * 1.03 <= 600 * MIB
     assert load_plan("plans/second.yaml").budget.limit is None
     rows = yaml.safe_load(Path("plans/summary.yaml").read_text())["jobs"]
-    assert {each["name"]: each["plan"] for each in rows} == {
-        "first": "plans/first.yaml",
-        "second": "plans/second.yaml",
-    }
+    assert {each["name"]: each["plan"] for each in rows} == {"first": "plans/first.yaml", "second": "plans/second.yaml"}
 
 
 def test_another_budget_for_a_known_task_begins_with_what_is_known():

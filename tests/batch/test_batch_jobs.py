@@ -50,10 +50,7 @@ def test_jobs_of_one_task_are_in_one_lane_by_priority_and_the_largest_budget_fir
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        (
-            "name: a, task: model.py, bugdet: 8GiB",
-            "jobs.0.bugdet: unknown key. Use one of: seed, effective_batch",
-        ),
+        ("name: a, task: model.py, bugdet: 8GiB", "jobs.0.bugdet: unknown key. Use one of: seed, effective_batch"),
         ("name: a, task: model.py, device: tpu", "jobs.0.device: cpu or cuda was expected, or a type of them"),
         ("name: a, task: model.py, budget: 8", "Was 8GiB meant?"),
         ("name: a, task: model.py, priority: 0", "jobs.0.priority: Input should be greater than 0"),

@@ -38,13 +38,7 @@ def test_what_is_kept_is_read_back_by_another_process(results, tmp_path):
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"task": "b" * 64},
-        {"device": '{"type":"cuda"}'},
-        {"threads": 4},
-        {"torch": "2.14.0"},
-        {"autotune": "0.2"},
-    ],
+    [{"task": "b" * 64}, {"device": '{"type":"cuda"}'}, {"threads": 4}, {"torch": "2.14.0"}, {"autotune": "0.2"}],
 )
 def test_another_key_knows_nothing_of_it(results, other):
     keep(results, FAST)

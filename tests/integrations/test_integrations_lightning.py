@@ -177,9 +177,7 @@ def test_all_of_a_plan_is_in_force_and_said_in_one_line(name, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "row",
-    [Pruning(kind="structured", ratio=0.5), LowRank(kind="svd", least_features=4)],
-    ids=["pruning", "low_rank"],
+    "row", [Pruning(kind="structured", ratio=0.5), LowRank(kind="svd", least_features=4)], ids=["pruning", "low_rank"]
 )
 def test_a_smaller_model_is_there_before_its_optimizer(row, tmp_path, capsys):
     """What takes parameters away is put on the module before ``configure_optimizers``."""

@@ -182,8 +182,7 @@ def test_several_loaders_are_validated_one_after_the_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "trainer"),
-    [(loader, {}), (Alone, {}), (lambda: (loader(), None), {}), (Data, {"limit_val_batches": 0})],
+    ("data", "trainer"), [(loader, {}), (Alone, {}), (lambda: (loader(), None), {}), (Data, {"limit_val_batches": 0})]
 )
 def test_a_job_that_does_not_validate_has_no_evaluate(data, trainer):
     assert task_of(data, trainer).evaluate is None

@@ -110,11 +110,7 @@ def test_a_run_is_configured_with_the_plans_device_and_environment(worker, monke
         "name": "run",
         "worker_runtime_env": {"pip": ["x"], "env_vars": {"A": "1", "OMP_NUM_THREADS": "2"}},
     }
-    assert ray_train.scaling_config(PLAN) == {
-        "num_workers": 1,
-        "use_gpu": False,
-        "resources_per_worker": {"CPU": 2},
-    }
+    assert ray_train.scaling_config(PLAN) == {"num_workers": 1, "use_gpu": False, "resources_per_worker": {"CPU": 2}}
     assert ray_train.scaling_config(Plan(budget=Budget(device="cuda"), settings=Settings()))["use_gpu"] is True
 
 

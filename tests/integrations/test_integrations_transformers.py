@@ -322,10 +322,7 @@ def test_a_trial_builds_the_trainer_once(arguments_of):
     assert first is not again
 
 
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [(lambda: None, "must return a transformers.Trainer, but got NoneType")],
-)
+@pytest.mark.parametrize(("build", "words"), [(lambda: None, "must return a transformers.Trainer, but got NoneType")])
 def test_what_is_no_trainer_is_refused(build, words):
     with pytest.raises(TaskError, match=words):
         from_trainer(build)

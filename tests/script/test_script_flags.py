@@ -159,8 +159,7 @@ def test_a_search_takes_the_flags_that_state_what_the_script_was_seen_to_train_w
 
 
 @pytest.mark.parametrize(
-    ("words", "changes"),
-    [("--batch-size 32 --grad-accum 1", {}), ("--batch-size 64 --grad-accum 1", {"flags": "off"})],
+    ("words", "changes"), [("--batch-size 32 --grad-accum 1", {}), ("--batch-size 64 --grad-accum 1", {"flags": "off"})]
 )
 def test_other_flags_and_flags_off_leave_the_batch_and_say_so_once(words, changes, search):
     run = search(words, **changes)

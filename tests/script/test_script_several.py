@@ -207,11 +207,7 @@ def test_each_process_is_told_its_share():
 
 @pytest.mark.parametrize(
     "starter",
-    [
-        ("torchrun", "--nnodes=2"),
-        ("torchrun", "--nnodes", "1:4"),
-        ("accelerate", "launch", "--num_machines", "2"),
-    ],
+    [("torchrun", "--nnodes=2"), ("torchrun", "--nnodes", "1:4"), ("accelerate", "launch", "--num_machines", "2")],
 )
 def test_several_machines_are_refused(starter):
     with pytest.raises(UserError, match="a trial runs on one machine"):

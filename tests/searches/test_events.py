@@ -124,11 +124,7 @@ SAID: list[tuple[Event, str, dict[str, Any]]] = [
         f"trial 3 again, round 2 of 3: {SPEED}",
         {"number": 3, "round": 2, "num_rounds": 3, "settings": "batch 64, bf16", **FIGURES},
     ),
-    (
-        events.AnchorStarted(0, REFERENCE),
-        "reference again, as an anchor starts: trials are compared with it",
-        {},
-    ),
+    (events.AnchorStarted(0, REFERENCE), "reference again, as an anchor starts: trials are compared with it", {}),
     (
         events.AnchorEnded(0, REFERENCE, MEASURED, 0.5),
         f"reference again, as an anchor: {SPEED}; since then speeds are 0.61 of what they were at first",

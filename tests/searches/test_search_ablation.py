@@ -50,10 +50,7 @@ def test_the_winner_and_its_counterparts_take_turns_in_fresh_interpreters_after_
 
     run = run_search(every(ablate=True), executor=Looks(facts(), TABLE))
     requests = run.executor.requests[-6:]
-    assert [request.plan.settings for request in requests] == [
-        *(BOTH, TCMALLOC, BF16),
-        *(BOTH, BF16, TCMALLOC),
-    ]
+    assert [request.plan.settings for request in requests] == [*(BOTH, TCMALLOC, BF16), *(BOTH, BF16, TCMALLOC)]
     assert all(request.fresh for request in requests)
     assert is_written == [True] * 6
     assert [event.without for event in run.seen(AblationEnded)] == [

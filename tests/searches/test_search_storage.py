@@ -318,11 +318,7 @@ def test_a_url_without_a_password_is_printed_as_it_is(url: str):
 
 @pytest.mark.parametrize(
     ("url", "words"),
-    [
-        ("postgresql+pg8000://u:p@h/n", "pg8000"),
-        ("mysql://u:p@h/n", "MySQLdb"),
-        ("mysql+pymysql://h/n", "pymysql"),
-    ],
+    [("postgresql+pg8000://u:p@h/n", "pg8000"), ("mysql://u:p@h/n", "MySQLdb"), ("mysql+pymysql://h/n", "pymysql")],
 )
 def test_the_driver_that_is_missing_is_the_one_that_is_named(url: str, words: str):
     with pytest.raises(StudyError, match=words):

@@ -104,10 +104,7 @@ def test_a_word_other_than_auto_is_refused():
     ("row", "words"),
     [
         ("layers: [none]", "layers.0: write a mapping: {kind: none}, but got 'none'"),
-        (
-            "precision: [fp8]",
-            "precision.0: write a mapping: {kind: default}, {kind: fp32}, {kind: tf32}, {kind: bf16}",
-        ),
+        ("precision: [fp8]", "precision.0: write a mapping: {kind: default}, {kind: fp32}, {kind: tf32}, {kind: bf16}"),
         ("batch: [8]", "batch.0: write a mapping: {micro: …}, but got 8"),
         ("layers: none", "layers: write `auto`, or a list of choices such as [{kind: none}], but got 'none'"),
         ("memory_format: {kind: contiguous}", "a list of choices such as [{kind: contiguous}, {kind: channels_last}]"),

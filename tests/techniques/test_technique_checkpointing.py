@@ -138,18 +138,12 @@ def test_named_blocks_survive_yaml():
 
 
 NOT_NAMED = [
-    (
-        "{kind: chosen}",
-        "blocks: kind chosen needs the number of at least one block, but got none. Use .*",
-    ),
+    ("{kind: chosen}", "blocks: kind chosen needs the number of at least one block, but got none. Use .*"),
     ("{kind: chosen, blocks: [2, 0]}", r"blocks: must ascend, each once, but got \[2, 0\]. Use \[0, 2\]."),
     ("{kind: chosen, blocks: [1, 1]}", r"blocks: must ascend, each once, but got \[1, 1\]. Use \[1\]."),
     ("{kind: blocks, blocks: [1]}", r"blocks: kind blocks names no blocks, but got \[1\]. Use kind: chosen."),
     ("{blocks: [1]}", r"blocks: kind none names no blocks, but got \[1\]. Use kind: chosen."),
-    (
-        "{kind: chosen, blocks: [1], every: 2}",
-        "every: kind chosen names its blocks, but got every: 2. Use kind: b",
-    ),
+    ("{kind: chosen, blocks: [1], every: 2}", "every: kind chosen names its blocks, but got every: 2. Use kind: b"),
     ("{kind: chosen, blocks: [-1]}", "blocks.0: .*greater than or equal to 0, but got -1"),
     ("{kind: chosen, blocks: [1.0]}", "blocks.0: .*valid integer, but got 1.0"),
     ("{kind: chosen, blocks: [true]}", "blocks.0: .*valid integer, but got True"),
@@ -456,10 +450,7 @@ class Swish(nn.Module):
 
 
 BLOCKS = {
-    "blocks of experts are blocks": (
-        nn.ModuleList(Experts() for _ in range(2)),
-        ["0", "1"],
-    ),
+    "blocks of experts are blocks": (nn.ModuleList(Experts() for _ in range(2)), ["0", "1"]),
     "modules that are stages of blocks give their blocks": (
         nn.Sequential(Stage(16), Stage(32)),
         ["0.blocks.0", "0.blocks.1", "1.blocks.0", "1.blocks.1"],

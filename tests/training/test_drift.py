@@ -36,11 +36,7 @@ def applied(plan, **options):
         return autotune.apply(plan, **{**pieces, **options})
 
 
-OTHERS = {
-    "torch 1.0": {"torch": "1.0"},
-    "device Another": {"device": "Another"},
-    "3 threads": {"threads": 3},
-}
+OTHERS = {"torch 1.0": {"torch": "1.0"}, "device Another": {"device": "Another"}, "3 threads": {"threads": 3}}
 
 
 @pytest.mark.parametrize("what", OTHERS)

@@ -61,11 +61,7 @@ def serve(options: ServeOptions) -> None:
     address = [] if options.address is None else [f"--address={options.address}"]
     runner = RunnerOptions(num_searches=options.searches, driver_options=(f"--executor={options.executor}", *address))
     service = open_service(
-        options.state.resolve(),
-        options.database,
-        runner,
-        on_loopback=_is_loopback(options.host),
-        shared=options.shared,
+        options.state.resolve(), options.database, runner, on_loopback=_is_loopback(options.host), shared=options.shared
     )
     config = uvicorn.Config(
         make_app(service, keep_s=keep_s, requests_per_s=options.requests_per_s),

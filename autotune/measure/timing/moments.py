@@ -110,10 +110,7 @@ class OptimizerTime:
     @contextmanager
     def watching(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Count the steps within the body."""
-        hooks = (
-            optimizer.register_step_pre_hook(self._begin),
-            optimizer.register_step_post_hook(self._end),
-        )
+        hooks = (optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end))
         try:
             yield
         finally:

@@ -34,10 +34,7 @@ def held_by(search_id: str, token: str) -> ColumnElement[bool]:
 
 
 def append(
-    connection: Connection,
-    whose: ColumnElement[bool],
-    events: Sequence[tuple[str, Mapping[str, Any]]],
-    **changes: Any,
+    connection: Connection, whose: ColumnElement[bool], events: Sequence[tuple[str, Mapping[str, Any]]], **changes: Any
 ) -> bool:
     """Change a search, and add events to it.
 
