@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from command_line import Ended, run_here
-from search_tables import InMemory, empty_database
+from search_tables import SMALL, InMemory, empty_database
 
 from autotune.testing.executors import ExecutorContract
+from autotune.testing.runs import one_thread
 from autotune.workers import Executor
 from autotune.workers.local import LocalSlot
 from autotune.workers.pool import SlotPool
@@ -63,6 +64,25 @@ def ray_executor() -> Iterator[Executor]:
 
     with RayExecutor() as executor:
         yield executor
+
+
+@pytest.fixture
+def one_thread_only() -> Iterator[None]:
+    """Sums have one order, and are the same to the last bit."""
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def small_space(elsewhere: None) -> None:
+    """In a folder with a space of four configurations."""
+    Path("space.yaml").write_text(SMALL)
 
 
 @pytest.fixture

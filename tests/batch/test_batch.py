@@ -98,9 +98,7 @@ def states(batch: Batch) -> dict[str, str]:
     return {job.job.name: job.state for job in batch.jobs}
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: object) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_memory", "elsewhere")
 
 
 @pytest.mark.medium

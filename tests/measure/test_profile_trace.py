@@ -26,17 +26,13 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.precision import Precision
 from autotune.testing.kept import kept_bytes
-from autotune.testing.runs import one_thread
 from autotune.testing.zoo_models import Gpt, InputImage, Lstm, Mlp, ResNet, Tied
 from autotune.training.apply_plan import apply
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
 def sgd(model, **options):

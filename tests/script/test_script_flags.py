@@ -19,10 +19,7 @@ from autotune.searches.own_flags import batch_stays
 from autotune.techniques.batch import Batch
 from autotune.workers.table import TableExecutor
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 START = [sys.executable, "train.py"]

@@ -37,15 +37,11 @@ from autotune.techniques.pruning import Pruning
 from autotune.techniques.support.facts import Identity
 from autotune.techniques.support.recomputed import recomputed
 from autotune.techniques.variant import Variant
-from autotune.testing.runs import one_thread
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from search_tables import MIB, REFERENCE, SMALL, configurations, every, facts, is_again, measurement, row, run_search
+from search_tables import MIB, REFERENCE, configurations, every, facts, is_again, measurement, row, run_search
 
 from autotune.commands.verify import verify_plan
 from autotune.errors import NothingFits
@@ -49,10 +47,7 @@ class Evaluating(TableExecutor):
         return outcome.model_copy(update={"measurement": whole})
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch, in_memory):
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("in_memory", "small_space")
 
 
 def search(kind=Evaluating, known=EVALUATES, **asked):

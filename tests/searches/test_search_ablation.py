@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from search_tables import BF16, BOTH, MIB, REFERENCE, SMALL, TCMALLOC, every, facts, row, run_search
+from search_tables import BF16, BOTH, MIB, REFERENCE, TCMALLOC, every, facts, row, run_search
 
 from autotune.plan import load_plan
 from autotune.searches.events import AblationEnded, Warned
@@ -17,15 +17,9 @@ from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.workers import Failed, OutOfMemory
 from autotune.workers.table import TableExecutor
 
-pytestmark = pytest.mark.usefixtures("in_memory")
+pytestmark = pytest.mark.usefixtures("in_memory", "small_space")
 
 TABLE = [row(settings) for settings in (REFERENCE, BF16, TCMALLOC, BOTH)]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
 
 
 def test_each_choice_alone_is_reset_to_the_references():

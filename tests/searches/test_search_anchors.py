@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from search_tables import (
     BF16,
     BOTH,
     REFERENCE,
-    SMALL,
     TCMALLOC,
     Run,
     every,
@@ -30,16 +28,10 @@ from autotune.searches.store.pace import UNCORRECTED, Anchor, correction, is_due
 from autotune.workers import Measured, OutOfMemory
 from autotune.workers.table import Row, TableExecutor
 
-pytestmark = pytest.mark.usefixtures("in_memory")
+pytestmark = pytest.mark.usefixtures("in_memory", "small_space")
 
 CALM = Anchor(0, math.log(100.0), 0.03, 0.0)
 """The reference's own trial, at 100 samples per second."""
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
 
 
 class Busy(TableExecutor):

@@ -16,12 +16,7 @@ from autotune.workers import Failed, OutOfMemory
 
 TASK = Path(__file__).parents[1] / "tasks" / "healthy.py"
 
-pytestmark = pytest.mark.usefixtures("in_memory")
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_memory", "elsewhere")
 
 
 def said(found) -> str:

@@ -113,9 +113,7 @@ class Says(Executor):
         pass
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_without_a_study_nothing_is_asked_and_none_is_made():

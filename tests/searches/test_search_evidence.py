@@ -10,7 +10,6 @@ from search_tables import (
     BOTH,
     MIB,
     REFERENCE,
-    SMALL,
     configurations,
     every,
     facts,
@@ -26,13 +25,7 @@ from autotune.searches.winner.evidence import Pair, are_sure, combine, gain, int
 from autotune.workers import Measured, TrialRequest
 from autotune.workers.table import TableExecutor
 
-pytestmark = pytest.mark.usefixtures("in_memory")
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("in_memory", "small_space")
 
 
 def pairs(*speeds: tuple[float, float]) -> list[Pair]:

@@ -16,12 +16,7 @@ from autotune.workers.table import TableExecutor
 
 LOST = Lost(message="/tmp/autotune-1: the trial's files cannot be kept there: No space left on device.")
 
-pytestmark = pytest.mark.usefixtures("in_memory")
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_memory", "elsewhere")
 
 
 class Failing(TableExecutor):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from search_tables import MIB, facts, options, peak, run_search
 
@@ -20,12 +18,7 @@ LARGEST = Batch(micro=64)
 RECOMPUTED = Settings(batch=Batch(micro=32, accumulate=2), checkpointing=Checkpointing(kind="blocks"))
 
 
-pytestmark = pytest.mark.usefixtures("in_memory")
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_memory", "elsewhere")
 
 
 def predict(settings: Settings) -> Prediction:

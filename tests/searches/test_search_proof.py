@@ -6,22 +6,16 @@ from pathlib import Path
 
 import pytest
 from command_line import Ended, run_here
-from search_tables import BF16, BOTH, MIB, REFERENCE, SMALL, TCMALLOC, facts, options, row, run_search, small_search
+from search_tables import BF16, BOTH, MIB, REFERENCE, TCMALLOC, facts, options, row, run_search, small_search
 
 from autotune.workers.table import Row, TableExecutor
 
-pytestmark = pytest.mark.usefixtures("in_memory")
+pytestmark = pytest.mark.usefixtures("in_memory", "small_space")
 
 ALIKE = [row(one, samples_per_s=(104.0, 99.0), peak_bytes=(MIB, MIB)) for one in (BF16, TCMALLOC, BOTH)]
 """Of the pairs, some say 1.04 and others 0.99."""
 SLOWER = [row(one, samples_per_s=(1.0,)) for one in (BF16, TCMALLOC, BOTH)]
 AT_100 = row(REFERENCE, samples_per_s=(100.0,))
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
 
 
 def unproven(rows: list[Row], **changes) -> str | None:

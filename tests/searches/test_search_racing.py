@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from search_tables import (
     BF16,
     BOTH,
     MIB,
     REFERENCE,
-    SMALL,
     configurations,
     every,
     facts,
@@ -25,13 +22,7 @@ from autotune.searches.events import TrialEnded
 from autotune.workers import Measured
 from autotune.workers.table import TableExecutor
 
-pytestmark = pytest.mark.usefixtures("in_memory")
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("in_memory", "small_space")
 
 
 def trials(run):

@@ -12,7 +12,6 @@ import optuna
 import pytest
 from search_tables import (
     MIB,
-    SMALL,
     configurations,
     every,
     facts,
@@ -39,10 +38,7 @@ from autotune.workers.table import TableExecutor
 URL = "sqlite:///.autotune/model.db"
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("small_space")
 
 
 def countdown(number: int) -> Callable[[object], bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from search_tables import SMALL, configurations, facts, measurement, options, row, run_search
+from search_tables import configurations, facts, measurement, options, row, run_search
 
 from autotune.errors import OutOfTime
 from autotune.report.spent import spent_table
@@ -17,11 +17,7 @@ from autotune.searches.seconds import Seconds
 from autotune.workers import Compared, Measured, Outcome, OutOfMemory, Predicted, TrialRequest
 from autotune.workers.table import TableExecutor
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("small_space")
 
 
 def measured(seconds: float, **phases_s: float) -> Measured:

@@ -32,10 +32,7 @@ SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
 STUDY = Path(".autotune/model.db")
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("small_space")
 
 
 def during(trial: str, happens: Callable[[], object]) -> TableExecutor:

@@ -6,7 +6,6 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import pytest
 from search_tables import configurations, facts, is_again, is_anchor, measurement, options, row, run_search, speed
@@ -21,12 +20,7 @@ from autotune.techniques import Facts
 from autotune.workers import Compared, Measured, Outcome, TimedOut, TrialRequest
 from autotune.workers.table import Row, TableExecutor
 
-pytestmark = pytest.mark.usefixtures("in_memory")
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_memory", "elsewhere")
 
 
 class Clocked(TableExecutor):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
-from search_tables import BOTH, MIB, REFERENCE, SMALL, configurations, facts, measurement, options, row, run_search
+from search_tables import BOTH, MIB, REFERENCE, configurations, facts, measurement, options, row, run_search
 
 from autotune.plan import Budget
 from autotune.searches.events import FinalistEnded, TrialStarted
@@ -15,15 +14,9 @@ from autotune.workers import Failed
 from autotune.workers.outcome import Turn
 from autotune.workers.table import TableExecutor
 
-pytestmark = pytest.mark.usefixtures("in_memory")
+pytestmark = pytest.mark.usefixtures("in_memory", "small_space")
 ROOMY = facts(host_memory_bytes=2**40)
 """With memory for two processes at once."""
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
 
 
 def by_turns(*log_ratios: float, disturbed: tuple[float, ...] = ()) -> Pair:

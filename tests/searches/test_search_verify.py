@@ -20,13 +20,7 @@ from autotune.workers.table import Row, TableExecutor
 SMALL = "schema: autotune/space@1\nprecision: auto\nallocator: auto\n"
 
 
-pytestmark = pytest.mark.usefixtures("in_memory")
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("space.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("in_memory", "small_space")
 
 
 @pytest.fixture

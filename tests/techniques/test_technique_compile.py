@@ -32,7 +32,7 @@ from autotune.techniques.compile import Compile, _recorded
 from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.techniques.support.compiler import lacking_compiler
-from autotune.testing.runs import one_thread, relative_difference, run_applied, run_by_hand, without_dropout
+from autotune.testing.runs import relative_difference, run_applied, run_by_hand, without_dropout
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 
@@ -42,10 +42,7 @@ GRAPHS, AUTOTUNED = Compile(kind="model", mode="reduce-overhead"), Compile(kind=
 MLP = dataclasses.replace(ZOO["mlp"], build_optimizer=ZOO["gpt"].build_optimizer)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
 class TestCompile(TechniqueContract):

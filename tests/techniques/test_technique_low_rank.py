@@ -26,7 +26,7 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.low_rank import LowRank
 from autotune.techniques.pruning import Pruning
-from autotune.testing.runs import one_thread, run_applied
+from autotune.testing.runs import run_applied
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 
@@ -34,10 +34,7 @@ QUARTER = LowRank(kind="svd", least_features=4)
 """For models of 16 features."""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
 class TestLowRank(TechniqueContract):

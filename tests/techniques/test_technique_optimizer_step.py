@@ -22,7 +22,7 @@ from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer_step import OptimizerStep
-from autotune.testing.runs import one_thread, run_applied, without_dropout
+from autotune.testing.runs import run_applied, without_dropout
 from autotune.testing.techniques import TechniqueContract
 from autotune.testing.zoo import ZOO
 
@@ -30,10 +30,7 @@ IN_BACKWARD = OptimizerStep(kind="in_backward")
 PLAN = Plan(settings=Settings(optimizer_step=IN_BACKWARD))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
 class TestOptimizerStep(TechniqueContract):

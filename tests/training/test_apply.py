@@ -24,7 +24,7 @@ from autotune.techniques.memory_format import MemoryFormat
 from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.precision import Precision
 from autotune.techniques.support.facts import difference
-from autotune.testing.runs import one_thread, relative_difference, run_applied, run_by_hand, without_dropout
+from autotune.testing.runs import relative_difference, run_applied, run_by_hand, without_dropout
 from autotune.testing.zoo import ZOO
 from autotune.training.apply_plan import reference_batch
 from autotune.training.fingerprint import fingerprint, identify
@@ -32,10 +32,7 @@ from autotune.training.fingerprint import fingerprint, identify
 STOCK = Plan(settings=Settings())
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
 @pytest.mark.parametrize("name", ["partly_eval", "gpt", "token_loss", "frozen"])

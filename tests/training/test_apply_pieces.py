@@ -17,7 +17,7 @@ from autotune.techniques.checkpointing import Checkpointing
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
 from autotune.techniques.optimizer import Optimizer
-from autotune.testing.runs import one_thread, run_applied
+from autotune.testing.runs import run_applied
 from autotune.testing.zoo import ZOO
 
 SETTINGS = Settings(
@@ -29,10 +29,7 @@ SETTINGS = Settings(
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -21,14 +21,9 @@ from autotune.plan import Plan
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
-from autotune.testing.runs import one_thread
 from autotune.training.training import Training
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -28,16 +28,12 @@ from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.precision import Precision
-from autotune.testing.runs import one_thread
 from autotune.training.training import Training
 
 EPOCHS = 3
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread_only")
 
 
 class Augmented(Dataset[Any]):
