@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -83,6 +84,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def small_space(elsewhere: None) -> None:
     """In a folder with a space of four configurations."""
     Path("space.yaml").write_text(SMALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With the tasks, and a small space of batches."""
+    for task in Path(__file__).with_name("tasks").glob("*.py"):
+        shutil.copy(task, tmp_path)
+    (tmp_path / "space.yaml").write_text("schema: autotune/space@1\nbatch: auto\n")
+    return tmp_path
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,10 @@ jobs:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    shutil.copy(Path(__file__).parents[1] / "tasks" / "healthy.py", tmp_path)
-    (tmp_path / "space.yaml").write_text(SPACE)
-    (tmp_path / "jobs.yaml").write_text(JOBS)
-    return tmp_path
+def folder(folder: Path) -> Path:
+    (folder / "space.yaml").write_text(SPACE)
+    (folder / "jobs.yaml").write_text(JOBS)
+    return folder
 
 
 @pytest.mark.slow

@@ -27,15 +27,6 @@ OURS = "/autotune/"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the tasks, a small space, and one file that must survive."""
-    for task in TASKS.glob("*.py"):
-        shutil.copy(task, tmp_path)
-    (tmp_path / "space.yaml").write_text(SPACE)
-    return tmp_path
-
-
-@pytest.fixture
 def search(here: Callable[..., Ended], folder: Path) -> Callable[..., Ended]:
     """A search of a task in the folder, with these options beside QUICK."""
     return lambda task, *options: here("search", task, *QUICK, *options, cwd=folder)

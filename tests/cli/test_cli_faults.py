@@ -24,17 +24,8 @@ from autotune.measure.processes import descendants
 from autotune.testing.executors import Pids, wait_for_end
 from autotune.workers.process import ProcessId, identify, name_of
 
-TASKS = Path(__file__).parents[1] / "tasks"
 NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-SPACE = "schema: autotune/space@1\nbatch: auto\n"
 SHORT = ("--trial-time", "1s", "--space", "space.yaml")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    shutil.copytree(TASKS, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "space.yaml").write_text(SPACE)
-    return tmp_path
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import start
 
-TASK = Path(__file__).parents[1] / "tasks" / "healthy.py"
 QUICK = ("--executor", "local", "--device", "cpu", "--trials", "1", "--trial-time", "0.2s", "--space", "space.yaml")
-SPACE = "schema: autotune/space@1\nbatch: auto\n"
 PRINTS = """
 import healthy
 from healthy import *
@@ -23,11 +21,9 @@ def build_model():
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "healthy.py").write_text(TASK.read_text())
-    (tmp_path / "prints.py").write_text(PRINTS)
-    (tmp_path / "space.yaml").write_text(SPACE)
-    return tmp_path
+def folder(folder: Path) -> Path:
+    (folder / "prints.py").write_text(PRINTS)
+    return folder
 
 
 @pytest.mark.slow

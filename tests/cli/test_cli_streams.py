@@ -15,18 +15,15 @@ from pathlib import Path
 import pytest
 from command_line import ONE_ROUND, PROGRAM, Ended, environment
 
-TASK = Path(__file__).parents[1] / "tasks" / "healthy.py"
 SEARCH = "search healthy.py --executor local --trials 1 --trial-time 0.2s --space space.yaml"
 """Of the job as it stands, with which nothing takes turns."""
 PLAN = "schema: autotune/plan@1\nsettings: {}\nnotes: ['[/nope] [bold]…[/bold]']\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "healthy.py").write_text(TASK.read_text())
-    (tmp_path / "space.yaml").write_text("schema: autotune/space@1\nbatch: auto\n")
-    (tmp_path / "plan.yaml").write_text(PLAN)
-    return tmp_path
+def folder(folder: Path) -> Path:
+    (folder / "plan.yaml").write_text(PLAN)
+    return folder
 
 
 def shell(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,7 +25,6 @@ from autotune.testing.zoo_facts import BARE
 from autotune.units import MIB
 from autotune.workers import Crashed, Estimated, Executor, Inspected
 
-TASKS = Path(__file__).parents[1] / "tasks"
 LOOKS = """\
 from healthy import batch_size, build_dataset, build_model
 import healthy
@@ -34,13 +32,6 @@ def compute_loss(model, batch):
     loss = healthy.compute_loss(model, batch)
     return loss if loss.item() >= 0 else -loss
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for task in TASKS.glob("*.py"):
-        shutil.copy(task, tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

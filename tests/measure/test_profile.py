@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -37,7 +36,6 @@ from autotune.testing.zoo_facts import BARE
 from autotune.units import MIB
 from autotune.workers import STOPPED, Crashed, Executor, Inspected, NonFinite, OutOfMemory, Profiled, TimedOut
 
-TASKS = Path(__file__).parents[1] / "tasks"
 SETTINGS = Settings(batch=Batch(micro=8))
 
 
@@ -52,13 +50,6 @@ def compute_loss(model, batch):
     return healthy.compute_loss(model, batch)
 """
 """It gets through the inspection and the first steps."""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    for task in TASKS.glob("*.py"):
-        shutil.copy(task, tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

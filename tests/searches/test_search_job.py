@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,9 @@ SPACE = "schema: autotune/space@1\nbatch: [{micro: 8, accumulate: 4}, {micro: 32
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copy(Path(__file__).parents[1] / "tasks" / TASK, tmp_path)
-    (tmp_path / "space.yaml").write_text(SPACE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(folder: Path, elsewhere: None) -> Path:
+    (folder / "space.yaml").write_text(SPACE)
+    return folder
 
 
 @pytest.mark.slow

@@ -8,20 +8,11 @@ import signal
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
-
 from service_runs import ENDS, OPTIONS, serving, submit, until
 from sqlalchemy import select
 
 from autotune.service.driver import SearchFolder
 from autotune.service.store.tables import SEARCHES
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("service")) as (client, _):
-        yield client
 
 
 def states(client, search_id):

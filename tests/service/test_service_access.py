@@ -8,9 +8,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
-
 from service_runs import OPTIONS, archive, put, serving, spec, submit, until
 
 from autotune.errors import UserError
@@ -204,12 +201,6 @@ def test_the_pages_cookie_is_of_no_use_to_other_sites(guarded):
         assert client.post("/v1/tokens", headers=own, json={"name": "x", "role": "read"}).status_code == 201
     finally:
         client.cookies.clear()
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("open")) as (client, _):
-        yield client
 
 
 def test_without_tokens_another_name_for_this_machine_is_refused(client):

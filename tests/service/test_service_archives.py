@@ -16,20 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
-
-from service_runs import archive, put, serving
+from service_runs import archive, put
 
 from autotune.errors import UserError
 from autotune.service.archives import Limits, pack, unpack
 from autotune.service.problems import Problem
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("archives")) as (client, _):
-        yield client
 
 
 def tar(*members, body=b"x", form=tarfile.GNU_FORMAT):

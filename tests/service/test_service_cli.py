@@ -6,15 +6,11 @@ import json
 import signal
 import subprocess
 import sys
-
-import pytest
-
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
-
 import threading
 import time
 from dataclasses import replace
 
+import pytest
 import uvicorn
 import yaml
 from service_runs import OPTIONS

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
 pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 import schemathesis

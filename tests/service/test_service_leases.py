@@ -12,9 +12,6 @@ import time
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
-
 from fastapi.testclient import TestClient
 from service_runs import LOCAL, OPTIONS, archive, serving, spec, until
 from sqlalchemy import inspect, update

@@ -11,11 +11,8 @@ import threading
 from pathlib import Path
 
 import pytest
-import yaml
-
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
-
 import uvicorn
+import yaml
 
 from autotune.errors import UserError
 from autotune.service.driver import SearchFolder

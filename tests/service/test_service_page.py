@@ -5,9 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
-
 import uvicorn
 from service_runs import OPTIONS
 

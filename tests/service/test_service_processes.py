@@ -10,11 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
-
 import httpx
+import pytest
 from service_runs import DRIVER
 
 from autotune.service.client import Client

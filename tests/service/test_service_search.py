@@ -9,9 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra `service` is not installed")
-
 from service_runs import ENDS, archive, put, serving, until
 from sqlalchemy import select
 
