@@ -7,9 +7,11 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import Ended, run_here
+from gloo_pair import found_by_two
 from search_tables import SMALL, InMemory, empty_database
 
 from autotune.testing.executors import ExecutorContract
@@ -65,6 +67,12 @@ def ray_executor() -> Iterator[Executor]:
 
     with RayExecutor() as executor:
         yield executor
+
+
+@pytest.fixture(scope="module")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found that ran the test's file."""
+    return found_by_two(request.module.__file__, tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from autotune.techniques.support.facts import num_processors
 
@@ -29,6 +31,25 @@ def told_by_two(file: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=variables)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)], done.stderr
+
+
+def run_as_two(found_by: Callable[[int], Any], meet_again: bool = True) -> NoReturn:
+    """Call it as each of two ranks of one group, which leave what they found in the folder that is the argument.
+
+    Args:
+        found_by: what a rank finds, as JSON has it.
+        meet_again: each waits for the other at its end.
+    """
+
+    def in_each(rank: int, folder: str) -> None:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+        Path(folder, f"rank-{rank}.json").write_text(json.dumps(found_by(rank)))
+        if meet_again:
+            dist.barrier()
+            dist.destroy_process_group()
+
+    sys.exit(fork_a_pair(in_each, sys.argv[1]))
 
 
 def fork_a_pair(in_each: Callable[[int, str], None], folder: str) -> int:

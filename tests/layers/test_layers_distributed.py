@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from gloo_pair import fork_a_pair, found_by_two
+from gloo_pair import found_by_two, run_as_two
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,19 +32,15 @@ def are_alike(ours: list[Tensor], stock: list[Tensor]) -> bool:
     return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, stock, strict=True))
 
 
-def in_each(rank: int, folder: str) -> None:
+def found_by(rank: int) -> dict[str, bool]:
     """Whether gradients of stock and of converted models are alike, and those of a rank by itself."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
     x = torch.randn(RANKS, 2, 3, 8, 8, generator=torch.Generator().manual_seed(1))[rank]
     stock = gradients(DistributedDataParallel(build()), x)
     found = {"alone": torch.allclose(gradients(build(), x)[0], stock[0], atol=1e-5)}
     for kind in ("exact", "recompute"):
         converted = convert(build(), x, recompute=kind == "recompute")
         found[kind] = are_alike(gradients(DistributedDataParallel(converted), x), stock)
-    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.mark.slow
@@ -56,4 +49,4 @@ def test_gradients_are_averaged_as_stocks_are(tmp_path: Path):
 
 
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(in_each, sys.argv[1]))
+    run_as_two(found_by)

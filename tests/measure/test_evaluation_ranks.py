@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_pair import fork_a_pair, found_by_two
+from gloo_pair import run_as_two
 from torch import nn
 
 import autotune
@@ -87,22 +84,13 @@ def changed() -> str:
     return ""
 
 
-def in_each(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
+def found_by(rank: int) -> dict[str, Any]:
     os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
-    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
     found: dict[str, Any] = {}
     for name, case in CASES.items():
         found[name] = evaluated(*case)
     found["changed"] = changed()
-    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return found_by_two(__file__, tmp_path_factory.mktemp("pair"))
+    return found
 
 
 @pytest.mark.slow
@@ -124,4 +112,4 @@ def test_a_sharded_model_that_is_changed_is_the_users_error(pair):
 
 
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(in_each, sys.argv[1]))
+    run_as_two(found_by)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_pair import fork_a_pair, found_by_two
+from gloo_pair import run_as_two
 from test_halving import Limited
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -189,9 +186,7 @@ def _said(act: Callable[[], Any], kind: type[Exception]) -> str:
     return ""
 
 
-def in_each(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+def found_by(rank: int) -> dict[str, Any]:
     found = {
         "stock": trained(training(Device(), halve=False)),
         "calm": trained(training(Device())),
@@ -203,13 +198,7 @@ def in_each(rank: int, folder: str) -> None:
         "refused": {"fsdp": refused(FSDP), "SyncBatchNorm": refused(model=synced)},
     }
     found["too late"] = too_late(rank)  # the last: afterwards they have nothing in common
-    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes found."""
-    return found_by_two(__file__, tmp_path_factory.mktemp("pair"))
+    return found
 
 
 def alone(batch: Batch, loss: Any) -> dict[str, Any]:
@@ -304,4 +293,4 @@ def test_what_exchanges_data_within_a_pass_is_refused(pair, what):
 
 
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(in_each, sys.argv[1]))
+    run_as_two(found_by, meet_again=False)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from gloo_pair import fork_a_pair, found_by_two
+from gloo_pair import run_as_two
 from line_task import Stream, floats, line
 from search_tables import facts
 from torch import Tensor, nn
@@ -202,12 +199,10 @@ def _said(act: Callable[[], Any]) -> str:
     return ""
 
 
-def in_each(rank: int, folder: str) -> None:
+def found_by(rank: int) -> dict[str, Any]:
     """All that needs two processes, in one pair of them."""
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    found = {
+    return {
         "ddp": {name: trained(rank, name, DDP) for name in CASES},
         "fsdp": {name: trained(rank, name, FSDP) for name in CASES},
         "drawn": drawn(rank),
@@ -215,15 +210,6 @@ def in_each(rank: int, folder: str) -> None:
         "resumed": resumed(rank),
         "refusals": refusals(rank),
     }
-    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes found."""
-    return found_by_two(__file__, tmp_path_factory.mktemp("pair"))
 
 
 @pytest.mark.slow
@@ -338,4 +324,4 @@ def test_the_plan_shares_the_processors_out(monkeypatch):
 
 
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(in_each, sys.argv[1]))
+    run_as_two(found_by)

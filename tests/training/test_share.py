@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from gloo_pair import fork_a_pair, found_by_two
+from gloo_pair import run_as_two
 from test_parallel import counted, some_parameters, task
 from torch import nn
 
@@ -86,10 +82,8 @@ def _said(act: Callable[[], Any]) -> str:
     return ""
 
 
-def in_each(rank: int, folder: str) -> None:
+def found_by(rank: int) -> dict[str, Any]:
     """All that needs two processes, in one pair of them."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     found: dict[str, Any] = {
         f"{shares}, {what}": steps(autotune.apply(share(SHARES[shares][rank]), task(**pieces), seed=5))
         for shares in SHARES
@@ -97,15 +91,7 @@ def in_each(rank: int, folder: str) -> None:
     }
     found["fsdp"] = steps(autotune.apply(share(SHARES["unequal sizes"][rank], "fsdp"), task(), seed=5))
     found["refusals"] = refusals(rank)
-    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes found."""
-    return found_by_two(__file__, tmp_path_factory.mktemp("pair"))
+    return found
 
 
 @pytest.mark.slow
@@ -185,4 +171,4 @@ def test_bad_shares_are_refused():
 
 
 if __name__ == "__main__":
-    sys.exit(fork_a_pair(in_each, sys.argv[1]))
+    run_as_two(found_by)
