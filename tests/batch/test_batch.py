@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from answering import Answering
 from rich.console import Console
 from search_tables import MIB, REFERENCE, SPACE, SPACE_YAML, facts, peak, row, speed, table
 
@@ -33,21 +34,17 @@ TASK = "def build_model(): ...\ndef build_dataset(): ...\ndef compute_loss(model
 MIDDLE, TIGHT = f"{600 * MIB}", f"{400 * MIB}"
 
 
-class Tables(Executor):
+class Tables(Answering):
     """Each task's own table; one device."""
-
-    num_slots = 1
 
     def __init__(self, tables: Mapping[str, TableExecutor]) -> None:
         self.tables = tables
         self.requests: list[TrialRequest] = []
 
-    def submit(self, request: TrialRequest) -> Any:
+    def answer(self, request: TrialRequest) -> Outcome:
         self.requests.append(request)
         outcome: Outcome = self.tables[split_source(request.task)[0].stem].submit(request).result()
-        return done(outcome.model_copy(update={"seconds": 1.0}))
-
-    def close(self) -> None: ...
+        return outcome.model_copy(update={"seconds": 1.0})
 
     def measured(self, prefix: str, task: str = "") -> list[MeasureRequest]:
         """Requests to measure whose name begins so, in order."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import Answering
 from command_line import Ended
 from rich.console import Console
 
@@ -23,7 +23,7 @@ from autotune.results import CardsEstimation
 from autotune.techniques import Facts
 from autotune.testing.zoo_facts import BARE
 from autotune.units import MIB
-from autotune.workers import Crashed, Estimated, Executor, Inspected
+from autotune.workers import Crashed, Estimated, Executor, Inspected, Outcome
 
 TASKS = Path(__file__).parents[1] / "tasks"
 FACTS = BARE.model_copy(update={"dataset_length": 4096, "effective_batch_held": False})
@@ -62,30 +62,22 @@ def estimate(limit_bytes: int, context: Interval) -> Estimate:
     )
 
 
-class Says(Executor):
+class Says(Answering):
     """Answers for each card that is asked about."""
-
-    num_slots = 1
 
     def __init__(self, **facts: Any) -> None:
         self.facts: Facts = FACTS.model_copy(update=facts)
         self.inspected: list[str] = []
         self.asked: list[Any] = []
 
-    def submit(self, request: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+    def answer(self, request: Any) -> Outcome:
         if request.kind == "inspect":
             self.inspected.append(request.device)
-            future.set_result(Inspected(facts=self.facts))
-            return future
+            return Inspected(facts=self.facts)
         options = request.options
         self.asked.append(options)
         first, *others = [estimate(one.limit_bytes, one.context) for one in (options, *options.others)]
-        future.set_result(Estimated(estimate=first, others=tuple(others)))
-        return future
-
-    def close(self) -> None:
-        pass
+        return Estimated(estimate=first, others=tuple(others))
 
 
 def on(card: str, executor: Executor | None = None, **options: Any) -> CardsEstimation:
@@ -199,12 +191,8 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], told: str):
 
 def test_a_task_that_crashes_is_told_as_the_tasks():
     class Crashes(Says):
-        def submit(self, request: Any) -> Future[Any]:
-            if request.kind == "inspect":
-                return super().submit(request)
-            future: Future[Any] = Future()
-            future.set_result(Crashed(message="Segmentation fault (SIGSEGV)"))
-            return future
+        def answer(self, request: Any) -> Outcome:
+            return super().answer(request) if request.kind == "inspect" else Crashed(message="SIGSEGV")
 
     with pytest.raises(UserError, match="SIGSEGV"):
         on("t4,h100", Crashes())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from answering import Answering
 from command_line import Ended, autotune
 from rich.console import Console
 
@@ -23,7 +23,7 @@ from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
 from autotune.testing.zoo_facts import BARE
 from autotune.units import MIB
-from autotune.workers import Crashed, Estimated, Executor, Inspected
+from autotune.workers import Crashed, Estimated, Inspected
 
 LOOKS = """\
 from healthy import batch_size, build_dataset, build_model
@@ -139,26 +139,18 @@ CARD = BARE.device.model_copy(update={"bf16": True})
 BLOCKS = BARE.model_copy(update={"num_blocks": 4, "block_name": "Block", "device": CARD})
 
 
-class Says(Executor):
+class Says(Answering):
     """Answers by the settings that are asked for."""
-
-    num_slots = 1
 
     def __init__(self, micro, facts=BLOCKS):
         self.micro, self.facts, self.asked = micro, facts, []
 
-    def submit(self, request):
-        future = Future()
+    def answer(self, request):
         if request.kind == "inspect":
-            future.set_result(Inspected(facts=self.facts))
-            return future
+            return Inspected(facts=self.facts)
         self.asked.append(request)
         answer = self.micro(request.options.settings)
-        future.set_result(estimated(answer) if isinstance(answer, int) else answer)
-        return future
-
-    def close(self):
-        pass
+        return estimated(answer) if isinstance(answer, int) else answer
 
 
 def micro_of(settings):
@@ -205,14 +197,12 @@ def test_what_helps_is_told_by_single_techniques_the_most_first():
 
 def test_the_blocks_for_the_jobs_own_batch_are_asked_of_the_job_as_it_stands_and_named():
     class Names(Says):
-        def submit(self, request):
+        def answer(self, request):
             if request.kind == "inspect" or not request.options.choose_blocks:
-                return super().submit(request)
+                return super().answer(request)
             self.asked.append(request)
-            future = Future()
             base = estimated(4).estimate.model_copy(update={"blocks": (0, 2)})
-            future.set_result(Estimated(estimate=base))
-            return future
+            return Estimated(estimate=base)
 
     executor = Names(micro_of)
     found = estimate_task(WHAT, executor, lambda event: None)

@@ -7,10 +7,10 @@ import json
 import re
 import signal
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from answering import Answering
 from command_line import Ended, autotune, start
 from rich.console import Console
 from tags import Tags
@@ -34,7 +34,7 @@ from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
 from autotune.testing.zoo_facts import BARE
 from autotune.units import MIB
-from autotune.workers import STOPPED, Crashed, Executor, Inspected, NonFinite, OutOfMemory, Profiled, TimedOut
+from autotune.workers import STOPPED, Crashed, Inspected, NonFinite, OutOfMemory, Profiled, TimedOut
 
 SETTINGS = Settings(batch=Batch(micro=8))
 
@@ -200,23 +200,16 @@ def test_techniques_that_touch_no_step_are_not_tried():
     assert {"batch", "data_loading", "allocator"} == set(TECHNIQUES) - in_step
 
 
-class Answers(Executor):
+class Answers(Answering):
     """Facts for the inspection, then outcomes in order; the last again and again."""
-
-    num_slots = 1
 
     def __init__(self, facts, *outcomes):
         self.requests = []
         self._answers = [Inspected(facts=facts), *outcomes]
 
-    def submit(self, request):
-        future = Future()
-        future.set_result(self._answers[min(len(self.requests), len(self._answers) - 1)])
+    def answer(self, request):
         self.requests.append(request)
-        return future
-
-    def close(self):
-        pass
+        return self._answers[min(len(self.requests), len(self._answers)) - 1]
 
 
 def ask(executor, **changes):

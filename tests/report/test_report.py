@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from search_tables import facts, measurement
 
-from autotune.measure import Measurement, Parity
-from autotune.plan import Budget, Evidence, Gain, Peak, Plan, Speed
+from autotune.measure import Parity
+from autotune.plan import Budget, Evidence, Gain, Plan, Speed
 from autotune.report.displays.lines import line, still
 from autotune.report.displays.live import draw, watching
 from autotune.report.displays.progress import Progress
@@ -19,7 +20,7 @@ from autotune.results import Preview
 from autotune.searches import events
 from autotune.searches.options import SearchOptions
 from autotune.searches.predicted.duration import Expected
-from autotune.techniques import Device, Facts, Settings
+from autotune.techniques import Device, Settings
 from autotune.units import MIB, size
 from autotune.words import facts_words, outcome_words, percent, rate, remark, roughly, settings_words
 from autotune.workers import Crashed, Failed, Measured, NonFinite, Outcome, OutOfMemory, TimedOut
@@ -37,50 +38,20 @@ SPLIT = Settings.model_validate(
         "allocator": {"kind": "tcmalloc"},
     }
 )
-FACTS = Facts(
-    fingerprint="sha256:" + "0" * 64,
+FACTS = facts(
     device=Device(type="cpu", name="Some CPU", memory_bytes=16 * 1024 * MIB, bf16=True),
-    torch_version="2.13.0",
-    num_threads=2,
     host_memory_bytes=16 * 1024 * MIB,
     num_parameters=1_234_567,
-    num_trainable=1_234_567,
-    num_blocks=12,
-    block_name="Block",
-    conv_dims=(),
     dataset_length=5000,
-    dataset_kind="map",
-    dataset_bytes=MIB,
-    dataset_deterministic=True,
-    stackable=True,
-    shapes_vary=False,
-    shards_by_worker=False,
-    loader_options={},
-    loader_samples_per_s={0: 1e5},
     effective_batch=256,
-    effective_batch_held=True,
-    effective_batch_assumed=False,
-    split_error=0.0,
-    allow_split=False,
-    optimizer="AdamW",
-    optimizer_implementations=("foreach",),
-    allocators=("tcmalloc",),
 )
 
 
 def measured(per_s: float, mib: int, *, strayed_at: int | None = None, leak: float | None = None) -> Measured:
-    measurement = Measurement(
-        samples_per_s=Speed(value=per_s, low=per_s * 0.99, high=per_s * 1.01),
-        peak=Peak(process=mib * MIB),
-        parity=Parity(losses=(1.0,), strayed_at=strayed_at),
-        num_steps=10,
-        num_windows=3,
-        loader_wait=0.0,
-        epoch_start_s=0.0,
-        leak_bytes_per_step=leak,
-        phases_s={},
-    )
-    return Measured(measurement=measurement, seconds=10.0)
+    parity = Parity(losses=(1.0,), strayed_at=strayed_at)
+    found = measurement(per_s, half=per_s * 0.01, process=mib * MIB)
+    found = found.model_copy(update={"parity": parity, "leak_bytes_per_step": leak})
+    return Measured(measurement=found, seconds=10.0)
 
 
 def ended(number: int, settings: Settings, outcome: Outcome, is_best: bool = False) -> events.TrialEnded:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import Future
 from pathlib import Path
 
 import optuna
 import pytest
+from answering import Answering
 from rich.console import Console
 from search_tables import FINGERPRINT, MIB, facts, options, run_search, table
 
@@ -18,7 +18,7 @@ from autotune.report.estimate import as_json, explain
 from autotune.results import WhatToEstimate
 from autotune.searches.predicted.calibration import learn_calibration
 from autotune.searches.store.stored import finished
-from autotune.workers import Crashed, Estimated, Executor, Inspected, Predicted, TrialRequest
+from autotune.workers import Crashed, Estimated, Inspected, Predicted, TrialRequest
 from autotune.workers.table import TableExecutor
 
 URL = "sqlite:///.autotune/model.db"
@@ -71,46 +71,36 @@ def asks(request: TrialRequest) -> str:
     return "estimate" if isinstance(request.options, EstimateOptions) else request.kind
 
 
-class Says(Executor):
+class Says(Answering):
     """Predicts 50 MiB less than a search's table has it, and estimates nothing of note."""
-
-    num_slots = 1
 
     def __init__(self):
         self.facts, self.asked = facts(), []
         self.peaks = {row.settings.canonical(): row.peak_bytes[0] for row in table(facts())}
 
-    def submit(self, request):
+    def answer(self, request):
         self.asked.append(request)
-        future = Future()
         if request.kind == "inspect":
-            future.set_result(Inspected(facts=self.facts))
-        elif asks(request) == "predict":
+            return Inspected(facts=self.facts)
+        if asks(request) == "predict":
             peaks = [self.peaks[settings.canonical()] - 50 * MIB for settings in request.options.settings]
             found = tuple(Prediction(peak_bytes=peak, high_bytes=round(peak * 1.001)) for peak in peaks)
-            future.set_result(Predicted(predictions=found))
-        else:
-            fit = Fit(micro=4, accumulate=1, tensors=interval(MIB), process=interval(MIB))
-            future.set_result(
-                Estimated(
-                    estimate=Estimate(
-                        how="traced",
-                        base_bytes=MIB,
-                        largest=fit,
-                        smallest=None,
-                        surely=4,
-                        reference=fit,
-                        phase="backward",
-                        module="",
-                        fills=(),
-                        seconds=1.0,
-                    )
-                )
+            return Predicted(predictions=found)
+        fit = Fit(micro=4, accumulate=1, tensors=interval(MIB), process=interval(MIB))
+        return Estimated(
+            estimate=Estimate(
+                how="traced",
+                base_bytes=MIB,
+                largest=fit,
+                smallest=None,
+                surely=4,
+                reference=fit,
+                phase="backward",
+                module="",
+                fills=(),
+                seconds=1.0,
             )
-        return future
-
-    def close(self):
-        pass
+        )
 
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -175,12 +165,10 @@ def test_trials_that_cannot_be_predicted_are_told():
     run_search(options(trials=2))
 
     class Crashes(Says):
-        def submit(self, request):
+        def answer(self, request):
             if asks(request) != "predict":
-                return super().submit(request)
-            future = Future()
-            future.set_result(Crashed(message="SIGSEGV"))
-            return future
+                return super().answer(request)
+            return Crashed(message="SIGSEGV")
 
     found = estimate_task(WHAT, Crashes(), lambda event: None)
     assert found.uncalibrated == "the trials of study model-1 could not be predicted: SIGSEGV"

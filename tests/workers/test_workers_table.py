@@ -6,44 +6,17 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from search_tables import facts
 
 from autotune.errors import TrialsLost
 from autotune.plan import Plan
-from autotune.techniques import Device, Facts, Settings
+from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.testing.executors import ExecutorContract
 from autotune.workers import Crashed, Failed, Lost, OutOfMemory
 from autotune.workers.table import Row, TableExecutor
 
-FACTS = Facts(
-    fingerprint="sha256:" + "0" * 64,
-    device=Device(type="cpu", name="a CPU", memory_bytes=2**34, bf16=True),
-    torch_version="2.13.0",
-    num_threads=2,
-    host_memory_bytes=2**34,
-    num_parameters=10,
-    num_trainable=10,
-    num_blocks=0,
-    block_name="",
-    conv_dims=(),
-    dataset_length=64,
-    dataset_kind="map",
-    dataset_bytes=2**10,
-    dataset_deterministic=True,
-    stackable=True,
-    shapes_vary=False,
-    shards_by_worker=False,
-    loader_options={},
-    loader_samples_per_s={0: 1e6},
-    effective_batch=8,
-    effective_batch_held=True,
-    effective_batch_assumed=False,
-    split_error=0.0,
-    allow_split=False,
-    optimizer="AdamW",
-    optimizer_implementations=("foreach",),
-    allocators=(),
-)
+FACTS = facts()
 OOM = OutOfMemory(peak_bytes=2**30, message="no more")
 ROWS = (
     Row(settings=Settings(), samples_per_s=(100.0, 104.0), peak_bytes=(2**20, 2**21)),
