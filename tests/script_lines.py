@@ -16,10 +16,10 @@ from autotune.techniques import Settings
 from autotune.workers import InspectRequest
 
 
-def run_here(path, monkeypatch, observe=None, task=None, **settings):
+def run_here(path, monkeypatch, *arguments, observe=None, plan=None, task=None, **settings):
     """What the script defined."""
-    monkeypatch.setattr(sys, "argv", [str(path)])
-    in_script = InScript(Plan(settings=Settings(**settings), task=task), Path("plan.yaml"))
+    monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+    in_script = InScript(plan or Plan(settings=Settings(**settings), task=task), Path("plan.yaml"))
     hooks = ScriptHooks(in_script)
     hooks.observer = observe and observe(in_script)
     hooks.install()
@@ -43,7 +43,7 @@ def look_here(path, monkeypatch):
         return looks[0]
 
     try:
-        run_here(path, monkeypatch, observe)
+        run_here(path, monkeypatch, observe=observe)
     except Refused as refused:
         return refused.reason
     except SystemExit:

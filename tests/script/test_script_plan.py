@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import autotune
+from script_lines import run_here
 from torch import nn
 
 import autotune as package
 from autotune.bundle import device_name
 from autotune.plan import Budget, Environment, Plan, TaskRef
-from autotune.script.plan.applied import InScript
-from autotune.script.plan.hooks import ScriptHooks
 from autotune.script.plan.job import _beyond
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
@@ -47,17 +46,7 @@ pytestmark = pytest.mark.usefixtures("one_thread_only")
 @pytest.fixture
 def run(monkeypatch):
     """Run a script here, with a plan or just watched, and have what it defined."""
-
-    def run(script, *arguments, plan=None, **settings):
-        monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
-        hooks = ScriptHooks(InScript(plan or Plan(settings=Settings(**settings)), Path("plan.yaml")))
-        hooks.install()
-        try:
-            return runpy.run_path(str(script), run_name="__main__")
-        finally:
-            hooks.remove()
-
-    return run
+    return lambda script, *arguments, **given: run_here(script, monkeypatch, *arguments, **given)
 
 
 @pytest.fixture

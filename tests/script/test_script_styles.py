@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from command_line import autotune
+from script_lines import run_here
 from search_tables import facts, options, run_search
 from torch import nn
 
 from autotune.measure import InspectOptions, MeasureOptions
 from autotune.plan import Plan
 from autotune.script.command import under_launcher
-from autotune.script.plan.applied import InScript
-from autotune.script.plan.hooks import ScriptHooks
 from autotune.script.plan.job import ScriptJob
 from autotune.searches.events import Warned
 from autotune.searches.requests import reference_settings
@@ -150,18 +147,7 @@ def write(tmp_path):
 @pytest.fixture
 def run(write, monkeypatch):
     """Run such a script here, with settings in force, and have what it defined."""
-
-    def run(body, **settings):
-        path = write(body)
-        monkeypatch.setattr(sys, "argv", [str(path)])
-        hooks = ScriptHooks(InScript(Plan(settings=Settings(**settings)), Path("plan.yaml")))
-        hooks.install()
-        try:
-            return runpy.run_path(str(path), run_name="__main__")
-        finally:
-            hooks.remove()
-
-    return run
+    return lambda body, **settings: run_here(write(body), monkeypatch, **settings)
 
 
 @pytest.fixture
