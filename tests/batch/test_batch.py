@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from answering import Answering
-from rich.console import Console
+from screen import printed
 from search_tables import MIB, REFERENCE, SPACE, SPACE_YAML, facts, peak, row, speed, table
 
 from autotune.batch.jobs import load_jobs
@@ -234,10 +234,7 @@ def test_a_long_reason_gives_way_to_the_columns_on_a_narrow_terminal():
     batch, _ = run(tables("one"), write(first={"task": "one.py", "budget": MIDDLE}))
     batch.jobs[0].options = batch.jobs[0].options.model_copy(update={"budget": 1.2})
     batch.jobs[0].why = "a reason " * 20
-    console = Console(width=80, no_color=True)
-    with console.capture() as shown:
-        console.print(outcome_table(batch.jobs))
-    heading, row = shown.get().splitlines()
+    heading, row = printed(outcome_table(batch.jobs), 80).splitlines()
     assert heading.split() == ["job", "budget", "state", "trials", "known", "gain", "memory", "device", "time"]
     assert row.split()[:2] == ["first", "120%"]
     assert row.count("…") == 1

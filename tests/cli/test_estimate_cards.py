@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from answering import Answering
 from command_line import Ended
-from rich.console import Console
+from screen import printed
 
 from autotune.commands.estimate import estimate_task, what_to_estimate
 from autotune.commands.estimate_cards import estimate_on_each
@@ -85,10 +85,7 @@ def on(card: str, executor: Executor | None = None, **options: Any) -> CardsEsti
 
 
 def words(found: CardsEstimation, width: int) -> str:
-    console = Console(width=width)
-    with console.capture() as said:
-        console.print(explain(found))
-    return said.get()
+    return printed(explain(found), width)
 
 
 def test_cards_of_one_capability_are_asked_of_one_process_and_told_in_the_order_given():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from answering import Answering
 from command_line import Ended, autotune
-from rich.console import Console
+from screen import printed
 
 from autotune.commands.estimate import estimate_task
 from autotune.errors import NothingFits, TaskError
@@ -207,11 +207,9 @@ def test_the_blocks_for_the_jobs_own_batch_are_asked_of_the_job_as_it_stands_and
     executor = Names(micro_of)
     found = estimate_task(WHAT, executor, lambda event: None)
     assert [one.options.settings for one in executor.asked if one.options.choose_blocks] == [Settings()]
-    console = Console(width=140)
-    with console.capture() as said:
-        console.print(explain(found))
-    assert "checkpoint blocks 0 and 2 of 4" in said.get()
-    assert "the least for the job's own batch of 8" in said.get()
+    said = printed(explain(found), 140)
+    assert "checkpoint blocks 0 and 2 of 4" in said
+    assert "the least for the job's own batch of 8" in said
 
 
 def test_what_pruning_would_free_is_told_whatever_the_space():
@@ -227,11 +225,9 @@ def test_what_pruning_would_free_is_told_whatever_the_space():
     lossy = [one.settings for one in found.combinations if one.settings.affect("function")]
     assert Settings(pruning=Pruning(kind="structured", ratio=0.25)) in lossy
     assert all(len(list(settings.chosen())) == 1 for settings in lossy)
-    console = Console(width=140)
-    with console.capture() as said:
-        console.print(explain(found))
-    assert "Lossy, only with --max-quality-drop: tensors at the job's own batch of 8" in said.get()
-    assert "(-33%)" in said.get()
+    said = printed(explain(found), 140)
+    assert "Lossy, only with --max-quality-drop: tensors at the job's own batch of 8" in said
+    assert "(-33%)" in said
 
 
 def test_nothing_fits_says_what_the_nearest_takes():
@@ -258,10 +254,7 @@ def test_the_table_has_its_figures_however_long_a_failure_is(width):
     found = estimate_task(
         WHAT, Says(lambda settings: crash if settings.layers.kind == "exact" else 5), lambda event: None
     )
-    console = Console(width=width)
-    with console.capture() as said:
-        console.print(explain(found))
-    lines = said.get().splitlines()
+    lines = printed(explain(found), width).splitlines()
     assert max(map(len, lines)) <= width
     base = next(row for row in lines if row.startswith("as it stands"))
     assert base.split()[3:5] == ["5", "4"]

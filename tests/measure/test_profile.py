@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from answering import Answering
 from command_line import Ended, autotune, start
-from rich.console import Console
+from screen import printed
 from tags import Tags
 
 from autotune.commands.profile import profile_task
@@ -459,9 +458,7 @@ def test_a_narrow_terminal_cuts_names_and_leaves_out_columns_but_cuts_no_figure(
     rows = (row("", 1234 * MIB, "Net", num_parameters=123_456_789), row(name, 345 * MIB), row(OUTSIDE, MIB, type=""))
     change = Change(Layers(kind="rounding"), Profiled(profile=profile_of((row(""), row(name), row(OUTSIDE)))))
     found = profiling(profile_of(rows), change)
-    with (console := Console(width=width, file=io.StringIO())).capture() as captured:
-        console.print(explain(found))
-    said = captured.get().splitlines()
+    said = printed(explain(found), width).splitlines()
     assert max(map(len, said)) <= width
     heading, *shown = said[2:6]
     for line_, each in zip(shown, lines(rows), strict=True):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from screen import printed
 from search_tables import facts, measurement
 
 from autotune.measure import Parity
@@ -92,9 +93,7 @@ def watched(script: list[events.Event], clock: Clock, **options: float) -> Progr
 
 
 def panel(progress: Progress, width: int = 80, max_rows: int = 10) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(draw(progress, max_rows))
-    return console.file.getvalue()
+    return printed(draw(progress, max_rows), width)
 
 
 def test_settings_in_words():
@@ -205,10 +204,9 @@ def test_a_dry_run_says_what_is_likely_and_the_most():
     found = Preview(
         FACTS, {}, (), {"bf16: not with tcmalloc": 6}, 96, 24, 11, Expected(low_s=100.0, high_s=200.0, most_s=2000.0)
     )
-    console = Console(file=io.StringIO(), width=200)
-    console.print(explain(found, SearchOptions(task="model.py")))
+    said = printed(explain(found, SearchOptions(task="model.py")), 200)
     words = "likely 1.5 min to 3.5 min: about 11 of at most 24 trials, then the best again in fresh processes"
-    assert f"{words}; at most 33 min" in console.file.getvalue()
+    assert f"{words}; at most 33 min" in said
 
 
 def test_the_panel_shows_the_best_the_budget_what_runs_and_what_was():
@@ -456,9 +454,7 @@ def test_a_gain_that_is_not_proven_is_none_in_the_headline():
         reference=evidence[1],
         gain=Gain(speed=2.0, low=0.9, high=4.4, rounds=6, memory=1.0),
     )
-    console = Console(file=io.StringIO(), width=100)
-    console.print(summary(plan, Path("plan.yaml")))
-    said = console.file.getvalue()
+    said = printed(summary(plan, Path("plan.yaml")), 100)
     assert "2.00x the reference's speed (no gain in speed is proven)" in said
     assert "2.00x the speed (95 %: 0.90x to 4.40x; 6 rounds in turn), 1.00x the memory" in said
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from rich.console import Console
+from screen import printed
 
 from autotune.plan import Evidence, KeptWeights, Peak, Plan, QualityEvidence, Speed
 from autotune.report.printing import print_words
@@ -41,9 +41,7 @@ def said(**changes) -> str:
         }
     )
     assert Plan.from_yaml(plan.to_yaml()) == plan
-    console = Console(width=400, file=io.StringIO())
-    console.print(explain(plan, Path("plan.yaml")))
-    return console.file.getvalue()
+    return printed(explain(plan, Path("plan.yaml")), 400)
 
 
 def test_each_setting_has_its_exactness():

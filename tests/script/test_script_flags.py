@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import sys
 
 import pytest
-from rich.console import Console
+from screen import printed
 from search_tables import facts, options, run_search
 
 from autotune.commands.preview import preview_search
@@ -234,9 +233,8 @@ def test_a_placeholder_alone_is_enough_where_the_script_was_seen_to_accumulate()
 def test_a_dry_run_says_once_which_flags_it_takes_or_misses(words, flag):
     told, asked = [], options(task="train.py", command=(*START, *words.split()))
     found = preview_search(asked, TableExecutor(facts(), []), observe=told.append)
-    console = Console(file=io.StringIO(), width=400)
-    console.print(explain(found, asked))
-    assert "".join([*(event.message for event in told), console.file.getvalue()]).count(flag) == 1
+    said = printed(explain(found, asked), 400)
+    assert "".join([*(event.message for event in told), said]).count(flag) == 1
 
 
 def test_the_words_that_tell_the_batch():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import io
 import json
 import re
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from screen import printed
 from search_tables import BF16, MIB, REFERENCE, facts, measurement
 
 from autotune import service
@@ -249,6 +248,4 @@ def test_a_new_event_is_one_class(tmp_path: Path):
 
 
 def shown(progress: Progress) -> str:
-    console = Console(file=io.StringIO(), width=120)
-    console.print(draw(progress, 10))
-    return console.file.getvalue()
+    return printed(draw(progress, 10), 120)

@@ -8,7 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 from answering import Answering
-from rich.console import Console
+from screen import printed
 from search_tables import FINGERPRINT, MIB, facts, options, run_search, table
 
 from autotune.commands.estimate import estimate_task
@@ -130,10 +130,8 @@ def test_a_searchs_trials_are_predicted_and_every_combination_is_told_what_was_l
     assert learned.constant_bytes + learned.share * 400 * MIB == pytest.approx(50 * MIB, rel=0.1)
     assert {one.options.calibration for one in executor.asked if asks(one) == "estimate"} == {learned}
     assert as_json(found)["calibration"]["study"] == "model-1"
-    console = Console(width=200)
-    with console.capture() as said:
-        console.print(explain(found))
-    assert "process is calibrated by 6 trials of study model-1: +" in said.get()
+    said = printed(explain(found), 200)
+    assert "process is calibrated by 6 trials of study model-1: +" in said
 
 
 @pytest.mark.medium
@@ -153,10 +151,7 @@ def test_trials_of_another_job_say_nothing_and_that_is_said(what, known, reason)
     found = estimate_task(what, executor, lambda event: None)
     assert (found.calibration, found.uncalibrated) == (None, reason)
     assert {asks(request) for request in executor.asked} == {"inspect", "estimate"}
-    console = Console(width=300)
-    with console.capture() as said:
-        console.print(explain(found))
-    words = said.get()
+    words = printed(explain(found), 300)
     assert ("calibrated" in words) == (reason is not None)
     assert (reason or "") in words
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from screen import printed
 from search_tables import configurations, facts, measurement, options, row, run_search
 
 from autotune.errors import OutOfTime
@@ -111,9 +110,7 @@ SPENT = {"reading": {"beside": 16.0}, "trials": {"load": 40.25, "timed": 60.0, "
 
 
 def test_the_table_has_a_row_for_what_was_done_with_its_phases():
-    console = Console(file=io.StringIO(), width=100)
-    console.print(spent_table(SPENT))
-    said = [text.strip() for text in console.file.getvalue().splitlines()]
+    said = [text.strip() for text in printed(spent_table(SPENT), 100).splitlines()]
     assert said == [
         "Where 2 min 23 s went",
         "reading  16 s",
