@@ -322,7 +322,7 @@ def test_a_script_is_not_run_with_a_plan_that_its_torch_would_not_heed():
 
 @pytest.mark.slow
 def test_doctor_names_a_part_that_is_gone_and_what_happens_without_it():
-    said = without(NO_HOOKS, "from autotune.commands.doctor import doctor; doctor(False)")
+    said = without(NO_HOOKS, "from autotune.cli.tasks import doctor; doctor()")
     line = next(row for row in said.split("Missing here")[1].splitlines() if "layers" in row)
     assert "layers" in line
     assert "_top_saved_tensors_default_hooks" in said.split("Missing here")[1]

@@ -168,8 +168,7 @@ def test_a_technique_sees_its_base_and_its_facts_alone():
             "pruning": ["autotune.pruning"],
             "low_rank": ["autotune.pruning"],
             "checkpointing": [recomputed],
-            "allocator": ["autotune.techniques.support.preload"],
-            "compile": ["autotune.techniques.support.compiler", recomputed],
+            "compile": [recomputed],
             "parallel": ["autotune.techniques.support.replica"],
             "precision": ["autotune.techniques.support.tf32"],
         }

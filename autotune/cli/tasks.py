@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
+from ..report.printing import print_json, print_words
 from ..searches.options import HowToSearch, SearchOptions
 from .app import app, one_document
 from .arguments import (
@@ -141,6 +142,10 @@ def init(
 @app.command(short_help="Tell what this machine offers and lacks.")
 def doctor(json: Json = False) -> None:
     """Tell what this machine offers: devices, memory, versions, allocators; what is missing and how to get it."""
-    from ..commands.doctor import doctor as command
+    from ..report.doctor import examine, explain
 
-    command(json)
+    found = examine()
+    if json:
+        print_json(found)
+    else:
+        print_words(sys.stdout, explain(found))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from ..errors import StudyError
 from ..estimates import Calibration, EstimateOptions, Interval, PredictOptions
 from ..estimates.cards import on_device
 from ..results import WhatToEstimate
-from ..searches.predicted.calibration import learn_calibration
 from ..searches.requests import LARGEST_OF, failure
 from ..searches.store.storage import default_url
 from ..searches.store.stored import Stored, finished
@@ -23,6 +24,13 @@ from ..workers.trial.traces import first_line
 
 _MOST_CALIBRATING_S = 60.0
 """Seconds after which no further memory model is traced for trials; those of a search are kept on disk."""
+_CONSTANT, _SHARE = 0.03, 0.03
+"""Prior standard deviations of the correction: of its constant, as a share of the mean prediction, and of its share of
+each prediction."""
+_ONE_IN_TWENTY = 1.645
+"""Standard deviations to the 95th percentile of a normal distribution."""
+_WEIGHT = 4.0
+"""Weight of the stated intervals, in trials, against the variance that trials showed."""
 
 
 class Uncalibrated(Exception):
@@ -115,3 +123,26 @@ def _compared(study: Facts, facts: Facts) -> Iterator[tuple[str, object, object]
     if facts.device.type == "cpu":
         yield "another processor", study.device.name, facts.device.name
         yield "another number of threads", study.num_threads, facts.num_threads
+
+
+def learn_calibration(rows: Sequence[tuple[Interval, int]]) -> Calibration:
+    """Fit a constant and a share by which measured peaks exceed predictions: a linear regression with normal priors,
+    each trial weighted by its own interval.
+
+    Args:
+        rows: of each trial, the process as it was predicted and its measured peak, bytes; at least one.
+
+    Source: Bishop 2006, Pattern Recognition and Machine Learning, eq. 3.50 and 3.51.
+    """
+    predicted = np.array([float(interval.value) for interval, _ in rows])
+    deviations = np.array([float(interval.high - interval.value) for interval, _ in rows]) / _ONE_IN_TWENTY
+    off = np.array([float(measured) for _, measured in rows]) - predicted
+    prior = 1 / np.array([_CONSTANT * predicted.mean(), _SHARE]) ** 2
+    design = np.column_stack([np.ones(len(rows)), predicted]) / deviations[:, None]
+    coefficients = np.linalg.solve(np.diag(prior) + design.T @ design, design.T @ (off / deviations))
+    left = off / deviations - design @ coefficients
+    variance = (_WEIGHT + left @ left) / (_WEIGHT + len(rows))
+    constant, share = map(float, coefficients)
+    return Calibration(
+        constant_bytes=constant, share=share, widened=max(1.0, float(np.sqrt(variance))), num_trials=len(rows)
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import BaseFileLock
-from sqlalchemy import select
+from sqlalchemy import delete, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ..errors import UserError
@@ -23,9 +25,12 @@ from .spec import SearchSpec
 from .store.database import Database, now
 from .store.leases import Leases
 from .store.searches import Searches
-from .store.tables import ARCHIVES
+from .store.states import TERMINAL
+from .store.tables import ARCHIVES, SEARCHES
 from .store.tokens import Tokens
 from .supervisor import Places, RunnerOptions
+
+_LOG = logging.getLogger("autotune.service")
 
 
 @dataclass(frozen=True)
@@ -180,3 +185,38 @@ def _home(state: Path) -> str:
             return home
     write_text(path, secrets.token_hex(16), UserError, "--state")
     return _home(state)
+
+
+def forget_old(service: Service, keep_s: float) -> tuple[int, int]:
+    """Forget what ended, or was last put, more than ``keep_s`` seconds ago.
+
+    Returns:
+        Searches and archives that were forgotten.
+    """
+    here = or_(SEARCHES.c.home.is_(None), SEARCHES.c.home == service.home)  # another server has the others' files
+    old = select(SEARCHES.c.id).where(SEARCHES.c.state.in_(TERMINAL), SEARCHES.c.ended_at < now() - keep_s, here)
+    with service.database.reading() as connection:
+        searches = [row.id for row in connection.execute(old)]
+    for search_id in searches:
+        with suppress(Problem):  # somebody resumed or deleted it
+            service.delete(search_id)
+    needed = select(SEARCHES.c.archive).where(SEARCHES.c.archive.is_not(None))
+    unused = delete(ARCHIVES).where(ARCHIVES.c.created_at < now() - keep_s, ARCHIVES.c.sha256.not_in(needed))
+    with service.database.writing() as connection:
+        connection.execute(unused)
+        known = {row.sha256 for row in connection.execute(select(ARCHIVES.c.sha256))}
+    files = (path for path in service.places.archives.iterdir() if not path.name.startswith("."))
+    old_files = [path for path in files if path.name not in known and _age_s(path) > keep_s]
+    for path in old_files:  # another server may have deleted the row
+        path.unlink(missing_ok=True)
+    if searches or old_files:
+        _LOG.info("forgotten: %d searches, %d archives", len(searches), len(old_files))
+    return len(searches), len(old_files)
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since a file was written; 0 where it has gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

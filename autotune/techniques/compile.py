@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -11,7 +16,6 @@ from pydantic import Field, model_validator
 from ..errors import PlanError
 from ..units import MIB
 from .support.base import Effect, Program, Run, Stage, Technique
-from .support.compiler import lacking_compiler
 from .support.facts import Facts, ScriptFacts
 from .support.recomputed import is_recomputed
 
@@ -259,3 +263,15 @@ class _Inductor:
 
         with config.patch(activation_memory_budget=self._budget):
             return compile_fx(graph, inputs, config_patches=self._options)
+
+
+def lacking_compiler(device_type: str) -> str | None:
+    """Why inductor cannot compile on this machine, in words; None where it can."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None and (device_type == "cpu" or shutil.which("gcc") is None):
+        return f"there is no C++ compiler here ({compiler}: apt-get install g++)"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "Python's headers, which programs are compiled with, are not installed (apt-get install python3-dev)"
+    if device_type == "cuda" and find_spec("triton") is None:
+        return "triton, which compiles for CUDA, is not installed (pip install triton)"
+    return None

@@ -17,14 +17,13 @@ from autotune.measure import MeasureOptions
 from autotune.plan import Budget, Plan
 from autotune.techniques import Settings
 from autotune.workers import Lost, Measured, MeasureRequest
-from autotune.workers.local import LocalSlot
-from autotune.workers.trial import claim
-from autotune.workers.trial.claim import alone_on
+from autotune.workers import local as claim
+from autotune.workers.local import LocalSlot, alone_on
 
 HOLD = """
 import sys
-from autotune.workers.trial import claim
-from autotune.workers.trial.claim import alone_on
+from autotune.workers import local as claim
+from autotune.workers.local import alone_on
 with alone_on(sys.argv[1], lambda: False) as waited_for:
     print(waited_for, flush=True)
     sys.stdin.read()

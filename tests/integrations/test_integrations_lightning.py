@@ -25,7 +25,7 @@ from autotune.randomness import seed_everything
 from autotune.techniques import Settings
 from autotune.techniques.batch import Batch
 from autotune.techniques.checkpointing import Checkpointing, find_blocks
-from autotune.techniques.compile import Compile
+from autotune.techniques.compile import Compile, lacking_compiler
 from autotune.techniques.data_loading import DataLoading
 from autotune.techniques.layers import Layers
 from autotune.techniques.low_rank import LowRank
@@ -34,7 +34,6 @@ from autotune.techniques.optimizer import Optimizer
 from autotune.techniques.optimizer_step import OptimizerStep
 from autotune.techniques.precision import Precision
 from autotune.techniques.pruning import Pruning
-from autotune.techniques.support.compiler import lacking_compiler
 from autotune.techniques.support.recomputed import recomputed
 from autotune.techniques.variant import Variant
 from autotune.testing.runs import one_thread

@@ -12,7 +12,7 @@ from search_tables import configurations, facts, options, row, run_search, speed
 
 import autotune
 from autotune.bundle import Bundle, Member, device_name
-from autotune.commands.devices.bundle import bundle_lines, save
+from autotune.commands.devices.search import bundle_lines, save
 from autotune.errors import PlanError, UserError
 from autotune.plan import Plan
 from autotune.searches.winner.unlike import SharedTraining

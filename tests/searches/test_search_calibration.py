@@ -11,12 +11,12 @@ from answering import Answering
 from screen import printed
 from search_tables import FINGERPRINT, MIB, facts, options, run_search, table
 
+from autotune.commands.calibrate import learn_calibration
 from autotune.commands.estimate import estimate_task
 from autotune.errors import StudyError
 from autotune.estimates import Calibration, Estimate, EstimateOptions, Fit, Interval, Prediction
 from autotune.report.estimate import as_json, explain
 from autotune.results import WhatToEstimate
-from autotune.searches.predicted.calibration import learn_calibration
 from autotune.searches.store.stored import finished
 from autotune.workers import Crashed, Estimated, Inspected, Predicted, TrialRequest
 from autotune.workers.table import TableExecutor

@@ -44,7 +44,7 @@ def test_an_exit_code_becomes_the_state_with_its_words(client, code, state):
 
 def test_what_is_old_is_forgotten_with_its_files(client):
     """A search that has ended, and an archive that none needs; what runs, and its archive, stay."""
-    from autotune.service.retention import forget_old
+    from autotune.service.service import forget_old
 
     service = client.app.state.service
     old = until(client, submit(client, trials=1, name="old"), *ENDS)

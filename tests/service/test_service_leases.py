@@ -20,8 +20,8 @@ from autotune.errors import UserError
 from autotune.service.archives import pack
 from autotune.service.client import Client, ServiceError
 from autotune.service.findings import Documents
-from autotune.service.retention import forget_old
 from autotune.service.runner import Runner
+from autotune.service.service import forget_old
 from autotune.service.spec import SearchSpec
 from autotune.service.store.database import Database, now
 from autotune.service.store.leases import Leases, Stale

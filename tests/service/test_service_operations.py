@@ -14,9 +14,9 @@ import pytest
 import uvicorn
 import yaml
 
+from autotune.commands.service.serve import log_to_stderr
 from autotune.errors import UserError
 from autotune.service.driver import SearchFolder
-from autotune.service.logs import log_to_stderr
 from autotune.service.problems import Problem
 from autotune.service.service import open_database
 from autotune.service.store.database import Database

@@ -13,8 +13,7 @@ import pytest
 
 from autotune.techniques import Settings
 from autotune.techniques import allocator as allocator_module
-from autotune.techniques.allocator import Allocator, installed_allocators
-from autotune.techniques.support.preload import find_library
+from autotune.techniques.allocator import Allocator, find_library, installed_allocators
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux preloads libraries")
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...batch.jobs import Job, Jobs, check_task
-from ...batch.lane import Inspecting
+from ...batch.lane import Inspecting, Shares
 from ...batch.run import Batch, JobRun, job_run
-from ...batch.shares import Shares
 from ...bundle import BUNDLE, Bundle
-from ...errors import AutotuneError, Interrupted, NothingFits, UserError
+from ...errors import AutotuneError, Interrupted, NothingFits, PlanError, UserError
 from ...plan import Plan
 from ...report.batch import explain_sharing
 from ...report.printing import listened_to, print_json, print_words, tell
@@ -28,10 +27,11 @@ from ...searches.reuse import code_of, key_of
 from ...searches.store.results import Results
 from ...searches.store.storage import default_storage
 from ...searches.time_budget import TimeBudget
-from ...searches.winner.unlike import SharedTraining, check_apart, check_ranks, check_shareable
+from ...searches.winner.unlike import Share, SharedTraining, check_apart, check_ranks, check_shareable
 from ...task_file import task_file
 from ...techniques import Facts
 from ...techniques.parallel import Parallel
+from ...words import count
 from ..batch import (
     Devices,
     WhatToTune,
@@ -46,7 +46,6 @@ from ..batch import (
 from ..interrupts import interrupts
 from ..verify import verify_plan
 from ..where import Where
-from .bundle import bundle_lines, save
 from .types import ONCE, UnlikeType, every_type, split_devices
 
 if TYPE_CHECKING:
@@ -284,3 +283,37 @@ def _seconds(plan: Plan, executor: Executor, options: SearchOptions) -> float:
     if found.measured is None or not found.holds:
         return math.inf
     return plan.settings.batch.num_samples / found.measured.samples_per_s.value
+
+
+def save(training: SharedTraining, shares: Sequence[Share], folder: Path) -> Bundle:
+    """Write the bundle of a training and its plans.
+
+    Raises:
+        UserError: two types of device cannot be told apart.
+        PlanError: they cannot be written.
+    """
+    bundle = training.bundle(shares)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as reason:
+        raise PlanError(f"{folder}: cannot be made: {reason.strerror}. Choose another folder with -o.") from None
+    for member, each in zip(bundle.plans, shares, strict=True):
+        each.plan.save(folder / member.plan)
+    bundle.save(folder)
+    return bundle
+
+
+def bundle_lines(bundle: Bundle, shares: Sequence[Share], folder: Path) -> Iterator[str]:
+    """For people."""
+    plans = [each.plan for each in shares]
+    last = max(one.step_s for one in bundle.plans)
+    yield f"{bundle.effective} samples an optimizer step, expected in {last:.4g} s:"
+    for one, plan in zip(bundle.plans, plans, strict=True):
+        assert plan.settings.batch is not None, "it states the share"
+        times = f"{one.ranks} x " if one.ranks > 1 else ""
+        yield (
+            f"  {times}{one.describe()}: {count(one.samples, 'sample')} in {one.step_s:.4g} s "
+            f"({plan.settings.batch.describe()}): {one.plan}"
+        )
+    yield from dict.fromkeys(note for plan in plans for note in plan.notes[1:])
+    yield f'{folder / BUNDLE}: autotune.load_plan("{folder}") picks the plan for the device that it runs on.'

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from json import dumps
 from pathlib import Path
+from typing import Literal
 
 import uvicorn
 
 from ...errors import UserError
 from ...report.printing import print_json, tell
-from ...service.logs import LogFormat, log_to_stderr
 from ...service.problems import Problem
 from ...service.service import open_database, open_service
 from ...service.store.tokens import RoleName, Tokens, expiry_s
@@ -20,6 +24,7 @@ from ...service.supervisor import RunnerOptions
 from ...service.web.app import make_app
 from ...service.web.limits import BoundedProtocol
 
+LogFormat = Literal["text", "json"]
 _GRACE_S = 5
 """After a signal, for requests that are being answered."""
 
@@ -170,3 +175,25 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """``time``, ``level``, ``logger`` and ``message``; of a bug also ``traceback``."""
+        row = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            row["traceback"] = self.formatException(record.exc_info)
+        return dumps(row)
+
+
+def log_to_stderr(form: LogFormat) -> None:
+    """Write what is worth knowing."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -15,8 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ...distribution import VERSION
 from ..problems import Problem
-from ..retention import EVERY_S, forget_old
-from ..service import Service
+from ..service import Service, forget_old
 from ..store.database import words_of
 from .access import Access, Reader
 from .answers import answer_problems
@@ -27,6 +26,7 @@ from .page import PAGE
 from .routes import ROUTES, STATUS
 
 _MOST_BODY_BYTES = 2**20
+_SWEEP_S = 3600.0
 
 
 def make_app(service: Service, *, keep_s: float | None = None, requests_per_s: float | None = None) -> FastAPI:
@@ -101,4 +101,4 @@ async def _sweep(service: Service, keep_s: float) -> None:
             await run_in_threadpool(forget_old, service, keep_s)
         except SQLAlchemyError as reason:
             logging.getLogger("autotune.service").error("the database failed: %s", words_of(reason))
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(_SWEEP_S)
