@@ -105,9 +105,7 @@ class TrialFolder:
     def write_compiling(self, seconds: float, is_compiling: bool) -> None:
         """Say how long torch.compile has taken so far, as it begins and as it has ended."""
         since = repr(time.monotonic()) if is_compiling else ""
-        with self._held():
-            self._write("compiling.partial", f"{seconds!r} {since}")
-            os.replace(self.path / "compiling.partial", self.path / "compiling")
+        self._write("compiling", f"{seconds!r} {since}")
 
     def read_compiled_s(self) -> float:
         """How long it has taken by now; 0 where nothing was compiled."""
@@ -126,9 +124,7 @@ class TrialFolder:
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Answer, whole or not at all."""
-        with self._held():
-            self._write(f"{self.answer}.partial", outcome.model_dump_json(by_alias=True))
-            os.replace(self.path / f"{self.answer}.partial", self.path / f"{self.answer}.json")
+        self._write(f"{self.answer}.json", outcome.model_dump_json(by_alias=True))
 
     def read_outcome(self) -> Outcome | None:
         """The answer; None where there is none that can be read."""
@@ -139,16 +135,14 @@ class TrialFolder:
     def write_first_outcome(self, outcome: Outcome) -> None:
         """Answer, whole, unless another process of the trial has."""
         name = f"{self.answer}.{os.getpid()}"
+        self._write(name, outcome.model_dump_json(by_alias=True))
         with self._held():
-            self._write(name, outcome.model_dump_json(by_alias=True))
             with contextlib.suppress(FileExistsError):
                 os.link(self.path / name, self.path / f"{self.answer}.json")
 
     def write_last_step(self, number: int) -> None:
         """Have the trial's processes end with this optimizer step."""
-        with self._held():
-            self._write("last-step.partial", str(number))
-            os.replace(self.path / "last-step.partial", self.path / "last-step")
+        self._write("last-step", str(number))
 
     def read_last_step(self) -> int:
         """With which they end; beyond all where nobody has said."""
@@ -158,9 +152,7 @@ class TrialFolder:
 
     def write_peak(self, rank: int, peak: Peak) -> None:
         """Tell what one of the trial's processes was charged."""
-        with self._held():
-            self._write(f"peak-{rank}.partial", peak.model_dump_json())
-            os.replace(self.path / f"peak-{rank}.partial", self.path / f"peak-{rank}.json")
+        self._write(f"peak-{rank}.json", peak.model_dump_json())
 
     def read_peak(self, rank: int) -> Peak | None:
         """What that process was charged; None where it has not told yet."""
@@ -202,8 +194,11 @@ class TrialFolder:
         return stack
 
     def _write(self, name: str, text: str) -> None:
+        """Whole, or not at all."""
         with self._held():
-            (self.path / name).write_text(text, encoding="utf-8")
+            partial = self.path / f"{name}.{os.getpid()}"  # others of the trial may write the same
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, self.path / name)
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
