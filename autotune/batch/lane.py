@@ -107,8 +107,8 @@ class Inspecting(Executor):
 
 @dataclass(eq=False)
 class Shares(Executor):
-    """An executor that keeps what shares of unlike devices take, by the name of the request beside the settings: a search
-    that goes on measures none again."""
+    """An executor that keeps what shares of unlike devices take, by the name of the request beside the settings: a
+    search that goes on measures none again."""
 
     executor: Executor
     results: Results

@@ -39,15 +39,19 @@ class Refused(SystemExit):
         self.reason = reason
 
 
+def say(message: str) -> None:
+    """Say something to the script's user, as the first of its processes."""
+    if this_rank().rank == 0:
+        print(f"autotune: {message}", file=sys.stderr, flush=True)
+
+
 def refuse(reason: str) -> NoReturn:
     """End the script, and say why."""
-    if this_rank().rank == 0:
-        print(f"autotune: {reason}", file=sys.stderr, flush=True)
+    say(reason)
     raise Refused(reason)
 
 
 @functools.cache
 def tell_once(message: str) -> None:
     """Say something of a job that goes on."""
-    if this_rank().rank == 0:
-        print(f"autotune: {message}", file=sys.stderr, flush=True)
+    say(message)

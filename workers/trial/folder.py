@@ -136,9 +136,8 @@ class TrialFolder:
         """Answer, whole, unless another process of the trial has."""
         name = f"{self.answer}.{os.getpid()}"
         self._write(name, outcome.model_dump_json(by_alias=True))
-        with self._held():
-            with contextlib.suppress(FileExistsError):
-                os.link(self.path / name, self.path / f"{self.answer}.json")
+        with self._held(), contextlib.suppress(FileExistsError):
+            os.link(self.path / name, self.path / f"{self.answer}.json")
 
     def write_last_step(self, number: int) -> None:
         """Have the trial's processes end with this optimizer step."""

@@ -20,11 +20,10 @@ from ...device_memory import cap
 from ...errors import AutotuneError
 from ...internals import lost
 from ...randomness import undisturbed
-from ...ranks import this_rank
 from ...training.apply_pieces import hold_to_budget
 from ...training.launched import set_launcher
 from ..observer import Observer
-from ..refusal import refuse, tell_once
+from ..refusal import refuse, say, tell_once
 from ..shards import unwrapped
 from .applied import InScript
 from .contexts import Contexts, is_traced
@@ -318,8 +317,7 @@ class ScriptHooks:
             self._stops_listening()
             if self.observer is None:
                 self._plan.loader = None
-                if this_rank().rank == 0:
-                    print(f"autotune: {self._plan.describe()}", file=sys.stderr, flush=True)
+                say(self._plan.describe())
         if self.observer is not None:
             (self.stepped or self.observer.stepped)(optimizer, num_passes)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...plan import Plan, load_plan
 from ...ranks import this_rank
 from ...training.launched import SPLIT_VARIABLE
-from ..refusal import is_success, refuse
+from ..refusal import is_success, refuse, say
 from .applied import InScript
 
 if TYPE_CHECKING:
@@ -50,12 +50,10 @@ class ScriptJob:
         if os.getpid() != self._process or this_rank().rank or not is_success(error):
             return
         if self._hooks is None or not (self._hooks.has_stepped or self._hooks.stands_aside):
-            print(
-                "autotune: the script ended without an optimizer step in this process, where no more of "
+            say(
+                "the script ended without an optimizer step in this process, where no more of "
                 f"{os.path.relpath(self._plan.path)} was in force than what is set before a process starts. A plan "
-                "does not reach processes that a script starts itself (multiprocessing): have torchrun start them.",
-                file=sys.stderr,
-                flush=True,
+                "does not reach processes that a script starts itself (multiprocessing): have torchrun start them."
             )
 
     def _tell_out_of_memory(self, error: BaseException) -> None:
