@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ from .arguments import Json, Output
 from .options import ByPanel, takes_options
 
 if TYPE_CHECKING:
-    from ..commands.service.searches import Server
+    from ..service.client import Client
 
 SearchId = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id, as submit prints it.")]
 Url = Annotated[str, typer.Option("--server", metavar="URL", envvar="AUTOTUNE_SERVER", help="The service.")]
@@ -52,11 +54,10 @@ def submit(
     AUTOTUNE_TOKEN is the token. Prints the search's id and state; --wait leaves with its exit code.
     """
     spec = {"name": name, "priority": priority, **given}
-    with one_document(json), service_installed():
+    with asking(server, json) as client:
         from ..commands.service.searches import submit as command
 
-        place = _place(spec, job, folder, shared)
-        raise typer.Exit(command(server_at(server), spec, place, wait, json))
+        raise typer.Exit(command(client, spec, _place(spec, job, folder, shared), wait, json))
 
 
 @app.command(short_help="Show the searches of a service.")
@@ -66,10 +67,10 @@ def status(
     json: Json = False,
 ) -> None:
     """Show where a service's searches are, the newest first; or one of them."""
-    with one_document(json), service_installed():
+    with asking(server, json) as client:
         from ..commands.service.searches import status as command
 
-        command(server_at(server), search, json)
+        command(client, search, json)
 
 
 @app.command(short_help="Show what a search of a service says.")
@@ -79,10 +80,10 @@ def logs(
     server: Url = _DEFAULT_URL,
 ) -> None:
     """Print the end of what a search's driver printed."""
-    with service_installed():
+    with asking(server) as client:
         from ..commands.service.searches import logs as command
 
-        command(server_at(server), search, follow)
+        command(client, search, follow)
 
 
 @app.command(short_help="End a search of a service.")
@@ -93,19 +94,19 @@ def cancel(
     json: Json = False,
 ) -> None:
     """End a search: its running trials are finished, and the best so far is its plan."""
-    with one_document(json), service_installed():
-        from ..commands.service.searches import cancel as command
+    with asking(server, json) as client:
+        from ..commands.service.searches import show
 
-        command(server_at(server), search, now, json)
+        show(client.cancel(search, "now" if now else "finish"), json)
 
 
 @app.command(short_help="Go on with a search of a service.")
 def resume(search: SearchId, server: Url = _DEFAULT_URL, json: Json = False) -> None:
     """Queue a search again that has failed or was cancelled: it goes on from what was measured."""
-    with one_document(json), service_installed():
-        from ..commands.service.searches import resume as command
+    with asking(server, json) as client:
+        from ..commands.service.searches import show
 
-        command(server_at(server), search, json)
+        show(client.resume(search), json)
 
 
 @app.command(short_help="Change a search's priority.")
@@ -116,26 +117,29 @@ def prioritize(
     json: Json = False,
 ) -> None:
     """Let a search that waits begin before others, or after them."""
-    with one_document(json), service_installed():
-        from ..commands.service.searches import prioritize as command
+    with asking(server, json) as client:
+        from ..commands.service.searches import show
 
-        command(server_at(server), search, priority, json)
+        show(client.set_priority(search, priority), json)
 
 
 @app.command(short_help="Fetch the plan of a service's search.")
 def fetch(search: SearchId, output: Output = Path("plan.yaml"), server: Url = _DEFAULT_URL, json: Json = False) -> None:
     """Write the plan that a search has found."""
-    with one_document(json), service_installed():
+    with asking(server, json) as client:
         from ..commands.service.searches import fetch as command
 
-        command(server_at(server), search, output, json)
+        command(client, search, output, json)
 
 
-def server_at(url: str) -> Server:
-    """The service there, asked with AUTOTUNE_TOKEN."""
-    from ..commands.service.searches import Server
+@contextmanager
+def asking(url: str, json: bool = False) -> Iterator[Client]:
+    """A client of the service there, with AUTOTUNE_TOKEN; an error within the block is one document with ``json``."""
+    with one_document(json), service_installed():
+        from ..service.client import Client
 
-    return Server(url, os.environ.get("AUTOTUNE_TOKEN") or None)
+        with Client(url, os.environ.get("AUTOTUNE_TOKEN")) as client:
+            yield client
 
 
 def _place(spec: dict[str, Any], job: list[str], folder: Path | None, shared: str | None) -> Path | None:

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import UserError
 from ..searches.options import Job, SearchOptions
-from .app import app, one_document, service_installed
+from .app import app, one_document
 from .arguments import (
     Address,
     Devices,
@@ -147,8 +147,9 @@ def _refuse_here(given: dict[str, object]) -> None:
 
 
 def _submit_jobs(url: str, jobs: Path, output: Path, resume: bool, wait: bool, json: bool) -> int:
-    with service_installed():
-        from ..commands.service.batch import WhatToSubmit, batch
-        from .remote import server_at
+    from .remote import asking
 
-        return batch(server_at(url), WhatToSubmit(jobs, output, resume, wait), json)
+    with asking(url) as client:
+        from ..commands.service.batch import WhatToSubmit, batch
+
+        return batch(client, WhatToSubmit(jobs, output, resume, wait), json)

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,11 +48,6 @@ class Service:
     shared: tuple[Path, ...]
     """Folders that submits may name paths in."""
     locks: tuple[BaseFileLock, ...]
-
-    @property
-    def wake(self) -> Callable[[], None]:
-        """Tells the runner that there may be something to do."""
-        return self.runner.wake
 
     def check_place(self, spec: SearchSpec) -> None:
         """Refuse a search whose files are not here: another server with this database has folders of its own.

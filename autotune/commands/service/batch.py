@@ -23,7 +23,7 @@ from ...service.spec import SearchSpec
 from ...service.store.states import RESUMABLE, TERMINAL
 from ...task_file import split_source
 from ...words import count
-from .searches import Server, exit_code, print_searches, row
+from .searches import exit_code, print_searches, row
 
 _LOOK_S = 1.0
 """Seconds between two looks at the searches."""
@@ -47,7 +47,7 @@ class WhatToSubmit:
     """``--wait``: until all have ended, and fetch their plans."""
 
 
-def batch(server: Server, what: WhatToSubmit, json: bool) -> int:
+def batch(client: Client, what: WhatToSubmit, json: bool) -> int:
     """Submit every job of a list, with the current folder; a job that was submitted before is found again.
 
     Returns:
@@ -61,18 +61,17 @@ def batch(server: Server, what: WhatToSubmit, json: bool) -> int:
     specs = _specs(jobs, what.jobs)
     for path in [what.folder / SUMMARY, *(job.plan(what.folder) for job in jobs.jobs)] if what.wait else []:
         check_output(path, {}, UserError)
-    with server.open() as client:
-        searches = _submit(client, specs, _not_sent(jobs, what))
-        if what.resume:
-            searches = [client.resume(each["id"]) if each["state"] in RESUMABLE else each for each in searches]
-        if not what.wait:
-            print_searches(searches, json)
-            return 0
-        try:
-            searches = _follow(client, dict(zip((each["id"] for each in searches), jobs.jobs, strict=True)), what)
-        except (KeyboardInterrupt, ServiceError):
-            tell("The searches go on: the same command follows them again, `autotune cancel` ends one.")
-            raise
+    searches = _submit(client, specs, _not_sent(jobs, what))
+    if what.resume:
+        searches = [client.resume(each["id"]) if each["state"] in RESUMABLE else each for each in searches]
+    if not what.wait:
+        print_searches(searches, json)
+        return 0
+    try:
+        searches = _follow(client, dict(zip((each["id"] for each in searches), jobs.jobs, strict=True)), what)
+    except (KeyboardInterrupt, ServiceError):
+        tell("The searches go on: the same command follows them again, `autotune cancel` ends one.")
+        raise
     return _conclude(jobs, searches, what, json)
 
 

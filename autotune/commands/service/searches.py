@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,11 @@ from ...units import format_duration
 _EXIT_CODES = {"SUCCEEDED": 0, "NOTHING_FITS": NothingFits.exit_code, "ERROR": 1}
 
 
-@dataclass(frozen=True)
-class Server:
-    """Which service, and who asks."""
-
-    url: str
-    token: str | None
-
-    def open(self) -> Client:
-        """A client; the caller closes it."""
-        return Client(self.url, self.token)
-
-
-def submit(server: Server, spec: dict[str, Any], folder: Path | None, wait: bool, json: bool) -> int:
+def submit(client: Client, spec: dict[str, Any], folder: Path | None, wait: bool, json: bool) -> int:
     """Submit a search and print its id; with ``wait`` show what happens, until it has ended.
 
     Args:
-        server: the service.
+        client: of the service.
         spec: the search.
         folder: what is sent; None where ``spec`` names one that the service sees.
         wait: until it has ended.
@@ -41,30 +28,28 @@ def submit(server: Server, spec: dict[str, Any], folder: Path | None, wait: bool
     Returns:
         The exit code: with ``wait`` that of the search.
     """
-    with server.open() as client:
-        search = client.submit(folder, **spec)
-        if not wait:
-            _show(search, json)
-            return 0
-        tell(f"search {search['id']}: {search['state']}")
-        try:
-            for event in client.events(search["id"]):
-                tell(_line(event))
-        except (KeyboardInterrupt, ServiceError):
-            tell(f"search {search['id']} goes on: `autotune status` shows it, `autotune cancel` ends it.")
-            raise
-        search = client.search(search["id"])
-        _show(search, json)
-        return exit_code(search)
+    search = client.submit(folder, **spec)
+    if not wait:
+        show(search, json)
+        return 0
+    tell(f"search {search['id']}: {search['state']}")
+    try:
+        for event in client.events(search["id"]):
+            tell(_line(event))
+    except (KeyboardInterrupt, ServiceError):
+        tell(f"search {search['id']} goes on: `autotune status` shows it, `autotune cancel` ends it.")
+        raise
+    search = client.search(search["id"])
+    show(search, json)
+    return exit_code(search)
 
 
-def status(server: Server, search_id: str | None, json: bool) -> None:
+def status(client: Client, search_id: str | None, json: bool) -> None:
     """Print one search, or all of them."""
-    with server.open() as client:
-        if search_id is not None:
-            _show(client.search(search_id), json)
-            return
-        found = [*client.searches()]
+    if search_id is not None:
+        show(client.search(search_id), json)
+        return
+    found = [*client.searches()]
     if not found and not json:
         tell("Nothing was submitted yet: autotune submit model.py --budget 8GiB")
     print_searches(found, json)
@@ -78,43 +63,23 @@ def print_searches(searches: Sequence[dict[str, Any]], json: bool) -> None:
         print(escaped(row({**search, "message": search["message"].partition("\n")[0]})))
 
 
-def logs(server: Server, search_id: str, follow: bool) -> None:
+def logs(client: Client, search_id: str, follow: bool) -> None:
     """Print what a search's driver printed; with ``follow``, what happens as it does."""
-    with server.open() as client:
-        if not follow:
-            print(escaped(client.text(search_id, "log")), end="")
-            return
-        for event in client.events(search_id):
-            print(escaped(_line(event)), flush=True)
+    if not follow:
+        print(escaped(client.text(search_id, "log")), end="")
+        return
+    for event in client.events(search_id):
+        print(escaped(_line(event)), flush=True)
 
 
-def cancel(server: Server, search_id: str, now: bool, json: bool) -> None:
-    """End a search."""
-    with server.open() as client:
-        _show(client.cancel(search_id, "now" if now else "finish"), json)
-
-
-def resume(server: Server, search_id: str, json: bool) -> None:
-    """Go on with a search."""
-    with server.open() as client:
-        _show(client.resume(search_id), json)
-
-
-def prioritize(server: Server, search_id: str, priority: int, json: bool) -> None:
-    """Change a search's priority."""
-    with server.open() as client:
-        _show(client.set_priority(search_id, priority), json)
-
-
-def fetch(server: Server, search_id: str, output: Path, json: bool) -> None:
+def fetch(client: Client, search_id: str, output: Path, json: bool) -> None:
     """Write a search's plan to a file.
 
     Raises:
         PlanError: the file cannot be written.
         ServiceError: there is no plan.
     """
-    with server.open() as client:
-        client.fetch(search_id, output)
+    client.fetch(search_id, output)
     if json:
         print_json({"path": str(output)})
     else:
@@ -126,7 +91,8 @@ def exit_code(search: Mapping[str, Any]) -> int:
     return _EXIT_CODES.get(search["state"], 2)
 
 
-def _show(search: dict[str, Any], json: bool) -> None:
+def show(search: dict[str, Any], json: bool) -> None:
+    """Print one search, as a line or a document."""
     if json:
         print_json(search)
     else:

@@ -175,7 +175,7 @@ def submit(
     search, is_new = service.searches.submit(spec, caller.name, idempotency_key, home)
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/v1/searches/{search.id}"
-    service.wake()
+    service.runner.wake()
     return search
 
 
@@ -280,7 +280,7 @@ def get_report(request: Request, search_id: SearchId, caller: Reader) -> str:
 def cancel(request: Request, search_id: SearchId, caller: Submitter, body: CancelBody) -> Search:
     """End a search: ``finish`` ends the running trials and makes the best so far its plan; ``now`` ends it at once."""
     search = _service(request).searches.cancel(search_id, body.mode)
-    _service(request).wake()
+    _service(request).runner.wake()
     return search
 
 
@@ -294,7 +294,7 @@ def change(request: Request, search_id: SearchId, caller: Submitter, body: Prior
 def resume(request: Request, search_id: SearchId, caller: Submitter) -> Search:
     """Resume a search that was cancelled or failed, from what was measured."""
     search = _service(request).searches.resume(search_id)
-    _service(request).wake()
+    _service(request).runner.wake()
     return search
 
 
