@@ -49,19 +49,15 @@ def run(monkeypatch):
     return lambda script, *arguments, **given: run_here(script, monkeypatch, *arguments, **given)
 
 
+HEAD = (
+    "import torch\nfrom torch import nn\ntorch.manual_seed(0)\n"
+    "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nx = torch.randn(8, 4)\n"
+)
+
+
 @pytest.fixture
-def script(tmp_path):
-    """A script of these lines, behind a model, an optimizer and a batch."""
-
-    def write(body):
-        path = tmp_path / "script.py"
-        path.write_text(
-            "import torch\nfrom torch import nn\ntorch.manual_seed(0)\n"
-            "model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))\n"
-            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nx = torch.randn(8, 4)\n" + body
-        )
-        return path
-
+def script(write):
     return write
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from script_lines import look_here, run_here
+from script_lines import look_here
 from torch import nn
 
 from autotune.plan import TaskRef
@@ -32,24 +32,6 @@ def _one_thread():
     tell_once.cache_clear()
     with one_thread():
         yield
-
-
-@pytest.fixture
-def write(tmp_path):
-    """A script of these lines, behind a model, an optimizer and a step of it."""
-
-    def write(body):
-        path = tmp_path / "script.py"
-        path.write_text(HEAD + body)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def run(write, monkeypatch):
-    """Run such a script here, with settings in force, and have what it defined."""
-    return lambda body, **settings: run_here(write(body), monkeypatch, **settings)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 from command_line import autotune
-from script_lines import run_here
 from search_tables import facts, options, run_search
 from torch import nn
 
@@ -130,24 +129,6 @@ TWO_OF_ONE = (
     "biases = torch.optim.AdamW([model.bias], lr=0.1)\nimport autotune\nautotune.prepare(model, biases)\n"
     "for _ in range(3):\n    model(x).sum().backward(); matrices.step(); biases.step()\n"
 )
-
-
-@pytest.fixture
-def write(tmp_path):
-    """A script of these lines."""
-
-    def write(body):
-        path = tmp_path / "script.py"
-        path.write_text(HEAD + body)
-        return path
-
-    return write
-
-
-@pytest.fixture
-def run(write, monkeypatch):
-    """Run such a script here, with settings in force, and have what it defined."""
-    return lambda body, **settings: run_here(write(body), monkeypatch, **settings)
 
 
 @pytest.fixture
