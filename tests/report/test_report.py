@@ -43,6 +43,7 @@ FACTS = facts(
     device=Device(type="cpu", name="Some CPU", memory_bytes=16 * 1024 * MIB, bf16=True),
     host_memory_bytes=16 * 1024 * MIB,
     num_parameters=1_234_567,
+    num_trainable=1_234_567,
     dataset_length=5000,
     effective_batch=256,
 )
